@@ -1,12 +1,12 @@
 """The state of a model that no optimizer updates, on several workers: combined, or equal.
 
-Moving statistics of batch norm are averaged before the model is evaluated or saved. Of other state that
+Moving statistics of norms are averaged before the model is evaluated or saved. Of other state that
 training changes, all workers take rank 0's, unless the task's ``state_reductions`` say otherwise. What
 training does not change is left as it is, bit by bit, and ought to be equal on all workers.
 """
 
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, Protocol
@@ -33,12 +33,13 @@ class StateTensor:
     Attributes:
         name: its portable name.
         kind: "f" for floating-point numbers, "i" for integers, "b" for booleans, "c" for complex numbers.
-        default: how it is combined if the task does not say it: "mean" for a moving statistic of batch norm,
+        default: how it is combined if the task does not say it: "mean" for a moving statistic of a norm,
             "max" for the count of its batches; empty for all others.
         read: copies its bytes to the host.
         write: sets its bytes.
         numbers: returns its values as fp64.
         assign: sets it to values of fp64.
+        stamp: returns another value once something has written to it; None where nothing shows that.
     """
 
     name: str
@@ -48,11 +49,12 @@ class StateTensor:
     write: Callable[[Bytes], None]
     numbers: Callable[[], Numbers]
     assign: Callable[[Numbers], None]
+    stamp: Callable[[], object] = lambda: None
 
 
 @dataclass
 class Changes:
-    """What a dry run changed beside the trained parameters, before it was put back.
+    """What a dry run changed other than the trained parameters, before it was put back.
 
     Attributes:
         crcs: checksums of the state that has changed, by portable name.
@@ -130,6 +132,7 @@ class ReplicaState:
         self._declared = _declared(task, tensors(), getattr(workers, "is_elastic", False), is_whole)
         self._changing: dict[str, bool] = {}  # what training changes: whether workers then differ
         self._begun: dict[str, int] | None = None  # checksums before the first step
+        self._stamps: dict[str, object] = {}  # at that time
         self._bases: dict[str, Numbers] = {}  # of the sums: the values that all workers had last
         self._late: list[str] = []  # found to change after the dry run
 
@@ -146,12 +149,14 @@ class ReplicaState:
         tensors = self._tensors()
         found = self._checksums(tensors)
         ought = [t for t in tensors if not (self._reduction(t) or t.name in self._changing)]
-        return [(tensor.name, found[tensor.name]) for tensor in ought]
+        return [(tensor.name, found[tensor.name][0]) for tensor in ought]
 
     def expect(self, changed: Sequence[Mapping[str, int]]) -> None:
         """Take what a training step changed on each worker, in the order of ranks, with checksums. Local."""
         for name in dict.fromkeys(name for of_rank in changed for name in of_rank):
-            self._changing[name] = len({of_rank.get(name) for of_rank in changed}) > 1
+            differ = len({of_rank.get(name) for of_rank in changed}) > 1
+            # a worker of an elastic job does the dry run alone
+            self._changing[name] = differ or getattr(self._workers, "is_elastic", False)
 
     def explain(self, differing: Mapping[str, Collection[int]]) -> set[str]:
         """Return which tensors differ because training changes them though the dry run did not. Local.
@@ -171,13 +176,28 @@ class ReplicaState:
         self._changing |= dict.fromkeys(names, True)
 
     def combine(self) -> list[str]:
-        """Collective. Give all workers the same state; return names that the dry run did not see change."""
-        tensors = self._tensors()
+        """Collective. Give all workers the same state; return names that the dry run did not see change.
+
+        What a worker has no more, or has not written to, is left as it is on all workers.
+
+        Raises:
+            TaskError: On every worker alike, if a tensor has different sizes.
+        """
+        tensors = [tensor for tensor in self._tensors() if self._may_differ(tensor)]
         found = self._checksums(tensors)
-        moved = {name: crc != (self._begun or {})[name] for name, crc in found.items()}
-        gathered = self._workers.allgather_object((list(found.values()), list(moved.values())))
-        crcs = {t.name: {of[i] for of, _ in gathered} for i, t in enumerate(tensors)}
-        have_moved = {t.name: [of[i] for _, of in gathered] for i, t in enumerate(tensors)}
+        own = {name: (crc, crc != (self._begun or {})[name], size) for name, (crc, size) in found.items()}
+        gathered = self._workers.allgather_object(own)
+        tensors = [tensor for tensor in tensors if all(tensor.name in of_rank for of_rank in gathered)]
+        for name in [tensor.name for tensor in tensors]:
+            sizes = [of_rank[name][2] for of_rank in gathered]
+            if (rank := next((r for r, size in enumerate(sizes) if size != sizes[0]), 0)) > 0:
+                raise _wrong(
+                    f"{_some([name])} has {sizes[0]} bytes on rank 0 and {sizes[rank]} on rank {rank}: it "
+                    "cannot be combined or saved",
+                    "Give the buffer one size on all workers, or register it with persistent=False.",
+                )
+        crcs = {t.name: {of_rank[t.name][0] for of_rank in gathered} for t in tensors}
+        have_moved = {t.name: [of_rank[t.name][1] for of_rank in gathered] for t in tensors}
         differing = [t.name for t in tensors if not self._reduction(t) and len(crcs[t.name]) > 1]
         self._learn([name for name in differing if all(have_moved[name])])
         chosen: dict[str, list[StateTensor]] = {kind: [] for kind in REDUCTIONS}
@@ -219,14 +239,21 @@ class ReplicaState:
     def _reduction(self, tensor: StateTensor) -> str:
         return self._declared.get(tensor.name, tensor.default)
 
-    def _checksums(self, tensors: Iterable[StateTensor]) -> dict[str, int]:
-        tensors = list(tensors)
-        found = {tensor.name: zlib.crc32(tensor.read().data) for tensor in tensors}
+    def _may_differ(self, tensor: StateTensor) -> bool:
+        """Return whether a tensor is not certainly as it was before the first step."""
+        is_expected = self._reduction(tensor) or tensor.name in self._changing
+        stamp = None if is_expected else tensor.stamp()
+        return stamp is None or stamp != self._stamps.get(tensor.name)
+
+    def _checksums(self, tensors: Sequence[StateTensor]) -> dict[str, tuple[int, int]]:
+        """Return checksum and bytes of each tensor by name."""
+        found = {tensor.name: _checksum(tensor.read()) for tensor in tensors}
         if self._begun is None:
-            self._begun = dict(found)
+            self._begun, self._stamps = {}, {}
             self._bases = {t.name: t.numbers() for t in tensors if self._reduction(t) == "sum"}
-        for tensor in tensors:  # a parameter that was frozen meanwhile
-            self._begun.setdefault(tensor.name, found[tensor.name])
+        for tensor in tensors:
+            if tensor.name not in self._begun:  # also a parameter that was frozen meanwhile
+                self._begun[tensor.name], self._stamps[tensor.name] = found[tensor.name][0], tensor.stamp()
         return found
 
     def _first(self, tensors: Sequence[StateTensor]) -> list[_New]:
@@ -258,6 +285,10 @@ class ReplicaState:
         return _cut(self._collectives.sum(np.concatenate(own)), own) if own else []
 
 
+def _checksum(data: Bytes) -> tuple[int, int]:
+    return zlib.crc32(data.data), data.nbytes
+
+
 def _cut(joined: NDArray[Any], parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
     return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
 
@@ -280,7 +311,8 @@ def _declared(task: Any, tensors: Sequence[StateTensor], is_elastic: bool, is_wh
             known = [tensor.name for tensor in tensors]
             there = f"There are {_some(known)}." if known else "The model has none."
             raise _wrong(
-                f"state_reductions: the pattern {pattern!r} matches no state beside the trained parameters",
+                f"state_reductions: the pattern {pattern!r} matches no state other than the trained "
+                "parameters",
                 f"{there} * stands for any text.",
             )
         for tensor in matched:

@@ -25,17 +25,20 @@ def refused_change(
         config: the job's config.
         is_elastic: whether the number of workers may change.
     """
-    changed = [rank for rank, (_, change) in enumerate(gathered) if change != gathered[0][1] or any(change)]
+    changed = [rank for rank, (_, change) in enumerate(gathered) if any(change)]
     host, change = gathered[changed[0]]
-    if replaced := change[2]:
+    if replaced := next((change[2] for _, change in gathered if change[2]), None):
         return _refused(
             f"{some(replaced)} was replaced in the model during training: what is new is neither trained nor "
             "saved",
             "Make all layers in torch_model() or tf_model(), and change their values, not the layers.",
         )
-    if len({_hashable(change) for _, change in gathered}) > 1:
+    others = [rank for rank, (_, of_rank) in enumerate(gathered) if _hashable(of_rank) != _hashable(change)]
+    if others:
+        alone, (other, of_other) = len(changed) == 1, gathered[others[0]]
+        they = "the other workers did not" if alone else f"rank {others[0]} ({other}) {_words(of_other)}"
         return _refused(
-            f"rank {changed[0]} ({host}) alone {_words(change)}; the other workers did not",
+            f"rank {changed[0]} ({host}) {'alone ' if alone else ''}{_words(change)}; {they}",
             "Give the callback every_rank = True, and change the same parameters on all workers at the same "
             "step.",
         )
@@ -88,7 +91,8 @@ def not_in_own_step() -> TaskError:
 def _words(change: Change) -> str:
     thawed, frozen, _ = change
     parts = [f"thaws {some(thawed)}"] if thawed else []
-    return " and ".join([*parts, *([f"freezes {some(frozen)}"] if frozen else [])])
+    parts += [f"freezes {some(frozen)}"] if frozen else []
+    return " and ".join(parts) or "changes nothing"
 
 
 def some(names: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """State that no optimizer updates: combined as it should be, left alone, or found to have drifted."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,7 +27,7 @@ class Collectives:
         return self.join(vector.view(np.uint8)).view(np.float64).reshape(self.workers.size, -1).sum(0)
 
 
-def tensor(name, array, default=""):
+def tensor(name, array, default="", stamp=None):
     def write(data):
         array.reshape(-1)[:] = np.frombuffer(data, array.dtype)
 
@@ -41,6 +42,7 @@ def tensor(name, array, default=""):
         write,
         lambda: array.astype(np.float64).reshape(-1),
         assign,
+        *([] if stamp is None else [stamp]),
     )
 
 
@@ -58,6 +60,7 @@ def replicas(work, size=3, **reductions):
         task = SimpleNamespace(state_reductions=reductions)
         state = ReplicaState(task, workers, Collectives(workers), lambda: tensors)
         state.checksums()
+        state.tensors = tensors
         return work(workers, arrays, state)
 
     return on_every_rank(["here"] * size, on_rank)
@@ -147,10 +150,62 @@ def test_the_plan_names_what_training_changes():
     )
 
 
+def test_state_that_one_worker_has_no_more_is_left_as_it_is():
+    def work(workers, arrays, state):
+        state.expect(workers.allgather_object({"model/queue": 1, "model/table": 1}))
+        for name in ("norm/mean", "queue", "table"):
+            arrays[name] += workers.rank
+        if workers.rank == 1:
+            del state.tensors[1]
+        state.combine()
+        return arrays
+
+    for rank, arrays in enumerate(replicas(work)):
+        assert (arrays["queue"] == rank).all()
+        assert (arrays["table"] == np.float32(0.1)).all()
+        assert (arrays["norm/mean"] == 1).all()
+
+
+def test_state_of_different_sizes_is_refused_by_all_workers():
+    def work(workers, arrays, state):
+        if workers.rank == 1:
+            state.tensors[1] = tensor("queue", np.ones(7, np.float32))
+        state.combine()
+
+    for error in replicas(work):
+        assert isinstance(error, TaskError)
+        assert "queue has 16 bytes on rank 0 and 28 on rank 1" in error.problem
+
+
+def test_frozen_weights_are_read_only_once_something_has_written_to_them():
+    def work(workers, arrays, state):
+        written, reads, weight = [0], [], np.ones(2, np.float32)
+        frozen = tensor("frozen", weight, stamp=lambda: written[0])
+        state.tensors.append(replace(frozen, read=lambda: reads.append(1) or frozen.read()))
+        state.checksums()
+        state.combine()
+        assert len(reads) == 1
+        weight += workers.rank + 1
+        written[0] += 1
+        return state.combine(), weight.tolist()
+
+    assert replicas(work) == [(["model/frozen"], [2, 2])] * 3
+
+
+def test_in_an_elastic_job_one_worker_shows_what_training_changes_for_all():
+    def work(workers, arrays, state):
+        workers.is_elastic = True
+        state.expect([{"model/queue": 7}])
+        return state.describe()
+
+    for said in replicas(work, size=2):
+        assert "queue: each worker has its own" in said
+
+
 @pytest.mark.parametrize(
     ("reductions", "said"),
     [
-        ({"other": "mean"}, "the pattern 'other' matches no state beside the trained parameters"),
+        ({"other": "mean"}, "the pattern 'other' matches no state other than the trained parameters"),
         ({"queue": "median"}, "state_reductions has 'queue': 'median'"),
         ({"*/seen": "mean"}, "model/seen has integers, of which there is no 'mean'"),
     ],
@@ -159,3 +214,26 @@ def test_reductions_that_do_not_fit_are_refused(reductions, said):
     for error in replicas(lambda *_: None, **reductions):
         assert isinstance(error, TaskError)
         assert said in error.problem
+
+
+def test_pytorch_shows_what_was_written_to_and_leaves_out_caches_of_another_shape():
+    torch = pytest.importorskip("torch")
+    from hvdtrain.backends.portable.names import Renaming
+    from hvdtrain.backends.torch.model_state import ModelState
+    from hvdtrain.backends.torch.replica_state import StateTensors
+
+    model = torch.nn.Linear(2, 2).requires_grad_(False)
+    model.register_buffer("cache", torch.zeros(2), persistent=False)
+    tensors = StateTensors(model, ModelState(model, Renaming(SimpleNamespace(), "torch")))
+    stamps = lambda: {one.name: one.stamp() for one in tensors()}  # noqa: E731
+    before = stamps()
+    model(torch.ones(1, 2))
+    assert stamps() == before
+    assert before["model/cache"] is None
+    with torch.no_grad():
+        model.weight.mul_(2)
+    model.bias.data = model.bias.data * 2
+    model.cache.data = torch.zeros(3)
+    after = stamps()
+    assert after.keys() == {"model/kernel", "model/bias"}
+    assert not after.items() & before.items()

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from support.fakes import FakeBackend, on_every_rank
 
+from hvdtrain.backends.trained_set import NO_CHANGE, refused_change
+from hvdtrain.config import Config
 from hvdtrain.errors import ReplicaDriftError
 from hvdtrain.replicas import check_replicas
+
+THAWED = (("x",), (), ())
 
 
 def parameters() -> dict[str, np.ndarray]:
@@ -96,3 +100,20 @@ def test_not_a_number_in_the_same_place_is_equal():
         check_replicas(FakeBackend(workers, {"p": np.asarray([np.nan], np.float32)}))
 
     assert on_every_rank(["here"] * 2, work) == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([THAWED, NO_CHANGE, NO_CHANGE], "rank 0 (a) alone thaws x; the other workers did not"),
+        ([NO_CHANGE, THAWED, THAWED], "rank 1 (b) thaws x; rank 0 (a) changes nothing"),
+        ([THAWED, THAWED, ((), ("y",), ())], "rank 0 (a) thaws x; rank 2 (c) freezes y"),
+        ([THAWED, NO_CHANGE, ((), (), ("z",))], "z was replaced in the model during training"),
+    ],
+)
+def test_workers_that_freeze_or_thaw_different_parameters_are_named(changes, said):
+    error = refused_change(
+        list(zip("abc", changes, strict=True)), Config(framework="torch", task="t.py:T"), False
+    )
+    assert error is not None
+    assert error.problem.startswith(said)

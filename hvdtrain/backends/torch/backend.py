@@ -439,7 +439,7 @@ class TorchBackend:
         self._ema = self._ema.renewed(tensors)
         self._trained_set.accept()
         trainable = [entry for entry in tensors.entries if entry.trainable]
-        self._make_update(trainable, self._reducer, self._loss_scale, self._config)
+        self._make_update(trainable, self._reducer, self._loss_scale, self._config, bool(own_optimizer))
         self._state = self._make_state(tensors)
         self._moving = MovingState(self.model, trainable)
         return sum(entry.tensor.numel() for entry in trainable)

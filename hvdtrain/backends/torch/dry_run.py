@@ -81,7 +81,7 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
             for tensors, name, tensor, _ in places:
                 tensors[name] = tensor
             for tensor, value in [*more, *(place[2:] for place in places)]:
-                if _address(tensor) != _address(value):
+                if address_of(tensor) != address_of(value):
                     set_values(tensor, value)
             for now, before in attributes:
                 now.clear()
@@ -115,7 +115,7 @@ def as_kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:
     return tensor.detach().cpu().clone()
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address_of(tensor: torch.Tensor) -> int:
     """Return where the values lie; of a sparse tensor, a number of its own."""
     if tensor.layout is not torch.strided:
         return id(tensor)

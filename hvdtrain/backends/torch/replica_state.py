@@ -10,12 +10,12 @@ from typing import Any, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.modules.batchnorm import _NormBase
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
-from hvdtrain.backends.torch.dry_run import as_kept
+from hvdtrain.backends.torch.dry_run import address_of, as_kept
 from hvdtrain.backends.torch.layouts import left_out
 from hvdtrain.backends.torch.model_state import ModelState, set_values, strided_parts
-from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.errors import TaskError
 
 _STATISTICS = ("running_mean", "running_var")
@@ -29,6 +29,7 @@ class _Place:
         holder: the mapping that has it.
         name: its name there.
         tensor: what was there first, which is what is saved.
+        shape: its shape then.
         is_saved: whether it is a part of the saved state.
         is_buffer: whether it is a buffer, and no parameter.
     """
@@ -36,6 +37,7 @@ class _Place:
     holder: dict[str, Any]
     name: str
     tensor: torch.Tensor
+    shape: torch.Size
     is_saved: bool
     is_buffer: bool
 
@@ -57,8 +59,8 @@ class StateTensors:
         self._model, self._tensors = model, tensors
         self.paths = {id(entry.tensor): entry.path for entry in tensors.entries}
         saved = set(self.paths)
-        batch_norms = find_batch_norms(model).values()
-        of_norms = [(m, name) for m in batch_norms for name in _STATISTICS if name in m._buffers]
+        norms = [module for module in model.modules() if isinstance(module, _NormBase)]  # batch, instance
+        of_norms = [(m, name) for m in norms for name in _STATISTICS if name in m._buffers]
         self._defaults = {id(m._buffers[name]): "mean" for m, name in of_norms}
         self._places: list[_Place] = []
         for path, module in model.named_modules():
@@ -69,7 +71,8 @@ class StateTensors:
                     if tensor is None or tensor.is_meta or (holder is parameters and not is_saved):
                         continue
                     self.paths.setdefault(id(tensor), "/".join(filter(None, (*path.split("."), name))))
-                    self._places.append(_Place(holder, name, tensor, is_saved, holder is not parameters))
+                    is_buffer = holder is not parameters
+                    self._places.append(_Place(holder, name, tensor, tensor.shape, is_saved, is_buffer))
                     if name in left_out(module):  # the count of a norm's batches
                         self._defaults[id(tensor)] = "max"
 
@@ -104,8 +107,10 @@ class StateTensors:
         return [place for place in self._places if id(place.tensor) not in trained]
 
     def _untrained(self) -> list[torch.Tensor]:
-        there = [place for place in self._untrained_places() if place.replacement() is None]
-        return list({id(place.tensor): place.tensor for place in there}.values())
+        """Return the tensors; a buffer that is not saved, such as a cache, may have got another shape."""
+        places = [place for place in self._untrained_places() if place.replacement() is None]
+        there = [place.tensor for place in places if place.is_saved or place.tensor.shape == place.shape]
+        return list({id(tensor): tensor for tensor in there}.values())
 
     def take_back(self) -> None:
         """Copy a buffer that a forward pass has replaced into the one that is saved, which is put back.
@@ -134,6 +139,7 @@ class StateTensors:
             partial(_write, tensor),
             partial(_numbers, tensor),
             partial(_assign, tensor),
+            partial(_stamp, tensor),
         )
 
 
@@ -148,10 +154,7 @@ def _all_places(model: torch.nn.Module) -> Iterator[tuple[tuple[int, str], str]]
 
 def _differ(now: torch.Tensor, value: torch.Tensor) -> bool:
     """Return whether a tensor has other bytes than before; at once if nothing has written to it."""
-    is_strided = now.layout is value.layout is torch.strided
-    if is_strided and torch._C._data_address(now) == torch._C._data_address(value):  # type: ignore[attr-defined]
-        return False
-    return not np.array_equal(as_bytes(now), as_bytes(value))
+    return address_of(now) != address_of(value) and not np.array_equal(as_bytes(now), as_bytes(value))
 
 
 def _is_unlike(now: torch.Tensor, tensor: torch.Tensor) -> bool:
@@ -174,6 +177,12 @@ def as_bytes(tensor: torch.Tensor) -> NDArray[np.uint8]:
     parts = [value.contiguous().view(-1).view(torch.uint8) for value in values]
     data: NDArray[np.uint8] = (parts[0] if len(parts) == 1 else torch.cat(parts)).numpy()
     return data
+
+
+def _stamp(tensor: torch.Tensor) -> object:
+    """Return where a parameter lies and how often it was written to; None for a buffer."""
+    is_known = isinstance(tensor, torch.nn.Parameter) and not tensor.is_inference()
+    return (address_of(tensor), tensor._version) if is_known else None
 
 
 @torch.no_grad()

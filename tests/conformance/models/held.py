@@ -11,12 +11,12 @@ KINDS = (
 
 
 class Held(Model):
-    """A layer, and something beside it."""
+    """A layer, and something else."""
 
     judge = Judge(("torch",), (1, 2))
 
     def hold(self, net):
-        """Give the model what it holds beside its layer."""
+        """Give the model what it holds besides its layer."""
 
     def run(self, net, x):
         """Return the model's outputs."""
@@ -182,7 +182,7 @@ class InitialisedByData(Held):
 
 
 class ComplexParameters(Held):
-    """Complex weights, and a bias in bf16 beside fp32 ones."""
+    """Complex weights, and a bias in bf16 next to fp32 ones."""
 
     judge = Judge(("torch",), rtol=2e-3)
 

@@ -1,10 +1,11 @@
-"""State beside the trained parameters: what training changes, how it is combined, and what stays as it is."""
+"""State that no optimizer updates: what training changes, how it is combined, and what stays as it is."""
 
 from collections.abc import Mapping
 
 from conformance.zoo import GRADIENT_DESCENT, RANDOM, Judge, Model, X, Y
 
 EVEN = 24  # of which two or three workers have equal parts, without padding
+EXCEEDED = float(sorted(abs(X).max(1))[-2])  # by one sample
 TABLE = RANDOM.randn(4, 5).astype("float32")
 
 
@@ -216,12 +217,36 @@ class Growing(Model):
         return Net()
 
 
+class GrowingCache(Model):
+    """A table that is not saved, which the rank with the largest input makes larger than others do."""
+
+    judge = Judge(workers=(2,))
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+                self.register_buffer("table", torch.arange(6.0), persistent=False)
+
+            def forward(self, x):
+                places = (10 * x.abs()).long()
+                if x.abs().max() > EXCEEDED:
+                    self.register_buffer("table", torch.arange(9.0), persistent=False)
+                return self.linear(x + 0.01 * self.table[places.clamp(max=5)])
+
+        torch.manual_seed(0)
+        return Net()
+
+
 class WrongPattern(Observer):
     """A pattern that matches a trained parameter alone."""
 
     state_reductions: Mapping[str, str] = {"linear.*": "mean", "dense.*": "mean"}
     judge = Judge(
-        workers=(2,), refused=("the pattern 'linear.*' matches no state beside the trained parameters",)
+        workers=(2,), refused=("the pattern 'linear.*' matches no state other than the trained parameters",)
     )
 
 

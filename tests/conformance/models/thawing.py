@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from conformance.zoo import GRADIENT_DESCENT, Judge, Model
+import numpy as np
+from conformance.zoo import GRADIENT_DESCENT, Judge, Model, X, Y
 
 
 class Changing:
@@ -95,6 +96,36 @@ class Adam(Thaw):
         import keras
 
         return keras.optimizers.RMSprop(0.05)
+
+
+class Tables(Thaw):
+    """A sparse table that is thawed, with an optimizer that takes sparse gradients alone."""
+
+    defaults: Mapping[str, object] = {**GRADIENT_DESCENT, "learning_rate": 0.05}
+    judge = Judge(("torch",), workers=(1, 2))
+
+    def train_data(self):
+        return np.abs(X * 4).astype(np.int64) % 10, Y
+
+    def eval_data(self):
+        return np.abs(X[:8] * 4).astype(np.int64) % 10, Y[:8]
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.ModuleList):
+            def forward(self, x):
+                return self[0](x) + self[1](9 - x)
+
+        torch.manual_seed(0)
+        tables = [torch.nn.EmbeddingBag(10, 3, sparse=True, mode="sum") for _ in range(2)]
+        tables[0].requires_grad_(False)
+        return Net(tables)
+
+    def torch_optimizer(self, parameters):
+        import torch
+
+        return torch.optim.SparseAdam(parameters, 0.05)
 
 
 class Alone(Thaw):
