@@ -1,7 +1,7 @@
 """What a model computes for a few drawn inputs, by which a checkpoint's reader sees that code has changed."""
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from hvdtrain.backends.base import Backend, BackendInfo
 from hvdtrain.backends.gathering import parted
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.numeric import distance, leaves_of
 from hvdtrain.wire_types import travels
 
 _SAMPLES = 4
@@ -169,23 +170,6 @@ def describe_changes(
             f"{what} something else {then}: {means} for the same drawn inputs. Has its code changed?{where}"
         ]
     return []
-
-
-def leaves_of(outputs: Any) -> Iterator[NDArray[Any]]:
-    """Yield the arrays of floating-point numbers in a model's outputs."""
-    if isinstance(outputs, np.ndarray) and outputs.dtype.kind == "f":
-        yield outputs
-    elif isinstance(outputs, Mapping | tuple | list):
-        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
-            yield from leaves_of(part)
-
-
-def distance(one: NDArray[Any], other: NDArray[Any]) -> float:
-    """Return the norm of a difference relative to that of the first; of values that are finite in both."""
-    finite = np.isfinite(one) & np.isfinite(other)
-    one, other = one[finite], other[finite]
-    size = float(np.linalg.norm(one))
-    return float(np.linalg.norm(one - other)) / size if size else float(np.linalg.norm(other) > 0)
 
 
 def _drawn(forms: Mapping[str, ArrayForm]) -> HostBatch:

@@ -1,4 +1,4 @@
-"""What can become an array of numbers, and in how many bits frameworks are given it."""
+"""What can become an array of numbers, the bits that frameworks are given, and how much arrays differ."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -83,3 +83,20 @@ def merged_by_cast(array: NDArray[Any]) -> tuple[int, float, float] | None:
         place = int(np.argmax(is_merged[:, column]))
         return int(column), float(columns[place, column]), float(columns[place + 1, column])
     return None
+
+
+def leaves_of(outputs: Any) -> Iterator[NDArray[Any]]:
+    """Yield the arrays of floating-point numbers in a model's outputs."""
+    if isinstance(outputs, np.ndarray) and outputs.dtype.kind == "f":
+        yield outputs
+    elif isinstance(outputs, Mapping | tuple | list):
+        for part in outputs.values() if isinstance(outputs, Mapping) else outputs:
+            yield from leaves_of(part)
+
+
+def distance(one: NDArray[Any], other: NDArray[Any]) -> float:
+    """Return the norm of a difference relative to that of the first; of values that are finite in both."""
+    finite = np.isfinite(one) & np.isfinite(other)
+    one, other = one[finite], other[finite]
+    size = float(np.linalg.norm(one))
+    return float(np.linalg.norm(one - other)) / size if size else float(np.linalg.norm(other) > 0)

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import DryRun
-from hvdtrain.checkpoints.digest import distance, leaves_of
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset
 from hvdtrain.data.drawn import undrawn
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.hugging_face import HuggingFaceDataset
 from hvdtrain.data.nesting import SEPARATOR, TARGETS
+from hvdtrain.data.numeric import distance, leaves_of
 from hvdtrain.errors import HvdtrainError, TaskError
 
 # relative to the norm: rounding on a GPU is far below, in half precision not so far

@@ -68,6 +68,24 @@ class BroadcastMetric(Regression):
     metrics: ClassVar = {"error": broadcast}
 
 
+class MeanOfZeroHead(Regression):
+    """A mean of the batch, of a model that computes 0 for all samples: nothing is broadcast."""
+
+    judge = Judge(frameworks=("torch",), workers=(1,))
+
+    def torch_model(self):
+        model = super().torch_model()
+        for parameter in model.parameters():
+            parameter.data.zero_()
+        return model
+
+    @staticmethod
+    def loss(outputs, batch):
+        from hvdtrain import Weighted
+
+        return Weighted(right(outputs, batch).mean(), len(outputs))
+
+
 class BroadcastTargets(Regression):
     """Targets (n, 1), and outputs of which the loss squeezes the last axis."""
 
