@@ -80,6 +80,7 @@ class ModelInfo:
         slot_bytes: what the state of the task's own optimizers takes; 0 if that is not known.
         synchronized_layers: number of batch-norm layers that normalise over all workers.
         float_bits: bits of the floating-point numbers that the model takes, 32 or 64.
+        leaves_out_padding: whether steps give the model no padding while there are samples.
     """
 
     parameter_shapes: Mapping[str, tuple[int, ...]]
@@ -95,6 +96,7 @@ class ModelInfo:
     synchronized_layers: int = 0
     slot_bytes: int = 0
     float_bits: int = 32
+    leaves_out_padding: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from hvdtrain.backends.gathering import parted
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.numeric import distance, leaves_of
+from hvdtrain.seeding import random_state_kept
 from hvdtrain.wire_types import travels
 
 _SAMPLES = 4
@@ -104,7 +105,8 @@ def digest_of(
     """
     if config.stages > 1 or not forms or any(np.prod(form.shape) > _MOST_NUMBERS for form in forms.values()):
         return None
-    with parted():  # the loss must not depend on the number of workers
+    # the loss must not depend on the number of workers, nor later draws on whether a checkpoint is saved
+    with random_state_kept(), parted():
         found = backend.dry_run(_drawn(forms), training=False)
     outputs = [leaf.reshape(-1).astype(np.float64) for leaf in leaves_of(found.outputs)]
     flat = np.concatenate(outputs) if outputs else np.zeros(0)

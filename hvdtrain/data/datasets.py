@@ -24,6 +24,7 @@ from hvdtrain.data.naming import (
     renamed,
 )
 from hvdtrain.data.nesting import SEPARATOR, TARGETS, flatten, has_axes, is_nested
+from hvdtrain.data.numeric import narrowed
 from hvdtrain.data.unsupported import check_supported, check_unmasked, type_name
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.task import Arrays, Dataset
@@ -208,6 +209,12 @@ class ArrayDataset:
     def batch(self, indices: NDArray[np.int64]) -> Arrays:
         """Fetch many samples with one vectorised copy per name."""
         return {name: _rows(array, indices) for name, array in self.arrays.items()}
+
+    def narrow(self) -> None:
+        """Keep numbers of 64 bits in 32, as the model takes them, so that no batch needs to be converted."""
+        self.arrays = {
+            name: a if memmap_base(a) is not None else narrowed(a) for name, a in self.arrays.items()
+        }
 
     def reorder(self, name: str, columns: list[str]) -> None:
         """Put the columns of an array in another order, by their names."""

@@ -76,6 +76,8 @@ def find_merged(datasets: Mapping[str, Any]) -> DataError | None:
 
     Local: no collective. Workers may find different errors, as each reads samples for a few seconds only.
 
+    Arrays in which there are none are converted then, once.
+
     Args:
         datasets: data sets by what messages call them.
     """
@@ -94,6 +96,8 @@ def find_merged(datasets: Mapping[str, Any]) -> DataError | None:
                 ".double() in PyTorch and dtype='float64' in Keras; or, if the difference does not matter, "
                 "convert them to float32.",
             )
+        if isinstance(kept := undrawn(dataset), ArrayDataset):
+            kept.narrow()
     return None
 
 

@@ -39,7 +39,9 @@ def learning_rate(session: Session, plan: TrainingPlan) -> str:
     return f"{text}; it follows the number of workers {length}"
 
 
-def batch_norm(layers: int, batch: BatchPlan, numbers: range, is_synchronised: bool) -> str:
+def batch_norm(
+    layers: int, batch: BatchPlan, numbers: range, is_synchronised: bool, leaves_out_padding: bool
+) -> str:
     """Return which samples batch norm takes together.
 
     Args:
@@ -47,11 +49,12 @@ def batch_norm(layers: int, batch: BatchPlan, numbers: range, is_synchronised: b
         batch: how a step is sharded now.
         numbers: the numbers of workers that the job may have.
         is_synchronised: whether layers take the samples of all workers together.
+        leaves_out_padding: whether steps give the model no padding.
     """
     samples, most = counted(batch.micro_batch, "sample"), numbers[-1]
     if not is_synchronised:
         text = f"{counted(layers, 'layer')} over each micro-batch of {samples}, with any number of workers"
-        padded = _padded_with(batch, numbers)
+        padded = "" if leaves_out_padding else _padded_with(batch, numbers)
         if not padded:
             return text
         return (

@@ -181,14 +181,19 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
     together = batch.global_batch // batch.accumulate
     if (most := most_workers(session.backend.workers)) is not None:
         return elastic_plan.batch_norm(
-            layers, batch, range(session.backend.workers.least, most + 1), is_synchronised
+            layers,
+            batch,
+            range(session.backend.workers.least, most + 1),
+            is_synchronised,
+            model.leaves_out_padding,
         )
     if is_synchronised:
         return (
             f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"
         )
     layers -= model.synchronized_layers  # those with synchronized=True
-    padding = "" if batch.is_even else "; padding (a repeated sample) counts in the statistics"
+    has_none = model.leaves_out_padding and batch.global_batch >= batch.workers * batch.accumulate
+    padding = "" if batch.is_even or has_none else "; padding (a repeated sample) counts in the statistics"
     if is_dealt(session):
         padding = "; padding (repeated samples) of workers whose shards end first counts in the statistics"
     if batch.workers == 1:

@@ -9,6 +9,7 @@ import pytest
 import hvdtrain
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, canonical, fetch, signature
 from hvdtrain.errors import DataError, UsageError
+from hvdtrain.jobs.data_sets import find_merged
 
 SIZE = 7
 INPUTS = np.arange(SIZE * 6, dtype=np.float32).reshape(SIZE, 2, 3)
@@ -85,6 +86,16 @@ def test_torch_tensors_can_stand_in_a_pair():
     torch = pytest.importorskip("torch")
     batch = fetch(as_dataset((torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))), np.asarray([3]))
     np.testing.assert_array_equal(batch["inputs"], INPUTS[[3]])
+
+
+def test_arrays_of_64_bits_are_converted_once_for_a_model_of_32():
+    dataset = as_dataset((INPUTS.astype(np.float64), TARGETS))
+    assert find_merged({"training data": dataset}) is None
+    assert {name: a.dtype for name, a in dataset.arrays.items()} == {
+        "inputs": np.float32,
+        "targets": np.int64,
+    }
+    np.testing.assert_array_equal(dataset.arrays["inputs"], INPUTS)
 
 
 def test_single_arrays_are_inputs():

@@ -7,6 +7,7 @@ import pytest
 
 from hvdtrain.backends.base import BackendInfo, DryRun
 from hvdtrain.checkpoints.digest import OutputsDigest, describe_changes, digest_of, forms_of
+from hvdtrain.seeding import seed_host_step
 
 ARRAYS = {
     "inputs": np.random.RandomState(0).randn(8, 5).astype(np.float32),
@@ -45,6 +46,18 @@ def test_what_is_drawn_has_the_types_shapes_and_range_of_the_data():
     assert drawn["inputs"].dtype == np.float32
     assert ARRAYS["inputs"].min() <= drawn["inputs"].min() < drawn["inputs"].max() <= ARRAYS["inputs"].max()
     assert set(drawn["targets"].tolist()) <= {-100, 0, 1, 2}
+
+
+def test_later_draws_do_not_depend_on_a_digest():
+    class Drawing(Backend):
+        def dry_run(self, batch, training):
+            seed_host_step(1)
+            return super().dry_run(batch, training)
+
+    np.random.seed(0)
+    expected = np.random.RandomState(0).rand()
+    digest_of(Drawing(), CONFIG, forms_of(ARRAYS), averaged=False)
+    assert np.random.rand() == expected
 
 
 def test_a_digest_survives_its_file():

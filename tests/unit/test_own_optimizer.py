@@ -9,6 +9,7 @@ from support.twins import keras, torch
 from hvdtrain.backends.base import OwnRates
 from hvdtrain.backends.tensorflow import optimizers as of_keras
 from hvdtrain.backends.torch import optimizers as of_torch
+from hvdtrain.backends.torch.slots import try_step
 from hvdtrain.config import LEARNING_RATES, Config
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.jobs.learning_rate import with_learning_rate
@@ -197,3 +198,12 @@ def test_each_built_in_optimizer_has_a_rate_of_its_own(optimizer, rate):
     config = Config(framework="torch", optimizer=optimizer)
     assert config.base_learning_rate == rate
     assert f"{rate:g} for" in Config.model_fields["learning_rate"].description
+
+
+def test_an_optimizer_that_runs_out_of_memory_in_the_dry_run_is_not_said_to_be_wrong():
+    class Large(Lion):
+        def step(self):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        try_step(Large([BODY], 0.1, (0.9, 0.99)), {"body": BODY}, None)

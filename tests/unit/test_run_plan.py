@@ -22,6 +22,7 @@ def plan(
     start=NEW,
     found="",
     norms=0,
+    leaves_out=False,
     reduction="fp32, sent uncompressed",
     **fields,
 ) -> dict[str, str]:
@@ -33,7 +34,11 @@ def plan(
         session,
         session.plan(),
         model=replace(
-            session.backend.model_info(), batch_norm_layers=norms, reduction=reduction, own_rates=own
+            session.backend.model_info(),
+            batch_norm_layers=norms,
+            reduction=reduction,
+            own_rates=own,
+            leaves_out_padding=leaves_out,
         ),
         hosts=list(hosts),
         build="0.28.1 with MPI",
@@ -144,6 +149,11 @@ def test_the_batch_is_taken_apart(fields, said):
             "warning: 20 layers over each worker's 13 samples, not the 50 of all, so the curve depends on "
             "the number of workers; padding (a repeated sample) counts in the statistics; see "
             "--sync-batch-norm",
+        ),
+        (
+            {"global_batch_size": 50, "leaves_out": True},
+            "warning: 20 layers over each worker's 13 samples, not the 50 of all, so the curve depends on "
+            "the number of workers; see --sync-batch-norm",
         ),
         (
             {"global_batch_size": 50, "accumulate": 4, "hosts": ["alpha"]},

@@ -279,6 +279,7 @@ class TensorFlowBackend:
             synchronized_layers=self._batch_norm.layers,
             slot_bytes=sum(math.prod(v.shape) * native(v).dtype.size for v in self._slots) if method else 0,
             float_bits=self._wrap.float_bits,
+            leaves_out_padding=self._is_own_loss or step is not None,
         )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TensorFlowBatch]:

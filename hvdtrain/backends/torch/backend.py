@@ -228,6 +228,7 @@ class TorchBackend:
             groups=tuple(groups.lines),
             frozen_parameters=count_frozen(self.model),
             float_bits=self._wrap.float_bits,
+            leaves_out_padding=self._leaves_out or step is not None,
         )
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[TorchBatch]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from hvdtrain.errors import TaskError
+from hvdtrain.host.memory import is_out_of_memory
 
 
 def fill_slots(optimizer: torch.optim.Optimizer) -> None:
@@ -66,7 +67,9 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
 def try_step(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], clip_norm: float | None
 ) -> None:
-    """Let an optimizer that keeps nothing yet take a step with the gradients that are there, and undo it.
+    """Let an optimizer that keeps nothing yet take a step with the gradients that are there.
+
+    What it keeps is undone. The parameters are not: the caller has copies of them, or needs them no more.
 
     Args:
         optimizer: the optimizer.
@@ -81,12 +84,13 @@ def try_step(
     options = [(g, {k: v for k, v in g.items() if k != "params"}) for o in optimizers for g in o.param_groups]
     copies = [(group, copy.deepcopy(values)) for group, values in options]
     attributes = {k: v for k, v in vars(optimizer).items() if isinstance(v, int | float | str | None)}
-    before = [(p, p.detach().clone()) for p in parameters.values()]
     try:
         if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(list(parameters.values()), clip_norm)
         optimizer.step()
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         sparse = [name for name, p in parameters.items() if p.grad is not None and p.grad.is_sparse]
         text = str(error).partition("\n")[0].partition(". ")[0]
         raise TaskError(
@@ -94,8 +98,6 @@ def try_step(
             _remedy(sparse, text),
         ) from error
     finally:
-        for p, value in before:
-            p.detach().copy_(value)
         for one in optimizers:
             one.state.clear()
         for group, values in copies:

@@ -18,7 +18,8 @@ from hvdtrain.backends.own_step import (
     stepped_alone,
 )
 from hvdtrain.backends.torch.all_reduce import AllReduce
-from hvdtrain.backends.torch.model_state import Entry
+from hvdtrain.backends.torch.dry_run import as_kept
+from hvdtrain.backends.torch.model_state import Entry, set_values
 from hvdtrain.backends.torch.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.slots import try_step
 from hvdtrain.backends.torch.sparse import zeros_for
@@ -146,7 +147,10 @@ class StepOptimizer(NotCalled):
             with torch.autocast(samples.weights.device.type, enabled=False):
                 if is_dry:
                     named = dict(zip(self._paths, self._parameters, strict=True))
+                    before = [as_kept(parameter) for parameter in self._parameters]
                     try_step(self._optimizer, named, self._clip_norm)
+                    for parameter, values in zip(self._parameters, before, strict=True):
+                        set_values(parameter, values)
                     return
                 if self._clip_norm is not None:
                     torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)

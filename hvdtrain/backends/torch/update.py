@@ -168,7 +168,7 @@ class Update:
         self._optimizer.step()
 
     def try_out(self) -> None:
-        """Let an optimizer of the task take a step with the gradients of a dry run, and undo it.
+        """Let an optimizer of the task take a step with the gradients of a dry run, which is undone.
 
         Raises:
             TaskError: If it fails.
