@@ -38,7 +38,7 @@ OWN_NAMES = {
     # Keras's layers have no mode; PyTorch copies tensors late
     # Keras has operations that no seed of a step reaches, and tensors that nothing changes
     "torch/dry_run.py": {
-        *("parts_in_evaluation", "describe_undone", "as_kept", "copied", "changed_in_place"),
+        *("parts_in_evaluation", "describe_undone", "as_kept", "copied", "changed_in_place", "address_of"),
     },
     "tensorflow/dry_run.py": {"seed_operations", "draws_noted"},
     # Keras's layers and optimizers have a precision of their own, and scale losses
