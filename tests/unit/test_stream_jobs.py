@@ -191,7 +191,7 @@ def test_the_plan_says_that_padding_of_dealt_shards_counts_in_batch_norm(shards)
         config = resolve([Layer("test", {"framework": "torch"})])
         session = SimpleNamespace(train_data=data, config=config, backend=SimpleNamespace(workers=workers))
         model, plan = (
-            SimpleNamespace(batch_norm_layers=1, synchronized_layers=0),
+            SimpleNamespace(batch_norm_layers=1, synchronized_layers=0, leaves_out_padding=False),
             SimpleNamespace(batch=BatchPlan(12, 2)),
         )
         return _batch_norm(session, model, plan)
