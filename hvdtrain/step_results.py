@@ -19,6 +19,7 @@ from hvdtrain.session import Session
 from hvdtrain.stragglers import StragglerWatch
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.user_errors import where_raised
+from hvdtrain.words import some
 
 _SMALL_WEIGHT = 0.02  # a masked language model that looks at a tenth of its tokens is well above
 _NAMED = 5  # skipped samples, and unused parameters, that a message names
@@ -217,9 +218,9 @@ def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetr
     """Collective. Name the parameters that got no gradient in a step, on any worker."""
     gathered = session.backend.workers.allgather_object(metrics.unused_names)
     found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
-    shown = ", ".join(found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
     session.report.note(
-        f"no gradient reached {shown} at step {step.step}; where another worker has one, this counts as zero"
+        f"no gradient reached {some(found, 4)} at step {step.step}; where another worker has one, this "
+        "counts as zero"
     )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers
 from hvdtrain.errors import TaskError
+from hvdtrain.words import some
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.float64]
@@ -348,5 +349,4 @@ def _wrong(problem: str, remedy: str = _EXAMPLE) -> TaskError:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(name.removeprefix("model/") for name in names[:_SHOWN])
-    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return some((name.removeprefix("model/") for name in names), _SHOWN)

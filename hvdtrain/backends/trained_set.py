@@ -6,11 +6,10 @@ from typing import Any
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
-from hvdtrain.words import counted
+from hvdtrain.words import counted, some
 
 # names of what is trained from now on, is not trained any more, and was replaced: parameters or layers
 Change = tuple[Sequence[str], Sequence[str], Sequence[str]]
-NO_CHANGE: Change = ((), (), ())
 
 _SHOWN = 4  # names in a message
 
@@ -29,8 +28,8 @@ def refused_change(
     host, change = gathered[changed[0]]
     if replaced := next((change[2] for _, change in gathered if change[2]), None):
         return _refused(
-            f"{some(replaced)} was replaced in the model during training: what is new is neither trained nor "
-            "saved",
+            f"{some(replaced, _SHOWN)} was replaced in the model during training: what is new is neither "
+            "trained nor saved",
             "Make all layers in torch_model() or tf_model(), and change their values, not the layers.",
         )
     others = [rank for rank, (_, of_rank) in enumerate(gathered) if _hashable(of_rank) != _hashable(change)]
@@ -67,15 +66,15 @@ def describe_change(change: Change, step: int, trained: int) -> str:
         trained: how many parameters, as numbers, are trained then.
     """
     thawed, frozen, _ = change
-    parts = [f"{some(thawed)} trained"] if thawed else []
-    parts += [f"{some(frozen)} frozen"] if frozen else []
+    parts = [f"{some(thawed, _SHOWN)} trained"] if thawed else []
+    parts += [f"{some(frozen, _SHOWN)} frozen"] if frozen else []
     return f"from step {step} on: {'; '.join(parts)}; {counted(trained, 'parameter')} trained in all"
 
 
 def frozen_by_config(names: Sequence[str]) -> TaskError:
     """Return the error for parameters that ``parameter_groups`` freezes and a callback thaws."""
     return _refused(
-        f"a callback thaws {some(names)}, which parameter_groups freezes for the whole run",
+        f"a callback thaws {some(names, _SHOWN)}, which parameter_groups freezes for the whole run",
         "Freeze it in torch_model() or tf_model() instead.",
     )
 
@@ -90,14 +89,9 @@ def not_in_own_step() -> TaskError:
 
 def _words(change: Change) -> str:
     thawed, frozen, _ = change
-    parts = [f"thaws {some(thawed)}"] if thawed else []
-    parts += [f"freezes {some(frozen)}"] if frozen else []
+    parts = [f"thaws {some(thawed, _SHOWN)}"] if thawed else []
+    parts += [f"freezes {some(frozen, _SHOWN)}"] if frozen else []
     return " and ".join(parts) or "changes nothing"
-
-
-def some(names: Sequence[str]) -> str:
-    """Return the first of some names, and how many there are more."""
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _hashable(change: Any) -> tuple[tuple[str, ...], ...]:

@@ -11,8 +11,10 @@ from typing import Any
 
 from hvdtrain.reporting.index_trace import read_indices
 from hvdtrain.reporting.report import SUMMARY_FILE
+from hvdtrain.words import some
 
 LOG = "metrics.jsonl"
+_SHOWN = 5  # steps in a message
 TOLERANCE = 1e-4  # relative difference of losses; sums over other numbers of workers round differently
 
 
@@ -99,7 +101,7 @@ def _differing_steps(words: str, found: Sequence[int], expected: Sequence[int]) 
     more = sorted(set(found) - set(expected))
     parts = [("missing", missing), ("twice", twice), ("too many", more)]
     parts.append(("out of order", [step for step, after in itertools.pairwise(found) if after < step]))
-    return [f"{words} {what}: {_some(steps)}" for what, steps in parts if steps]
+    return [f"{words} {what}: {some(steps, _SHOWN)}" for what, steps in parts if steps]
 
 
 def _differing_samples(
@@ -107,8 +109,4 @@ def _differing_samples(
 ) -> list[str]:
     steps = [step for step in expected if list(found.get(step, ())) != list(expected[step])]
     steps += [step for step in found if step not in expected]
-    return [f"samples of steps that are others than undisturbed: {_some(steps)}"] if steps else []
-
-
-def _some(steps: Sequence[int]) -> str:
-    return ", ".join(map(str, steps[:5])) + (f" and {len(steps) - 5} more" if len(steps) > 5 else "")
+    return [f"samples of steps that are others than undisturbed: {some(steps, _SHOWN)}"] if steps else []

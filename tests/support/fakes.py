@@ -14,7 +14,6 @@ from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
-from hvdtrain.backends.trained_set import NO_CHANGE
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import TaskError
@@ -182,7 +181,7 @@ class FakeBackend:
         return []
 
     def trained_change(self):
-        return NO_CHANGE
+        return (), (), ()
 
     def follow_trained(self, kept=None) -> int:
         raise AssertionError("nothing has changed")

@@ -29,7 +29,7 @@ from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import FINDINGS, StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, SIGNALS
-from hvdtrain.backends.trained_set import NO_CHANGE, Change
+from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
@@ -151,7 +151,7 @@ class NumpyBackend:
         return []
 
     def trained_change(self) -> Change:
-        return NO_CHANGE
+        return (), (), ()
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         raise AssertionError("nothing has changed")

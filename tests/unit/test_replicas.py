@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from support.fakes import FakeBackend, on_every_rank
 
-from hvdtrain.backends.trained_set import NO_CHANGE, refused_change
+from hvdtrain.backends.trained_set import refused_change
 from hvdtrain.config import Config
 from hvdtrain.errors import ReplicaDriftError
 from hvdtrain.replicas import check_replicas
 
-THAWED = (("x",), (), ())
+THAWED, NO_CHANGE = (("x",), (), ()), ((), (), ())
 
 
 def parameters() -> dict[str, np.ndarray]:

@@ -52,6 +52,7 @@ from hvdtrain.backends.local_steps import (
 )
 from hvdtrain.backends.logits import bad_target
 from hvdtrain.backends.loss_objects import check_foreign
+from hvdtrain.backends.mixing import mixed
 from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import (
     REGULARIZATION_LOSS,
@@ -108,7 +109,6 @@ from hvdtrain.backends.tensorflow.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.tensorflow.losses import NAMED
 from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.masks import masks_beside, masks_within
-from hvdtrain.backends.tensorflow.mixing import mixed
 from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.moving_state import MovingState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
@@ -675,7 +675,7 @@ class TensorFlowBackend:
         """Make what a step differentiates, and what an evaluation and a prediction compute."""
         self._objective: Objective = make_objective(task, "tf", NAMED)
         self._serve, self._is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
-        mixing = mixed if config.mixup or config.cutmix else None
+        mixing = partial(mixed, cast=tf.cast) if config.mixup or config.cutmix else None
         self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing, mixed=mixing)
         self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
 

@@ -7,6 +7,7 @@ with the same names in the same order.
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -42,6 +43,7 @@ from hvdtrain.backends.local_steps import (
     describe_local_steps,
 )
 from hvdtrain.backends.loss_objects import check_foreign
+from hvdtrain.backends.mixing import mixed
 from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import Objective, has_own_values, make_objective
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
@@ -77,7 +79,6 @@ from hvdtrain.backends.torch.gathering import Gathering
 from hvdtrain.backends.torch.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.torch.losses import NAMED
 from hvdtrain.backends.torch.low_rank import LowRank
-from hvdtrain.backends.torch.mixing import mixed
 from hvdtrain.backends.torch.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.moving_state import MovingState
 from hvdtrain.backends.torch.optimizer_state import TrainingState, optimizers_kept
@@ -580,7 +581,7 @@ class TorchBackend:
         """Make what a step differentiates, and what an evaluation and a prediction compute."""
         self._objective: Objective = make_objective(task, "torch", NAMED)
         self._serve, self._is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
-        mixing = mixed if config.mixup or config.cutmix else None
+        mixing = partial(mixed, cast=torch.Tensor.to) if config.mixup or config.cutmix else None
         self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing, mixed=mixing)
         self._evaluation = EvaluationMetrics.of(task, FUNCTIONS)
         watch = self._watch if self._evaluation else None

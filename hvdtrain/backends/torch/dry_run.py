@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.torch.model_state import set_values
 from hvdtrain.backends.torch.task_model import LOSS
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.words import some
 
 _NAMED = 3  # of modules, at most
 _ACTIVATIONS = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}
@@ -140,10 +141,10 @@ def describe_undone(before: Mapping[str, nn.Module]) -> str:
     undone = [f"{name} ({type(module).__name__})" for name, module in before.items() if module.training]
     if not undone:
         return ""
-    names = ", ".join(undone[:_NAMED]) + (f" and {len(undone) - _NAMED} more" if undone[_NAMED:] else "")
     return (
-        f"train() is called before the first step, as in every trainer, and puts {names} into training mode; "
-        "torch_model() had put that into evaluation mode. To keep it there, override train() of the model"
+        f"train() is called before the first step, as in every trainer, and puts {some(undone, _NAMED)} into "
+        "training mode; torch_model() had put that into evaluation mode. To keep it there, override train() "
+        "of the model"
     )
 
 

@@ -1,9 +1,7 @@
-"""The loss of mixed samples in PyTorch; ``tensorflow/mixing.py`` does the same for TensorFlow."""
+"""The loss of mixed samples, in either framework."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
-
-from torch import Tensor
 
 from hvdtrain.backends.counting import Weighted
 from hvdtrain.data.mixing import SHARE, partner_of
@@ -12,11 +10,12 @@ from hvdtrain.errors import TaskError
 _LEAST = 1e-30  # in place of a weight of 0
 
 
-def mixed(loss: Callable[..., Any]) -> Callable[..., Any]:
+def mixed(loss: Callable[..., Any], cast: Callable[[Any, Any], Any]) -> Callable[..., Any]:
     """Return the loss of samples that mixup or CutMix made: that of both samples, by their shares.
 
     Args:
         loss: a function of (outputs, batch) that gives one value per sample, perhaps with weights.
+        cast: returns a tensor in another type.
     """
 
     def of_both(outputs: Any, batch: Mapping[str, Any]) -> Any:
@@ -24,20 +23,16 @@ def mixed(loss: Callable[..., Any]) -> Callable[..., Any]:
             return loss(outputs, batch)
         own, other = loss(outputs, batch), loss(outputs, partner_of(batch))
         if not isinstance(own, Weighted):
-            share = _as(batch[SHARE], own)
+            share = cast(batch[SHARE], own.dtype)
             return own * (1 - share) + other * share
         if not own.values.shape:
             raise TaskError(
                 "mixup and cutmix mix the losses of samples; the task's loss gives the mean of a batch",
                 "Give one value per sample, or mix in the task's own loss.",
             )
-        share = _as(batch[SHARE], own.values)
-        parts = _as(own.weights, share) * (1 - share), _as(other.weights, share) * share
+        share = cast(batch[SHARE], own.values.dtype)
+        parts = cast(own.weights, share.dtype) * (1 - share), cast(other.weights, share.dtype) * share
         weights = parts[0] + parts[1]
         return Weighted((own.values * parts[0] + other.values * parts[1]) / (weights + _LEAST), weights)
 
     return of_both
-
-
-def _as(share: Tensor, values: Tensor) -> Tensor:
-    return share.to(values.dtype)
