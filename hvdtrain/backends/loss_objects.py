@@ -24,7 +24,12 @@ _NAMES = {
         "MeanAbsoluteError": "mae",
     },
 }
+_HOLDERS = {
+    "torch": "of a torch.nn.Module",
+    "tf": "a keras.Variable of a keras.losses.Loss or of a built layer",
+}
 _PACKAGES = {"torch": "torch.nn.", "tf": "keras."}
+_LOSS_OF_KERAS = ("keras.src.losses.loss", "Loss")
 _DEPTH = 3  # how deep in a task's attributes a parameter is looked for
 # settings that change nothing that a named loss would not do, with their values
 _PLAIN = {
@@ -72,7 +77,8 @@ def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
                 else f"Choose it in the task by framework, or use --framework {other}.",
             )
     if not callable(loss) or not _module(loss).startswith(_PACKAGES[framework]):
-        return loss, {}
+        is_of_keras = any((base.__module__, base.__name__) == _LOSS_OF_KERAS for base in kind.__mro__)
+        return (_per_sample(loss) if is_of_keras else loss), {}
     name = _NAMES[framework].get(kind.__name__)
     if name is None:
         raise TaskError(
@@ -82,18 +88,41 @@ def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
             f"all axes but the first. Known by name: {', '.join(sorted(set(_NAMES[framework].values())))}.",
         )
     settings = _settings(loss, framework)
+    _check_plain(
+        loss,
+        framework,
+        settings,
+        f"Use loss = {name!r}, with the task's ignore_index and class_weights if they are meant, or write "
+        f"{framework}_loss(model, batch).",
+    )
+    smoothing = settings.get("label_smoothing", 0.0)
+    if smoothing and name != "cross_entropy":
+        raise TaskError(f"the task's loss is {_described(loss)} with label_smoothing={smoothing}")
+    return name, {"label_smoothing": smoothing} if smoothing else {}
+
+
+def _check_plain(loss: Any, framework: str, settings: Mapping[str, Any], remedy: str) -> None:
     for field, plain in _PLAIN[framework].items():
         if not any(settings.get(field, plain[0]) is value or settings[field] == value for value in plain):
             raise TaskError(
                 f"the task's loss is {_described(loss)} with {field}={settings[field]!r}; it can be taken "
                 f"only with {field}={plain[0]!r}",
-                f"Use loss = {name!r}, with the task's ignore_index and class_weights if they are meant, or "
-                f"write {framework}_loss(model, batch).",
+                remedy,
             )
-    smoothing = settings.get("label_smoothing", 0.0)
-    if smoothing and name != "cross_entropy":
-        raise TaskError(f"the task's loss is {_described(loss)} with label_smoothing={smoothing}")
-    return name, {"label_smoothing": smoothing} if smoothing else {}
+
+
+def _per_sample(loss: Any) -> Callable[..., Any]:
+    """Return the function of outputs and a batch that gives each sample's loss, of a Keras loss object.
+
+    Raises:
+        TaskError: If it does not take the mean over samples.
+    """
+    remedy = "Leave reduction out; the loss of a step is the mean over the samples."
+    _check_plain(loss, "tf", {"reduction": loss.reduction}, remedy)
+    each = object.__new__(type(loss))  # a copy with the same variables
+    vars(each).update(vars(loss), reduction=None)
+
+    return lambda outputs, batch: each(batch["targets"], outputs)
 
 
 def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> None:
@@ -116,10 +145,9 @@ def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> 
     raise TaskError(
         f"the loss has a gradient for {name or 'a parameter'}, of shape {tuple(found.shape)}, which is no "
         "part of the model: it would be neither trained nor saved",
-        f"Make it a part of the model that {framework}_model() returns"
-        + ("; or give a torch.nn.Module that has it as the task's loss" if framework == "torch" else "")
-        + ". If it is not to be trained, as in a network that a perceptual loss calls, "
-        + f"{freeze} that has it.",
+        f"Make it a part of the model that {framework}_model() returns, or {_HOLDERS[framework]} that is the "
+        "task's loss. If it is not to be trained, as in a network that a perceptual loss calls, "
+        f"{freeze} that has it.",
         everywhere=True,
     )
 
@@ -147,7 +175,7 @@ def _place_of(task: Any, framework: str, is_it: Callable[[Any], bool]) -> str:
         elif isinstance(value, list | tuple):
             parts = ((f"[{place}]", part) for place, part in enumerate(value))
         elif hasattr(value, "trainable_variables"):
-            parts = ((f".{part.path}", part) for part in value.trainable_variables)
+            parts = ((f".{getattr(part, 'path', part.name)}", part) for part in value.trainable_variables)
         elif hasattr(value, "__dict__"):
             parts = ((f".{key}", part) for key, part in vars(value).items())
         places += [(f"{name}{path}", part, depth + 1) for path, part in parts]

@@ -80,6 +80,8 @@ def make_objective(
             _check_can_smooth(f"its own {framework}_loss")
         counting_of(task, f"its own {framework}_loss")
         _check_none_is_stateful(task, f"{framework}_loss")
+        if framework == "tf":  # a Keras layer takes no model by position
+            own = getattr(own, "call", own)
         return _own_objective(own, f"{framework}_loss")
     if not hasattr(task, "loss") and hasattr(task, f"{framework}_step"):
         return _no_objective(framework)

@@ -135,7 +135,7 @@ from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.step_number import CompiledByStep, StepNumber
 from hvdtrain.backends.tensorflow.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.tensorflow.task_model import make_model
+from hvdtrain.backends.tensorflow.task_model import make_model, without_loss
 from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
 from hvdtrain.backends.tensorflow.trained_set import TrainedSet
 from hvdtrain.backends.tensorflow.unused_methods import unused_methods
@@ -570,12 +570,13 @@ class TensorFlowBackend:
 
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local."""
-        with self._gathering.alone():
+        with self._gathering.alone(), without_loss(self.model):
             return export_model(self.model, self._objective, format_name, path, batches, self._serve)
 
     def load_weights_file(self, path: Path, choice: Choice) -> str:
         """Load a framework's own file of weights into the model; return a note on what it held. Local."""
-        held = load_weights_file(self.model, path, choice, self._state.model.fields)
+        with without_loss(self.model):
+            held = load_weights_file(self.model, path, choice, self._state.model.fields)
         self._ema.restart()
         return held
 

@@ -23,6 +23,7 @@ from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.portable.trees import named_outputs
 from hvdtrain.backends.tensorflow.model_state import Field
 from hvdtrain.backends.tensorflow.program import TENSORS, batch_of, export_program, recorded, to_numpy
+from hvdtrain.backends.tensorflow.task_model import take_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
@@ -63,7 +64,8 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
 
 
 def plain_model(model: Model) -> Model:
-    """Return the model: no hooks of Horovod's optimizer are in it."""
+    """Return the model, without a loss that was trained with it."""
+    take_loss(model)
     return model
 
 

@@ -56,7 +56,7 @@ from hvdtrain.backends.tensorflow.stage_passes import StagePasses
 from hvdtrain.backends.tensorflow.staged_state import StagedState
 from hvdtrain.backends.tensorflow.staged_update import StagedUpdate
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.tensorflow.task_model import make_model
+from hvdtrain.backends.tensorflow.task_model import make_model, take_loss
 from hvdtrain.backends.tensorflow.weighting import Values
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
@@ -216,6 +216,8 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             )
         self._precision = config.precision
         model, blocks, is_whole = self._whole_model(task, config)
+        if take_loss(model):
+            raise TaskError("--stages cannot train a loss that has parameters", "Leave --stages out.")
         self._form = form_of(model)
         whole = ModelState(model, Renaming(task, "tf"))
         owners_of(whole.fields, [blocks])  # each parameter is in one

@@ -138,7 +138,7 @@ class TorchStagedBackend(Staged, TorchBackend):
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its tensors."""
         model, blocks, is_whole = self._whole_model(task, config)
-        if getattr(model, LOSS, None) is getattr(task, "loss", model):
+        if getattr(model, LOSS, model) in (getattr(task, "torch_loss", None), getattr(task, "loss", None)):
             raise TaskError("--stages cannot train a loss that has parameters", "Leave --stages out.")
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)

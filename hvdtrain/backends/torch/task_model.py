@@ -26,7 +26,7 @@ def make_model(task: Any) -> torch.nn.Module:
             f"{part} is a module of torch.jit.script or trace, which hvdtrain does not train",
             "Give the module itself, which --compile compiles; script what hvdtrain.load() returns.",
         )
-    loss = None if hasattr(task, "torch_loss") else getattr(task, "loss", None)
+    loss = getattr(task, "torch_loss", None) or getattr(task, "loss", None)
     if isinstance(loss, torch.nn.Module) and next(loss.parameters(), None) is not None:
         _add_loss(model, loss)
     return model

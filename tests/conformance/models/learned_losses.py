@@ -102,3 +102,71 @@ class FrozenTeacher(Model):
 
         torch.manual_seed(3)
         return torch.nn.Linear(4, 3)
+
+
+def keras_proxies() -> Any:
+    """Return a Keras loss with a learned proxy of each class, and a learned temperature."""
+    import keras
+    import numpy as np
+
+    class Proxies(keras.losses.Loss):
+        def __init__(self):
+            super().__init__()
+            self.proxies = keras.Variable(np.random.RandomState(1).randn(3, 3).astype(np.float32))
+            self.temperature = keras.Variable(0.5, name="temperature")
+
+        def call(self, y_true, y_pred):
+            from keras import ops
+
+            distances = ops.sum(ops.square(y_pred[:, None] - self.proxies), -1) * ops.exp(self.temperature)
+            return ops.sparse_categorical_crossentropy(
+                ops.cast(y_true, "int32"), -distances, from_logits=True
+            )
+
+    return Proxies()
+
+
+def keras_uncertainty() -> Any:
+    """Return a task's own loss that is a layer with learned scales of logits."""
+    import keras
+
+    class Uncertainty(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.log_vars = self.add_weight(shape=(3,), initializer="zeros")
+
+        def call(self, model, batch):
+            from keras import ops
+
+            logits = model(batch["inputs"]) * ops.exp(-self.log_vars)
+            losses = ops.sparse_categorical_crossentropy(batch["targets"], logits, from_logits=True)
+            return losses + ops.sum(self.log_vars), {}
+
+    return Uncertainty()
+
+
+class KerasProxyLoss(Model):
+    """A Sequential and a loss that is a Keras object with variables."""
+
+    judge = Judge(workers=(1, 2))
+
+    def __init__(self):
+        self.loss = keras_proxies()
+
+    tf_model = tf_classifier
+
+
+class KerasLossLayer(Model):
+    """A functional model and a loss of the task's own that is a layer."""
+
+    judge = Judge(workers=(2,))
+
+    def __init__(self):
+        self.tf_loss = keras_uncertainty()
+
+    def tf_model(self):
+        import keras
+
+        keras.utils.set_random_seed(0)
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Dense(3)(inputs))
