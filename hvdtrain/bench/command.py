@@ -1,9 +1,6 @@
-"""The command ``bench``: one job as it was launched, a sweep over numbers of workers, or a comparison."""
+"""The command ``bench``: one job as it was launched, or a sweep over numbers of workers."""
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import click
@@ -43,7 +40,7 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         options.check_files(layers)
         if options.picture is not None:
             check_picture(options.picture)
-    if not options.launches:
+    if not options.sweep:
         most_bytes = options.max_bytes or MOST_BYTES
         request = Request(options.seconds, options.split, options.all_reduce, most_bytes)
         with said_if_interrupted(_say):
@@ -51,52 +48,29 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         if result is not None:
             _tell(result.describe(), result.to_document(), options)
         return
-    check_is_not_launched(f"bench {options.launches}")
-    if options.sweep:
-        from hvdtrain.bench.sweep import run_sweep
+    check_is_not_launched("bench --sweep")
+    from hvdtrain.bench.sweep import run_sweep
 
-        with said_if_interrupted(_say):
-            swept = run_sweep(layers, options, _say)
-        _tell(swept.describe(), swept.to_document(), options)
-    elif options.tune is not None:
-        from hvdtrain.bench.tune_job import run_tune
-
-        with said_if_interrupted(_say):
-            tuned = run_tune(layers, options, _say)
-        config = {options.tune: tuned.to_yaml()} if tuned.is_written else {}
-        _tell(tuned.describe(options.tune), tuned.to_document(), options, config)
-        if tuned.interruption is not None:
-            raise tuned.interruption
-    else:
-        from hvdtrain.bench.against import run_against
-
-        with said_if_interrupted(_say):
-            compared = run_against(layers, options, _say)
-        _tell(compared.describe(), compared.to_document(), options)
+    with said_if_interrupted(_say):
+        swept = run_sweep(layers, options, _say)
+    _tell(swept.describe(), swept.to_document(), options)
 
 
 def _say(text: str) -> None:
     click.echo(printable(text), err=True)
 
 
-def _tell(
-    text: str,
-    document: dict[str, Any],
-    options: BenchOptions,
-    files: Mapping[Path, str] = MappingProxyType({}),
-) -> None:
+def _tell(text: str, document: dict[str, Any], options: BenchOptions) -> None:
     """Show what was found, then write it: what cannot be written is shown at least.
 
     Raises:
         EnvironmentFault: If a file cannot be written.
     """
     open_console().print(text, highlight=False, markup=False, soft_wrap=True)
-    if options.json_path is not None:
-        files = {**files, options.json_path: json.dumps(document, indent=2) + "\n"}
-    path = options.picture
+    path = options.json_path
     try:
-        for path, content in files.items():
-            path.write_text(content, encoding="utf-8")
+        if path is not None:
+            path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         if options.picture is not None:
             path = options.picture
             draw(document, path)

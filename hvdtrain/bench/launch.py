@@ -1,4 +1,4 @@
-"""Launching the programs that are compared: each with a time limit, and nothing left running after it."""
+"""Launching jobs that are measured: each with a time limit, and nothing left running after it."""
 
 import json
 import os

@@ -15,7 +15,6 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 
 Options = TypeVar("Options")  # a dataclass
-AGAINST = ("ddp", "mwms", "plain", "horovod")
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _LEAST_BYTES, _MOST_BYTES = 4 * 2**10, 4 * 2**30
@@ -71,11 +70,8 @@ class BenchOptions:
         all_reduce: whether sums are measured by size.
         max_bytes: the largest size; None for the default.
         sweep: the numbers of workers to launch; empty without a sweep.
-        against: the program to compare with, if there is one.
-        tune: the file for the best settings.
-        num_proc: the workers of the jobs that are compared or tuned.
-        repeat: how often each program is started.
-        hosts: hosts and slots for a sweep or a tuning.
+        repeat: how often each number of workers is launched.
+        hosts: hosts and slots for a sweep.
         controller: "mpi", "gloo" or None for what horovodrun chooses.
         json_path: file for the JSON document.
         picture: file for the picture.
@@ -86,19 +82,11 @@ class BenchOptions:
     all_reduce: bool = True
     max_bytes: int | None = None
     sweep: tuple[int, ...] = ()
-    against: str | None = None
-    tune: Path | None = None
-    num_proc: int | None = None
     repeat: int | None = None
     hosts: str | None = None
     controller: str | None = None
     json_path: Path | None = None
     picture: Path | None = None
-
-    @property
-    def launches(self) -> str:
-        """The option that launches workers itself; empty if none was given."""
-        return "--sweep" if self.sweep else "--against" if self.against else "--tune" if self.tune else ""
 
     def check(self) -> None:
         """Check what one option alone does not tell.
@@ -106,36 +94,22 @@ class BenchOptions:
         Raises:
             UsageError: If options contradict each other.
         """
-        if sum(map(bool, (self.sweep, self.against, self.tune))) > 1:
-            raise UsageError(
-                "--sweep, --against and --tune are measurements of their own", "Give one of them."
-            )
         for name, given in (
             ("--repeat", self.repeat),
             ("-H", self.hosts),
             ("--controller", self.controller),
         ):
-            if given is not None and not self.launches:
+            if given is not None and not self.sweep:
                 raise UsageError(
-                    f"{name} is for --sweep, --against and --tune, which launch workers themselves",
+                    f"{name} is for --sweep, which launches workers itself",
                     "To measure a job as it is launched: horovodrun -np 2 python -m hvdtrain bench ...",
                 )
-        if self.num_proc is not None and not (self.against or self.tune):
+        if self.max_bytes is not None and (self.sweep or not self.all_reduce):
             raise UsageError(
-                "-np is for --against and --tune",
-                "To measure a job: horovodrun -np N python -m hvdtrain bench ...; for several numbers of "
-                "workers: --sweep 1,2,4.",
-            )
-        if self.max_bytes is not None and (self.launches or not self.all_reduce):
-            raise UsageError(
-                f"--max-bytes is the largest all-reduce, and {self.launches or '--no-all-reduce'} measures "
-                "none",
+                "--max-bytes is the largest all-reduce, and "
+                f"{'--sweep' if self.sweep else '--no-all-reduce'} measures none",
                 "Leave --max-bytes out.",
             )
-        if self.hosts and self.against:
-            raise UsageError("--against runs jobs on this host", "Leave -H out.")
-        if self.tune is not None and self.picture is not None:
-            raise UsageError("--tune draws no picture", "Leave --picture out; --json FILE has the figures.")
 
     def check_files(self, layers: Sequence[Layer] = ()) -> None:
         """Check the files that rank 0 writes.
@@ -146,14 +120,7 @@ class BenchOptions:
         Raises:
             UsageError: If one cannot be written.
         """
-        if self.tune is not None and self.tune.exists():
-            raise UsageError(f"--tune {self.tune}: it exists", "Give a file that does not exist.")
-        if self.tune is not None and self.tune.suffix not in (".yaml", ".yml"):
-            raise UsageError(
-                f"--tune {self.tune}: the file is a job's config, whose name must end in .yaml or .yml",
-                f"For example: --tune {self.tune.with_suffix('.yaml')}",
-            )
-        check_writable(self.json_path, self.picture, self.tune, read=config_files(layers))
+        check_writable(self.json_path, self.picture, read=config_files(layers))
 
 
 def config_files(layers: Iterable[Layer]) -> list[Path]:
@@ -242,16 +209,10 @@ _OPTIONS = (
                  help="Largest all-reduce. [128M]"),
     click.option("--sweep", type=Counts(), metavar="1,2,4",
                  help="Launch these numbers of workers, and show how the speed grows."),
-    click.option("--against", type=click.Choice(AGAINST),
-                 help="Compare with a program without hvdtrain that does the same work."),
-    click.option("--tune", type=ExpandedPath(), metavar="FILE.yaml",
-                 help="Try settings by short runs, and write the job with the best ones."),
-    click.option("-np", "--num-proc", type=click.IntRange(1), metavar="N",
-                 help="Workers of each program for --against, and of the job for --tune. [2; 1 for plain]"),
     click.option("--repeat", type=click.IntRange(1, 100), metavar="N",
-                 help="How often each program is started. [1 for --sweep, 5 for --against, 3 for --tune]"),
+                 help="How often --sweep launches each number of workers. [1]"),
     click.option("-H", "--hosts", metavar="HOSTS",
-                 help="Hosts and slots for --sweep and --tune, such as host1:2,host2:2. [this host's cores]"),
+                 help="Hosts and slots for --sweep, such as host1:2,host2:2. [this host's cores]"),
     click.option("--controller", type=click.Choice(["mpi", "gloo"]),
                  help="Controller of the jobs that are launched. [horovodrun's choice]"),
     click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",

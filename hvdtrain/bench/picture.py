@@ -38,8 +38,6 @@ def draw(document: dict[str, Any], path: Path) -> None:
     figure = new_figure()
     if "sweep" in document:
         _draw_sweep(figure, document)
-    elif "ratio" in document:
-        _draw_ratio(figure, document)
     elif "predictions" in document:
         draw_plan(figure, document)
     else:
@@ -110,14 +108,3 @@ def _draw_sweep(figure: Any, document: dict[str, Any]) -> None:
     axes.set_xlabel("workers")
     axes.set_ylabel("samples/s")
     axes.legend()
-
-
-def _draw_ratio(figure: Any, document: dict[str, Any]) -> None:
-    axes = figure.add_subplot()
-    names = ["hvdtrain", document["against"]]
-    parts = [document["hvdtrain_step_seconds"], document["other_step_seconds"]]
-    medians = [part["median"] * 1e3 for part in parts]
-    below = [(part["median"] - part["low"]) * 1e3 for part in parts]
-    above = [(part["high"] - part["median"]) * 1e3 for part in parts]
-    axes.bar(names, medians, yerr=[below, above], capsize=6)
-    axes.set_ylabel("ms per step")

@@ -24,11 +24,6 @@ class Spread:
         """Return the spread of one measurement or more."""
         return cls(statistics.median(values), min(values), max(values))
 
-    @classmethod
-    def of_ratios(cls, values: Sequence[float], others: Sequence[float]) -> "Spread":
-        """Return the spread of the ratios of values that were measured in pairs."""
-        return cls.of([one / other for one, other in zip(values, others, strict=True)])
-
     def times(self, factor: float) -> "Spread":
         """Return it in another unit."""
         return Spread(self.median * factor, self.low * factor, self.high * factor)

@@ -18,7 +18,7 @@ from hvdtrain.bench.measure import check_rounds
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.result import VERSION, told
 from hvdtrain.bench.spread import Spread
-from hvdtrain.bench.worker import HVDTRAIN, layers_to_json
+from hvdtrain.bench.worker import layers_to_json
 from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import parse_host_list
@@ -118,7 +118,7 @@ def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], N
             for count in options.sweep:
                 say(f"{counted(count, 'worker')} ...")
                 path, to = folder / "job.json", folder / f"found-{turn}-{count}.json"
-                values = {"program": HVDTRAIN, "layers": layers_to_json(layers), "request": request}
+                values = {"layers": layers_to_json(layers), "request": request}
                 write_specification(path, {**values, "found": str(to)})
                 command = [*horovodrun(count, hosts, options.controller), *worker_command(path)]
                 program = Program(f"the job with {counted(count, 'worker')}", [command], limit_of(options))

@@ -8,15 +8,11 @@ from typing import Any
 
 import yaml
 
-from hvdtrain.bench.alone import bench_module
 from hvdtrain.bench.job import Request, bench_job
-from hvdtrain.bench.peer import Place
 from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError
 from hvdtrain.host.output import make_output_tolerant
 from hvdtrain.yaml_reader import parse_yaml, write_yaml
-
-HVDTRAIN = "hvdtrain"
 
 
 def layers_to_json(layers: Iterable[Layer]) -> list[dict[str, Any]]:
@@ -49,15 +45,9 @@ def layers_from_json(found: Iterable[Mapping[str, Any]]) -> list[Layer]:
 def work(specification: dict[str, Any]) -> None:
     """Collective. Do what a specification says, and write what was found, on rank 0."""
     layers = layers_from_json(specification["layers"])
-    if specification["program"] == HVDTRAIN:
-        result = bench_job(layers, Request(**specification["request"]))
-        found = None if result is None else result.to_document()
-    else:
-        place = Place(**specification["place"])
-        peer = bench_module(specification["framework"], "peer")
-        found = peer.run_peer(specification["program"], layers, place, specification["steps"])
-    if found is not None:
-        Path(specification["found"]).write_text(json.dumps(found), encoding="utf-8")
+    result = bench_job(layers, Request(**specification["request"]))
+    if result is not None:
+        Path(specification["found"]).write_text(json.dumps(result.to_document()), encoding="utf-8")
 
 
 def run_worker(work: Callable[[dict[str, Any]], None]) -> None:

@@ -22,7 +22,6 @@ def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, *
     \b
     horovodrun -np 2 python -m hvdtrain bench [CONFIG.yaml] --framework torch|tf [OPTIONS]
     python -m hvdtrain bench --sweep 1,2,4 --framework torch [OPTIONS]
-    python -m hvdtrain bench --against ddp --framework torch [OPTIONS]
 
     It takes the options of train and leaves no run directory behind.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.bench.options import check_writable
-from hvdtrain.bench.tuning import merged
-from hvdtrain.config import Config, Layer
+from hvdtrain.config import EITHER_OR, Config, Layer
 from hvdtrain.config_layers import parse_assignments, read_file
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError, UsageError
@@ -241,3 +240,23 @@ def _folder_of(path: Path | None, config: Config) -> Path:
     """Return the folder of a sweep that does not name one; the same for the same command."""
     name = path.stem if path else f"{Path(config.task.rpartition(':')[2]).stem.lower()}-{config.framework}"
     return Path("sweeps") / name
+
+
+def merged(layers: Sequence[Layer]) -> dict[str, Any]:
+    """Return the fields of layers together; a later one replaces the alternative of an earlier one."""
+    values: dict[str, Any] = {}
+    for layer in layers:
+        for one, other in EITHER_OR:
+            for given, displaced in ((one, other), (other, one)):
+                if layer.values.get(given) is not None and layer.values.get(displaced) is None:
+                    values.pop(displaced, None)
+        for name, value in layer.values.items():
+            values[name] = _joined(values.get(name), value)
+    return values
+
+
+def _joined(lower: Any, higher: Any) -> Any:
+    """Return the second value; of two mappings, with the keys of both at any depth, as a config has them."""
+    if not (isinstance(lower, Mapping) and isinstance(higher, Mapping)):
+        return higher
+    return {**lower, **{key: _joined(lower.get(key), value) for key, value in higher.items()}}

@@ -52,17 +52,3 @@ def test_a_sweep_launches_its_jobs(tmp_path):
     assert found["sweep"][0]["efficiency"]["median"] == pytest.approx(1.0)
     alone, together = (row["samples_per_second"]["median"] for row in found["sweep"])
     assert found["sweep"][1]["efficiency"]["median"] == pytest.approx(together / 2 / alone)
-
-
-@pytest.mark.parametrize(
-    ("framework", "program"), [("torch", "ddp"), ("torch", "horovod"), ("tf", "mwms"), ("tf", "horovod")]
-)
-def test_another_program_does_the_same_work(framework, program, tmp_path):
-    options = ["--against", program, "--repeat", "1", "--controller", "gloo"]
-    command = ["python", "-m", "hvdtrain", "bench", "--framework", framework, *options, *SHORT]
-    result = run(command, tmp_path)
-    found = measured(result, tmp_path)
-    assert (found["against"], found["workers"]) == (program, 2)
-    assert found["hvdtrain"][0]["first_loss"] == pytest.approx(found["other"][0]["first_loss"], abs=1e-4)
-    assert found["ratio"]["median"] > 0
-    assert "fewer than 3 pairs do not tell the spread" in result.stdout

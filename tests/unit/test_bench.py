@@ -2,49 +2,37 @@
 
 import json
 import math
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
 
 from hvdtrain.backends.local_steps import LoneWorker
-from hvdtrain.bench import against, command, picture, raw, sweep
-from hvdtrain.bench.against import check_same_work
+from hvdtrain.bench import command, picture, raw, sweep
 from hvdtrain.bench.blocks import joined
-from hvdtrain.bench.comparison import Comparison, verdict
 from hvdtrain.bench.job import notes_on
 from hvdtrain.bench.launch import horovodrun
 from hvdtrain.bench.machine import CpuTimes, busy_hosts
 from hvdtrain.bench.measure import Steps, bench_config
 from hvdtrain.bench.message_times import KIB, MIB, MessageTime, sizes_up_to, words_for_size
 from hvdtrain.bench.options import BenchOptions, take_options
-from hvdtrain.bench.peer import check_carried
 from hvdtrain.bench.result import Result
 from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
 from hvdtrain.cli import cli
-from hvdtrain.config import Config, Layer
-from hvdtrain.errors import EnvironmentFault, Interrupted, UsageError
+from hvdtrain.config import Config
+from hvdtrain.errors import EnvironmentFault, UsageError
 
 
 def test_a_spread_is_the_median_and_the_range():
     found = Spread.of([3.0, 1.0, 2.0])
     assert (found.median, found.low, found.high) == (2.0, 1.0, 3.0)
     assert found.times(1e3).describe(0) == "2,000 (1,000 to 3,000)"
-    assert Spread.of_ratios([1.0, 3.0], [2.0, 2.0]) == Spread(1.0, 0.5, 1.5)
-
-
-def test_ratios_are_of_pairs():
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        Spread.of_ratios([1.0, 3.0], [2.0])
 
 
 def test_the_parts_of_a_step_add_up_to_it():
@@ -247,18 +235,6 @@ def test_notes_of_the_jobs_of_a_sweep_are_shown_once():
     assert sweep.Sweep(sweep.swept_counts(found)).describe().count("note: nothing is saved") == 1
 
 
-def test_a_warning_names_the_program_whose_runs_it_is_about():
-    def runs(*warned: bool) -> list[dict]:
-        spread = Spread(0.01, 0.01, 0.01).to_dict()
-        known = {"task": "digits", "device": "it", "controller": "Gloo", "first_loss": 2.3}
-        return [{**known, "chunk_seconds": spread, "warnings": ["h1 was busy"] * one} for one in warned]
-
-    text = Comparison("ddp", 2, runs(False, False), runs(True, False)).describe()
-    assert "warning: ddp, 1 of 2 runs: h1 was busy" in text
-    assert "of 2 pairs; fewer than 3 pairs do not tell the spread, but see the warnings" in text
-    assert "warning: hvdtrain" not in text
-
-
 def test_a_step_of_a_sweep_has_the_range_of_its_speed():
     one = documents(100.0, mean_step_seconds=Spread(0.32, 0.25, 0.4).to_dict())
     assert "320.00 (250.00 to 400.00)" in sweep.Sweep(sweep.swept_counts({1: one})).describe()
@@ -288,27 +264,6 @@ def test_a_sweep_needs_a_slot_for_each_worker(monkeypatch):
         sweep.check_slots((4,), "h1:2,h2:1")
 
 
-@pytest.mark.parametrize(
-    ("ratio", "pairs", "said"),
-    [
-        (Spread(0.8, 0.7, 0.9), 5, "hvdtrain is faster"),
-        (Spread(1.2, 1.1, 1.3), 5, "hvdtrain is slower"),
-        (Spread(0.9, 0.8, 1.01), 5, "no difference beyond the spread"),
-        (Spread(0.8, 0.8, 0.8), 1, "fewer than 3 pairs do not tell the spread"),
-    ],
-)
-def test_a_verdict_needs_more_than_the_spread(ratio, pairs, said):
-    assert verdict(ratio, pairs) == said
-
-
-def test_programs_with_other_losses_are_not_compared():
-    check_same_work("ddp", {"first_loss": 2.30001}, {"first_loss": 2.30002})
-    with pytest.raises(UsageError, match=r"2\.3 in hvdtrain and 2\.31 in the other program"):
-        check_same_work("ddp", {"first_loss": 2.3}, {"first_loss": 2.31})
-    with pytest.raises(UsageError, match="do not do the same work"):
-        check_same_work("ddp", {"first_loss": math.nan}, {"first_loss": math.nan})
-
-
 def config(**values) -> Config:
     return Config(framework="torch", **values)
 
@@ -316,25 +271,6 @@ def config(**values) -> Config:
 class OwnStep:
     def torch_step(self):
         """Stand for a training step of the task's own."""
-
-
-@pytest.mark.parametrize(
-    ("values", "task", "said"),
-    [
-        ({"accumulate": 2}, object(), "accumulate: 2"),
-        ({"ema_decay": 0.9, "precision": "bf16"}, object(), "ema_decay: 0.9, precision: bf16"),
-        ({"optimizer": "lars"}, object(), "optimizer: lars"),
-        ({"compression": "fp16"}, object(), "compression: fp16"),
-        ({}, OwnStep, "the task's torch_step"),
-    ],
-)
-def test_what_a_program_cannot_do_is_refused(values, task, said):
-    with pytest.raises(UsageError, match=f"does not have .*{said}"):
-        check_carried(config(**values), task)
-
-
-def test_what_a_program_can_do_is_not_refused():
-    check_carried(config(optimizer="adamw", clip_norm=1.0, batch_size=8, eval_every=None, epochs=3), object())
 
 
 def test_a_measured_job_has_no_end_and_leaves_nothing():
@@ -384,7 +320,6 @@ def test_options_of_the_job_and_of_bench_are_told_apart(handed_on):
         (["--max-bytes", "many"], "'many' is not a size"),
         (["--sweep", "1,x"], "'1,x' is not a list of numbers of workers"),
         (["--sweep", "0"], "'0' is not a list of numbers of workers"),
-        (["--against", "spark"], "'spark' is not one of"),
         (["--batchsize", "8"], "No such option '--batchsize'. Did you mean '--batch-size'?"),
     ],
 )
@@ -397,15 +332,9 @@ def test_wrong_options_are_refused_in_words(words, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"sweep": (1,), "against": "ddp"}, "measurements of their own"),
-        ({"repeat": 2}, "--repeat is for --sweep, --against and --tune"),
+        ({"repeat": 2}, "--repeat is for --sweep"),
         ({"hosts": "h1:2"}, "-H is for --sweep"),
         ({"controller": "mpi"}, "--controller is for"),
-        ({"num_proc": 2}, "-np is for --against and --tune"),
-        ({"num_proc": 2, "sweep": (1,)}, "-np is for --against and --tune"),
-        ({"hosts": "h1:2", "against": "ddp"}, "--against runs jobs on this host"),
-        ({"tune": Path("job.yaml"), "against": "ddp"}, "measurements of their own"),
-        ({"tune": Path("job.yaml"), "picture": Path("a.png")}, "--tune draws no picture"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options, said):
@@ -416,8 +345,6 @@ def test_options_that_contradict_each_other_are_refused(options, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"tune": Path(__file__)}, "it exists"),
-        ({"tune": Path("tuned.txt")}, "whose name must end in .yaml or .yml"),
         ({"json_path": Path("/dev/null/a.json")}, "the folder /dev/null cannot be made"),
         ({"json_path": Path("/tmp")}, "/tmp is a folder"),
         ({"picture": Path("/proc/self/a.png")}, "/proc/self/a.png cannot be written"),
@@ -426,21 +353,6 @@ def test_options_that_contradict_each_other_are_refused(options, said):
 def test_files_that_cannot_be_written_are_refused_early(options, said):
     with pytest.raises(UsageError, match=said):
         command.run_bench([], BenchOptions(**options))
-
-
-@pytest.mark.parametrize("is_written", [False, True])
-@pytest.mark.parametrize("interruption", [None, Interrupted(signal.SIGTERM)])
-def test_a_config_is_written_if_it_is_faster(is_written, interruption, tmp_path, monkeypatch):
-    found = SimpleNamespace(
-        is_written=is_written, interruption=interruption, to_yaml=lambda: "threads: 1\n", describe=str,
-        to_document=lambda: {"runs": 1},
-    )  # fmt: skip
-    monkeypatch.setattr("hvdtrain.bench.tune_job.run_tune", lambda *_: found)
-    file, document = tmp_path / "t.yaml", tmp_path / "t.json"
-    with pytest.raises(Interrupted) if interruption else nullcontext():
-        command.run_bench([], BenchOptions(tune=file, json_path=document))
-    assert file.exists() == is_written
-    assert json.loads(document.read_text()) == {"runs": 1}
 
 
 def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
@@ -497,29 +409,17 @@ def test_options_that_are_not_given_have_their_defaults():
 
 
 def _none_given() -> dict:
-    names = ("against", "tune", "num_proc", "repeat", "hosts", "controller", "json_path", "picture")
+    names = ("repeat", "hosts", "controller", "json_path", "picture")
     names += ("max_bytes",)
     given = {"split": True, "all_reduce": True}
     return {**dict.fromkeys(names), **given}
 
 
-@pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"against": "ddp"}, {"tune": Path("job.yaml")}])
-def test_what_launches_workers_refuses_a_launcher(options, monkeypatch):
+def test_what_launches_workers_refuses_a_launcher(monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     with pytest.raises(UsageError, match="launches workers itself, but a launcher has started this process"):
-        command.run_bench([], BenchOptions(**options))
-
-
-def test_a_program_of_the_other_framework_is_refused():
-    layers = [Layer("options", {"framework": "tf"})]
-    with pytest.raises(UsageError, match="program of --framework torch, and the job has tf") as error:
-        against.run_against(layers, BenchOptions(against="ddp"), print)
-    assert error.value.remedy == "With tf: --against mwms, plain, horovod."
-    with pytest.raises(UsageError, match="no framework is given"):
-        against.run_against([], BenchOptions(against="ddp"), print)
-    with pytest.raises(UsageError, match="a plain loop has one worker"):
-        against.run_against(layers, BenchOptions(against="plain", num_proc=2), print)
+        command.run_bench([], BenchOptions(sweep=(1, 2)))
 
 
 def test_a_picture_needs_matplotlib(monkeypatch):

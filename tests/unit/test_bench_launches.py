@@ -1,17 +1,15 @@
-"""What bench launches: the programs of a sweep, a comparison and a tuning, with what they are told."""
+"""What bench launches: the jobs of a sweep, with what they are given."""
 
 import json
-import signal
 from pathlib import Path
 
 import pytest
-import yaml
 
-from hvdtrain.bench import against, command, sweep, tune_job
+from hvdtrain.bench import sweep
 from hvdtrain.bench.options import BenchOptions
 from hvdtrain.bench.worker import layers_from_json, layers_to_json
 from hvdtrain.config import Layer
-from hvdtrain.errors import ConfigError, Interrupted, UsageError
+from hvdtrain.errors import ConfigError
 
 LAYERS = [Layer("job.yaml", {"framework": "tf"}, is_file=True), Layer("options", {"batch_size": 8})]
 
@@ -40,9 +38,6 @@ class Launches:
             "task": "digits", "device": "TensorFlow on the CPU", "controller": "MPI", "version": 1,
         }  # fmt: skip
 
-    def names(self) -> list[str]:
-        return [told[0]["program"] for told in self.told]
-
 
 def quiet(_: str) -> None:
     """Show nothing."""
@@ -64,105 +59,6 @@ def test_a_sweep_launches_each_number(monkeypatch):
     assert [row.efficiency.median for row in found.rows] == [1.0, 0.5]
     assert found.describe().count("warning: busy") == 1
     assert [row["workers"] for row in found.to_document()["sweep"]] == [1, 2]
-
-
-def test_programs_are_started_in_turn(monkeypatch):
-    launches = Launches(monkeypatch, against)
-    found = against.run_against(LAYERS, BenchOptions(against="mwms", repeat=3, seconds=1.0), quiet)
-    pair = ["hvdtrain", "mwms"]
-    assert launches.names() == [*pair, *reversed(pair), *pair]  # what comes first may have it better
-    told = launches.told[1]
-    assert [one["place"]["rank"] for one in told] == [0, 1]
-    assert told[0]["place"]["ports"] == told[1]["place"]["ports"]
-    assert len(set(told[0]["place"]["ports"])) == 2
-    assert told[0]["place"]["store"] == told[1]["place"]["store"] != launches.told[2][0]["place"]["store"]
-    assert {one["steps"] for one in told} == {100}  # of the time that hvdtrain's steps take
-    assert found.ratio.median == 1.0
-    assert "ratio      1.00 (1.00 to 1.00) of 3 pairs; no difference beyond the spread" in found.describe()
-    assert found.to_document()["against"] == "mwms"
-
-
-def test_horovods_own_optimizer_is_launched_as_the_job_is(monkeypatch):
-    launches = Launches(monkeypatch, against)
-    against.run_against(LAYERS, BenchOptions(against="horovod", repeat=1, controller="gloo"), quiet)
-    words = [program.commands[0][1:4] for program in launches.programs]
-    assert words == 2 * [["--gloo", "-np", "2"]]
-
-
-def test_other_work_ends_the_comparison(monkeypatch):
-    launches = Launches(monkeypatch, against)
-    run = launches.run
-
-    def other(program, found):
-        launches.loss = 2.4 if program.name != "hvdtrain" else 2.3
-        return run(program, found)
-
-    monkeypatch.setattr(against, "run_program", other)
-    with pytest.raises(UsageError, match="do not do the same work"):
-        against.run_against(LAYERS, BenchOptions(against="mwms"), quiet)
-    assert len(launches.programs) == 2
-
-
-def test_settings_reach_the_jobs_that_are_tuned(monkeypatch):
-    launches = Launches(monkeypatch, tune_job)
-    tries = [("controller", "gloo"), ("HOROVOD_CYCLE_TIME", 5), ("threads", 1)]
-    monkeypatch.setattr(tune_job, "settings_to_try", lambda *_: tries)
-    found = tune_job.run_tune(LAYERS, BenchOptions(tune=Path("t.yaml"), repeat=1), quiet)
-    assert [trial.name for trial in found.trials] == ["controller", "HOROVOD_CYCLE_TIME", "threads"]
-    assert found.gain is None
-    changed = [launches.programs[place] for place in (1, 3)]  # with one pair each, the setting comes first
-    assert "--gloo" in changed[0].commands[0]
-    assert "--gloo" not in launches.programs[2].commands[0]
-    assert changed[1].environ == {"HOROVOD_CYCLE_TIME": "5"}
-    assert layers_from_json(launches.told[5][0]["layers"])[2].values == {"threads": 1}
-    assert len(launches.told) == 7
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_leaves_what_a_tuning_has_found(number, monkeypatch, tmp_path, capsys):
-    launches = Launches(monkeypatch, tune_job)
-    run = launches.run
-
-    def interrupted(program, found):
-        if len(launches.programs) == 8:
-            signal.raise_signal(number)
-        values = json.loads(Path(program.commands[0][-1]).read_text())["layers"]
-        seconds = 0.005 if "threads" in str(values) else 0.01
-        return run(program, found) | {"chunk_seconds": {"median": seconds}}
-
-    monkeypatch.setattr(tune_job, "run_program", interrupted)
-    monkeypatch.setattr(tune_job, "settings_to_try", lambda *_: [("threads", 1), ("compile", True)])
-    file, document = tmp_path / "t.yaml", tmp_path / "t.json"
-    with pytest.raises(Interrupted) as error:
-        command.run_bench(LAYERS, BenchOptions(tune=file, json_path=document))
-    assert error.value.exit_code == 128 + number
-    assert yaml.safe_load(file.read_text()) == {"framework": "tf", "batch_size": 8, "threads": 1}
-    found = json.loads(document.read_text())
-    assert (found["interrupted"], [one["kept"] for one in found["trials"]]) == (True, [True])
-    said = capsys.readouterr()
-    assert f"interrupted ({number.name}): nothing else was tried" in said.out
-    assert "nothing was written" not in said.err
-
-
-def test_a_tuning_on_several_hosts_starts_there(monkeypatch, tmp_path):
-    launches = Launches(monkeypatch, tune_job)
-    monkeypatch.chdir(tmp_path)
-    asked = []
-
-    def tries(on_hosts, build, given, controller):
-        asked.append(on_hosts)
-        return [("mpi_allreduce", "ring")]
-
-    monkeypatch.setattr(tune_job, "settings_to_try", tries)
-    options = BenchOptions(tune=Path("t.yaml"), repeat=1, num_proc=3, hosts="h1:1,h2:4")
-    tune_job.run_tune(LAYERS, options, quiet)
-    assert asked == [[1, 2]]
-    assert all("h1:1,h2:4" in program.commands[0] for program in launches.programs)
-    assert launches.programs[1].environ["OMPI_MCA_coll_tuned_allreduce_algorithm"] == "ring"
-    assert list(tmp_path.iterdir()) == []
-    said: list[str] = []
-    tune_job.run_tune(LAYERS, BenchOptions(tune=Path("t.yaml"), repeat=1, hosts="h1:1,h2:4"), said.append)
-    assert (asked[1], said[0]) == ([1, 4], "5 workers on 2 hosts"), "all of their slots"
 
 
 def test_no_folder_is_left(monkeypatch, tmp_path):

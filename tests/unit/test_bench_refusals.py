@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from support.predictions import MEASURED, sure
 
-from hvdtrain.bench import against, before_launch, command, job, predict_command, sweep, tune_job
+from hvdtrain.bench import before_launch, command, job, predict_command, sweep
 from hvdtrain.bench.options import BenchOptions, check_writable
 from hvdtrain.bench.predict_evidence import evidence_of
 from hvdtrain.bench.predict_options import PlanOptions
@@ -21,7 +21,7 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import Interrupted, UsageError
 from hvdtrain.horovod_build import InstalledBuild
 
-COMMANDS = [{"sweep": (1, 2)}, {"against": "ddp"}, {"tune": Path("job.yaml")}, {}]
+COMMANDS = [{"sweep": (1, 2)}, {}]
 RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, 10**6)
 
 
@@ -30,8 +30,7 @@ def nothing_starts(monkeypatch):
     def fails(*_):
         raise AssertionError("a program was started")
 
-    for module in (against, sweep, tune_job):
-        monkeypatch.setattr(module, "run_program", fails)
+    monkeypatch.setattr(sweep, "run_program", fails)
     monkeypatch.setattr(job, "started", fails)
     for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):  # which a job sets before it starts
         monkeypatch.setenv(name, "")
@@ -65,14 +64,10 @@ def test_what_a_job_would_refuse_is_refused_before_it_starts(options, values, sa
         command.run_bench(layers, BenchOptions(**options))
 
 
-@pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"against": "ddp"}, {"tune": Path("job.yaml")}])
-def test_a_batch_that_is_too_small_for_one_of_the_jobs_is_refused_before_any_starts(
-    options, nothing_starts, monkeypatch
-):
-    monkeypatch.setattr(against, "check_carried", lambda *_: None)
+def test_a_batch_that_is_too_small_for_one_of_the_jobs_is_refused_before_any_starts(nothing_starts):
     layers = [Layer("options", {"framework": "torch", "global_batch_size": 1})]
     with pytest.raises(UsageError, match="global_batch_size 1 is smaller than workers x accumulate = 2 x 1"):
-        command.run_bench(layers, BenchOptions(**options))
+        command.run_bench(layers, BenchOptions(sweep=(1, 2)))
 
 
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
@@ -81,28 +76,24 @@ def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(controller,
     monkeypatch.setattr(before_launch, "installed_build", lambda: lacking)
     layers = [Layer("options", {"framework": "torch"})]
     said = f"--controller {controller}: Horovod was built without {'MPI' if controller == 'mpi' else 'Gloo'}"
-    for options in COMMANDS[:3]:
-        with pytest.raises(UsageError, match=said):
-            command.run_bench(layers, BenchOptions(controller=controller, **options))
+    with pytest.raises(UsageError, match=said):
+        command.run_bench(layers, BenchOptions(controller=controller, sweep=(1, 2)))
     with pytest.raises(UsageError, match=said):
         predict_command.run_plan(layers, PlanOptions(controller=controller))
 
 
-@pytest.mark.parametrize("options", [{"sweep": (1, 2, 3)}, {"against": "ddp"}, {"tune": Path("job.yaml")}])
 def test_adasum_with_workers_that_are_no_power_of_two_is_refused_before_any_starts(
-    options, nothing_starts, monkeypatch
+    nothing_starts, monkeypatch
 ):
-    monkeypatch.setattr(against, "check_carried", lambda *_: None)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
     layers = [Layer("options", {"framework": "torch", "sync_every": 4, "outer_optimizer": "adasum"})]
-    workers = {} if "sweep" in options else {"num_proc": 3}
     with pytest.raises(UsageError, match="adasum cannot be used with 3 workers: they are combined"):
-        command.run_bench(layers, BenchOptions(**options, **workers))
+        command.run_bench(layers, BenchOptions(sweep=(1, 2, 3)))
     with pytest.raises(UsageError, match="adasum cannot be used with Gloo: Horovod has it over MPI alone"):
-        command.run_bench(layers, BenchOptions(**options, **workers, controller="gloo"))
+        command.run_bench(layers, BenchOptions(sweep=(1, 2, 3), controller="gloo"))
 
 
-@pytest.mark.parametrize("options", [*COMMANDS[:3], {"all_reduce": False}])
+@pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"all_reduce": False}])
 def test_a_largest_all_reduce_where_none_is_measured_is_refused(options, nothing_starts):
     with pytest.raises(UsageError, match=r"--max-bytes is the largest all-reduce, and --.* measures none"):
         command.run_bench([], BenchOptions(max_bytes=1 << 20, **options))
@@ -124,12 +115,8 @@ def test_the_config_file_of_the_job_is_not_replaced(words, tmp_path, monkeypatch
 def test_one_file_for_two_things_is_refused(tmp_path, monkeypatch):
     """The second would replace the first."""
     monkeypatch.chdir(tmp_path)
-    for options in (
-        {"json_path": Path("a.png"), "picture": tmp_path / "a.png"},
-        {"json_path": Path("a.yaml"), "tune": Path("a.yaml")},
-    ):
-        with pytest.raises(UsageError, match="is named twice"):
-            command.run_bench([], BenchOptions(**options))
+    with pytest.raises(UsageError, match="is named twice"):
+        command.run_bench([], BenchOptions(json_path=Path("a.png"), picture=tmp_path / "a.png"))
 
 
 def test_the_check_of_files_leaves_them_as_they_are(tmp_path):
@@ -150,21 +137,13 @@ def test_a_file_that_the_system_refuses_is_found_before_anything_is_measured(nam
         check_writable(Path(name))
 
 
-@pytest.mark.parametrize("values", [{"compression": "fp16"}, {"sync_every": 4}])
-def test_what_another_program_does_not_have_is_refused_before_it_starts(values, nothing_starts):
-    layers = [Layer("options", {"framework": "torch", **values})]
-    with pytest.raises(UsageError, match="--against cannot compare equal work"):
-        command.run_bench(layers, BenchOptions(against="ddp"))
-
-
 @pytest.mark.parametrize("error", [Interrupted(signal.SIGINT), KeyboardInterrupt()])
 @pytest.mark.parametrize("rank", [None, "0", "1"])
 def test_a_signal_ends_a_measurement_with_one_line(error, rank, monkeypatch, capsys):
     def ends(*_, **__):
         raise error
 
-    for module in ("sweep", "against", "tune_job"):
-        monkeypatch.setattr(f"hvdtrain.bench.{module}.run_{module.removesuffix('_job')}", ends)
+    monkeypatch.setattr("hvdtrain.bench.sweep.run_sweep", ends)
     monkeypatch.setattr(command, "bench_job", ends)
     monkeypatch.setattr(predict_command, "_evidence", ends)
     if rank is not None:
