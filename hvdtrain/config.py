@@ -233,11 +233,10 @@ class Config(BaseModel):
         description="Local steps: number of steps that each worker trains on its own before the workers "
         "average their parameters; if not given, they average their gradients in every step.",
     )
-    outer_optimizer: Literal["average", "nesterov", "adasum"] = Field(
+    outer_optimizer: Literal["average", "nesterov"] = Field(
         "average",
         description="What follows local steps: the workers go on from the average of their parameters, "
-        "take a step of SGD with Nesterov momentum towards it (DiLoCo), or combine what they moved by "
-        "Adasum (over MPI, with 2, 4, 8 and so on workers).",
+        "or take a step of SGD with Nesterov momentum towards it (DiLoCo).",
     )
     outer_learning_rate: float = Field(
         0.7, gt=0, description="Learning rate of the outer optimizer nesterov."

@@ -27,7 +27,7 @@ _PART_BYTES = 64 << 20  # a message that long takes many times its latency, and 
 class OuterOptimizer:
     """What the workers do with the average of their parameters.
 
-    ``average`` goes on from it. ``adasum`` combines what they moved in place of averaging (``adasum.py``).
+    ``average`` goes on from it.
     ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch has it::
 
         g = parameters of the last synchronisation - average of the parameters now
@@ -43,7 +43,7 @@ class OuterOptimizer:
         momentum: of nesterov.
     """
 
-    name: Literal["average", "nesterov", "adasum"]
+    name: Literal["average", "nesterov"]
     learning_rate: float
     momentum: float
 
@@ -226,9 +226,6 @@ def describe_local_steps(config: Config) -> str:
     """Return what travels between workers, for the plan."""
     outer = OuterOptimizer.of(config)
     every = Cadence(config.sync_every or 1).describe()
-    if outer.name == "adasum":
-        text = "combine by Adasum what each parameter moved, and average the optimizer's state"
-        return f"stay on their worker; {every} the workers {text}"
     text = f"stay on their worker; {every} the workers average parameters and the optimizer's state, in fp32"
     if outer.name == "average":
         return text

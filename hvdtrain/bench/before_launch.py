@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 
-from hvdtrain.backends.adasum import check_adasum_workers
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
@@ -22,20 +21,18 @@ def check_before_launch(config: Config, counts: Iterable[int], controller: str |
 
     Raises:
         UsageError: If Horovod was built without the controller.
-        ConfigError: If a worker would have no samples, or Horovod cannot do what the config asks for with
-            that number of workers or that controller.
+        ConfigError: If a worker would have no samples.
     """
     reason = "measures what a worker computes by itself, and no stage trains alone"
     check_not_split(config, "bench", reason, SPEED_OF_STAGES)
     build = installed_build()
-    title = None if controller is None else _TITLES[controller]
     if build is not None and controller is not None:
         has = {"mpi": build.mpi is not None, "gloo": build.gloo}[controller]
         if not has:
+            title = _TITLES[controller]
             raise UsageError(
                 f"--controller {controller}: Horovod was built without {title}",
                 f"Leave --controller out, or build Horovod with {title} ({BUILD_COMMAND}).",
             )
     for count in counts:
         batch_plan(config, count, None)
-        check_adasum_workers(config, count, title)

@@ -82,9 +82,6 @@ def check_predictable(config: Config) -> None:
     elif config.stages > 1:
         problem = f"stages {config.stages} passes activations between workers, which a plan does not predict"
         remedy = "Plan without it; metrics.jsonl has the speed of a training with stages."
-    elif config.outer_optimizer == "adasum":
-        problem = "outer_optimizer adasum combines parameters, of which a plan has no measured sums"
-        remedy = "Plan with --outer-optimizer average, or measure with bench."
     else:
         return
     raise UsageError(problem, remedy, everywhere=True)

@@ -41,8 +41,7 @@ def _what_it_means(config: Config, plan: TrainingPlan) -> str:
     if plan.batch.workers > 1:
         return "the result depends on the number of workers"
     if config.outer_optimizer != "nesterov":
-        what = "combine" if config.outer_optimizer == "adasum" else "average"
-        return f"one worker, so there is nothing to {what}"
+        return "one worker, so there is nothing to average"
     return f"one worker, which takes an outer step after {Cadence(config.sync_every or 1).describe()}"
 
 

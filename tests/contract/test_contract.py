@@ -13,7 +13,6 @@ SUITE = Path(__file__).with_name("suite_backend.py")
 TRANSACTION = Path(__file__).with_name("suite_transaction.py")
 LOCAL_STEPS = Path(__file__).with_name("suite_local_steps.py")
 REDUCTION = Path(__file__).with_name("suite_reduction.py")
-ADASUM = Path(__file__).with_name("suite_adasum.py")
 LOW_RANK = Path(__file__).with_name("suite_low_rank.py")
 
 
@@ -61,17 +60,6 @@ def test_reducers_keep_the_contract(framework, workers, controller, runner, tmp_
 @pytest.mark.parametrize(("workers", "controller"), [(1, "none"), (2, "mpi"), (2, "gloo")])
 def test_local_steps_keep_the_contract(framework, workers, controller, tmp_path):
     run_suite(LOCAL_STEPS, workers, controller, framework, cwd=tmp_path, timeout=500)
-
-
-@pytest.mark.parametrize(
-    ("framework", "workers", "controller"),
-    [
-        *(("torch", 1, "none"), ("torch", 2, "mpi"), ("torch", 4, "mpi"), ("tf", 2, "mpi"), ("tf", 4, "mpi")),
-        *(("torch", 3, "mpi"), ("torch", 2, "gloo"), ("tf", 2, "gloo")),  # refused
-    ],
-)
-def test_adasum_keeps_the_contract(framework, workers, controller, tmp_path):
-    run_suite(ADASUM, workers, controller, framework, cwd=tmp_path, timeout=500)
 
 
 @pytest.mark.parametrize(

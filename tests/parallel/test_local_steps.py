@@ -39,17 +39,6 @@ def test_both_frameworks_have_the_same_curve_over_both_controllers():
     assert "the result depends on the number of workers" in said(torch)
 
 
-def test_both_frameworks_have_the_same_curve_with_adasum_and_resume_it():
-    options = ("--outer-optimizer", "adasum", "--sync-every", "1")
-    torch, tf = (trained(framework, 2, "mpi", *options) for framework in ("torch", "tf"))
-    np.testing.assert_allclose(tf.losses, torch.losses, rtol=1e-4)
-    assert "every step the workers combine by Adasum what each parameter moved" in said(torch)
-    assert "the result depends on the number of workers" in said(torch)
-    for framework, run in (("torch", torch), ("tf", tf)):
-        resumed = trained(framework, 2, "mpi", *options, "--resume", str(checkpoint(run, HALF)))
-        assert logged(resumed) == [line for line in logged(run) if line["step"] > HALF]
-
-
 @pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(framework, controller):
     whole = trained(framework, 2, controller)

@@ -12,7 +12,6 @@ LEFT_OUT = (
     r"test_added_losses\.py::.*options2",
     r"test_bench\.py::.*(\[tf|sweep)",
     r"test_compression\.py",
-    r"test_contract\.py::test_adasum.*(4-mpi|torch-3|tf-2-gloo|1-none)",
     r"test_contract\.py::test_compressed.*(torch-3-mpi|tf-2-gloo)",
     r"test_plan\.py::.*without_a_launcher",
     r"test_parity\.py::test_built_in.*(mlp|bert|lstm)",

@@ -82,17 +82,6 @@ def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(controller,
         predict_command.run_plan(layers, PlanOptions(controller=controller))
 
 
-def test_adasum_with_workers_that_are_no_power_of_two_is_refused_before_any_starts(
-    nothing_starts, monkeypatch
-):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2})
-    layers = [Layer("options", {"framework": "torch", "sync_every": 4, "outer_optimizer": "adasum"})]
-    with pytest.raises(UsageError, match="adasum cannot be used with 3 workers: they are combined"):
-        command.run_bench(layers, BenchOptions(sweep=(1, 2, 3)))
-    with pytest.raises(UsageError, match="adasum cannot be used with Gloo: Horovod has it over MPI alone"):
-        command.run_bench(layers, BenchOptions(sweep=(1, 2, 3), controller="gloo"))
-
-
 @pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"all_reduce": False}])
 def test_a_largest_all_reduce_where_none_is_measured_is_refused(options, nothing_starts):
     with pytest.raises(UsageError, match=r"--max-bytes is the largest all-reduce, and --.* measures none"):

@@ -49,7 +49,7 @@ def test_what_was_of_that_training_alone_is_left_out():
 def test_what_the_tasks_defaults_say_of_exchanging_gradients_is_left_out():
     """Synchronised batch norm and local steps cannot be had together, but a training had one of them."""
     made = manifest(sync_batch_norm=True)
-    of_task = {"sync_every": 4, "outer_optimizer": "adasum", "compression": "powersgd:4", "profile": "2-3"}
+    of_task = {"sync_every": 4, "outer_optimizer": "nesterov", "compression": "powersgd:4", "profile": "2-3"}
     layers = checkpoint_config.layers_of(Checkpoint(Path("c"), made), [])
     config = resolve([Layer("defaults of the task", of_task), *layers])
     assert (config.sync_every, config.outer_optimizer, config.compression) == (None, "average", "none")

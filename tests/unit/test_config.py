@@ -283,7 +283,7 @@ OTHER_OFFENCES = [
         for value in ("powersgd", "powersgd:0", "powersgd:33", "powersgd:x", "powersgd:4:4", "powersgd:-1")
     ),
     ("device", "tpu", "should be 'auto', 'cpu' or 'gpu'"),
-    ("outer_optimizer", "adam", "should be 'average', 'nesterov' or 'adasum'"),
+    ("outer_optimizer", "adam", "should be 'average' or 'nesterov'"),
     ("shard", "parameters", "should be 'none', 'optimizer' or 'gradients'"),
     ("initial_parameters", "zeros", "should be 'model' or 'portable'"),
     ("task_options", [1], "should be a valid dictionary"),
@@ -320,10 +320,6 @@ def test_every_bound_of_every_field_is_tested_above():
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        (
-            {"outer_optimizer": "adasum"},
-            "outer_optimizer adasum follows local steps: give sync_every too",
-        ),
         (
             {"outer_optimizer": "nesterov"},
             "outer_optimizer nesterov follows local steps: give sync_every too",

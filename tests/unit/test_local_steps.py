@@ -191,9 +191,7 @@ SIGTERM = "SIGTERM: at the next synchronisation, up to 4 steps later"
     [
         (2, "average", "the result depends on the number of workers"),
         (2, "nesterov", "the result depends on the number of workers"),
-        (2, "adasum", "the result depends on the number of workers"),
         (1, "average", "one worker, so there is nothing to average"),
-        (1, "adasum", "one worker, so there is nothing to combine"),
         (1, "nesterov", "one worker, which takes an outer step after every 4 steps"),
     ],
 )

@@ -394,7 +394,7 @@ def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
 OUTER = {"optimizer/outer_momentum/a/kernel": np.full((3, 4), 7, np.float32)}
 
 
-@pytest.mark.parametrize("fields", [{}, {"sync_every": 4}, {"sync_every": 4, "outer_optimizer": "adasum"}])
+@pytest.mark.parametrize("fields", [{}, {"sync_every": 4}])
 def test_a_note_says_that_the_outer_momentum_is_dropped(tmp_path, fields):
     save_state(tmp_path, {**make_state(1.0), **OUTER})
     backend = make_backend()

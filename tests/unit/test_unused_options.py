@@ -54,7 +54,6 @@ def notes(*layers: Layer, own_optimizer: bool = False, has_eval_data: bool = Tru
         ),
         ({"outer_momentum": 0.5, "sync_every": 4}, ["outer_momentum 0.5"]),
         ({"outer_momentum": 0.5, "sync_every": 4, "outer_optimizer": "nesterov"}, []),
-        ({"outer_momentum": 0.5, "sync_every": 4, "outer_optimizer": "adasum"}, ["outer_momentum 0.5"]),
         ({"lr_scaling": "sqrt", "sync_every": 4}, ["lr_scaling sqrt"]),
         ({"lr_scaling": "sqrt", "sync_every": 4, "global_batch_size": 64}, ["lr_scaling sqrt"]),
         ({"lr_scaling": "sqrt", "sync_every": 4, "base_batch_size": 16}, []),

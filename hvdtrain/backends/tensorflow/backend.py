@@ -26,7 +26,6 @@ from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
-from hvdtrain.backends.adasum import check_adasum
 from hvdtrain.backends.base import (
     Backend,
     BackendInfo,
@@ -660,7 +659,6 @@ class TensorFlowBackend:
     def _make_local_steps(self, tensors: ModelState, own_optimizer: str, config: Config) -> LocalSteps | None:
         if config.sync_every is None:
             return None
-        check_adasum(config, self.workers, not self._is_cpu)
         if own_optimizer:
             check_optimizer(self._optimizers[MAIN], own_optimizer, config)
         return LocalSteps(

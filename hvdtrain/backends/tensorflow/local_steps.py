@@ -17,7 +17,6 @@ from hvdtrain.backends.local_steps import (
     check_averaged,
     in_parts,
 )
-from hvdtrain.backends.tensorflow.adasum import Adasum
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.functions import native
@@ -40,7 +39,7 @@ class LocalSteps:
     """Adds up what local steps give, and makes the workers equal.
 
     Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
-    outer optimizer takes its step. Adasum combines parameters in place of averaging them. Other variables,
+    outer optimizer takes its step. Other variables,
     such as the statistics of batch norm, are averaged when they are needed: before evaluating and saving. The
     moving average of the weights sees those of the synchronisations.
 
@@ -69,10 +68,7 @@ class LocalSteps:
         fields = list(model.trainable_fields())
         self._parameters = [native(field.variable) for field in fields]
         self._steps = optimizer.iterations
-        self._adasum: Adasum | None = None
-        if outer.name == "adasum" and workers.size > 1:
-            self._adasum = Adasum(fields)
-        self._averaged = [*([] if self._adasum else self._parameters), *_slots_of(optimizer)]
+        self._averaged = [*self._parameters, *_slots_of(optimizer)]
         self._ema = ema
         self._outer = outer
         self._workers = workers
@@ -94,8 +90,6 @@ class LocalSteps:
             self._steps_before = int(self._steps.numpy())
             for start, parameter in zip(self._starts, self._parameters, strict=False):
                 start.assign(parameter)
-            if self._adasum is not None:
-                self._adasum.begin()
 
     def add(
         self,
@@ -146,8 +140,6 @@ class LocalSteps:
             means = tf.split(flat, [variable.shape.num_elements() for variable in variables])
             for variable, mean in zip(variables, means, strict=True):
                 variable.assign(tf.reshape(mean, variable.shape))
-        if self._adasum is not None:
-            self._adasum.combine()
         return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
 
     def _step(self) -> None:

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
-from hvdtrain.backends.adasum import check_adasum
 from hvdtrain.backends.base import (
     Backend,
     BackendInfo,
@@ -735,7 +734,6 @@ class TorchBackend:
     def _make_local_steps(self, tensors: ModelState, own_optimizer: str, config: Config) -> LocalSteps | None:
         if config.sync_every is None:
             return None
-        check_adasum(config, self.workers, self._device.type != "cpu")
         if own_optimizer:
             check_optimizer(self._optimizer, own_optimizer, config)
         return LocalSteps(

@@ -14,7 +14,6 @@ from hvdtrain.backends.local_steps import (
     check_averaged,
     in_parts,
 )
-from hvdtrain.backends.torch.adasum import Adasum
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.flat import as_reals
@@ -34,7 +33,7 @@ class LocalSteps:
     """Adds up what local steps give, and makes the workers equal.
 
     Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
-    outer optimizer takes its step. Adasum combines parameters in place of averaging them. Buffers, such as
+    outer optimizer takes its step. Buffers, such as
     the statistics of batch norm, are averaged when they are needed: before evaluating and saving. The moving
     average of the weights sees those of the synchronisations.
 
@@ -71,9 +70,6 @@ class LocalSteps:
         self._starts: list[torch.Tensor] = []
         has_momentum = outer.name == "nesterov"
         self._momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
-        self._adasum: Adasum | None = None
-        if outer.name == "adasum" and workers.size > 1:
-            self._adasum = Adasum(model.trainable_fields())
         known = {id(e.tensor): momentum for e, momentum in zip(entries, self._momenta, strict=False)}
         self.fields: list[Field] = [
             replace(field, tensors=tuple(known.get(id(t), t) for t in field.tensors), prefix=OUTER_PREFIX)
@@ -87,8 +83,6 @@ class LocalSteps:
         if self._sums.steps == 0:
             self._slots.begin()
             self._starts = [parameter.clone() for parameter in self._parameters] if self._momenta else []
-            if self._adasum is not None:
-                self._adasum.begin()
 
     def add(
         self,
@@ -129,7 +123,7 @@ class LocalSteps:
         """Collective. Make parameters and slots equal, in place; return the sum of a vector."""
         if self._workers.size == 1:
             return vector
-        averaged = [*([] if self._adasum else self._parameters), *self._slots.averaged()]
+        averaged = [*self._parameters, *self._slots.averaged()]
         parts = in_parts([(str(tensor.dtype), tensor.nbytes) for tensor in averaged])
         for number, places in enumerate(parts):
             tensors = [averaged[place] for place in places]
@@ -143,8 +137,6 @@ class LocalSteps:
             torch._foreach_copy_(
                 tensors, [mean.view(t.shape) for mean, t in zip(means, tensors, strict=True)]
             )
-        if self._adasum is not None:
-            self._adasum.combine()
         summed: torch.Tensor = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
         return summed
 
