@@ -3,7 +3,7 @@
 What can be called: :func:`train`, :func:`evaluate`, :func:`predict`, :func:`load`, :func:`export`,
 :func:`import_weights`, :func:`lr_find`, and :func:`launch`, which starts workers from a notebook or a script.
 What goes in and comes out: :class:`Summary`, :class:`Callback`, :class:`RunContext`, :class:`Dataset`,
-:class:`EvalSets`, :func:`as_dataset`, :func:`open_parquet`, :func:`open_webdataset`, :func:`open_mds`,
+:class:`EvalSets`, :func:`as_dataset`, :func:`open_parquet`, :func:`open_webdataset`,
 :func:`stream`, :func:`pad`, :func:`all_gather`, :class:`Block`, :class:`Weighted`, :class:`SumMetric`,
 :class:`GatheredMetric`, :class:`MetricObject`, and the module :mod:`errors`. They are loaded on first use,
 so that ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
@@ -36,7 +36,6 @@ __all__ = [
     "launch",
     "load",
     "lr_find",
-    "open_mds",
     "open_parquet",
     "open_webdataset",
     "pad",
@@ -64,7 +63,6 @@ _HOMES = {
     "launch": "hvdtrain.launching.launch",
     "load": "hvdtrain.jobs.load",
     "lr_find": "hvdtrain.search.lr_find",
-    "open_mds": "hvdtrain.data.mds",
     "open_parquet": "hvdtrain.data.parquet",
     "open_webdataset": "hvdtrain.data.webdataset",
     "pad": "hvdtrain.data.collate",
@@ -83,7 +81,6 @@ if TYPE_CHECKING:
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset
     from hvdtrain.data.eval_sets import EvalSets
-    from hvdtrain.data.mds import open_mds
     from hvdtrain.data.parquet import open_parquet
     from hvdtrain.data.stream import stream
     from hvdtrain.data.webdataset import open_webdataset

@@ -1,4 +1,4 @@
-"""What files in tars and values of MDS become: arrays, numbers and text, by the kind that they have."""
+"""What files in tars become: arrays, numbers and text, by the kind that they have."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Data sets of records in files that have an index: Parquet, WebDataset's tars, MDS."""
+"""Data sets of records in files that have an index: Parquet, WebDataset's tars."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol

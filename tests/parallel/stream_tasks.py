@@ -120,13 +120,6 @@ class WebDataset(Linear):
         return hvdtrain.open_webdataset("part-{0..3}.tar", inputs="x.npy", targets="y.npy")
 
 
-class Mds(Linear):
-    """Shards of MDS."""
-
-    def train_data(self):
-        return hvdtrain.open_mds("mds", inputs="x", targets="y")
-
-
 class Parquet(Linear):
     """Row groups of Parquet."""
 

@@ -83,7 +83,7 @@ def indices(run):
 
 @pytest.mark.parametrize(
     ("framework", "tasks"),
-    [("torch", ("WebDataset", "Mds", "Parquet")), ("tf", ("WebDataset", "Parquet"))],
+    [("torch", ("WebDataset", "Parquet")), ("tf", ("WebDataset", "Parquet"))],
     ids=FRAMEWORKS,
 )
 def test_files_with_an_index_have_one_curve_at_any_number_of_workers(framework, tasks):

@@ -80,7 +80,6 @@ OPEN = {
     "parquet": lambda url: hvdtrain.open_parquet(f"{url}/part-*.parquet", inputs="x", targets="y"),
     "tars": lambda url: hvdtrain.open_webdataset(f"{url}/part-{{0..2}}.tar", inputs="x.npy", targets="y.npy"),
     "folder": lambda url: hvdtrain.open_webdataset(url, inputs="x.npy", targets="y.npy"),
-    "mds": lambda url: hvdtrain.open_mds(f"{url}/mds", inputs="x", targets="y"),
 }
 
 
