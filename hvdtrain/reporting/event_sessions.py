@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event
+
 from hvdtrain.regular_files import open_regular
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\.\d+\.hvdtrain")
 _FIRST_BYTES = 4096  # they hold the first record, and the second unless it has many scalars
-_VARINT, _DOUBLE, _BYTES, _FLOAT = 0, 1, 2, 5  # wire types
-_WALL_TIME, _STEP, _SESSION_LOG = 1, 2, 7  # fields of Event
 
 
 class Session(NamedTuple):
@@ -45,20 +46,17 @@ def sessions_in(folder: Path) -> list[Session]:
         try:
             with open_regular(path) as file:
                 found.append(_session(file.read(_FIRST_BYTES)))
-        except (OSError, ValueError, IndexError, KeyError, struct.error):
+        except (OSError, ValueError, DecodeError, struct.error):
             continue
     return found
 
 
 def _session(content: bytes) -> Session:
-    """Read the first two records of an event file; raises ValueError, IndexError or struct.error."""
-    first, second = (_fields_of(record) for record in _first_records(content))
-    began = struct.unpack("<d", first[_WALL_TIME])[0]
-    if not math.isfinite(began):
+    """Read the first two records of an event file; raises ValueError, DecodeError or struct.error."""
+    first, second = map(Event.FromString, _first_records(content))
+    if not first.wall_time or not math.isfinite(first.wall_time):
         raise ValueError("no time")
-    is_resumed = _SESSION_LOG in second
-    step = int.from_bytes(second[_STEP], "little") if is_resumed else 0
-    return Session(began, step - 1 if is_resumed else None)
+    return Session(first.wall_time, second.step - 1 if second.HasField("session_log") else None)
 
 
 def _first_records(content: bytes) -> Iterator[bytes]:
@@ -68,32 +66,3 @@ def _first_records(content: bytes) -> Iterator[bytes]:
         length = struct.unpack_from("<Q", content, place)[0] if place < len(content) else 0
         yield content[place + 12 : place + 12 + length]
         place += 16 + length
-
-
-def _fields_of(event: bytes) -> dict[int, bytes]:
-    """Return the fields of an Event; numbers as eight bytes, the lowest first."""
-    fields: dict[int, bytes] = {}
-    place = 0
-    while place < len(event):
-        key, place = _read_varint(event, place)
-        kind = key & 7
-        if kind == _VARINT:
-            value, place = _read_varint(event, place)
-            fields[key >> 3] = (value & (1 << 64) - 1).to_bytes(8, "little")
-            continue
-        size = {_DOUBLE: 8, _FLOAT: 4}.get(kind, 0)
-        if kind == _BYTES:
-            size, place = _read_varint(event, place)
-        fields[key >> 3] = event[place : place + size]
-        place += size
-    return fields
-
-
-def _read_varint(content: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = content[place]
-        value |= (byte & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-        if byte < 0x80:
-            return value, place
