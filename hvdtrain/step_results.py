@@ -218,9 +218,10 @@ def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetr
     """Collective. Name the parameters that got no gradient in a step, on any worker."""
     gathered = session.backend.workers.allgather_object(metrics.unused_names)
     found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
+    acts = "; with --stages, momentum and weight decay act on it" if session.config.stages > 1 else ""
     session.report.note(
         f"no gradient reached {some(found, 4)} at step {step.step}; where another worker has one, this "
-        "counts as zero"
+        f"counts as zero{acts}"
     )
 
 

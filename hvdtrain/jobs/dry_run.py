@@ -19,7 +19,7 @@ from hvdtrain.data.repeats import reused_memory, shared_samples
 from hvdtrain.errors import NOT_THE_TASKS, DataError, HvdtrainError, TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
-from hvdtrain.jobs.dry_run_looks import find_broadcast, has_row_numbers, random_note, scale_note
+from hvdtrain.jobs.dry_run_looks import drawn_note, find_broadcast, has_row_numbers, random_note, scale_note
 from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.seeding import random_state_kept
@@ -70,13 +70,16 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     begun_seconds = time.perf_counter()
     with random_state_kept():
         passes = list(_passes(session, task, memory))
+        again = session.train_batch(session.plan(), session.state.progress) if passes else None
         may_halve = passes and passes[0].result.memory is not None and not passes[0].with_row_numbers
-        half = _half(session) if may_halve else None
+        half = _half(session, again) if may_halve else None
         reused, shared = (_reused_memory(session), dict(_shared(session))) if passes else (None, {})
     errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
     error = next((error for error in errors if error), None)
     found = dict(note for one in passes for note in find_notes(one)) | shared
+    if again is not None:
+        found |= drawn_note(passes[0].arrays, Pass.of("", again, passes[0].result, "").arrays)
     if passes and passes[0].comparing and session.config.accumulate > 1:
         found["comparing"] = f"{passes[0].comparing}; it sees one micro-batch, and not the whole batch"
     workers = session.backend.workers
@@ -129,14 +132,13 @@ def check_alone(session: Session, task: Any) -> None:
     share_findings(workers, error, {})
 
 
-def _half(session: Session) -> StepMemory | None:
+def _half(session: Session, batch: HostBatch | None) -> StepMemory | None:
     """Return what half a micro-batch takes of memory; None if it cannot be computed alone. Local."""
     plan, config = session.plan(), session.config
     if (
         config.sync_batch_norm or config.stages > 1 or plan.batch.micro_batch < 2
     ):  # the first two have collectives
         return None
-    batch = session.train_batch(plan, session.state.progress)
     return None if batch is None else session.backend.dry_run(batch.half(), training=True).memory
 
 

@@ -112,6 +112,24 @@ def _inputs_of(arrays: Mapping[str, Any]) -> set[str]:
     return named or {name for name in arrays if first[name] not in {*TARGETS, "weights"}}
 
 
+def drawn_note(once: Mapping[str, NDArray[Any]], again: Mapping[str, NDArray[Any]]) -> dict[str, str]:
+    """Return the note on a batch of training data that has other values when it is read again.
+
+    Args:
+        once: the arrays as they were read first.
+        again: as they were read once more, in the same process.
+    """
+    for name, array in once.items():
+        if not np.array_equal(array, again.get(name, ()), equal_nan=array.dtype.kind in "fc"):
+            return {
+                "drawn": f"reading a batch of the training data again gives another {name!r}: the data set, "
+                "collate or train_collate draws random numbers anew, so a repeated or resumed run computes "
+                "something else, and so does one with another number of workers. Derive them from a sample's "
+                "index or from the keys of augmented(); to mix samples, use the options mixup and cutmix"
+            }
+    return {}
+
+
 def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False) -> str:
     """Return the note on a batch that is evaluated twice with different results; empty if they agree.
 

@@ -206,8 +206,10 @@ def _tf_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
             loss = _tf_loss(task, model, batch, training=True)
             scaled = optimizer.scale_loss(loss)
         variables = [*model.trainable_variables, *of_loss]
+        decay = 0.0 if hasattr(task, "tf_optimizer") else task.defaults.get("weight_decay", 0.0)
         pairs = zip(tape.gradient(scaled, variables), variables, strict=True)
-        optimizer.apply_gradients([pair for pair in pairs if pair[0] is not None])
+        decayed = [(g + decay * v if decay else g, v) for g, v in pairs if g is not None]
+        optimizer.apply_gradients(decayed)
         task.after_step(model, step)
         yield ("train", step), float(loss)
         if step % 2 == 0 and evaluated is not None:

@@ -130,6 +130,17 @@ def _slots(optimizer: Any, fields: list[Field], prefix: str) -> Iterator[Field]:
             yield Field(variable.path, variable.path, variable, shape, prefix=f"{prefix}variable")
 
 
+def slots_by_parameter(optimizer: Any) -> dict[int, list[Any]]:
+    """Return an optimizer's slots by the identity of their parameters."""
+    found: dict[int, list[Any]] = {}
+    for one in _with_inner(optimizer):
+        for _, variables in _slot_lists(one):
+            for parameter, variable in zip(one._trainable_variables, variables, strict=True):
+                if variable is not None:
+                    found.setdefault(id(parameter), []).append(variable)
+    return found
+
+
 def _with_inner(optimizer: Any) -> Iterator[Any]:
     """Return an optimizer and those that it wraps, as one that scales losses does."""
     while optimizer is not None:

@@ -40,8 +40,9 @@ class ShardedUpdate(Update):
         super().update(own or [tf.zeros([0])], learning_rate)
         self._shards.gather(lambda segment: segment.variable.value, "parameters")
 
-    def _updated(self) -> list[Any]:
-        return self._shards.variables
+    def _updated(self) -> list[tuple[str, Any]]:
+        paths = [segment.field.path for segment in self._shards.segments] or [""]
+        return list(zip(paths, self._shards.variables, strict=True))
 
     def _own_gradients(self, gradients: Sequence[Tensor]) -> list[tuple[OwnSegment, Tensor]]:
         """Return the gradient of each segment, in the order in which the optimizer has them."""
@@ -72,7 +73,8 @@ class ShardedGradientsUpdate(ShardedUpdate):
         self._clock.ready([*gradients, vector])
         by_path = {field.path: gradient for field, gradient in zip(self._fields, gradients, strict=True)}
         parts = [self._sum(bucket, by_path) for bucket in self._shards.buckets]
-        vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+        vector = hvd.allreduce(self._with_reached(vector), op=hvd.Sum, name="hvdtrain.metrics")
+        vector = self._without_reached(vector)
         self._waits_for = [*parts, vector]
         self._clock.reduced(self._waits_for)
         return parts, vector

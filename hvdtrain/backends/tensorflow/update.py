@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage
-from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, normalized
+from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
 from hvdtrain.backends.tensorflow.model_state import Field
+from hvdtrain.backends.tensorflow.optimizer_state import slots_by_parameter
 from hvdtrain.backends.tensorflow.precision import LossScale, own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.step_clock import StepClock
@@ -60,6 +61,8 @@ class Update:
         self._waits_for: list[Tensor] = []
         self._is_finite: Tensor | None = None
         self._own_scale: Tensor | None = None
+        self._unused: list[int] = []  # places of parameters without a gradient here
+        self._left_out: dict[str, Tensor] = {}  # by path, whether no worker has one
         self.begin()
 
     def begin(self) -> None:
@@ -81,16 +84,20 @@ class Update:
     def fill_in_unused(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
         """Return dense gradients with zeros for parameters that were not reached, and their names.
 
-        So every worker reduces all parameters, and weight decay and momentum act on them alike at any
-        number of workers.
+        So every worker reduces all parameters.
         """
-        unused = [field.name for field, g in zip(self._fields, gradients, strict=True) if g is None]
+        self._unused = [place for place, gradient in enumerate(gradients) if gradient is None]
+        unused = [self._fields[place].name for place in self._unused]
         return dense(gradients, self._parameters, self._zero), unused
 
     def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return the sums of the gradients and of the step's vector over workers."""
+        """Collective. Return the sums of the gradients and of the step's vector over workers.
+
+        How many workers have a gradient of each parameter travels with it; who lacks one looks at that.
+        """
         self._clock.ready([*gradients, vector])
-        reduced, vector = self._reducer.finish_with(gradients, vector)
+        reduced, vector = self._reducer.finish_with(gradients, self._with_reached(vector))
+        vector = self._without_reached(vector)
         self._waits_for = [*reduced, vector] if self._workers.may_reduce else []
         self._clock.reduced(self._waits_for)
         return reduced, vector
@@ -133,7 +140,7 @@ class Update:
         with self._after_reductions():
             self._optimizer.learning_rate.assign(learning_rate)
             if self._is_finite is None:
-                self._optimizer.apply(scaled(gradients, self._own_scale), self._updated())
+                self._applied(scaled(gradients, self._own_scale))
             else:
                 tf.cond(self._is_finite, lambda: self._applied(gradients), lambda: tf.constant(False))
 
@@ -147,12 +154,36 @@ class Update:
             self._ema.update(share)
 
     def _applied(self, gradients: list[Tensor]) -> Tensor:
-        self._optimizer.apply(gradients, self._updated())
+        """Let the optimizer take its step; what no worker has a gradient of keeps its values and slots."""
+        updated = self._updated()
+        slots = slots_by_parameter(self._optimizer) if self._left_out else {}
+        kept = [
+            (native(each), tf.identity(native(each)), self._left_out[path])
+            for path, variable in updated
+            if path in self._left_out
+            for each in (variable, *slots.get(id(variable), ()))
+        ]
+        self._optimizer.apply(gradients, [variable for _, variable in updated])
+        for variable, before, is_left_out in kept:
+            variable.assign(tf.where(is_left_out, before, variable))
         return tf.constant(True)
 
-    def _updated(self) -> list[Any]:
-        """Return what the optimizer updates, one variable for each gradient."""
-        return self._parameters
+    def _updated(self) -> list[tuple[str, Any]]:
+        """Return what the optimizer updates, one variable for each gradient, with the parameter's path."""
+        return [(field.path, field.variable) for field in self._fields]
+
+    def _with_reached(self, vector: Tensor) -> Tensor:
+        """Return a step's vector with a 1 for each parameter that has a gradient here, 0 for the others."""
+        unused = set(self._unused)
+        return joined(vector, [0.0 if place in unused else 1.0 for place in range(len(self._fields))])
+
+    def _without_reached(self, vector: Tensor) -> Tensor:
+        """Return the sum of such vectors without that; a worker that lacks gradients looks at it."""
+        end = vector.shape[0] - len(self._fields)
+        self._left_out = {
+            self._fields[place].path: tf.equal(vector[end + place], 0) for place in self._unused
+        }
+        return vector[:end]
 
     def _agreed(self, is_finite: Tensor) -> Tensor:
         """Return whether the gradients of all workers are finite; here, all have the same."""

@@ -50,13 +50,14 @@ def _cut_parts(group: Group, owned: dict[int, list[OwnSegment]]) -> None:
             )
         row = parameter.numel() // max(1, len(parameter))
         for segment in owned.get(id(parameter), ()):
-            own = []
+            own, its_numbers = [], []
             for number, (start, stop) in enumerate(parts, count):
                 first, last = max(start * row, segment.begin), min(stop * row, segment.end)
                 if first < last:
                     own.append((first - segment.begin, last - segment.begin))
-                    numbers.append(number)
+                    its_numbers.append(number)
             cut.append(tuple(own))
+            numbers.append(its_numbers)
         count += len(parts)
     group["parts"], group["part_numbers"], group["part_count"] = tuple(cut), tuple(numbers), count
 
@@ -80,7 +81,9 @@ class SharedNorms:
             others: those of the gradients or of the updates.
         """
         squares = torch.zeros(2, group["part_count"], dtype=torch.float64)
-        numbers = torch.tensor(group["part_numbers"], dtype=torch.int64)
+        of_parameters = zip(group["params"], group["part_numbers"], strict=True)
+        own = [number for p, numbers in of_parameters if p.grad is not None for number in numbers]
+        numbers = torch.tensor(own, dtype=torch.int64)
         if weights:
             for row, tensors in zip(squares, (weights, others), strict=True):
                 row.index_add_(0, numbers, _squared_norms(tensors).cpu())

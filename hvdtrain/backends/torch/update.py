@@ -8,7 +8,6 @@ import torch
 
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.ema import ExponentialMovingAverage
-from hvdtrain.backends.torch.large_batch import LAMB, LARS
 from hvdtrain.backends.torch.model_state import Entry
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction import GradientReducer
@@ -161,8 +160,7 @@ class Update:
 
     def update(self, learning_rate: float) -> None:
         """Let the optimizer take its step, without parameters that no worker has a gradient of."""
-        if not isinstance(self._optimizer, LARS | LAMB):  # which need all for their norms
-            self._leave_out()
+        self._leave_out()
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
         self._optimizer.step()

@@ -80,3 +80,24 @@ class OfTensorFlow(KerasGlobal):
         import tensorflow as tf
 
         return tf.random.uniform(shape)
+
+
+class InCollate(Model):
+    """A batch function that draws: of a column that the model does not take, so the losses are a loop's."""
+
+    judge = Judge(
+        frameworks=("torch",), workers=(2,), noted=("training data again gives another 'noise'", "mixup")
+    )
+
+    def train_data(self):
+        return dict(zip(("inputs", "targets"), super().train_data(), strict=True))
+
+    def train_collate(self, samples):
+        columns = {key: np.stack([sample[key] for sample in samples]) for key in ("inputs", "targets")}
+        return {**columns, "noise": np.random.rand(len(samples)).astype("float32")}
+
+    def torch_model(self):
+        import torch
+
+        torch.manual_seed(0)
+        return torch.nn.Linear(4, 3)

@@ -192,6 +192,34 @@ class Unused(Model):
         torch.manual_seed(0)
         return Unused()
 
+    def tf_model(self):
+        import keras
+
+        class Unused(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.used = keras.layers.Dense(3)
+                self.unused = self.add_weight(shape=(3,), initializer="ones", name="unused")
+
+            def call(self, x, training=False):
+                return self.used(x) + (0 if training else self.unused)
+
+        keras.utils.set_random_seed(0)
+        model = Unused()
+        model(keras.ops.zeros((1, 4)))
+        return model
+
+
+class UnusedWithAdamW(Unused):
+    """A Keras optimizer of the task's own neither decays nor moves them."""
+
+    judge = Judge(frameworks=("tf",), workers=(2,))
+
+    def tf_optimizer(self):
+        import keras
+
+        return keras.optimizers.AdamW(0.1, weight_decay=0.1)
+
 
 class UsedInSomeSteps(Model):
     """A branch that only some batches take, the same on all workers: no gradient, no decay, no momentum."""
