@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import Backend, ModelFiles
 from hvdtrain.backends.imports import quick_imports
 from hvdtrain.config import Config
@@ -30,14 +31,15 @@ def load_backend(config: Config, membership: Membership | None = None, ranks: Se
     if framework.flag == "torch":
         require_triton_before_tensorflow()
     try:
-        with quick_imports(framework.postponed):
+        with ACTIVITY.during(f"importing {framework.title}"), quick_imports(framework.postponed):
             module = import_module(framework.module if config.stages == 1 else framework.staged_module)
     except ImportError as error:
         raise HorovodBuildError(
             f"{framework.title} or Horovod's extension for it cannot be loaded: {error}",
             f"If it is Horovod, build it again:\n  {BUILD_COMMAND} --force",
         ) from error
-    return cast(Backend, module.start(config, membership, ranks))
+    with ACTIVITY.during("starting Horovod, which waits for all workers"):
+        return cast(Backend, module.start(config, membership, ranks))
 
 
 def model_files(backend: Backend, framework: Framework) -> ModelFiles:

@@ -43,6 +43,7 @@ from hvdtrain.jobs.training_run import (
     try_out,
 )
 from hvdtrain.loop import run as run_loop
+from hvdtrain.reporting.console import start_explained
 from hvdtrain.reporting.summary import Summary
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
@@ -108,7 +109,7 @@ def run_job(
         from_python: whether a script called: then the summary has the history, and Horovod stays if all
             workers fail.
     """
-    with interruptible() as signals, seeded_frameworks():
+    with interruptible() as signals, seeded_frameworks(), start_explained():
         job = prepare(layers, task_class)
         watching = Watching()
         membership = join_elastic_job(job.config, signals, watching)

@@ -1,6 +1,7 @@
 """The rank that a launcher passes, and the terminal that it writes to."""
 
 import os
+import queue
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -8,8 +9,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from hvdtrain.activity import ACTIVITY
 from hvdtrain.host import launcher
 from hvdtrain.host.launcher import host_name, launched_rank, open_console
+from hvdtrain.reporting.console import start_explained
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -122,3 +125,11 @@ def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job():
 )
 def test_a_host_of_an_elastic_job_has_the_name_that_its_launcher_gives_it(environ, expected):
     assert host_name(environ) == expected
+
+
+def test_a_start_that_takes_long_says_on_a_terminal_what_it_does(monkeypatch):
+    said = queue.Queue()
+    console_of = SimpleNamespace(is_terminal=True, print=lambda text, **_: said.put(text))
+    monkeypatch.setattr("hvdtrain.reporting.console.open_console", lambda: console_of)
+    with ACTIVITY.during("importing PyTorch"), start_explained(silent_seconds=0.01):
+        assert said.get(timeout=20) == "importing PyTorch (for 0 s)"
