@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.object_urls import (
+    BLOCK_BYTES,
     PATIENCE,
     ChangedObjectError,
     MissingObjectError,
@@ -21,7 +22,6 @@ from hvdtrain.object_urls import (
     shown,
 )
 
-BLOCK_BYTES = 8_000_000
 _MOST_PARTS = 9_000  # S3 takes 10,000
 _PARTS_AT_ONCE = 4
 
@@ -117,8 +117,9 @@ def _download(
 def _blocks(url: str, size_bytes: int, patience: Patience) -> Iterator[bytes]:
     for first in range(0, size_bytes, BLOCK_BYTES):
         end = min(first + BLOCK_BYTES, size_bytes)
+        block = _block(url, first, end, size_bytes, patience)
         ACTIVITY.progress()
-        yield _block(url, first, end, size_bytes, patience)
+        yield block
 
 
 def _block(url: str, first: int, end: int, size_bytes: int, patience: Patience) -> bytes:

@@ -38,6 +38,7 @@ _NO_CREDENTIALS = (
 _S3 = ("s3", "s3a")
 _WRITES = ("pipe_file", "put_file", "cp_file", "rm_file")
 READ_ONLY = ("http", "https")
+BLOCK_BYTES = 8_000_000
 _LOOK_SECONDS = 1.0
 
 
@@ -59,15 +60,29 @@ class Patience:
 PATIENCE = Patience()
 
 
-@dataclass
 class Traffic:
-    """What this process has moved to and from stores.
+    """What this process has moved to and from stores, in blocks. What is moved again counts once.
+
+    So requests that a store refuses, and what is read over and over, are no progress.
 
     Attributes:
-        moved_bytes: the bytes of contents, also of such as were moved in vain.
+        moved_bytes: the bytes of contents that were moved for the first time.
     """
 
-    moved_bytes: int = 0
+    def __init__(self) -> None:
+        self.moved_bytes = 0
+        self._known: dict[tuple[str, str], int] = {}
+
+    def count(self, url: str, method: str, end: int) -> None:
+        """Count what a request has moved of an object, whose bytes up to ``end`` are there now."""
+        before = self._known.get((url, method), 0)
+        if -(-end // BLOCK_BYTES) > -(-before // BLOCK_BYTES):
+            self.moved_bytes += end - before
+            self._known[url, method] = end
+
+    def begin_anew(self) -> None:
+        """Count each object once more."""
+        self._known.clear()
 
 
 TRAFFIC = Traffic()
@@ -264,7 +279,7 @@ def request(
         patience: how long it may take.
         method: such as "cat_file".
         arguments: the method's further arguments.
-        progress: an object whose ``value`` grows with the bytes that were moved; None without one.
+        progress: fsspec's callback, whose ``value`` grows with the bytes that were moved; None without one.
         options: the method's further arguments, by name.
 
     Raises:
@@ -282,8 +297,14 @@ def request(
     for number in range(1, patience.tries + 1):
         system.invalidate_cache()  # a listing may be outdated by another process
         try:
-            found = _awaited(system, call, patience, progress) if is_asynchronous else call()
-            TRAFFIC.moved_bytes += len(found) if isinstance(found, bytes) else 0
+            if progress is not None:
+                progress.absolute_update(0)
+            count = partial(TRAFFIC.count, url, method)
+            found = _awaited(system, call, patience, progress, count) if is_asynchronous else call()
+            if progress is not None:
+                count(progress.value)
+            elif isinstance(found, bytes):
+                count((options.get("start") or 0) + len(found))
             return found
         except Exception as error:
             if number == patience.tries or not _is_passing(error):
@@ -293,8 +314,10 @@ def request(
     raise AssertionError("a request is sent at least once")
 
 
-def _awaited(system: Any, call: Callable[[], Any], patience: Patience, progress: Any) -> Any:
-    """Return what a coroutine in fsspec's event loop returns, while it moves bytes.
+def _awaited(
+    system: Any, call: Callable[[], Any], patience: Patience, progress: Any, count: Callable[[int], None]
+) -> Any:
+    """Return what a coroutine in fsspec's event loop returns, while it moves bytes, which are counted.
 
     Raises:
         TimeoutError: If it moves none for so long. What it does is cancelled.
@@ -304,15 +327,14 @@ def _awaited(system: Any, call: Callable[[], Any], patience: Patience, progress:
 
     future = asyncio.run_coroutine_threadsafe(call(), system.loop)
     try:
-        since_seconds, moved = time.monotonic(), None
+        since_seconds, before = time.monotonic(), None
         while True:
             concurrent.futures.wait([future], min(_LOOK_SECONDS, patience.stall_seconds))
             if future.done():
                 return future.result()
-            before, moved = moved, getattr(progress, "value", None)
-            if moved != before:
-                since_seconds = time.monotonic()
-                TRAFFIC.moved_bytes += max(0, (moved or 0) - (before or 0))
+            if (value := getattr(progress, "value", None)) != before:
+                since_seconds, before = time.monotonic(), value
+                count(value or 0)
             if time.monotonic() - since_seconds > patience.stall_seconds:
                 raise TimeoutError(f"no answer within {patience.stall_seconds:g} s")
     finally:

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -58,12 +58,11 @@ class Saver(Protocol):
         """Wait until what is being written is written."""
         ...
 
-    def publish(self, idle_seconds: float, most_seconds: float) -> str:
+    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
         """Wait until a run directory at a URL has all that was written; return why it has not.
 
         Args:
-            idle_seconds: how long to wait while no bytes move.
-            most_seconds: how long to wait in all.
+            limits: returns for how many seconds to wait while nothing is taken by the store, and in all.
         """
         ...
 
@@ -106,7 +105,7 @@ class NoSaver:
     def finish(self, timeout_seconds: float | None = None) -> None:
         """Wait for nothing."""
 
-    def publish(self, idle_seconds: float, most_seconds: float) -> str:
+    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
         """Wait for nothing."""
         return ""
 

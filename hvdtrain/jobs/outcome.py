@@ -141,11 +141,7 @@ def end_together(session: Session, summary: Summary) -> Summary:
         summary = _with_history(session, summary)
     else:
         summary = session.backend.workers.broadcast_object(summary)
-    wanted = session.config.on_save_error == "stop"
-    newest = summary.checkpoint
-    is_lost = session.is_remote and not session.stopped  # what is in no store is not where it should be
-    is_lost |= newest is None or (not session.stopped and step_of(Path(newest)) < summary.steps)
-    if summary.save_error and (wanted or is_lost):
+    if summary.save_error and _is_unsaved(session, summary):
         if session.is_remote and not summary.failed_saves:
             raise SaveError(  # the state is on this host
                 summary.save_error,
@@ -162,6 +158,20 @@ def end_together(session: Session, summary: Summary) -> Summary:
     if session.stopped:
         raise Stopped(summary.error)
     return summary
+
+
+def _is_unsaved(session: Session, summary: Summary) -> bool:
+    """Return whether a job ends with an error because of what is not saved. Local: rank 0 knows."""
+    newest, is_over = summary.checkpoint, not session.stopped
+    is_lost = session.is_remote and is_over  # what is in no store is not where it should be
+    is_lost |= newest is None or (is_over and step_of(Path(newest)) < summary.steps)
+    return bool(summary.save_error) and (is_lost or session.config.on_save_error == "stop")
+
+
+def with_save_error(session: Session, summary: Summary, error: str | None) -> Summary:
+    """Return the summary of an end in order with an error of saving. Local: rank 0 knows of one."""
+    summary = replace(summary, save_error=summary.save_error or error)
+    return replace(summary, status="unsaved") if _is_unsaved(session, summary) else summary
 
 
 def _with_history(session: Session, summary: Summary) -> Summary:
@@ -222,7 +232,7 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
     if session.is_remote:
         checkpoint, problem_there = session.saver.published()
         save_error = save_error or problem_there
-    return Summary(
+    summary = Summary(
         status=status,
         framework=session.config.framework,
         task=session.config.task,
@@ -246,3 +256,4 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         peak_memory_mib=round(memory[0], 1),
         peak_device_memory_mib=round(memory[1], 1),
     )
+    return with_save_error(session, summary, None) if verified else summary

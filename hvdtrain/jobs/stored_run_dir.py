@@ -12,6 +12,7 @@ from hvdtrain.checkpoints.storage import NAME, Checkpoint, step_of
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
+from hvdtrain.jobs.signals import Signals
 from hvdtrain.object_urls import is_url, join, shown
 from hvdtrain.paths import run_folder
 from hvdtrain.reporting.report import Report
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from hvdtrain.stores.run_store import RunStore
 
 CHECKPOINTS = "checkpoints"
-# seconds to wait for uploads: while no bytes move, and in all
+# seconds to wait for uploads: while the store takes nothing, and in all
 _COMPLETED, _STOPPED, _ENDED_EARLY = (60.0, 3600.0), (30.0, 300.0), (5.0, 20.0)
 _LAST_SECONDS = 10.0  # for what trackers and event files wrote when they were closed
 
@@ -136,18 +137,19 @@ def values_in_store(store: "RunStore", folder: Path, last_step: int) -> dict[Pat
     return {path: value for path, value in paths.items() if step_of(path) <= last_step}
 
 
-def publish(session: Session, status: str) -> str:
+def publish(session: Session, status: str, signals: Signals) -> str:
     """Wait until a run directory at a URL has all that was written. Local: rank 0 has something to wait for.
 
     Args:
         session: the run.
         status: how training ended, on which it depends how long to wait.
+        signals: what signals want of this worker: one that comes meanwhile shortens the wait.
 
     Returns:
         Why not all is there; empty if it is.
     """
-    waiting = {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY)
-    return session.saver.publish(*waiting)
+    limits = {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY)
+    return session.saver.publish(lambda: limits if signals.number is None else min(limits, _STOPPED))
 
 
 def end_uploads(saver: Saver, report: Report, seconds: float = _LAST_SECONDS) -> None:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,6 +24,7 @@ from hvdtrain.jobs.outcome import (
     status_of,
     summarise,
     where_it_stood,
+    with_save_error,
     write_summary_on_loss,
 )
 from hvdtrain.jobs.resume import ResumePoint
@@ -207,14 +208,29 @@ def _train_session(
         raise WorkerFailure(problem) from error
     finally:
         problem = exchange_cause(session.run_dir, workers.rank, workers.host, problem, sys.exc_info()[1])
-        with waiting_for_rank_zero(workers, "uploading the last checkpoint") if in_order else nullcontext():
-            publish(session, status if in_order else "failed")
-        reading = waiting_for_rank_zero(workers, "reading the last checkpoint") if in_order else nullcontext()
-        with reading:
-            summary = summarise(session, status, problem, verified=in_order)
-            session.report.on_end(summary)
-        with waiting_for_rank_zero(workers, "uploading the summary") if in_order else nullcontext():
-            if (missing := publish(session, status if in_order else "failed")) and not summary.save_error:
-                summary = replace(summary, save_error=missing)
-            session.saver.is_complete = status == "completed" and not missing
+        summary = _report_end(session, status, problem, signals, in_order)
     return end_together(session, summary)
+
+
+def _report_end(
+    session: Session, status: str, problem: str | None, signals: Signals, in_order: bool
+) -> Summary:
+    """Upload what was written, report how training ended, and upload that. Collective if in order."""
+    waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    if in_order:
+        waiting = partial(waiting_for_rank_zero, session.backend.workers)
+    ending = status if in_order else "failed"
+    seconds = session.report.seconds()  # without the uploads that are awaited
+    with waiting("uploading the last checkpoint"):
+        publish(session, ending, signals)
+    with waiting("reading the last checkpoint"):
+        summary = summarise(session, status, problem, verified=in_order)
+        summary = replace(summary, seconds=round(seconds, 3))
+        session.report.on_end(summary)
+    with waiting("uploading the summary"):
+        missing = publish(session, ending, signals)
+        if missing and in_order and not summary.save_error:
+            summary = with_save_error(session, summary, missing)
+            session.report.write_summary(summary)  # which the store does not have
+        session.saver.is_complete = status == "completed" and not missing
+    return summary

@@ -105,10 +105,11 @@ class Console(Callback):
             )
         if summary.bad_samples:
             self.note(f"{counted(summary.bad_samples, 'sample')} could not be read and were skipped")
-        if summary.status == "completed":
+        if summary.status == "completed" or (summary.status == "unsaved" and not summary.error):
             final = ", ".join(f"{name} {value:.4f}" for name, value in summary.final.items())
+            end = "done" if summary.status == "completed" else "trained, not saved"
             self.say(
-                f"done: {final or 'no evaluation'}; {counted(summary.steps, 'step')} "
+                f"{end}: {final or 'no evaluation'}; {counted(summary.steps, 'step')} "
                 f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s{_memory(summary)}\n"
                 f"run directory: {summary.run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
             )

@@ -13,8 +13,8 @@ from typing import Any
 from hvdtrain.reporting.lock_state import LockState
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 
-RUNNING, COMPLETED, STOPPED, FAILED = "running", "completed", "stopped", "failed"
-KILLED, UNKNOWN = "killed", "unknown"
+RUNNING, COMPLETED, UNSAVED, STOPPED = "running", "completed", "unsaved", "stopped"
+FAILED, KILLED, UNKNOWN = "failed", "killed", "unknown"
 LOST_SECONDS = 10.0  # between two worlds of an elastic job, nobody holds the lock for a moment
 FAR_SECONDS = 600.0  # a shared folder may not show the locks of another host
 
@@ -50,7 +50,7 @@ def status_of(
 def ending_of(summary: Mapping[str, Any]) -> str:
     """Return the word for how a summary says that a run ended."""
     status = summary.get("status")
-    return status if status in (COMPLETED, STOPPED, FAILED) else UNKNOWN
+    return status if status in (COMPLETED, UNSAVED, STOPPED, FAILED) else UNKNOWN
 
 
 def is_outdated(run_dir: Path, lock: LockState) -> bool:

@@ -30,7 +30,8 @@ class Summary:
     """How a run ended; what summary.json holds.
 
     Attributes:
-        status: "completed", "stopped" or "failed".
+        status: "completed", "stopped", "failed"; "unsaved" in place of the first two if the state is not
+            saved as it should be.
         framework: "torch" or "tf".
         task: the task's name or path.
         workers: number of workers.

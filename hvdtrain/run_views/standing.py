@@ -134,7 +134,7 @@ def describe_results(summary: Mapping[str, Any]) -> str:
         parts.append(
             ", ".join(f"{plain(str(name))} {number_text(value, '.4f')}" for name, value in final.items())
         )
-    for name in ("stopped_early", "error"):
+    for name in ("stopped_early", "save_error", "error"):
         if summary.get(name):
             parts.append(plain(str(summary[name]).splitlines()[0]))
     return "; ".join(parts)

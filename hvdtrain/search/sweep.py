@@ -155,7 +155,8 @@ class Sweep:
     def _is_over(self, trial: FrozenTrial) -> bool:
         """Keep the result of a trial that completed; return whether it has one."""
         summary = summary_of(run_directory(self.plan.folder, trial.number))
-        if summary.get("status") != "completed":
+        status = summary.get("status")
+        if status != "completed" and (status != "unsaved" or "error" in summary):  # which says why it stopped
             return False
         metric, value = self.plan.goal.metric, summary.get("final", {}).get(self.plan.goal.metric)
         notes = {"seconds": summary["seconds"], "steps": summary["steps"]}

@@ -27,7 +27,7 @@ class UploadState:
         whole: names of the checkpoints that are whole in the store.
         problem: why nothing can be uploaded now; empty if it can.
         lost: why nothing is uploaded any more: another job has the run directory; empty otherwise.
-        moved_bytes: what was moved so far, to and from the store.
+        moved_bytes: what was moved so far, to and from the store; what was moved again counts once.
         failing_seconds: for how long nothing could be uploaded.
     """
 

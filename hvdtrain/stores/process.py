@@ -88,6 +88,7 @@ class UploadService:
         self._told: UploadState | None = None
         self._uploader: Uploader | None = None
         self._flush: int | None = None
+        self._start: list[int | None] = []  # with which step to begin to upload, until that is done
         self._has_begun = self._has_started = self._is_ending = False
 
     def run(self, resume: str) -> int:
@@ -119,10 +120,10 @@ class UploadService:
                 if kind == OVER:
                     return float(value)
                 if kind == START:
-                    self._has_started = True
-                    uploader.start(value)
+                    self._has_started, self._start = True, [value]
                 elif kind == FLUSH:
                     self._flush, due = int(value), 0.0
+                    TRAFFIC.begin_anew()
                 continue
             if not self._has_started or time.monotonic() < due:
                 continue
@@ -134,6 +135,9 @@ class UploadService:
         """Upload what there is; tell the user when the store fails, and when it answers again."""
         flush = self._flush
         try:
+            if self._start:
+                uploader.start(*self._start)
+                self._start = []
             uploader.round(is_last=flush is not None)
         except (HvdtrainError, OSError) as error:
             self._failures += 1

@@ -1,5 +1,6 @@
 """What a job has of a run directory at a URL: its working copy, and the process that uploads it."""
 
+import math
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,19 +45,6 @@ _KINDS: dict[str, type[HvdtrainError]] = {
 }
 
 
-@dataclass(frozen=True)
-class Waiting:
-    """How long a job waits for uploads.
-
-    Attributes:
-        idle_seconds: while no bytes move.
-        most_seconds: in all.
-    """
-
-    idle_seconds: float
-    most_seconds: float
-
-
 class RunStore:
     """A run directory at a URL, for rank 0. Its process starts with ``begin``.
 
@@ -82,7 +70,7 @@ class RunStore:
         self._notes: list[str] = []
         self._messages: dict[str, Any] = {}
         self._hearing = threading.Lock()  # the watch of the workers asks, too
-        self._flushes = 0
+        self._flushes, self._until_seconds = 0, math.inf
         self._ended, self._ended_seconds = "", 0.0
 
     @property
@@ -143,18 +131,21 @@ class RunStore:
         found, self._notes = self._notes, []
         return found
 
-    def flush(self, waiting: Waiting, say: Callable[[str], None] = lambda text: None) -> bool:
+    def flush(
+        self, limits: Callable[[], tuple[float, float]], say: Callable[[str], None] = lambda text: None
+    ) -> bool:
         """Wait until all that was written is whole in the store; return whether it is.
 
         Args:
-            waiting: how long to wait.
+            limits: returns for how many seconds to wait while nothing is taken by the store, and in all, from
+                the first call with that number on. It may change.
             say: is told what is awaited, and what the process says.
         """
         if self._process is None or self.state.lost:
             return False
         self._flushes += 1
         self._tell(FLUSH, self._flushes)
-        began = since = said = time.monotonic()
+        since = said = time.monotonic()
         moved = self.state.moved_bytes
         while True:
             for text in self.notes():
@@ -167,7 +158,9 @@ class RunStore:
                 ACTIVITY.progress()
             if self._ended or self.state.lost:
                 return False
-            if now - since > waiting.idle_seconds or now - began > waiting.most_seconds:
+            idle_seconds, most_seconds = limits()
+            self._until_seconds = min(self._until_seconds, now + most_seconds)
+            if now - since > idle_seconds or now > self._until_seconds:
                 return False
             if now - said > _SAY_SECONDS:
                 said = now

@@ -1,8 +1,7 @@
 """Saving into a run directory at a URL: written to the working copy, uploaded while training continues."""
 
-import math
 import shutil
-import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.object_urls import shown
 from hvdtrain.reporting.report import Report
 from hvdtrain.stores.log_files import never_uploaded
-from hvdtrain.stores.run_store import RunStore, Waiting
+from hvdtrain.stores.run_store import RunStore
 
 _FEW_SECONDS = 2.0  # for what is left if the job has waited for it in vain
 _FAILING_SECONDS = 120.0  # after which on_save_error: stop stops a job whose store does not answer
@@ -34,7 +33,7 @@ class UploadingSaver(BackgroundSaver):
         super().__init__(folder, report, stop_on_error=stop_on_error, **options)
         self._store = store
         self._stops = stop_on_error
-        self._until_seconds, self._has_given_up = math.inf, False
+        self._has_given_up = False
 
     def poll(self) -> bool:
         """Report what was written or went wrong since the last call; return whether to stop for it."""
@@ -49,12 +48,9 @@ class UploadingSaver(BackgroundSaver):
     def _fails(self) -> bool:
         return self._store.state.failing_seconds > _FAILING_SECONDS
 
-    def publish(self, idle_seconds: float, most_seconds: float) -> str:
+    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
         """Wait until what was written is whole in the store; return why it is not."""
-        now = time.monotonic()
-        self._until_seconds = min(self._until_seconds, now + most_seconds)
-        waiting = Waiting(idle_seconds, max(0.0, self._until_seconds - now))
-        if not self._has_given_up and self._store.flush(waiting, self._report.note):
+        if not self._has_given_up and self._store.flush(limits, self._report.note):
             return ""
         self._has_given_up = True
         return self._store.problem()

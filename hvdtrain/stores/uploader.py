@@ -167,9 +167,11 @@ class Uploader:
             if self._has_begun:
                 self.copy.state.is_uploaded = self.is_done()
                 self.copy.write_state()
-            self.claim.release()
-        finally:
-            self.copy.unlock()
+        finally:  # also if the disk is full
+            try:
+                self.claim.release()
+            finally:
+                self.copy.unlock()
 
     def _catch_up(self) -> None:
         """Do what comes before the first upload."""

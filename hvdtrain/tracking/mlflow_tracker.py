@@ -6,14 +6,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.reporting.run_status import COMPLETED, FAILED
+from hvdtrain.reporting.run_status import COMPLETED, FAILED, UNSAVED
 from hvdtrain.tracking.folder import without_password
 from hvdtrain.tracking.mlflow_names import MlflowNames
 from hvdtrain.tracking.rows import Row
 from hvdtrain.tracking.state import SenderState
 from hvdtrain.tracking.tracker import PermanentError, TrackedRun
 
-_STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED"}  # any other end is KILLED
+_STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", UNSAVED: "FAILED"}  # any other end is KILLED
 _ID_TAG, _STEP_TAG, _REPEATED_TAG = "hvdtrain.id", "hvdtrain.last_step", "hvdtrain.repeated_steps"
 _RESUMED_TAG = "hvdtrain.resumed."
 _NOT_TAGGED = ("time", "seconds", "step", "changes")

@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.errors import EXIT_DONE, EXIT_TRAINING
-from hvdtrain.reporting.run_status import COMPLETED, FAILED
+from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, EXIT_TRAINING
+from hvdtrain.reporting.run_status import COMPLETED, FAILED, UNSAVED
 from hvdtrain.tracking.rows import Row
 from hvdtrain.tracking.state import SenderState
 from hvdtrain.tracking.tracker import PermanentError, TrackedRun
 
-_EXIT_CODES = {COMPLETED: EXIT_DONE, FAILED: EXIT_TRAINING}
+_EXIT_CODES = {COMPLETED: EXIT_DONE, FAILED: EXIT_TRAINING, UNSAVED: EXIT_ENVIRONMENT}
 _KILLED = 255  # any other end: what W&B's library sends after Ctrl-C; other codes are shown as failures
 _INIT_SECONDS = 30.0
 

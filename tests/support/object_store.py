@@ -88,6 +88,7 @@ class FaultProxy:
         cuts_left: how many connections are cut; None all of them.
         failures_left: how many of the next requests are answered with ``failure_status`` and not passed on.
         failure_status: such as 503.
+        refused: writes whose path has these bytes in it are answered with 403, as a full bucket may do.
         delay_seconds: how long each piece of up to 64 KB waits, in both directions.
         is_down: whether connections are refused; those that are open are cut.
         is_frozen: whether nothing is passed on; connections stay open.
@@ -101,6 +102,7 @@ class FaultProxy:
         self.cuts_left: int | None = None
         self.failures_left = 0
         self.failure_status = 503
+        self.refused = b""
         self.delay_seconds = 0.0
         self.is_frozen = False
         self.cuts = 0
@@ -137,6 +139,7 @@ class FaultProxy:
         """Take back all faults; connections that are open are cut, as what they passed on counts."""
         self.cut_after_sent_bytes = self.cut_after_answered_bytes = self.cuts_left = None
         self.failures_left, self.delay_seconds, self.is_frozen, self.is_down = 0, 0.0, False, False
+        self.refused = b""
         self.cut_all()
 
     def cut_all(self) -> None:
@@ -195,7 +198,10 @@ class FaultProxy:
         try:
             while piece := source.recv(_PIECE_BYTES):
                 if is_request and _is_start(piece) and self._takes_failure():
-                    self._answer_failure(source)
+                    _answer_failure(source, self.failure_status, b"ServiceUnavailable")
+                    break
+                if is_request and self.refused and self.refused in _written_path(piece):
+                    _answer_failure(source, 403, b"QuotaExceeded")
                     break
                 self._wait()
                 if self._ends.is_set():
@@ -231,18 +237,6 @@ class FaultProxy:
                 return False
             self.failures_left -= 1
             return True
-
-    def _answer_failure(self, client: socket.socket) -> None:
-        body = b"<?xml version='1.0'?><Error><Code>ServiceUnavailable</Code><Message>busy</Message></Error>"
-        head = (
-            f"HTTP/1.1 {self.failure_status} Busy\r\nContent-Type: application/xml\r\nConnection: close\r\n"
-        )
-        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        client.shutdown(socket.SHUT_WR)
-        client.settimeout(5)
-        with suppress(OSError):  # what is left of the request, so that the answer is not reset away
-            while client.recv(_PIECE_BYTES):
-                pass
 
 
 class ObjectStore:
@@ -330,6 +324,23 @@ def client_environment(store: ObjectStore):
 def _is_start(piece: bytes) -> bool:
     """Return whether a request begins here: clients send its head in one piece, or more at once."""
     return piece.split(b" ", 1)[0] in (b"GET", b"PUT", b"POST", b"HEAD", b"DELETE")
+
+
+def _written_path(piece: bytes) -> bytes:
+    """Return the path that a request writes which begins here; nothing of other requests."""
+    method, _, rest = piece.partition(b" ")
+    return rest.partition(b" ")[0] if method in (b"PUT", b"POST") else b""
+
+
+def _answer_failure(client: socket.socket, status: int, code: bytes) -> None:
+    body = b"<?xml version='1.0'?><Error><Code>%b</Code><Message>busy</Message></Error>" % code
+    head = f"HTTP/1.1 {status} Busy\r\nContent-Type: application/xml\r\nConnection: close\r\n"
+    client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    client.shutdown(socket.SHUT_WR)
+    client.settimeout(5)
+    with suppress(OSError):  # what is left of the request, so that the answer is not reset away
+        while client.recv(_PIECE_BYTES):
+            pass
 
 
 def _cut(one: socket.socket) -> None:

@@ -295,7 +295,7 @@ def test_training_goes_on_where_nothing_can_be_saved_and_the_end_says_so(train, 
         train(save_every=1)
     assert caught.value.problem == "the checkpoint could not be written: step 5: No space left on device"
     found = summary(tmp_path / "run")
-    assert (found["status"], found["checkpoint"], found["failed_saves"]) == ("completed", None, 5)
+    assert (found["status"], found["checkpoint"], found["failed_saves"]) == ("unsaved", None, 5)
     assert found["save_error"] == "step 5: No space left on device"
     said = " ".join(capsys.readouterr().out.split())
     assert said.count("cannot write the checkpoint of") == 1
@@ -320,10 +320,11 @@ def test_a_save_that_fails_ends_the_job_where_the_config_says_so(train, tmp_path
     )
 
 
-def test_a_stop_that_could_not_be_saved_is_an_error(train, full_disk):
+def test_a_stop_that_could_not_be_saved_is_an_error(train, tmp_path, full_disk):
     """Exit code 75 would have the job queued again as if its work were safe."""
     with pytest.raises(SaveError):
         train({2: send(signal.SIGTERM)})
+    assert summary(tmp_path / "run")["status"] == "unsaved"
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import subprocess
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from support.states import make_record, saved
@@ -12,9 +14,12 @@ from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.stores import messages as process_messages
 from hvdtrain.stores import process
 from hvdtrain.stores.begin import Begun
-from hvdtrain.stores.run_store import RunStore, Waiting
+from hvdtrain.stores.run_store import RunStore
 
-LONG = Waiting(120.0, 240.0)
+
+def long():
+    """Return how long to wait for what comes."""
+    return 120.0, 240.0
 
 
 @pytest.fixture
@@ -38,6 +43,18 @@ def opened(tmp_path, url):
         store.close(0.0)
 
 
+@pytest.fixture
+def small_disk(tmp_path):
+    """Return a folder on a disk of 256 KB of its own."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "small-disk", folder]
+    if subprocess.run(words, check=False, capture_output=True).returncode:
+        pytest.skip("cannot make a small disk")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 def save(store, step):
     config = make_record().config | {"run_dir": store.url}
     (store.folder / "metrics.jsonl").write_text("{}\n")
@@ -55,7 +72,7 @@ def test_what_a_job_writes_is_whole_when_it_was_waited_for(opened, tmp_path):
     store = opened()
     store.start(None)
     save(store, 3)
-    assert store.flush(LONG)
+    assert store.flush(long)
     assert store.newest() == f"{store.url}/checkpoints/step-00000003"
     assert store.close(60.0)
     with pytest.raises(ConfigError, match="already holds a run"):
@@ -80,7 +97,7 @@ def test_a_process_that_was_killed_is_said_and_succeeded_at_once(opened, tmp_pat
     store = opened()
     store.start(None)
     save(store, 3)
-    assert store.flush(LONG)
+    assert store.flush(long)
     assert store._process is not None
     os.killpg(store._process.pid, signal.SIGKILL)
     notes = []
@@ -90,10 +107,39 @@ def test_a_process_that_was_killed_is_said_and_succeeded_at_once(opened, tmp_pat
     store._ended_seconds -= 300.0
     store.refresh()
     assert store.state.failing_seconds >= 300.0
-    assert not store.flush(LONG)
+    assert not store.flush(long)
     assert "not all of the run is in" in store.problem()
     store.close(0.0)
     assert opened("h2", "auto").begun.newest == "step-00000003"
+
+
+@pytest.mark.parametrize(("fault", "seconds"), [("refused", 5.0), ("full", 12.0)])
+def test_what_cannot_be_uploaded_is_not_awaited_though_the_claim_is_still_written(
+    fault, seconds, opened, tmp_path, small_disk
+):
+    store = opened(small_disk if fault == "full" else "h1")
+    store.start(None)
+    save(store, 3)
+    if fault == "full":
+        with suppress(OSError), open(small_disk / "filler", "wb", 0) as file:
+            while True:
+                file.write(bytes(1 << 12))
+    else:
+        (tmp_path / "store/a run/checkpoints").write_text("no folder")
+    began = time.monotonic()
+    assert not store.flush(lambda: (seconds, 120.0))  # a sign of life comes every 10 s
+    assert time.monotonic() - began < 60.0
+    assert ("No space left" if fault == "full" else "checkpoints") in store.problem()
+
+
+def test_a_wait_for_the_store_can_be_shortened(opened, tmp_path):
+    store = opened()
+    store.start(None)
+    (tmp_path / "store/a run/checkpoints").write_text("no folder")
+    save(store, 3)
+    began = time.monotonic()
+    assert not store.flush(lambda: (240.0, 1.0 if time.monotonic() > began + 1.0 else 240.0))
+    assert time.monotonic() - began < 60.0
 
 
 def test_a_store_that_cannot_be_written_is_named(tmp_path):
