@@ -26,11 +26,13 @@ from hvdtrain.object_urls import (
     shown,
     write,
 )
+from hvdtrain.printable import printable
 
 CLAIM_FILE = "hvdtrain.claim"
 FRESH_SECONDS = 60.0  # a holder that gives no sign of life for so long is taken for dead
 BEAT_SECONDS = 10.0
 _MAX_BYTES = 4096
+_YEAR_10000 = 253_402_300_800.0
 _LOOK_SECONDS = 2.0
 _SETTLE_SECONDS = 0.5
 _READS, _READ_SECONDS = 5, 0.2  # of a claim that is being written: some file systems show half of it
@@ -74,7 +76,8 @@ class Holder:
             found = json.loads(content)
             empty = cls()
             values = {one.name: found[one.name] for one in fields(cls) if one.name in found}
-            if all(isinstance(value, type(getattr(empty, name))) for name, value in values.items()):
+            is_claim = all(isinstance(value, type(getattr(empty, name))) for name, value in values.items())
+            if is_claim and values.get("id") and 0 <= values.get("since", 0.0) < _YEAR_10000:
                 return cls(**values)
         return cls(beat=zlib.crc32(content))  # one that changes is of a job that lives
 
@@ -101,10 +104,10 @@ class Holder:
 
     def describe(self) -> str:
         """Return who it is, in words that follow "another job"."""
-        if not self.host:
-            return ""
+        if not self.id:
+            return f", whose {CLAIM_FILE} is damaged or of another version of hvdtrain"
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        return f": process {self.process} on {self.host}, since {since}"
+        return f": process {self.process} on {printable(self.host, lines=False)}, since {since}"
 
 
 class Claim:

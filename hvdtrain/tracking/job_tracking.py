@@ -172,12 +172,11 @@ class _SenderProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):  # it cannot be killed while its file system does not answer
             self._process.wait(_KILL_SECONDS)
-        return self._unsent()
+        return self._unsent("its sender did not end")
 
-    def _unsent(self) -> str:
-        return unsent(
-            self._run_dir, self._name, with_checkpoints=self._with_checkpoints, is_over=self._is_told
-        )
+    def _unsent(self, problem: str = "") -> str:
+        options = {"with_checkpoints": self._with_checkpoints, "is_over": self._is_told}
+        return unsent(self._run_dir, self._name, problem, **options)
 
     def close(self) -> None:
         """Close what it was heard by."""

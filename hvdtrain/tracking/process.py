@@ -94,6 +94,7 @@ class Following:
             with lock_file(self._run_dir, self._name) as lock:
                 while not take(lock):  # the sender of the job before is at its end
                     if self._is_over.wait(_LOCK_SECONDS):
+                        self._problem = "another process sends this run"
                         self._give_up()
                         return
                 self._sends = True
@@ -121,6 +122,7 @@ class Following:
         self._is_over.set()
         seconds = {OVER: LAST_SECONDS, LEFT: _LEFT_SECONDS}.get(self._heard, _KILLED_SECONDS)
         if not self._is_done.wait(seconds):
+            self._problem = self._problem or f"still at work {seconds:g} s after the end of the job"
             self._give_up()
 
     def _try(self, step: Callable[[], None], sender: Sender) -> bool:

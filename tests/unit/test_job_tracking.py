@@ -92,7 +92,7 @@ def test_a_sender_that_hangs_costs_nothing_and_is_killed(tracked, monkeypatch):
     assert time.perf_counter() - begun < 30
     assert not is_running(sender._process.pid)
     assert notes[0] == "hello"
-    assert "not all of this run is sent; to send them: python -m hvdtrain track" in notes[1]
+    assert "this run is sent (its sender did not end); to send them: python -m hvdtrain track" in notes[1]
 
 
 def test_a_sender_that_dies_is_noted_once(tracked):

@@ -493,7 +493,8 @@ def test_an_upload_that_is_under_way_at_the_end_leaves_no_run_open_without_a_wor
     for file in (reading, writing):
         os.close(file)
     text = (
-        f"MLflow: how the run ended is not sent; to send it: python -m hvdtrain track {run_dir} "
+        "MLflow: how the run ended is not sent (still at work 0.1 s after the end of the job); "
+        f"to send it: python -m hvdtrain track {run_dir} "
         "--to mlflow --checkpoints; until then MLflow shows it as running"
     )
     assert said == [text]

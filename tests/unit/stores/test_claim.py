@@ -139,13 +139,21 @@ def test_no_permission_to_write_is_found_at_the_start(store):
         Claim(store.url).acquire()
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"id": 3}', b"\xff", b'{"beat": "x", "id": "a"}'])
+SINCE = (b"NaN", b"-1e18", b"1e18", b"-Infinity", b"1e999", b'"x"')
+NO_CLAIMS = [
+    *(b"", b"{", b"[]", b"NaN", b"\xff"),
+    *(b'{"id": 3}', b'{"beat": "x", "id": "a"}', b'{"id": "a", "host": ["h"]}'),
+    *(b'{"id": "a", "since": %b}' % since for since in SINCE),
+]
+
+
+@pytest.mark.parametrize("content", NO_CLAIMS)
 def test_an_object_that_is_no_claim_is_replaced_once_it_is_old(store, content, monkeypatch):
     monkeypatch.setattr(claim, "FRESH_SECONDS", 0.2)
     notes = []
     store.put(CLAIM_FILE, content)
     Claim(store.url, notes.append).acquire()
-    assert "waiting" in notes[0]
+    assert "whose hvdtrain.claim is damaged or of another version of hvdtrain: waiting" in notes[0]
     store.put(CLAIM_FILE, content)
     own = Claim(store.url)
     own.acquire()
