@@ -5,10 +5,13 @@ It owns when things happen and which numbers they happen with; the backend owns 
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from hvdtrain.activity import ACTIVITY, EVALUATING, READING_DATA, SAVING, TRAINING
 from hvdtrain.agreement import waiting_for_rank_zero
+from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
+from hvdtrain.callbacks import ON_STEP
 from hvdtrain.checkpoints.digest import digest_of
 from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.data.feed import Feed
@@ -70,10 +73,9 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             learning_rate = session.learning_rate(plan)
             if results.is_watched or session.state.last_eval_step == number - 1:
                 _follow_trained(session, number)
-                results.is_watched = False
             signals = _outgoing_signals(session, plan, poll_signals, feed, batch.step)
             trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
-            pending = backend.train_step(batch, learning_rate, signals)
+            pending = _train_step(session, batch, learning_rate, signals)
             session.unsent = NO_FLAGS
             step = session.advance(plan, learning_rate, batch.total_weight)
             results.launched(step, pending)
@@ -92,6 +94,21 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     results.read_all()
     check_replicas(backend)
     session.memory_peak.share(backend)
+
+
+def _train_step(
+    session: Session, batch: Any, learning_rate: float, signals: Sequence[float]
+) -> PendingMetrics:
+    """Collective. Do a step, with what callbacks have frozen or thawed after the last one.
+
+    A worker on which they have says so in a step that it undoes, and the workers then compare. So no step has
+    a collective for it, and a worker on which they have not finds it in the metrics.
+    """
+    backend = session.backend
+    if ON_STEP in session.watched and any(backend.trained_change()):
+        backend.undone_step(batch, learning_rate, encode_signals(ControlFlags(trained=True)))
+        _follow_trained(session, session.state.progress.step + 1)
+    return backend.train_step(batch, learning_rate, signals)
 
 
 def _profile(session: Session, plan: TrainingPlan, results: StepResults) -> None:

@@ -15,6 +15,7 @@ from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, TaskError, WorkerFailure
 from hvdtrain.local_results import LocalResults
 from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
+from hvdtrain.replicas import follow_trained
 from hvdtrain.session import Session
 from hvdtrain.stragglers import StragglerWatch
 from hvdtrain.training_plan import TrainingPlan
@@ -33,7 +34,7 @@ class StepResults:
         plan: how the run is done with its number of workers.
 
     Attributes:
-        is_watched: whether callbacks have seen the last step, which may have frozen or thawed parameters.
+        is_watched: whether callbacks have seen a window end here, after which all compare what is trained.
 
     What it does with a step is in two parts. The first is this worker's own, and is done whole, once; the
     second tells of the step what only all workers together know.
@@ -58,12 +59,12 @@ class StepResults:
 
         The metrics of a local step are this worker's own: they are kept until the workers are equal.
         """
+        is_logged = self._plan.is_due(self._session.config.log_every, step)
+        self.is_watched = is_logged and ON_WINDOW in self._session.watched
         if self._local is None:
             self.add(self._delayed.push(step, pending))
-            is_logged = self._plan.is_due(self._session.config.log_every, step)
-            if ON_STEP in self._session.watched or (is_logged and ON_WINDOW in self._session.watched):
+            if self.is_watched or ON_STEP in self._session.watched:
                 self.read_all()
-                self.is_watched = True
         else:
             self._local.launched(step, pending)
 
@@ -101,9 +102,12 @@ class StepResults:
 
         Raises:
             NonFiniteLossError: naming the step and its learning rate.
-            TaskError: If the weights of its loss or of a metric are negative or no numbers.
+            TaskError: If the weights of its loss or of a metric are negative or no numbers, or if callbacks
+                have frozen or thawed parameters on other workers alone.
         """
         for step, metrics in steps:
+            if metrics.flags.trained:  # which raises: this worker has changed nothing
+                follow_trained(self._session.backend, self._session.config, step.step)
             self._add_own(step, metrics)
             if self._is_alone:
                 self._session.lost = None

@@ -332,6 +332,13 @@ class Backend(Protocol):
         """
         ...
 
+    def undone_step(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> None:
+        """Collective. Do a step as ``train_step``, with what was trained before, and undo it.
+
+        The others may do an ordinary step. Where the job cannot follow a change, something may remain.
+        """
+        ...
+
     def trained_state(self) -> dict[str, list[str]] | None:
         """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
         ...

@@ -5,7 +5,7 @@ which add up. The encoding is known to this file alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 
 @dataclass(frozen=True)
@@ -16,21 +16,24 @@ class ControlFlags:
         stop: end training, saved.
         save: save now and continue.
         change: leave this world of an elastic job, and go on in the next one.
+        trained: follow what callbacks have frozen or thawed: a worker with this flag undoes the step.
     """
 
     stop: bool = False
     save: bool = False
     change: bool = False
+    trained: bool = False
 
     def __bool__(self) -> bool:
-        return self.stop or self.save or self.change
+        return self.stop or self.save or self.change or self.trained
 
     def without_change(self) -> "ControlFlags":
         """Return what of it stays to be done when the workers have changed."""
         return ControlFlags(self.stop, self.save)
 
     def __or__(self, other: "ControlFlags") -> "ControlFlags":
-        return ControlFlags(self.stop or other.stop, self.save or other.save, self.change or other.change)
+        both = zip(astuple(self), astuple(other), strict=True)
+        return ControlFlags(*(one or two for one, two in both)) if other else self
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class StepStatistics:
 
 NO_FLAGS = ControlFlags()
 NO_STATISTICS = StepStatistics()
-SIGNALS = 7  # numbers in the vector
+SIGNALS = 8  # numbers in the vector
 NO_SIGNALS: tuple[float, ...] = SIGNALS * (0.0,)
 
 
@@ -68,6 +71,7 @@ def encode_signals(
         float(flags.stop),
         float(flags.save),
         float(flags.change),
+        float(flags.trained),
         float(statistics.skipped_samples),
         statistics.data_wait_seconds,
         statistics.host_peak_mib,
@@ -78,5 +82,5 @@ def encode_signals(
 
 def decode_signals(vector: Sequence[float]) -> tuple[ControlFlags, StepStatistics]:
     """Return the flags that any worker raised and the sums of the statistics over all workers."""
-    stop, save, change, skipped, *measured = vector
-    return ControlFlags(stop > 0, save > 0, change > 0), StepStatistics(round(skipped), *measured)
+    flags, (skipped, *measured) = vector[:4], vector[4:]
+    return ControlFlags(*(flag > 0 for flag in flags)), StepStatistics(round(skipped), *measured)

@@ -186,6 +186,9 @@ class FakeBackend:
     def follow_trained(self, kept=None) -> int:
         raise AssertionError("nothing has changed")
 
+    def undone_step(self, batch, learning_rate, signals) -> None:
+        raise AssertionError("nothing has changed")
+
     def trained_state(self) -> None:
         return None
 

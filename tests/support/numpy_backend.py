@@ -156,6 +156,9 @@ class NumpyBackend:
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         raise AssertionError("nothing has changed")
 
+    def undone_step(self, batch: HostBatch, learning_rate: float, signals: Sequence[float]) -> None:
+        raise AssertionError("nothing has changed")
+
     def trained_state(self) -> None:
         return None
 

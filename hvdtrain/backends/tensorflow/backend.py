@@ -486,6 +486,14 @@ class TensorFlowBackend:
         self._compile(config)
         return sum(math.prod(field.shape) for field in trainable)
 
+    def undone_step(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> None:
+        """Collective. Do a step as ``train_step``, with what was trained before, and undo it.
+
+        The step was traced with that.
+        """
+        with self._all_kept():
+            self.train_step(batch, learning_rate, signals)
+
     def trained_state(self) -> dict[str, list[str]] | None:
         """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
         if self._own_step is not None:
@@ -553,8 +561,7 @@ class TensorFlowBackend:
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
         batches = [with_micro_batches(batch, number) for number in (1, 2)] if self._varies else [batch]
-        others = [*self._slots, *self._ema.to_broadcast(), *self._scale_variables()]
-        with state_kept(self.model, others):
+        with self._all_kept():
             for one in batches:
                 self.train_step(self._wrap(one), _WARM_UP_RATE).read()
             if eval_batch is not None:
@@ -601,6 +608,11 @@ class TensorFlowBackend:
         """Let layers load themselves what was assigned; steps that were traced with tensors of theirs go."""
         if self._layer_state.load(state):
             self._compile(self._config)
+
+    def _all_kept(self) -> AbstractContextManager[None]:
+        """Return a context after which everything that steps change is as it was."""
+        others = [*self._slots, *self._ema.to_broadcast(), *self._scale_variables()]
+        return state_kept(self.model, others)
 
     def _kept_by_compression(self) -> PortableState:
         """Collective. Return what the reducer keeps from step to step."""

@@ -445,6 +445,11 @@ class TorchBackend:
         self._moving = MovingState(self.model, trainable)
         return sum(entry.tensor.numel() for entry in trainable)
 
+    def undone_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> None:
+        """Collective. Do a step as ``train_step``, with what was trained before, and undo it."""
+        with self._trained_set.as_before(), self._all_kept():
+            self.train_step(batch.copied(), learning_rate, signals)
+
     def trained_state(self) -> dict[str, list[str]] | None:
         """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
         if self._own_step is not None:
@@ -510,16 +515,12 @@ class TorchBackend:
 
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
-        scale = None if self._loss_scale is None else self._loss_scale.to_broadcast()
-        averages = [average for _, average in self._ema.to_broadcast()]
-        with state_kept(self.model, self._device, averages), optimizers_kept(self._optimizers.values()):
+        with self._all_kept():
             self.train_step(self._wrap(batch), _WARM_UP_RATE).read()
             if eval_batch is not None:
                 with self.ema_weights():
                     self.eval_step(self._wrap(eval_batch))
             self._moving.keep()  # for what it has found to move
-        if self._loss_scale is not None and scale is not None:
-            self._loss_scale.follow(scale)
         self._moving.forget()
         self.enter_world()
 
@@ -568,6 +569,16 @@ class TorchBackend:
         """Load the model's part of a portable state. Local."""
         self._state.load_weights(weights, is_part)
         self._state.model.load_extra_states(weights)
+
+    @contextmanager
+    def _all_kept(self) -> Iterator[None]:
+        """Return a context after which everything that steps change is as it was."""
+        scale = None if self._loss_scale is None else self._loss_scale.to_broadcast()
+        averages = [average for _, average in self._ema.to_broadcast()]
+        with state_kept(self.model, self._device, averages), optimizers_kept(self._optimizers.values()):
+            yield
+        if self._loss_scale is not None and scale is not None:
+            self._loss_scale.follow(scale)
 
     def _kept_by_compression(self) -> PortableState:
         """Collective. Return what the reducer keeps from step to step."""

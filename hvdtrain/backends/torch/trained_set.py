@@ -1,6 +1,7 @@
 """Which parameters of a PyTorch model are trained; ``tensorflow/trained_set.py`` does the same for Keras."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -35,6 +36,16 @@ class TrainedSet:
                 if is_trained != was_trained:
                     (thawed if is_trained else frozen).append(f"model/{entry.path}")
         return thawed, frozen, self._replaced()
+
+    @contextmanager
+    def as_before(self) -> Iterator[None]:
+        """Return a context without the change: modules hold and train what they did when last looked at."""
+        now = [p.requires_grad for p in self._parameters], [dict(held) for _, held, _ in self._places]
+        self._put(self._trained, [before for *_, before in self._places])
+        try:
+            yield
+        finally:
+            self._put(*now)
 
     def look(self) -> None:
         """Take the flags as they are: a step of the task's own may set them."""
@@ -74,6 +85,13 @@ class TrainedSet:
     def ids_of(self, names: Collection[str]) -> set[int]:
         """Return the identities of the parameters of these names."""
         return {id(entry.tensor) for entry in self._entries if entry.path in set(names)}
+
+    def _put(self, trained: Sequence[bool], contents: Sequence[Mapping[str, Any]]) -> None:
+        for parameter, is_trained in zip(self._parameters, trained, strict=True):
+            parameter.requires_grad_(is_trained)
+        for (_, held, _), content in zip(self._places, contents, strict=True):
+            held.clear()
+            held.update(content)
 
     def _find_places(self) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
         """Return the mappings by which modules hold modules and parameters, as they are and copied."""

@@ -204,7 +204,7 @@ class FrozenByTrain(Model):
 
 
 class NormFrozen(Thaw):
-    """A batch norm without parameters, in a model within the model, that is frozen after the second step."""
+    """Batch norm, which in Keras has no parameters and is frozen after the second step, in a model within."""
 
     judge = Judge(workers=(1,))
 
@@ -220,7 +220,7 @@ class NormFrozen(Thaw):
         import torch
 
         torch.manual_seed(0)
-        body = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh())
+        body = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
         return torch.nn.Sequential(body, torch.nn.Linear(8, 3))
 
     def change(self, model, is_trained):
