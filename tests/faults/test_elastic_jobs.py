@@ -30,7 +30,10 @@ KILLED_IN_A_ROW = {
 }
 
 
-@pytest.mark.parametrize("places", KILLED_IN_A_ROW)
+# one list of places in each framework
+@pytest.mark.parametrize(
+    ("undisturbed", "places"), zip(FRAMEWORKS, KILLED_IN_A_ROW, strict=True), indirect=["undisturbed"]
+)
 def test_workers_are_killed_at_exact_places_until_one_is_left(undisturbed, places, tmp_path):
     framework, expected = undisturbed
     points = KILLED_IN_A_ROW[places]
@@ -41,6 +44,7 @@ def test_workers_are_killed_at_exact_places_until_one_is_left(undisturbed, place
     check_nothing_lost(tmp_path / "run", expected)
 
 
+@pytest.mark.parametrize("undisturbed", ["tf"], indirect=True)
 def test_workers_killed_in_an_evaluation_and_in_the_change_after_it_are_replaced(undisturbed, tmp_path):
     framework, expected = undisturbed
     points = "evaluating@1#2!9,entering@0#2!9"
@@ -68,6 +72,7 @@ def set_slots(folder: Path, slots: int) -> None:
     os.replace(folder / "slots.new", folder / "slots")
 
 
+@pytest.mark.parametrize("undisturbed", ["torch"], indirect=True)
 def test_workers_come_and_go_through_the_script(undisturbed, tmp_path):
     framework, expected = undisturbed
     hosts, slow = script_of(tmp_path, 1), {"HVDTRAIN_TEST_STEP_SECONDS": "0.05"}
@@ -81,6 +86,7 @@ def test_workers_come_and_go_through_the_script(undisturbed, tmp_path):
     check_nothing_lost(tmp_path / "run", expected)
 
 
+@pytest.mark.parametrize("undisturbed", ["torch"], indirect=True)
 def test_below_min_np_the_rest_waits_then_saves(undisturbed, tmp_path):
     framework, _ = undisturbed
     hosts, launch = script_of(tmp_path, 2), ("--elastic-timeout", "2")

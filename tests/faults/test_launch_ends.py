@@ -30,8 +30,7 @@ def until(condition, seconds: float) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("controller", ["mpi", "gloo"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize(("controller", "number"), [("gloo", signal.SIGINT), ("mpi", signal.SIGKILL)])
 def test_nothing_is_left(controller, number, tmp_path):
     (tmp_path / "job.py").write_text(WAITS.format(controller=controller))
     with started(["python", "job.py"], tmp_path) as job:

@@ -16,9 +16,7 @@ LIMIT = 5
 MOST_SECONDS = 240  # most of it is the start of the frameworks; nothing else ends a frozen worker
 
 
-@pytest.mark.parametrize(
-    ("controller", "framework", "rank"), [("gloo", "tf", 0), ("mpi", "torch", 1), ("mpirun", "tf", 1)]
-)
+@pytest.mark.parametrize(("controller", "framework", "rank"), [("gloo", "tf", 0), ("mpirun", "torch", 1)])
 def test_a_worker_that_is_frozen_before_horovod_starts_is_named(controller, framework, rank, tmp_path):
     (tmp_path / "frozen.py").write_text(FROZEN)
     command = [*launcher(2, controller), "python", "frozen.py", str(rank), framework]

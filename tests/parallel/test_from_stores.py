@@ -37,7 +37,7 @@ def evaluations(content):
     return [{name: one[name] for name in ("loss", "accuracy", "step", "checkpoint")} for one in metrics]
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo"), ("tf", "mpi")])
+@pytest.mark.parametrize(("framework", "controller"), [("tf", "mpi")])
 def test_an_evaluation_is_noted_in_the_store(store, tmp_path, framework, controller):
     url = store.url("runs/first")
     at = "runs/first/evaluations.jsonl"
@@ -74,7 +74,7 @@ def test_predictions_and_exports_go_to_the_store_once(store, tmp_path):
     assert [path.name for path in (tmp_path / "imported").iterdir()] == ["step-00000000"]
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo")])
 def test_training_starts_from_weights_in_a_store(store, tmp_path, framework, controller):
     url = store.url("runs/first/checkpoints/step-00000003")
     environ = {**store.environ, "HVDTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}

@@ -18,7 +18,7 @@ TASKS = Path(__file__).with_name("own_step_tasks.py")
 CAPABLE = [name for name, row in FRAMEWORKS.items() if OWN_STEP in row.capabilities]
 EVERY_STEP = ("--save-every", "1", "--set", "keep_last=null")
 HALF = 2  # of the steps; the generator of Alternating has not taken one then
-JOBS = [(framework, workers) for framework in CAPABLE for workers in (1, 2)]
+JOBS = [("torch", 2), ("tf", 1)]
 
 
 def options(framework: str, task: str, *others: str) -> tuple[str, ...]:
@@ -58,22 +58,19 @@ def test_half_precision_sees_weights_that_change_within_a_step(framework):
     assert len(trained(framework, 1, "Gan", *half).losses) == 8
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
-@pytest.mark.parametrize("compression", ["none", "fp16"])
+@pytest.mark.parametrize(("framework", "compression"), [("torch", "none"), ("tf", "fp16")])
 def test_with_two_workers_too(framework, compression):
     usual, own = (trained(framework, 2, task, "--compression", compression) for task in ("Fit", "Plain"))
     assert own.losses == pytest.approx(usual.losses, rel=1e-6)
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
-@pytest.mark.parametrize("task", ["Gan", "Sam", "Weighed"])
+@pytest.mark.parametrize(
+    ("framework", "task"), [("torch", "Gan"), ("tf", "Sam"), ("torch", "Weighed"), ("tf", "Weighed")]
+)
 def test_curves_do_not_depend_on_the_number_of_workers(framework, task):
     # the last batch of two epochs has 8 samples: workers have parts of unequal length, and padding
-    alone, two, three = (
-        trained(framework, n, task, "--set", "steps=null", "--epochs", "2") for n in (1, 2, 3)
-    )
+    alone, three = (trained(framework, n, task, "--set", "steps=null", "--epochs", "2") for n in (1, 3))
     assert len(alone.losses) == 9
-    assert two.losses == pytest.approx(alone.losses, rel=1e-5)
     assert three.losses == pytest.approx(alone.losses, rel=1e-5)
 
 
@@ -88,7 +85,8 @@ def test_a_resumed_run_continues_bit_for_bit(framework, workers, task):
     assert_same(state(resumed, 8), state(whole, 8))
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+# with PyTorch, test_documented.py trains it
+@pytest.mark.parametrize("framework", ["tf"])
 def test_the_example_continues_bit_for_bit_with_two_workers(framework):
     task = ("--framework", framework, "--task", f"{ROOT}/examples/gan.py:DigitGan", *EVERY_STEP)
     words = (*task, "--steps", "6", "--log-every", "1")

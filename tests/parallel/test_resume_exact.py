@@ -3,7 +3,7 @@
 import functools
 
 import pytest
-from support.jobs import FRAMEWORKS, Run, temporary_folder
+from support.jobs import Run, temporary_folder
 from support.resuming import (
     checkpoint_files,
     command_for,
@@ -24,14 +24,11 @@ OPTIONS = (
 )
 SAMPLE_SECONDS = 0.012  # 60 steps take seconds, so that the kill comes in time
 # framework, workers, controller, steps to a logged line. One worker logs every seventh step, so that lines
-# straddle checkpoints; two workers log all of them. PyTorch is killed under both launchers; a kill leaves
-# the same files in both frameworks.
+# straddle checkpoints; two workers log all of them. A kill leaves the same files in both frameworks.
 JOBS = [
     ("torch", 2, "mpi", 1),
-    ("torch", 2, "gloo", 1),
     ("torch", 1, "none", 7),
     ("tf", 2, "gloo", 1),
-    ("tf", 1, "none", 7),
 ]
 
 
@@ -90,7 +87,7 @@ def test_the_same_samples_are_trained_on(pair):
     assert content_of(pair[0].folder / "indices") == content_of(pair[1].folder / "indices")
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["torch"])
 def test_a_logged_line_straddles_the_checkpoint(framework):
     step, _ = resumed_from(resumed(framework, 1, "none", 7))
     assert step % 7

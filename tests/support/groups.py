@@ -64,7 +64,6 @@ SECONDS = {
     "horovod_build/test_keyed_rendezvous": 12,
     "stores/test_run_store": 12,
     "stores/test_uploader": 5,
-    "unit/test_background": 6,
     "unit/test_elastic_job": 9,
     "unit/test_framework_imports": 6,
     "unit/test_job_resumes": 17,

@@ -1,6 +1,7 @@
 """The two backends, side by side: files of the same names with the same public names in the same order."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -71,6 +72,7 @@ def files(framework: str) -> list[str]:
     return sorted({path.name for path in (FOLDER / framework).glob("*.py")} - OWN_FILES[framework])
 
 
+@functools.cache
 def tree(file: str) -> ast.Module:
     return ast.parse((FOLDER / file).read_text())
 
@@ -80,6 +82,7 @@ def plain(name: str) -> str:
     return re.sub(r"^(Torch|TensorFlow)(?=[A-Z])", "", name)
 
 
+@functools.cache
 def definitions(file: str) -> dict[str, ast.ClassDef | ast.FunctionDef]:
     """Give public classes and functions of a file in order."""
     nodes = [node for node in tree(file).body if isinstance(node, ast.ClassDef | ast.FunctionDef)]

@@ -139,8 +139,7 @@ INTERRUPTIONS = [
 
 
 @pytest.mark.parametrize("interruption", INTERRUPTIONS)
-@pytest.mark.parametrize("step", [1, 2])
-@pytest.mark.parametrize("log_every", [1, 3])
+@pytest.mark.parametrize(("step", "log_every"), [(1, 1), (2, 3)])
 def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
     train, tmp_path, interruption, step, log_every
 ):

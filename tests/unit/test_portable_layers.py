@@ -39,8 +39,10 @@ def test_linear(bias):
 SIZES = (9, 8, 7)
 
 
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize(("stride", "groups", "bias"), [(1, 1, True), (2, 1, False), (2, 2, True)])
+@pytest.mark.parametrize(
+    ("dimensions", "stride", "groups", "bias"),
+    [(1, 1, 1, True), (2, 2, 2, True), (2, 1, 1, True), (3, 2, 1, False)],
+)
 def test_convolutions(dimensions, stride, groups, bias):
     x = inputs(2, *SIZES[:dimensions], 4)
     module = getattr(nn, f"Conv{dimensions}d")(4, 6, 3, stride=stride, groups=groups, bias=bias)
@@ -50,8 +52,7 @@ def test_convolutions(dimensions, stride, groups, bias):
     assert names_and_shapes(left)["kernel"] == (*[3] * dimensions, 4 // groups, 6)
 
 
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize(("stride", "bias"), [(1, False), (2, True)])
+@pytest.mark.parametrize(("dimensions", "stride", "bias"), [(1, 2, True), (2, 1, False), (3, 2, True)])
 def test_transposed_convolutions(dimensions, stride, bias):
     x = inputs(2, *SIZES[:dimensions], 4)
     module = getattr(nn, f"ConvTranspose{dimensions}d")(4, 6, 3, stride=stride, bias=bias)
@@ -61,8 +62,7 @@ def test_transposed_convolutions(dimensions, stride, bias):
     assert names_and_shapes(left)["kernel"] == (*[3] * dimensions, 6, 4)
 
 
-@pytest.mark.parametrize("dimensions", [1, 2])
-@pytest.mark.parametrize(("stride", "multiplier", "bias"), [(1, 1, True), (2, 3, False)])
+@pytest.mark.parametrize(("dimensions", "stride", "multiplier", "bias"), [(1, 1, 1, True), (2, 2, 3, False)])
 def test_depthwise_convolutions(dimensions, stride, multiplier, bias):
     x = inputs(2, *SIZES[:dimensions], 4)
     module = getattr(nn, f"Conv{dimensions}d")(4, 4 * multiplier, 3, stride=stride, groups=4, bias=bias)
@@ -74,8 +74,7 @@ def test_depthwise_convolutions(dimensions, stride, multiplier, bias):
     assert names_and_shapes(left)["kernel"] == (*[3] * dimensions, 4, multiplier)
 
 
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize("multiplier", [1, 2])
+@pytest.mark.parametrize(("dimensions", "multiplier"), [(1, 1), (2, 2), (3, 1)])
 def test_depthwise_convolutions_as_keras_groups(dimensions, multiplier):
     x = inputs(2, *SIZES[:dimensions], 4)
     module = getattr(nn, f"Conv{dimensions}d")(4, 4 * multiplier, 3, groups=4)
@@ -93,8 +92,7 @@ def test_a_convolution_of_one_channel_is_an_ordinary_one():
     assert names_and_shapes(left)["kernel"] == (3, 1, 5)
 
 
-@pytest.mark.parametrize("dimensions", [1, 2, 3])
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("dimensions", "affine"), [(1, True), (2, False), (3, True)])
 def test_batch_norm(dimensions, affine):
     x = inputs(2, *SIZES[:dimensions], 4)
     module = getattr(nn, f"BatchNorm{dimensions}d")(4, eps=1e-3, affine=affine)
@@ -144,8 +142,9 @@ def keras_layer(kind, units, **options):
     return getattr(layers, "SimpleRNN" if kind == "RNN" else kind)(units, return_sequences=True, **options)
 
 
-@pytest.mark.parametrize(("kind", "gates"), RECURRENT)
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "gates", "bias"), [("LSTM", 4, True), ("GRU", 3, True), ("GRU", 3, False), ("RNN", 1, False)]
+)
 def test_recurrent_layers(kind, gates, bias):
     x = inputs(2, 6, 4)
     module = getattr(nn, kind)(4, 5, batch_first=True, bias=bias)
@@ -179,8 +178,9 @@ class Stack(layers.Layer):
         return x
 
 
-@pytest.mark.parametrize(("kind", "gates"), RECURRENT)
-@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "gates", "bidirectional"), [("LSTM", 4, True), ("GRU", 3, False), ("RNN", 1, True)]
+)
 def test_stacked_recurrent_layers(kind, gates, bidirectional):
     x = inputs(2, 6, 4)
     stacked = [keras_layer(kind, 5) for _ in range(2)]

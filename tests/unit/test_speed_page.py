@@ -1,8 +1,7 @@
-"""The pictures and tables of docs/speed.md are what benchmarks/speed.py makes of figures and formulas."""
+"""The tables of docs/speed.md are what benchmarks/speed.py makes of figures and formulas."""
 
 import runpy
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import pytest
 from support.documents import ROOT
@@ -14,14 +13,6 @@ SCRIPT = "python benchmarks/speed.py"
 @pytest.fixture(scope="module")
 def script():
     return SimpleNamespace(**runpy.run_path(str(ROOT / "benchmarks" / "speed.py")))
-
-
-@pytest.mark.parametrize("name", ["link", "workers"])
-def test_a_picture_is_what_the_script_draws(name, script):
-    picture = getattr(script, f"draw_{name}")()
-    assert script.PICTURES[name].read_text(encoding="utf-8") == picture, f"run {SCRIPT}"
-    ElementTree.fromstring(picture)
-    assert f"]({script.PICTURES[name].name})" in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["latency_table", "ways_table"])

@@ -22,7 +22,8 @@ REPOSITORY = Path(__file__).parents[3]
 DOCS = REPOSITORY / "docs" / "horovod.md"
 PATCHES = horovod_patches()
 CHANGES = [(patch, diff) for patch in PATCHES for diff in patch.files if not diff.is_new]
-HUNKS = [(patch, diff.file, hunk) for patch, diff in CHANGES for hunk in diff.hunks]
+# the last one of each patch, so that all others were compared before
+HUNKS = list({patch.name: (patch, diff.file, diff.hunks[-1]) for patch, diff in CHANGES}.values())
 
 HEADER = "Subject: a change\nNeeded: always\nWhy: because\n of this\nUpstream: none found\n\n"
 DIFF = "--- a/a.txt\n+++ b/a.txt\n@@ -1 +1 @@\n-x\n+y\n"
@@ -78,7 +79,7 @@ def test_a_source_that_differs_stops_the_build_and_stays_as_it_is(tree, patch, f
     assert contents(tree) == before
 
 
-@pytest.mark.parametrize("patch", PATCHES, ids=lambda patch: patch.name)
+@pytest.mark.parametrize("patch", [PATCHES[0], PATCHES[-1]], ids=lambda patch: patch.name)
 def test_a_source_whose_lines_have_moved_stops_the_build(tree, patch):
     number = PATCHES.index(patch)
     apply_patches(tree, PATCHES[:number])
