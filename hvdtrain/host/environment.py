@@ -15,6 +15,7 @@ _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 _STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 _STALL_CHECK_SECONDS = 60  # Horovod's default
 _GLOO_TIMEOUT_SECONDS = 60
+_WAKE_UP_NANOSECONDS = 50_000  # a core wakes up one waiting worker in this time: a tenth of its time or less
 _NO_LIMIT_SECONDS = 604_800  # a week, the largest stall timeout: Gloo has no other word for "no limit"
 
 
@@ -28,6 +29,8 @@ def prepare(
     - Without a launcher, use Horovod's Gloo controller: it starts in milliseconds and needs no MPI.
     - With fewer than two cores per worker, one for computation and one for communication, let Open MPI
       yield while it waits. Otherwise its waiting thread occupies a core that is needed for computation.
+      With less than one core per worker, let it sleep: Linux 6.18 lets other processes, such as sshd, wait
+      for minutes while more processes than cores yield. Open MPI 4 has no such setting, and yields.
     - If the user limits how long a collective may stall, let Horovod check for it in time: its check, once
       a minute by default, refuses a limit below its interval. Without the user's limit it only warns: it
       knows nothing of work that takes long by itself, and the job's own watch does.
@@ -59,8 +62,12 @@ def prepare(
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
             wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = _gloo_timeout(environ, stall_timeout)
         local_size = workers_on_this_host(environ)
-        if local_size and cores_per_worker(local_size) < 2:
+        cores = cores_per_worker(local_size) if local_size else math.inf
+        if cores < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
+        if cores < 1:
+            wanted["OMPI_MCA_threads_pthreads_yield_strategy"] = "nanosleep"
+            wanted["OMPI_MCA_threads_pthreads_nanosleep_time"] = str(round(_WAKE_UP_NANOSECONDS / cores))
     if elastic or launched_rank() is not None:
         wanted["HOROVOD_FUSION_THRESHOLD"] = "0"
     new = {name: value for name, value in wanted.items() if name not in environ}

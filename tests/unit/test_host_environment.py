@@ -43,10 +43,18 @@ def test_a_stall_limit_of_the_user_below_a_minute_acts(launched, shutdown, check
     assert environ["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] == shutdown
 
 
-@pytest.mark.parametrize(("local_size", "yields"), [("1", False), ("2", False), ("3", True), ("4", True)])
-def test_open_mpi_yields_if_threads_outnumber_cores(launched, local_size, yields):
+@pytest.mark.parametrize(
+    ("local_size", "yields", "nanoseconds"),
+    [("1", False, None), ("2", False, None), ("3", True, None), ("4", True, None), ("16", True, "200000")],
+)
+def test_open_mpi_yields_if_threads_outnumber_cores_and_sleeps_if_workers_do(
+    launched, local_size, yields, nanoseconds
+):
     set_for_user = prepare({"OMPI_COMM_WORLD_LOCAL_SIZE": local_size})
     assert (set_for_user.get("OMPI_MCA_mpi_yield_when_idle") == "1") == yields
+    strategy = set_for_user.get("OMPI_MCA_threads_pthreads_yield_strategy")
+    assert strategy == ("nanosleep" if nanoseconds else None)
+    assert set_for_user.get("OMPI_MCA_threads_pthreads_nanosleep_time") == nanoseconds
 
 
 @pytest.mark.parametrize(
