@@ -192,7 +192,7 @@ class BackgroundSaver(NoSaver):
                 self._thread = None
                 self._take_outcome()
         if self._report.folder is not None:
-            self.replaced = self._report.folder.replaced
+            self.replaced = self._report.folder.replaced or self._report.folder.lost_lock()
         if self.is_in_own_thread:
             written, self._written = self._written, []
             notes, self._notes = self._notes, []

@@ -95,7 +95,7 @@ def status_of(session: Session, signals: Asked, why: str | None = None) -> tuple
 
     Raises:
         NonFiniteParameterError: If the state to be saved has a parameter that is not finite.
-        EnvironmentFault: If another directory has the name of the run directory.
+        EnvironmentFault: If another directory has the name of the run directory, or another job its lock.
     """
     if session.saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
@@ -110,7 +110,7 @@ def status_of(session: Session, signals: Asked, why: str | None = None) -> tuple
             raise EnvironmentFault(
                 f"{replaced}; training stopped {where_it_stood(session)}",
                 f"{newest} has the state: continue with --resume and --run-dir {newest.parent.parent}."
-                if newest is not None and newest.is_dir()
+                if newest is not None and newest.is_dir() and newest.parent.parent != session.run_dir
                 else "The state is lost: nothing is written to a directory that may be another job's.",
                 everywhere=True,
             )

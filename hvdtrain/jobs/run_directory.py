@@ -72,7 +72,8 @@ def open_run(
                 resumed_step,
                 callbacks,
                 on_made_anew=lambda made: fill_anew(made, config, lock, provenance),
-                lost_lease=writing_check(lock, lost_lease),
+                lost_lease=lost_lease,
+                lost_lock=lock.lost if lock is not None else lambda: "",
                 tracking=new_tracking(),
             )
             (path / SUMMARY_FILE).unlink(missing_ok=True)  # last: until here, the run before is as it was
@@ -133,7 +134,7 @@ def fill_anew(path: Path, config: Config, lock: RunLock | None, provenance: Prov
 
 def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
     """Collective. Return a note if some workers of an elastic job do not see its run directory."""
-    gathered = workers.allgather_object((workers.host, workers.rank == 0 or lock.is_of_job(path)))
+    gathered = workers.allgather_object((workers.host, lock.is_of_job(path)))
     hosts = sorted({host for host, is_seen in gathered if not is_seen})
     if not hosts:
         return ""
@@ -141,13 +142,6 @@ def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
         f"{', '.join(hosts)} cannot see the run directory {path}: if rank 0 is lost and a worker there takes "
         "its place, it is made anew there, without what was written before; put it on a shared file system"
     )
-
-
-def writing_check(lock: RunLock | None, lost_lease: Callable[[], str]) -> Callable[[], str]:
-    """Return what tells why this worker may no longer write the run directory; it returns "" while it may."""
-    if lock is None or not lock.job:
-        return lost_lease
-    return lambda: lost_lease() or lock.lost()
 
 
 def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:

@@ -13,7 +13,7 @@ from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
-from hvdtrain.jobs.run_directory import CHECKPOINTS, fill_anew, writing_check
+from hvdtrain.jobs.run_directory import CHECKPOINTS, fill_anew
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.tracked_run import tracking_of
 from hvdtrain.regular_files import check_link
@@ -140,7 +140,8 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
         first - 1,
         services.callbacks,
         on_made_anew=lambda made: fill_anew(made, session.config, lock),
-        lost_lease=writing_check(lock, services.lost_lease),
+        lost_lease=services.lost_lease,
+        lost_lock=lock.lost,
         tracking=tracking_of(session.config, session.state.tracking_id, [], [moved])(),
     )
     (path / SUMMARY_FILE).unlink(missing_ok=True)

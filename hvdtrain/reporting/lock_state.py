@@ -1,18 +1,79 @@
-"""Who uses a run directory, as the lock file in it says. Nothing is locked here."""
+"""Lock files: one holder at a time, and who uses a run directory, as the lock file in it says."""
 
+import errno
 import fcntl
 import json
 import os
 import socket
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.regular_files import open_regular
+from hvdtrain.regular_files import not_followed, open_regular
 
 LOCK_FILE = ".lock"
 HOLDER_BYTES = 4096  # that a lock file has at most
+HELD = (errno.EACCES, errno.EAGAIN)  # numbers of the error if somebody else holds the lock
 _FLOCK = "hhqqi4x"  # C's struct flock on Linux: type, whence, start, length, process
+_WHOLE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_open: dict[int, bool] = {}  # lock files of this process: whether the lock is one of the process
+
+
+def open_lock(path: Path) -> int:
+    """Return the descriptor of a lock file, which is made if need be; ``close_lock`` closes it.
+
+    Raises:
+        OSError: If it cannot be opened, or is not a regular file.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        file = os.open(path, flags, 0o666)
+    except OSError as error:
+        raise not_followed(path) if error.errno == errno.ELOOP and path.is_symlink() else error from None
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    _open[file] = False
+    return file
+
+
+def take_lock(file: int) -> OSError | None:
+    """Lock a file if nobody else holds its lock; return why it is not locked.
+
+    The lock is one of the open file: unlike one of the process, it stays if other code of the process opens
+    and closes the file. It works over NFS. A kernel without such locks gives one of the process.
+    """
+    try:
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _open[file] = True
+    except OSError as error:
+        return error
+    return None
+
+
+def is_of_process(file: int) -> bool:
+    """Return whether a lock that was taken goes if any code of this process opens and closes the file."""
+    return _open.get(file, False)
+
+
+def close_lock(file: int) -> None:
+    """Close a lock file, which gives the lock back. A forked process has none to close."""
+    if _open.pop(file, None) is not None:
+        os.close(file)
+
+
+def _close_all() -> None:
+    for file in tuple(_open):
+        close_lock(file)
+
+
+os.register_at_fork(after_in_child=_close_all)  # or a forked process that lives longer keeps the lock
 
 
 @dataclass(frozen=True)
@@ -45,10 +106,7 @@ class LockState:
 
 
 def look_at_lock(run_dir: Path) -> LockState:
-    """Return who uses a run directory. Nothing is locked, made or changed.
-
-    Not to be called in a process that holds the lock, which reading the file would release.
-    """
+    """Return who uses a run directory. Nothing is locked, made or changed."""
     try:
         with open_regular(run_dir / LOCK_FILE, follow=False) as file:
             holder = Holder.of(file.read(HOLDER_BYTES))
@@ -60,10 +118,9 @@ def look_at_lock(run_dir: Path) -> LockState:
 
 
 def _is_locked(file: int) -> bool | None:
-    """Return whether another process has locked a file; None if its file system does not say."""
-    query = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    """Return whether somebody has locked a file; None if its file system does not say."""
     try:
-        answer = fcntl.fcntl(file, fcntl.F_GETLK, query)
+        answer = fcntl.fcntl(file, fcntl.F_GETLK, _WHOLE)
     except OSError:
         return None
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)

@@ -16,6 +16,7 @@ class RunFolder:
         path: the directory.
         on_made_anew: called with the path when the directory was made anew.
         lost_lease: returns why this process may no longer write files; empty while it may.
+        lost_lock: returns who else has the lock of the directory; empty while this job has it.
 
     Attributes:
         replaced: what happened to the directory, in words, if another one has its name; empty otherwise.
@@ -29,9 +30,10 @@ class RunFolder:
         path: Path,
         on_made_anew: Callable[[Path], None] = lambda path: None,
         lost_lease: Callable[[], str] = lambda: "",
+        lost_lock: Callable[[], str] = lambda: "",
     ) -> None:
         self.replaced = ""
-        self.lost_lease = lost_lease
+        self.lost_lease, self.lost_lock = lost_lease, lost_lock
         self._path = path
         self._on_made_anew = on_made_anew
         self._lock = threading.Lock()
@@ -45,7 +47,7 @@ class RunFolder:
             Where to write: the directory's path, or the one that it was moved to if another has its name;
             None if it was removed and another has its name, or if this process may not write.
         """
-        if self.lost_lease():
+        if not self.may_write():
             return None
         with self._lock:
             try:
@@ -60,11 +62,11 @@ class RunFolder:
 
     def may_write(self) -> bool:
         """Return whether this process may write files now."""
-        return not self.lost_lease()
+        return not (self.lost_lease() or self.lost_lock())
 
     def why_not(self) -> str:
         """Return why ``check`` gives no place to write to, in words; empty if it gives one."""
-        return self.lost_lease() or self.replaced
+        return self.lost_lease() or self.lost_lock() or self.replaced
 
     def take_notes(self) -> list[str]:
         """Return what to tell the user since the last call."""

@@ -118,7 +118,7 @@ class RunReport(CallbackReport):
         resumed_step: steps done, if the run resumed in this directory.
         callbacks: users' callbacks, in order.
         on_made_anew: called with the run directory if it was removed and is made anew.
-        lost_lease: returns why this worker may no longer write files; empty while it may.
+        lost_lease, lost_lock: as of ``RunFolder``.
         tracking: the built-in callback that has the run sent to trackers; None if it is not sent.
 
     Raises:
@@ -134,10 +134,11 @@ class RunReport(CallbackReport):
         *,
         on_made_anew: Callable[[Path], None] = lambda path: None,
         lost_lease: Callable[[], str] = lambda: "",
+        lost_lock: Callable[[], str] = lambda: "",
         tracking: Tracking | None = None,
     ) -> None:
         run_dir = context.run_dir
-        folder = RunFolder(run_dir, on_made_anew, lost_lease)
+        folder = RunFolder(run_dir, on_made_anew, lost_lease, lost_lock)
         self._console = Console(console)
         self._metrics = JsonlLog(run_dir / METRICS_FILE, self.note, folder)
         self._events = TensorBoard(run_dir, resumed_step, self.note, folder)

@@ -1,6 +1,5 @@
 """Running a sweep: its trials are jobs of their own, side by side or one after the other."""
 
-import fcntl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from hvdtrain.errors import (
     UsageError,
 )
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.reporting.lock_state import LOCK_FILE, close_lock, open_lock, take_lock
 from hvdtrain.search.children import Child, end_children, python_command
 from hvdtrain.search.pruning import PRUNED
 from hvdtrain.search.side_by_side import VISIBLE
@@ -208,18 +208,18 @@ def _locked(folder: Path) -> Iterator[None]:
     """
     try:
         (folder / _JOBS).mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        file = open_lock(folder / LOCK_FILE)
     except OSError as error:
         raise EnvironmentFault(f"cannot make the sweep's folder: {error}") from None
-    with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+    try:
+        if (reason := take_lock(file)) is not None:
             raise EnvironmentFault(
-                f"{folder} is in use by another sweep, or cannot be locked: {error.strerror or error}",
+                f"{folder} is in use by another sweep, or cannot be locked: {reason.strerror or reason}",
                 "Wait until it has ended, or give another --folder.",
-            ) from None
+            )
         yield
+    finally:
+        close_lock(file)
 
 
 def in_words(params: dict[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """The run directory of a trial: where it is, and what it says."""
 
-import fcntl
 import json
 import time
 from contextlib import suppress
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.jobs.run_directory import CHECKPOINTS
-from hvdtrain.reporting.lock_state import LOCK_FILE
+from hvdtrain.reporting.lock_state import look_at_lock
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 
 _POLL_SECONDS = 0.1
@@ -26,14 +25,8 @@ def wait_until_free(run_dir: Path) -> None:
     After a minute the job that is started finds out, and says so.
     """
     until = time.monotonic() + _FREE_SECONDS
-    with suppress(FileNotFoundError), (run_dir / LOCK_FILE).open("r+b") as file:
-        while time.monotonic() < until:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                time.sleep(_POLL_SECONDS)
-            else:
-                return
+    while look_at_lock(run_dir).is_held and time.monotonic() < until:
+        time.sleep(_POLL_SECONDS)
 
 
 def has_trained(run_dir: Path) -> bool:

@@ -1,17 +1,11 @@
 """One sender at a time for a run and a tracker."""
 
-import errno
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hvdtrain.regular_files import regular_size
+from hvdtrain.reporting.lock_state import HELD, close_lock, open_lock, take_lock
 from hvdtrain.tracking.folder import tracking_folder
-
-_HELD = (errno.EACCES, errno.EAGAIN)
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @contextmanager
@@ -21,19 +15,14 @@ def lock_file(run_dir: Path, name: str) -> Iterator[int]:
     Raises:
         OSError: If it can be neither made nor opened, or is not a regular file.
     """
-    path = tracking_folder(run_dir) / f"{name}.lock"
-    file = os.open(path, _FLAGS, 0o666)
+    file = open_lock(tracking_folder(run_dir) / f"{name}.lock")
     try:
-        regular_size(path)
         yield file
     finally:
-        os.close(file)
+        close_lock(file)
 
 
 def take(file: int) -> bool:
     """Take a lock; return whether no other process has it. A file system without locks keeps nobody out."""
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        return error.errno not in _HELD
-    return True
+    error = take_lock(file)
+    return error is None or error.errno not in HELD

@@ -32,9 +32,9 @@ class Met:
 @pytest.fixture(scope="module")
 def met() -> Met:
     folder = temporary_folder()
-    command = command_for(1, "none", "Fit", *OPTIONS)
+    command = command_for(1, "none", "CopiedFit", *OPTIONS, "--eval-every", "1")
     with slow(command, folder, sample_seconds=0.03) as job:
-        await_in(job, lambda: last_step(folder) >= 2)
+        await_in(job, lambda: (folder / "copy" / ".lock").exists() and last_step(folder) >= 2)
         job.process.send_signal(signal.SIGSTOP)  # so that it does not end before the others come
         resumed, fresh = run([*command, "--resume"], folder), run(command, folder)
         job.process.send_signal(signal.SIGCONT)

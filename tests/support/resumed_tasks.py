@@ -6,6 +6,7 @@ job's folder ends that.
 """
 
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -130,3 +131,18 @@ class ReadSlowly(Digits):
 
     def callbacks(self):
         return callbacks()
+
+
+class CopiedFit(Fit):
+    """Copies the run directory after each evaluation, as a backup or an upload does."""
+
+    def callbacks(self):
+        return [*super().callbacks(), _Copies()]
+
+
+class _Copies(Callback):
+    def on_start(self, context):
+        self.run_dir = context.run_dir
+
+    def on_evaluation(self, step, metrics):
+        shutil.copytree(self.run_dir, "copy", dirs_exist_ok=True)

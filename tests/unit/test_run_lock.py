@@ -3,8 +3,11 @@
 import errno
 import fcntl
 import json
+import math
 import os
+import signal
 import socket
+import struct
 import subprocess
 import sys
 
@@ -74,20 +77,20 @@ def test_a_link_is_not_followed(tmp_path):
 
 
 def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch):
-    def refuse(file, operation):
+    def refuse(*operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     with RunLock() as lock:
         lock.acquire(tmp_path)
         assert lock.note == f"{tmp_path} is not locked against other jobs: {os.strerror(errno.ENOLCK)}"
 
 
 def test_a_lock_that_is_held_is_no_lock_problem(tmp_path, monkeypatch):
-    def refuse(file, operation):
+    def refuse(*operation):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     with pytest.raises(EnvironmentFault, match="is in use by another job"):
         RunLock().acquire(tmp_path)
 
@@ -119,13 +122,65 @@ def test_the_file_is_as_writable_as_the_umask_lets_it_be(tmp_path, mask):
     ],
 )
 def test_the_lock_of_another_host_that_is_lost_has_a_remedy(tmp_path, monkeypatch, content, holder, more):
-    def refuse(file, operation):
+    def refuse(*operation):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     (tmp_path / LOCK_FILE).write_text(json.dumps(content))
-    monkeypatch.setattr(fcntl, "lockf", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     with pytest.raises(EnvironmentFault, match="is in use by another job") as caught:
         RunLock().acquire(tmp_path)
     assert f"in use by another job{holder}" in caught.value.problem
     assert caught.value.remedy.partition("\n")[2].startswith(more)
     assert bool(more) == (f"remove {tmp_path / LOCK_FILE}" in caught.value.remedy)
+
+
+def test_it_stays_if_the_file_is_read_and_goes_with_the_process_that_took_it(tmp_path):
+    """A process that is forked and lives longer does not keep it."""
+    code = (
+        "import os, pathlib, sys, time\n"
+        "from hvdtrain.jobs.run_lock import RunLock\n"
+        "lock, folder = RunLock(), pathlib.Path(sys.argv[1])\n"
+        "lock.acquire(folder)\n"
+        "(folder / '.lock').read_bytes()\n"
+        "child = os.fork() or time.sleep(600)\n"
+        "print(child, flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        child = int(holder.stdout.readline())
+        try:
+            assert "in use" in other_process(tmp_path)
+            holder.kill()
+            holder.wait(60)
+            assert other_process(tmp_path) == "locked"
+        finally:
+            holder.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_kernel_without_locks_of_open_files_is_noted(tmp_path, monkeypatch):
+    def refuse(*operation):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    with RunLock() as lock:
+        lock.acquire(tmp_path)
+        assert lock.note.startswith("this system has no locks of open files (F_OFD_SETLK): other jobs can")
+        assert "in use" in other_process(tmp_path)
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_job_sees_that_another_one_has_its_lock(tmp_path, is_removed):
+    """Where the file was removed, as the message of a refused job says, or a server gave the lock away."""
+    with RunLock() as first, RunLock() as second:
+        first.acquire(tmp_path)
+        assert first.lost() == ""
+        first._looked_seconds = -math.inf
+        if is_removed:
+            (tmp_path / LOCK_FILE).unlink()
+        else:
+            fcntl.fcntl(first._file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_UNLCK, 0, 0, 0, 0))
+        second.acquire(tmp_path)
+        assert first.lost().startswith(f"the run directory was taken over: process {os.getpid()} on ")
+        assert second.lost() == ""

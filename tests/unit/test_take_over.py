@@ -403,8 +403,8 @@ def test_the_lock_of_a_rank_0_that_was_given_up_is_no_hindrance_and_tells_it(run
 
 def test_the_lock_is_looked_at_once_a_second(run_dir, monkeypatch):
     run_dir.mkdir()
-    looked, lock_file, now = [], run_lock._lock, [0.0]
-    monkeypatch.setattr(run_lock, "_lock", lambda file: looked.append(file) or lock_file(file))
+    looked, lock_file, now = [], run_lock.take_lock, [0.0]
+    monkeypatch.setattr(run_lock, "take_lock", lambda file: looked.append(file) or lock_file(file))
     monkeypatch.setattr(run_lock.time, "clock_gettime", lambda clock: now[0])
     with RunLock() as lock:
         lock.job, lock.generation = JOB, 1

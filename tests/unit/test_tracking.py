@@ -571,7 +571,7 @@ def test_a_folder_that_is_being_sent_needs_no_remedy():
     ("number", "is_taken"), [(errno.EAGAIN, False), (errno.EACCES, False), (errno.ENOLCK, True)]
 )
 def test_a_file_system_without_locks_keeps_no_sender_out(run_dir, monkeypatch, number, is_taken):
-    monkeypatch.setattr("fcntl.lockf", Mock(side_effect=OSError(number, "no")))
+    monkeypatch.setattr("fcntl.fcntl", Mock(side_effect=OSError(number, "no")))
     with lock_file(run_dir, "mlflow") as lock:
         assert take(lock) is is_taken
 
