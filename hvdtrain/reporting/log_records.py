@@ -1,6 +1,7 @@
 """The lines of a run's log as records, read by those who look at runs."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,11 +9,17 @@ from typing import Any
 
 from hvdtrain.regular_files import open_regular
 from hvdtrain.reporting.jsonl import parse_line
+from hvdtrain.reporting.records import TRAIN
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import plain
 
 MAX_LINE = 1_000_000  # bytes of a line; the longest names the workers of a large job
 _MAX_COUNT = 1 << 53  # beyond it, floats are not exact
+# a line of a window as hvdtrain writes most of them, which need not be parsed where windows are left out
+_WINDOW = re.compile(
+    rb'\{"phase": "train", "step": (?:0|[1-9]\d{0,14}+)'
+    rb'(?:, "[ !#-\[\]-~]++": (?:null|-?(?:0|[1-9]\d{0,99}+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+))*+\}\n?'
+)
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,8 @@ class LogReader:
                 if was_rest:
                     continue
                 number += 1
+                if phase not in ("", TRAIN) and is_window(line):
+                    continue
                 record = parse_record(line)
                 if record is None:
                     if not is_rest or len(line) == MAX_LINE:
@@ -89,6 +98,11 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
     """Return the record that a line of a log holds, which has a step; None if it holds none."""
     record = parse_line(line)
     return record if record is not None and count_of(record.get("step")) is not None else None
+
+
+def is_window(line: bytes) -> bool:
+    """Return whether a line is surely of a window, faster than by parsing it; False may be wrong."""
+    return _WINDOW.fullmatch(line) is not None
 
 
 def metrics_in(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,6 +118,8 @@ def number(value: Any) -> float | None:
 
     None is returned for what is no number.
     """
+    if type(value) is float:  # most are
+        return value
     if value is None:
         return math.nan
     if isinstance(value, bool) or not isinstance(value, int | float):

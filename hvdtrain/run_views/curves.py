@@ -1,5 +1,6 @@
 """The curves of a run, from its log: numbers of windows, evaluations and callbacks."""
 
+import math
 from array import array
 from collections import deque
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ AXES = ("step", "epoch", "samples", "seconds")
 WORKERS = "workers"
 _MOST_CURVES = 100  # of a phase of a run: a log of somebody else may have any number of names
 _MOST_EVENTS = 10_000
+_NO_CURVES = frozenset(LINE_FIELDS) - {WORKERS}
 
 
 @dataclass(frozen=True)
@@ -86,34 +88,34 @@ class _Phase:
 
     def __init__(self) -> None:
         self.axes = {name: array("d") for name in AXES}
-        self.rows: dict[str, array[int]] = {}
-        self.values: dict[str, array[float]] = {}
+        self.columns: dict[str, tuple[array[int], array[float]]] = {}  # rows and values
         self.left_out = False
 
     def add(self, record: Mapping[str, Any]) -> None:
         row = len(self.axes["step"])
-        for name, column in self.axes.items():
+        for name, axis in self.axes.items():
             found = number(record.get(name))
-            column.append(np.nan if found is None else found)
+            axis.append(math.nan if found is None else found)
         for name, value in record.items():
-            if name in LINE_FIELDS and name != WORKERS:
+            if name in _NO_CURVES:
                 continue
-            if (found := number(value)) is None:
+            found = value if type(value) is float else number(value)
+            if found is None:
                 continue
-            if name not in self.rows:
-                if len(self.rows) >= _MOST_CURVES:
+            if (column := self.columns.get(name)) is None:
+                if len(self.columns) >= _MOST_CURVES:
                     self.left_out = True
                     continue
-                self.rows[name], self.values[name] = array("q"), array("d")
-            self.rows[name].append(row)
-            self.values[name].append(found)
+                column = self.columns[name] = array("q"), array("d")
+            column[0].append(row)
+            column[1].append(found)
 
     def curves(self, phase: str) -> dict[tuple[str, str], Curve]:
         axes = {name: np.array(column) for name, column in self.axes.items()}
         found = {}
-        for name, rows in self.rows.items():
+        for name, (rows, numbers) in self.columns.items():
             chosen = np.array(rows, dtype=np.intp)
-            values = np.array(self.values[name])
+            values = np.array(numbers)
             values[~np.isfinite(values)] = np.nan
             at = {axis: column[chosen] for axis, column in axes.items()}
             found[phase, plain(name)] = Curve(phase, plain(name), at, values)

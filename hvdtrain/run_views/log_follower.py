@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdtrain.regular_files import open_regular
-from hvdtrain.reporting.log_records import MAX_LINE, BrokenLines, parse_record
+from hvdtrain.reporting.log_records import MAX_LINE, BrokenLines, is_window, parse_record
 from hvdtrain.reporting.records import EVAL, EVENT
 
 _WHOLE_BYTES = 1_000_000  # at the end of a log; before them, only evaluations and events are read
@@ -125,6 +125,8 @@ class LogFollower:
         self._lines.append(hash(line))
         is_rest, self._is_in_long_line = self._is_in_long_line, False
         is_early = self._offset < size - _WHOLE_BYTES
+        if is_early and not is_rest and is_window(line):
+            return None
         record = None if is_rest or len(line) > MAX_LINE else parse_record(line)
         if record is None:
             self.broken = self.broken.with_line(len(self._lines))

@@ -9,6 +9,7 @@ from support.stored_runs import evaluation, lines_of, make_run, window
 
 from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_table
+from hvdtrain.reporting.log_records import is_window, parse_record
 from hvdtrain.run_views import follow
 from hvdtrain.run_views.command import write_report
 from hvdtrain.run_views.follow_view import open_view
@@ -104,3 +105,21 @@ def test_a_line_that_is_written_out_later_was_never_broken(tmp_path):
         file.write(f"{TORN}\n")
     followed.poll()
     assert followed.progress.problem == "line 5 of metrics.jsonl holds no record and is left out"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_one"),
+    [
+        (b'{"phase": "train", "step": 1, "loss": 1e-05, "x/y": null, "lr": -0.5E+10, "n": 0}\n', True),
+        (b'{"phase": "train", "step": 1, "loss": 01}\n', False),
+        (b'{"phase": "train", "step": 1, "loss": 1.}\n', False),
+        (b'{"phase": "train", "step": 1, "loss": -}\n', False),
+        (b'{"phase": "train", "step": 1, "loss": 1', False),
+        (b'{"phase": "train", "step": -1, "loss": 1}x\n', False),
+        (b'{"phase": "train", "step": 1, "a"b": 1}\n', False),
+        (b'{"phase": "eval", "step": 1, "loss": 1.5}\n', False),
+    ],
+)
+def test_a_line_that_is_not_parsed_is_surely_of_a_window(line, is_one):
+    assert is_window(line) is is_one
+    assert (parse_record(line) or {}).get("phase") == "train" or not is_one
