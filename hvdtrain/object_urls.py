@@ -243,10 +243,11 @@ def write(url: str, content: bytes, patience: Patience = PATIENCE, *, is_new: bo
         content: what to write.
         patience: how long it may take.
         is_new: whether it must not be there yet. Only some stores check that while they write, as S3 does. If
-            an answer is lost and the request is sent again, what it wrote itself is there.
+            an answer is lost and the request is sent again, what it wrote itself is there. A server that says
+            that it does not know the condition writes without it.
 
     Raises:
-        ExistingObjectError: If it must not be there and is.
+        ExistingObjectError, ChangedObjectError: If it must not be there and is.
         StoreError: If it cannot be written.
     """
     request(url, "written", patience, "pipe_file", content, **({"mode": "create"} if is_new else {}))
@@ -307,6 +308,8 @@ def request(
                 count((options.get("start") or 0) + len(found))
             return found
         except Exception as error:
+            if options.get("mode") == "create" and code_of(error) == "NotImplemented":
+                return request(url, done, patience, method, *arguments, progress=progress)  # without it
             if number == patience.tries or not _is_passing(error):
                 raise _named(url, done, error, number) from error
         time.sleep(wait_seconds)

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from hvdtrain.object_transfers import download, upload
 from hvdtrain.object_urls import (
     PATIENCE,
     ChangedObjectError,
+    ExistingObjectError,
     MissingObjectError,
     Patience,
     entries,
     info,
+    is_s3,
     join,
     name,
     read,
@@ -154,7 +157,8 @@ class StoredCheckpoints:
                 raise
         check()
         target = join(self.url, checkpoint, MANIFEST_FILE)
-        write(target, content, self._patience)
+        with suppress(ChangedObjectError, ExistingObjectError):  # there is one since: read which
+            write(target, content, self._patience, is_new=is_s3(target))
         if read(target, manifests.MAX_BYTES, self._patience) != content:
             raise ChangedObjectError(f"{shown(target)} is not what was uploaded")
 

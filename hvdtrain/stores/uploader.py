@@ -76,7 +76,8 @@ class Uploader:
         self._logs = LogFiles(folder, url, self.copy.scratch, patience)
         self._manifests: dict[str, Manifest] = {}  # of what is in the store
         self._bad: dict[str, _Version] = {}
-        self._tried: set[str] = set()  # what is in the store of an upload that failed
+        self._tried: set[str] = set()  # what is in the store of an upload that failed, also of a former job
+        self._others: set[str] = set()  # what is there of other runs
         self._passed_over: list[str] = []  # checkpoints in the store that could not be verified
         self._has_begun = self._is_new = self._is_refused = False
         self._next_logs = self._next_deletion = 0.0
@@ -221,7 +222,20 @@ class Uploader:
                 return
         self._manifests[path.name] = manifest
         self._tried.discard(path.name)
+        if self._retention.keep_last is not None:
+            self._find_strays()
         self.whole[path.name] = version
+
+    def _find_strays(self) -> None:
+        """Find what a former job that was cut off and came back has written since this one began."""
+        known = {*self._manifests, *self._tried, *self._others, *self._passed_over, *self.copy.state.later}
+        for name in {*self._stored.names()} - known:
+            try:
+                found = self._stored.manifest(name)
+            except (CorruptCheckpoint, EnvironmentFault):
+                found = None
+            is_own = found is not None and found.config.get("run_dir") == self._url
+            (self._tried if is_own else self._others).add(name)
 
     def _upload_logs(self, *, read_back: bool = False) -> None:
         began = time.monotonic()

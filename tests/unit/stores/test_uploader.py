@@ -10,6 +10,7 @@ from support.store_jobs import Job, stored, verified
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.object_urls import StoreError
+from hvdtrain.stores import stored_checkpoints
 from hvdtrain.stores.stored_checkpoints import StoredCheckpoints
 
 
@@ -106,6 +107,39 @@ def test_a_job_that_is_cut_off_writes_nothing_over_its_successor(store, tmp_path
             job.uploader.round(is_last=is_last)
     job.uploader.close()
     assert store.objects() == before
+
+
+def test_a_manifest_that_comes_late_does_not_take_the_place_of_the_successors(store, tmp_path, monkeypatch):
+    """A job that was frozen as it sent it wakes up when its successor has saved the same step."""
+    monkeypatch.setattr(stored_checkpoints, "is_s3", lambda url: True)
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    manifest = "checkpoints/step-00000001/trainer.json"
+
+    def succeed(method, path):
+        if method == "pipe_file" and path.endswith(manifest):
+            store.put(manifest, b"the successor's")
+        return False
+
+    store.fail(succeed)
+    with pytest.raises(StoreError, match="is not what was uploaded"):
+        job.uploader.round()
+    assert store.objects()[manifest] == b"the successor's"
+
+
+def test_what_a_former_job_wrote_when_it_came_back_is_removed_in_its_turn(store, tmp_path):
+    job = Job(store, tmp_path / "copy", keep_last=1)
+    folder = job.folder / "checkpoints"
+    for step in (1, 2, 3):
+        job.save(step)
+        storage.retain(folder, {folder / storage.name_of(step)})
+        manifest = (folder / storage.name_of(step) / "trainer.json").read_bytes()
+        job.uploader.round()
+        if step == 2:
+            store.put("checkpoints/step-00000001/trainer.json", manifest)
+            store.put("checkpoints/step-00000000/model.safetensors", b"mine")
+    found = {name.split("/")[1] for name in store.objects() if name.startswith("checkpoints/")}
+    assert found == {"step-00000000", "step-00000003"}
 
 
 def test_a_job_that_ends_before_it_trains_leaves_the_store_as_it_was(store, tmp_path):
