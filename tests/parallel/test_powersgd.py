@@ -26,7 +26,7 @@ def curve():
 
 @pytest.mark.parametrize(
     ("framework", "workers", "controller"),
-    [("tf", 1, "none"), ("torch", 2, "gloo"), ("tf", 2, "mpi"), ("torch", 3, "mpi")],
+    [("tf", 2, "mpi"), ("torch", 3, "mpi")],
 )
 def test_the_curve_does_not_depend_on_workers_and_framework(framework, workers, controller, curve):
     found = np.asarray(run(framework, workers, controller).losses)

@@ -74,7 +74,7 @@ def test_a_job_that_fails_in_the_window_leaves_what_was_recorded(tmp_path):
     assert costs["steps"][:2] == [4, 5]
 
 
-@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize("controller", ["mpi"])
 def test_clocks_of_hosts_are_compared_within_a_millisecond(controller, tmp_path):
     ahead_ns = 3_600_000_000_000
     function = f"{Path(__file__).with_name('profile_cases.py')}:offsets"
@@ -97,7 +97,7 @@ def test_a_timeline_takes_no_core_and_outlives_the_end_of_horovod(tmp_path):
     assert found["ends"] == [50, 50, 50]  # the last ones, too, although Horovod ends at once
 
 
-@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize("controller", ["mpi"])
 def test_a_timeline_that_one_worker_may_record_is_rank_0s_choice(controller, tmp_path):
     script = Path(__file__).with_name("job_timeline_of_one.py")
     result = run([*launcher(2, controller), "python", str(script)], tmp_path)

@@ -7,9 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyarrow import parquet
-from support.jobs import FRAMEWORKS
+from support.documents import ROOT
 from support.pool import shared_run, train
-from support.shared_data import ROOT, shared_data
 
 SHAKESPEARE = str(ROOT / "examples" / "shakespeare.yaml")
 TOLERANCE = 1e-4  # relative, per step: the design's promise
@@ -38,28 +37,6 @@ def test_a_language_model_learns_which_characters_are_common():
     losses = run_of_the_example(*RUNS[0]).losses
     assert abs(losses[0] - np.log(96)) < 0.3  # at first it knows nothing
     assert losses[-1] < 3.6
-
-
-@pytest.mark.may_skip
-def test_shakespeare_in_both_frameworks(tmp_path):
-    path = shared_data("tinyshakespeare.txt")
-    runs = {}
-    for framework in FRAMEWORKS:
-        (tmp_path / framework).mkdir()
-        runs[framework] = train(
-            1,
-            "none",
-            SHAKESPEARE,
-            "--framework",
-            framework,
-            *("--steps", "100", "--log-every", "1", "--set", f"task_options.path={path}"),
-            *("--set", "task_options.eval_fraction=0.02"),
-            cwd=tmp_path / framework,
-        )
-    curves = [np.asarray(run.losses) for run in runs.values()]
-    assert len(curves[0]) == 100
-    assert np.max(np.abs(curves[0] / curves[1] - 1)) < TOLERANCE
-    assert all(run.summary["final"]["loss"] < 2.75 for run in runs.values())
 
 
 def mails(count):
