@@ -2,9 +2,10 @@
 
     python tests/background.py [image] [build] -- make test test-cluster
 
-``image`` is the image that tests/cluster needs, ``build`` a second build of Horovod (tests/build). Both
-run at low priority. The command finds the image by HVDTRAIN_TEST_IMAGE_BUILD. Afterwards the preparations
-get what is left of their time; the log of one that failed is printed. Nothing of them stays behind.
+``image`` is the image that tests/cluster needs, ``build`` the test of Horovod's wheel in another environment
+(tests/build). Both run at low priority. The command finds the image by HVDTRAIN_TEST_IMAGE_BUILD.
+Afterwards the preparations get what is left of their time; the log of one that failed is printed. Nothing
+of them stays behind.
 """
 
 import contextlib
