@@ -39,7 +39,8 @@ class Judge:
 
     Attributes:
         frameworks: those in which it is tried; those that it has a model for if empty.
-        workers: the numbers of workers.
+        workers: how many workers train the first two steps, and how many resume the job; a refusal is met by
+            the first number of them.
         refused: what the refusal says; empty if the job trains.
         noted: what the plan or a note says.
         rtol: by how much values may differ from the plain loop's, relatively.
@@ -48,7 +49,7 @@ class Judge:
     """
 
     frameworks: tuple[str, ...] = ()
-    workers: tuple[int, ...] = (1, 2, 3)
+    workers: tuple[int, ...] = (1, 2)
     refused: tuple[str, ...] = ()
     noted: tuple[str, ...] = ()
     rtol: float = 2e-5

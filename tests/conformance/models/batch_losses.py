@@ -72,7 +72,7 @@ class Contrastive(Triplets):
 class DiceOfAll(Triplets):
     """Soft Dice over all samples of the global batch: one number, given as a mean."""
 
-    judge = Judge(frameworks=("torch",))
+    judge = Judge(frameworks=("torch",), workers=(3,))
 
     def torch_loss(self, model, batch):
         outputs = model(batch["inputs"])
