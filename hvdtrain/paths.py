@@ -1,5 +1,6 @@
 """Paths as users write them, with ``~`` and environment variables; and the cache folder."""
 
+import errno
 import hashlib
 import os
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 from hvdtrain.given_urls import check_is_no_lost_url
 from hvdtrain.object_urls import is_url
 
+_NAME_BYTES, _PATH_BYTES = 255, 4095  # of Linux
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|(\w+))")
 
 
@@ -16,7 +18,7 @@ def expand_path(text: str) -> str:
 
     Raises:
         ValueError: If a variable is not set, or there is no such user: the text would be taken for a name;
-            or if it is a URL that lost a slash.
+            or if it is a URL that lost a slash, or a path that the system cannot have.
     """
     if "\0" in text:
         raise ValueError("a path cannot contain a null character")
@@ -34,7 +36,28 @@ def expand_path(text: str) -> str:
     if path.startswith("~"):
         user = path.partition("/")[0]
         raise ValueError(f"there is no home directory {user}; write ./{user} for a file of that name")
+    if not is_url(path):
+        _check_is_possible(path)
     return path
+
+
+def _check_is_possible(path: str) -> None:
+    """Check that there can be a file of a path.
+
+    Raises:
+        ValueError: If a name in it or all of it is too long, or links in it lead to themselves.
+    """
+    name = max((os.fsencode(part) for part in path.split("/")), key=len)
+    if len(name) > _NAME_BYTES:
+        raise ValueError(f"a name in a path has at most {_NAME_BYTES} bytes, this one has {len(name):,}")
+    size_bytes = len(os.fsencode(os.path.abspath(path)))
+    if size_bytes > _PATH_BYTES:
+        raise ValueError(f"a path has at most {_PATH_BYTES:,} bytes, this one has {size_bytes:,}")
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+            raise ValueError(f"{os.strerror(error.errno).lower()}: there can be no such file") from None
 
 
 def expand_task(spec: str) -> str:

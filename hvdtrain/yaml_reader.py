@@ -31,7 +31,8 @@ _SHOWN = 80  # characters of a line
 class _Loader(yaml.SafeLoader):
     """Safe YAML without duplicate keys, endless aliases and numbers that are too long to be written.
 
-    It reads 1e-3 as a number, as YAML 1.2 does; YAML 1.1 reads it as text.
+    It reads 1e-3 and 0o17 as numbers, and 1:30 and 2026-11-28 as text, as YAML 1.2 does. What YAML 1.1 takes
+    for another value than YAML 1.2, and somebody could mean, is refused: on, off, yes, no and 010.
     """
 
     def __init__(self, stream: str) -> None:
@@ -54,6 +55,14 @@ class _Loader(yaml.SafeLoader):
                 raise ComposerError(None, None, "an alias stands for a value that contains it", mark)
             self._extents[id(node)] = self._extent_of(node, mark)
         return node
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
+        """Return the tag of a node."""
+        tag: str = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        is_plain = kind is yaml.ScalarNode and implicit[0]
+        if is_plain and (tag.endswith(":timestamp") or (tag.endswith((":int", ":float")) and ":" in value)):
+            return "tag:yaml.org,2002:str"
+        return tag
 
     def _is_being_composed(self, node: yaml.Node) -> bool:
         # PyYAML sets the end of a mapping or a list when it has read all of it
@@ -79,6 +88,8 @@ class _Loader(yaml.SafeLoader):
         is_scalar = isinstance(node, yaml.ScalarNode)
         if is_scalar and node.tag.endswith((":int", ":float")) and len(node.value) > _MAX_NUMBER_LENGTH:
             raise ConstructorError(None, None, f"a number of {len(node.value):,} characters", node.start_mark)
+        if isinstance(node, yaml.ScalarNode) and node.style is None and (meant := _ambiguous(node)):
+            raise ConstructorError(None, None, f"{node.value} is ambiguous: {meant}", node.start_mark)
         try:
             if is_scalar:
                 node.value.encode()  # half of a pair of code units cannot be written to a file
@@ -102,6 +113,18 @@ for _kind in (_Loader, _Dumper):
         re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
         list("-+0123456789."),
     )
+    _kind.add_implicit_resolver(
+        "tag:yaml.org,2002:int", re.compile(r"^[-+]?0(o[0-7]+|[0-9_]+)$"), list("-+0")
+    )
+
+
+def _ambiguous(node: yaml.ScalarNode) -> str:
+    """Return what to write in place of a value without quotes that versions of YAML read as others."""
+    if node.tag.endswith(":bool") and node.value.lower() in ("on", "off", "yes", "no"):
+        return f'write true or false, or "{node.value}" for the text'
+    if node.tag.endswith(":int") and re.fullmatch(r"[-+]?0[0-9_]+", node.value):
+        return f'write a number without the leading zero, or "{node.value}" for the text'
+    return ""
 
 
 def write_yaml(values: Any) -> str:

@@ -41,6 +41,9 @@ def test_home_and_variables_are_replaced(text, path):
         ("${}", r"the environment variable \$\{\} is not set"),
         ("~nobody-of-that-name/x", "no home directory ~nobody-of-that-name; write ./~nobody-of-that-name"),
         ("a\0b", "null character"),
+        ("a/" + "\u00e9" * 128, "a name in a path has at most 255 bytes, this one has 256"),
+        ("/" + "a/" * 2048, "a path has at most 4,095 bytes, this one has 4,096"),
+        ("a/" * 2048, "a path has at most 4,095 bytes, this one has"),
     ],
 )
 def test_what_cannot_be_replaced_is_named(text, said):
@@ -61,3 +64,9 @@ def test_what_cannot_be_replaced_is_named(text, said):
 )
 def test_only_the_path_of_a_task_is_replaced(spec, expanded):
     assert expand_task(spec) == expanded
+
+
+def test_links_that_lead_to_themselves_are_named(tmp_path):
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(ValueError, match="too many levels of symbolic links: there can be no such file"):
+        expand_path(str(tmp_path / "link" / "run"))
