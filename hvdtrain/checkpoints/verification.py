@@ -47,20 +47,30 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Find the newest checkpoint that verifies; newer corrupt ones are quarantined, not deleted.
 
     Returns:
-        The checkpoint, or None if none is good, and what to tell the user.
+        The checkpoint, or None if there is none at all, and what to tell the user.
 
     Raises:
+        CheckpointError: If there are some and none is good; they stay as they are.
         EnvironmentFault: If a file cannot be read.
     """
-    notes: list[str] = []
+    damaged: dict[Path, str] = {}
     with _readable(folder):
         paths = checkpoints_in(folder)
     for path in reversed(paths):
         try:
-            return verify(path), notes
+            found = verify(path)
         except CorruptCheckpoint as corruption:
-            notes.append(f"checkpoint {path} is damaged: {corruption}; {quarantine(path)}")
-    return None, notes
+            damaged[path] = str(corruption)
+            continue
+        return found, [f"checkpoint {at} is damaged: {why}; {quarantine(at)}" for at, why in damaged.items()]
+    if damaged:
+        shown = "; ".join(f"{path.name}: {why}" for path, why in list(damaged.items())[:4])
+        raise CheckpointError(
+            f"no checkpoint in {folder} verifies: {shown}",
+            f"They were left as they are. Remove {folder} to train from the beginning, or choose another "
+            "--run-dir.",
+        )
+    return None, []
 
 
 def newest_verified(folder: Path) -> Path | None:

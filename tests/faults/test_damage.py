@@ -130,22 +130,15 @@ def test_after_a_half_written_checkpoint_the_state_is_that_of_the_uninterrupted_
     assert checkpoint_files(half_written[0]) == checkpoint_files(uninterrupted)
 
 
-@pytest.fixture(scope="module")
-def all_damaged(killed):
-    """Resume where no checkpoint is good."""
+def test_where_no_checkpoint_is_good_the_job_ends_and_leaves_the_run_as_it_is(killed):
     folder = temporary_folder()
     shutil.copytree(killed, folder / "run")
     for checkpoint in (folder / "run" / "checkpoints").glob("step-*"):
         flip_a_byte_of_the_optimizer(checkpoint)
-    return trained(*JOB, "--resume", cwd=folder)
-
-
-def test_where_no_checkpoint_is_good_the_run_begins_anew(all_damaged, uninterrupted):
-    assert logged(all_damaged) == logged(uninterrupted)
-
-
-def test_where_no_checkpoint_is_good_all_are_set_aside(all_damaged):
-    assert len(list((all_damaged.folder / "checkpoints").glob("set-aside-*"))) == 3
+    refused = trained(*JOB, "--resume", cwd=folder, returncode=2)
+    assert "no checkpoint in run/checkpoints verifies: step-" in said(refused)
+    assert len(list((folder / "run" / "checkpoints").glob("step-*"))) == 3
+    assert (folder / "run" / "metrics.jsonl").read_bytes() == (killed / "metrics.jsonl").read_bytes()
 
 
 @pytest.fixture(scope="module")

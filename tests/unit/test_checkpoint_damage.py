@@ -333,31 +333,33 @@ def test_an_older_damaged_one_is_left_alone(tmp_path):
     assert names(tmp_path) == ["step-00000100", "step-00000120"]
 
 
-def test_where_all_are_damaged_all_are_set_aside(tmp_path):
+def test_where_all_are_damaged_nothing_is_set_aside_and_nothing_begins(tmp_path):
     for step in (100, 120):
         spoil_byte(saved(tmp_path, step))
-    found, notes = verification.newest_good(tmp_path)
-    assert found is None
-    assert [note.split()[1] for note in notes] == [str(tmp_path / f"step-00000{step}") for step in (120, 100)]
-    assert names(tmp_path) == ["set-aside-step-00000100", "set-aside-step-00000120"]
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"verifies: step-00000120: .*; step-00000100: ") as caught:
+            verification.newest_good(tmp_path)
+    assert f"Remove {tmp_path} to train from the beginning" in caught.value.remedy
+    assert names(tmp_path) == ["step-00000100", "step-00000120"]
 
 
 def test_one_that_is_set_aside_again_gets_another_name(tmp_path):
+    saved(tmp_path, 100)
     for _ in range(3):
         spoil_byte(saved(tmp_path))
         verification.newest_good(tmp_path)
-    assert names(tmp_path) == [f"set-aside-step-00000120{suffix}" for suffix in ("", "-2", "-3")]
+    assert names(tmp_path)[:3] == [f"set-aside-step-00000120{suffix}" for suffix in ("", "-2", "-3")]
 
 
 def test_one_that_cannot_be_set_aside_stays_and_is_said(tmp_path, monkeypatch):
+    saved(tmp_path, 100)
     spoil_byte(saved(tmp_path))
 
     def refuse(self, target):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "rename", refuse)
-    found, notes = verification.newest_good(tmp_path)
-    assert found is None
+    _, notes = verification.newest_good(tmp_path)
     assert notes[0].endswith("has changed; it stays where it is (Permission denied)")
 
 

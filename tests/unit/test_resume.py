@@ -87,14 +87,6 @@ def test_auto_sets_a_damaged_newest_one_aside_and_takes_the_one_before(tmp_path)
     assert names(good.parent) == ["set-aside-step-00000120", "step-00000100"]
 
 
-def test_auto_starts_from_nothing_where_all_are_damaged_and_says_so(tmp_path):
-    for path in make_run(tmp_path / "run"):
-        spoil(path)
-    found = start(resume="auto", run_dir="run")
-    assert (found.progress, found.resumed_step, found.manifest) == (Progress(), 0, None)
-    assert [("is damaged" in note) for note in found.notes] == [True, True]
-
-
 @pytest.mark.parametrize("named", ["run", "run/checkpoints", "run/checkpoints/step-00000120"])
 def test_a_checkpoint_of_another_run_leaves_that_run_alone(tmp_path, named):
     make_run(tmp_path / "run")
