@@ -176,18 +176,27 @@ class ReplicaState:
         self._late += [name for name in names if name not in self._changing]
         self._changing |= dict.fromkeys(names, True)
 
-    def combine(self) -> list[str]:
+    def combine(self, error: TaskError | None = None) -> list[str]:
         """Collective. Give all workers the same state; return names that the dry run did not see change.
 
         What a worker has no more, or has not written to, is left as it is on all workers.
 
+        Args:
+            error: what makes this worker's state one that cannot be combined or saved.
+
         Raises:
-            TaskError: On every worker alike, if a tensor has different sizes.
+            TaskError: On every worker alike, if one has such an error, or a tensor has different sizes.
         """
+        if self._workers.size == 1:
+            if error is not None:
+                raise error
+            return []
         tensors = [tensor for tensor in self._tensors() if self._may_differ(tensor)]
         found = self._checksums(tensors)
         own = {name: (crc, crc != (self._begun or {})[name], size) for name, (crc, size) in found.items()}
-        gathered = self._workers.allgather_object(own)
+        errors, gathered = zip(*self._workers.allgather_object((error, own)), strict=True)
+        if error := next(filter(None, errors), None):
+            raise _wrong(error.problem, error.remedy)
         tensors = [tensor for tensor in tensors if all(tensor.name in of_rank for of_rank in gathered)]
         for name in [tensor.name for tensor in tensors]:
             sizes = [of_rank[name][2] for of_rank in gathered]

@@ -450,8 +450,6 @@ class TensorFlowBackend:
 
     def combine_state(self) -> list[str]:
         """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
-        if self._replicas.size == 1:
-            return []
         with peer_errors():
             return self.replica_state.combine()
 

@@ -403,11 +403,9 @@ class TorchBackend:
 
     def combine_state(self) -> list[str]:
         """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
-        self._state_tensors.take_back()
-        if self._replicas.size == 1:
-            return []
+        error = self._state_tensors.take_back()
         with peer_errors():
-            return self.replica_state.combine()
+            return self.replica_state.combine(error)
 
     def trained_change(self) -> Change:
         """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""

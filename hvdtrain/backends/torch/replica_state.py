@@ -77,11 +77,7 @@ class StateTensors:
                         self._defaults[id(tensor)] = "max"
 
     def __call__(self) -> list[StateTensor]:
-        """Return the tensors that are not trained now, each once.
-
-        Raises:
-            TaskError: If the model has put another kind of tensor in the place of one.
-        """
+        """Return the tensors that are not trained now, each once."""
         self.take_back()
         return [self._state_tensor(tensor) for tensor in self._untrained()]
 
@@ -112,12 +108,13 @@ class StateTensors:
         there = [place.tensor for place in places if place.is_saved or place.tensor.shape == place.shape]
         return list({id(tensor): tensor for tensor in there}.values())
 
-    def take_back(self) -> None:
+    def take_back(self) -> TaskError | None:
         """Copy a buffer that a forward pass has replaced into the one that is saved, which is put back.
 
-        Raises:
-            TaskError: If it has another shape or type.
+        Returns:
+            The error of one that has another shape or type, which stays; None if there is none.
         """
+        error = None
         for place in self._untrained_places():
             now, tensor = place.replacement(), place.tensor
             if now is None:
@@ -127,7 +124,8 @@ class StateTensors:
                     set_values(tensor, now)
                     place.holder[place.name] = tensor
             elif place.is_saved:
-                raise _unlike(self.paths[id(tensor)], now, tensor)
+                error = error or _unlike(self.paths[id(tensor)], now, tensor)
+        return error
 
     def _state_tensor(self, tensor: torch.Tensor) -> StateTensor:
         kind = "c" if tensor.is_complex() else "f" if tensor.is_floating_point() else "i"

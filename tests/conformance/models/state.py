@@ -292,3 +292,31 @@ class LateProjector(Model):
         model = Net()
         model(X[:2])
         return model
+
+
+class ReplacedByOneWorker(Even):
+    """A buffer that has another shape on one worker after some steps: all workers end, and none waits."""
+
+    judge = Judge(frameworks=("torch",), workers=(2,), refused=("replaces the buffer last", "(4,)"))
+
+    def torch_model(self):
+        import torch
+
+        first = torch.from_numpy(X[:1])
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+                self.register_buffer("last", torch.zeros(3))
+                self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+            def forward(self, x):
+                if self.training:
+                    self.calls += 1
+                    if self.calls == 2 and (x == first).all(1).any():  # of one of the workers
+                        self.last = torch.zeros(4)
+                return self.linear(x)
+
+        torch.manual_seed(0)
+        return Net()
