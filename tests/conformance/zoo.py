@@ -96,6 +96,11 @@ def tf_classifier(_: Any = None) -> Any:
 
 def judged(path: str, name: str, framework: str) -> dict[str, list[float]]:
     """Return what the plain loop computes for a model of a file; a case of a pool of one worker."""
+    if framework == "tf":  # the threads of the pool's jobs, which cannot change later
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(1)
     return plain_loop(load_models(Path(path))[name](), framework)
 
 
