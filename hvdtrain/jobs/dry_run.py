@@ -235,7 +235,9 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         is_refused, with_row_numbers = map(any, zip(*of_all, strict=True))
         one = replace(one, with_row_numbers=with_row_numbers)
         if not is_refused and session.config.stages == 1:
-            if has_own_values(task, session.config.framework):
+            # of one worker it matters to micro-batches alone
+            matters = comparing_error_of(session, task, what, "it compares") or session.config.accumulate > 1
+            if matters and has_own_values(task, session.config.framework):
                 one = replace(one, comparing=session.backend.find_comparing(batch, training))
             one = _looked_at(session, task, one, batch, done[0] if done else None)
         done.append(one)
