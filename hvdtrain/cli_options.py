@@ -11,7 +11,9 @@ import click
 from hvdtrain.config import Config
 from hvdtrain.field_names import advice_for, meant_field, value_hint
 from hvdtrain.given_urls import check_url
+from hvdtrain.host.launcher import launched_rank
 from hvdtrain.host.output import make_output_tolerant
+from hvdtrain.host.start_reports import report_begin
 from hvdtrain.object_urls import is_url, shown
 from hvdtrain.paths import expand_path
 
@@ -30,6 +32,7 @@ class JobCommand(click.Command):
         with suppress(OSError, ValueError):  # without a standard error
             faulthandler.enable()
         make_output_tolerant()
+        report_begin(launched_rank())
         return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

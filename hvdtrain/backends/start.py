@@ -15,7 +15,7 @@ from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import launched_rank
 from hvdtrain.host.launches import stated_launch
-from hvdtrain.host.start_reports import reported_start, start_limit, stopped_workers
+from hvdtrain.host.start_reports import report_begin, reported_start, start_limit, stopped_workers
 
 # So long a rank other than 0 waits before it speaks, per rank: the launcher ends it when another one has.
 _SPEAK_AFTER_SECONDS = 0.5
@@ -78,6 +78,7 @@ def start_horovod(
         with contextlib.ExitStack() as stack:
             if rank is not None:
                 stack.enter_context(deadline(seconds, lambda: _give_up(rank, seconds)))
+                report_begin(rank)
                 stack.enter_context(reported_start(rank))
             options = {"process_sets": "dynamic"} if has_groups else {}
             hvd.init(list(ranks), **options) if ranks else hvd.init(**options)

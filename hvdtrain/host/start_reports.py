@@ -1,9 +1,11 @@
-"""While Horovod starts: what a worker tells horovodrun, and which workers of its host are stopped.
+"""What a worker reports to horovodrun: that it starts Horovod, and that it ends; which workers are stopped.
 
-Over MPI, horovodrun cannot see which workers have arrived. The Horovod that hvdtrain builds gives each worker
-an address and a key, and names the workers that do not report. Over Gloo it looks into its own store.
+The Horovod that hvdtrain builds gives each worker an address and a key. Over MPI, it names the workers that
+do not report their start; over Gloo it looks into its own store. A job has succeeded only if each worker that
+began has reported its end: mpirun ends with 0 if it loses a host, and so does a worker by os._exit(0).
 """
 
+import atexit
 import contextlib
 import hmac
 import os
@@ -20,6 +22,10 @@ _LIMIT_VARIABLE = "HOROVOD_START_TIMEOUT"  # horovodrun's --start-timeout
 _LIMIT_SECONDS = 60.0
 _MOST_SECONDS = 86_400
 _EVERY_SECONDS = 1.0  # a datagram may be lost
+_ANSWER_SECONDS = 0.2
+_TRIES = 25
+
+_begun: list[tuple[int, "_Sender"]] = []  # of the process that reported it, until it has reported its end
 
 # what the workers of one job have in common, with the variable of the rank
 _JOBS = (("HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK"), ("PMIX_NAMESPACE", "OMPI_COMM_WORLD_RANK"))
@@ -52,31 +58,81 @@ def reported_start(rank: int | None, environ: Mapping[str, str] = os.environ) ->
         rank: this worker's rank, or None without a launcher.
         environ: the environment; without horovodrun's variable in it, nothing is sent.
     """
-    address, port, key = [*environ.get(REPORT_VARIABLE, "").split(":"), "", ""][:3]
-    if rank is None or not port.isdecimal():
+    sender = _sender(rank, environ)
+    if sender is None:
         yield
         return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
 
-        def send(message: bytes) -> None:
-            with contextlib.suppress(OSError):  # the report is a help, not a condition
-                digest = hmac.digest(bytes.fromhex(key), message, "sha256")
-                sender.sendto(digest + message, (address, int(port)))
+    def repeat() -> None:
+        sender.send(b"%d" % sender.rank)
+        while not ended.wait(_EVERY_SECONDS):
+            sender.send(b"%d" % sender.rank)
 
-        def repeat() -> None:
-            send(b"%d" % rank)
-            while not ended.wait(_EVERY_SECONDS):
-                send(b"%d" % rank)
+    ended = threading.Event()
+    thread = threading.Thread(target=repeat, daemon=True, name="start-reports")
+    thread.start()
+    try:
+        yield
+        sender.send(b"all")
+    finally:
+        ended.set()
+        thread.join()
 
-        ended = threading.Event()
-        thread = threading.Thread(target=repeat, daemon=True, name="start-reports")
-        thread.start()
-        try:
-            yield
-            send(b"all")
-        finally:
-            ended.set()
-            thread.join()
+
+def report_begin(rank: int | None, environ: Mapping[str, str] = os.environ) -> None:
+    """Tell horovodrun that this worker begins, and when Python ends in it, that it ends by itself.
+
+    Args:
+        rank: this worker's rank, or None without a launcher.
+        environ: the environment; without horovodrun's variable in it, nothing is sent.
+    """
+    sender = _sender(rank, environ)
+    if sender is not None and not _begun:
+        _begun.append((os.getpid(), sender))
+        sender.send(b"begin %d" % sender.rank)
+        atexit.register(report_end)
+
+
+def report_end(code: int | None = None) -> None:
+    """Tell horovodrun that this process ends by itself.
+
+    Args:
+        code: the exit code, before an ``os._exit()``.
+    """
+    while _begun:
+        process, sender = _begun.pop()
+        if process == os.getpid():  # and not of a process that was forked
+            sender.send(b"end %d" % sender.rank + (b"" if code is None else b" %d" % code), _TRIES)
+
+
+class _Sender:
+    """Sends signed datagrams to horovodrun. They are a help, not a condition: no failure is an error."""
+
+    def __init__(self, rank: int, address: tuple[str, int], key: bytes) -> None:
+        self.rank = rank
+        self._address = address
+        self._key = key
+
+    def send(self, message: bytes, tries: int = 1) -> None:
+        """Send a message, in several tries until an answer says that it was received."""
+        digest, answer = (
+            hmac.digest(self._key, text, "sha256") for text in (message, b"received " + message)
+        )
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as connection:
+            connection.connect(self._address)
+            connection.settimeout(_ANSWER_SECONDS)
+            for number in range(tries):
+                connection.send(digest + message)
+                with contextlib.suppress(TimeoutError):
+                    if number + 1 < tries and connection.recv(64) == answer:
+                        return
+
+
+def _sender(rank: int | None, environ: Mapping[str, str]) -> _Sender | None:
+    address, port, key = [*environ.get(REPORT_VARIABLE, "").split(":"), "", ""][:3]
+    if rank is None or not port.isdecimal():
+        return None
+    return _Sender(rank, (address, int(port)), bytes.fromhex(key))
 
 
 def stopped_workers(environ: Mapping[str, str] = os.environ) -> list[str]:

@@ -30,6 +30,7 @@ from hvdtrain.errors import (
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import WORKER_VARIABLE, host_name, is_elastic, launched_rank
 from hvdtrain.host.launches import output_rank
+from hvdtrain.host.start_reports import report_end
 from hvdtrain.jobs.signals import HANDLED
 from hvdtrain.printable import printable
 from hvdtrain.user_errors import traceback_of
@@ -96,6 +97,7 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
             _show(stacks)
         _say(PeerLostError(event.problem, event.remedy), output_rank(), debug=False)
         _flush()
+    report_end(EXIT_ENVIRONMENT)
     os._exit(EXIT_ENVIRONMENT)
 
 
@@ -200,7 +202,9 @@ def end_worker(error: BaseException, debug: bool) -> None:
     if not (rank and getattr(error, "everywhere", False)) and getattr(error, "speaks", True):
         _say(error, rank, debug)
     _flush()
-    os._exit(getattr(error, "exit_code", 1))
+    code = getattr(error, "exit_code", 1)
+    report_end(code)
+    os._exit(code)
 
 
 def _say(error: BaseException, rank: int | None, debug: bool) -> None:

@@ -11,6 +11,7 @@ import cloudpickle
 
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, HvdtrainError, Interrupted, WorkerFailure
 from hvdtrain.host.launcher import host_name, launched_rank
+from hvdtrain.host.start_reports import report_begin, report_end
 from hvdtrain.launching.channel import WorkerEnd
 from hvdtrain.user_errors import traceback_of
 
@@ -25,6 +26,7 @@ def main() -> None:
     except HvdtrainError as error:
         print(f"hvdtrain: rank {rank} on {host_name()}: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_ENVIRONMENT)
+    report_begin(rank)
     try:
         _become(end.function)
         call, args, kwargs = cloudpickle.loads(end.function["call"])
@@ -99,7 +101,9 @@ def _fail(end: WorkerEnd, rank: int, error: BaseException) -> None:
         print(f"{text}\nhvdtrain: rank {rank}: the error could not be sent: {lost}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(getattr(error, "exit_code", _EXIT_FAILED) or _EXIT_FAILED)
+    code = getattr(error, "exit_code", _EXIT_FAILED) or _EXIT_FAILED
+    report_end(code)
+    os._exit(code)
 
 
 if __name__ == "__main__":

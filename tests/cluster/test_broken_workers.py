@@ -2,6 +2,7 @@
 
 import re
 import time
+from contextlib import contextmanager
 
 import pytest
 from broken import instead, left_running, package, text_instead, unplugged
@@ -33,17 +34,34 @@ def test_another_version_of_torch(cluster, tmp_path, controller):
         fails(cluster, controller, tmp_path, r"rank 2 on h2: .*PyTorch 1\.2\.3")
 
 
-@BOTH
-def test_a_host_that_goes_away_while_training(cluster, tmp_path, controller):
+@contextmanager
+def training(cluster, controller, tmp_path):
+    """Context with a job that trains until something ends it."""
     words = command(cluster, controller, tmp_path / "run", "--steps", "1000000", "--log-every", "1")
     log = tmp_path / "run" / "metrics.jsonl"
-    host = cluster.hosts["h2"]
     with cluster.head.started(words, cwd=tmp_path) as job:
         deadline = time.monotonic() + LIMIT_SECONDS
         while not log.exists() or log.read_text().count("\n") < 5:
             assert job.process.poll() is None, job.result().output
             assert time.monotonic() < deadline, job.result().output
             time.sleep(0.1)
+        yield job
+
+
+@pytest.mark.parametrize(("host", "program"), [("h1", "ssh"), ("h2", "prted")])
+def test_a_killed_ssh_client_or_daemon_of_mpirun_is_no_success(cluster, tmp_path, host, program):
+    with training(cluster, "mpi", tmp_path) as job:
+        cluster.hosts[host].namespaces.kill(program)
+        result = job.wait(LIMIT_SECONDS)
+    assert result.returncode == 3, result.output
+    assert re.search(r"horovodrun: .*rank 2 \(host h2, slot 0\) ended before", result.output)
+    nothing_left(cluster)
+
+
+@BOTH
+def test_a_host_that_goes_away_while_training(cluster, tmp_path, controller):
+    host = cluster.hosts["h2"]
+    with training(cluster, controller, tmp_path) as job:
         with unplugged(host):
             result = job.wait(LIMIT_SECONDS)
             nothing_left(cluster, but="h2")

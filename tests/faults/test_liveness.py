@@ -77,6 +77,13 @@ def test_a_worker_that_leaves_with_the_code_of_success_is_a_failure_with_a_name(
     problem = rf"rank 1 on {HOST} ended without a message in the middle of the job \(last it was .*\): .*"
     (line,) = re.findall(r"^hvdtrain: .*", ending.output, re.MULTILINE)
     assert re.fullmatch(rf"hvdtrain: rank 0 on {HOST}: {problem}", line)
-    assert ending.returncode == {"gloo": 3, "mpi": 1}[controller]  # mpirun has a code of its own for it
+    assert ending.returncode == 3
     assert ending.seconds_since_failure() < SOON_SECONDS
     assert re.fullmatch(problem, ending.summary["error"])
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_an_only_worker_that_leaves_with_the_code_of_success_is_a_failure(controller, tmp_path):
+    ending = end_of(1, controller, "LeavesAlone", "--framework", "torch", cwd=tmp_path)
+    assert ending.returncode == 3
+    assert "horovodrun: rank 0 (host localhost, slot 0) ended before the job was done" in ending.output

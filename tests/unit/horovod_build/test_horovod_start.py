@@ -1,16 +1,18 @@
-"""What the patched launcher knows of a start: who has not arrived; and the files of mpirun."""
+"""What the patched launcher knows of its workers: who has not arrived or ended; and the files of mpirun."""
 
 import contextlib
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.host.start_reports import reported_start
+from hvdtrain.host import start_reports
+from hvdtrain.host.start_reports import report_begin, report_end, reported_start
 
 SLOTS = [
     SimpleNamespace(hostname=host, local_rank=slot)
@@ -71,6 +73,7 @@ def test_workers_report_their_start_to_the_launcher(driver_service):
     with reported_start(1, environ):
         wait_for(reports, {1, 3})
     wait_for(reports, None)
+    reports.close()
 
 
 def test_a_stranger_reports_nothing(driver_service):
@@ -82,11 +85,45 @@ def test_a_stranger_reports_nothing(driver_service):
             stranger.sendto(packet, (address, int(port)))
         time.sleep(0.2)
         assert reports.arrived() == set()
+    reports.close()
 
 
 def test_a_worker_without_a_launcher_sends_nothing():
     with reported_start(None, {"HOROVOD_START_REPORT": "127.0.0.1:9:00"}), reported_start(0, {}):
         pass
+
+
+@pytest.mark.parametrize(
+    ("ends", "exit_code", "judged"),
+    [
+        ((None, None), 0, 0),  # both with Python
+        ((None, 3), 1, 1),
+        ((4, "lost"), 4, 4),  # a worker's own
+        ((3, "lost"), 1, 3),  # mpirun's own
+        ((None, "lost"), 0, 3),
+        (("lost", "lost"), 0, 3),
+        (("lost", "lost"), 14, 3),
+        (("lost", "lost"), 130, 130),  # a signal
+    ],
+)
+def test_a_job_has_succeeded_if_each_worker_that_began_has_ended_by_itself(
+    driver_service, capsys, ends, exit_code, judged
+):
+    reports = driver_service.StartReports("127.0.0.1")
+    for rank, code in enumerate(ends):
+        report_begin(rank, {"HOROVOD_START_REPORT": reports.variable})
+        if code == "lost":
+            start_reports._begun.clear()
+        else:
+            report_end(code)
+    deadline = time.monotonic() + 60
+    while len(reports._ended) < len(ends):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert reports.judge(exit_code, SLOTS[1:3]) == judged
+    said = capsys.readouterr().err
+    reports.close()
+    assert ("rank 1 (host h2, slot 0) ended before the job was done" in said) == (judged != exit_code)
 
 
 RUNS = """
@@ -112,3 +149,16 @@ def test_each_mpirun_has_a_folder_of_its_own_that_is_removed(patched, tmp_path, 
     folders = {run.stdout.strip() for run in runs}
     assert folders == {str(tmp_path)} if chosen else len(folders) == 2
     assert not any(os.path.exists(folder) for folder in folders - {str(tmp_path)})
+
+
+def test_folders_of_launchers_that_were_killed_are_removed(horovod, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("hvd-mpirun-killed", "hvd-mpirun-running", "hvd-other"):
+        (tmp_path / name / "session").mkdir(parents=True)
+    mpi_run = horovod("horovod.runner.mpi_run")
+    running = mpi_run._locked(tmp_path / "hvd-mpirun-running")
+    folder, held = mpi_run._session_folder()
+    os.close(running)
+    os.close(held)
+    left = {path.name for path in tmp_path.iterdir()} - {os.path.basename(folder)}
+    assert left == {"hvd-mpirun-running", "hvd-other"}
