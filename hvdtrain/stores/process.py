@@ -154,6 +154,8 @@ class UploadService:
 
     def _note_problem(self, uploader: Uploader, error: Exception) -> None:
         reason = " ".join(str(shown(getattr(error, "problem", "") or error)).split())
+        if isinstance(error, OSError) and not isinstance(error, StoreError) and error.filename is None:
+            reason = f"{self._folder}: {error.strerror or reason}"  # such as a full disk, of the working copy
         if not self._problem and not uploader.claim.lost:
             self._failing_since = time.monotonic()
             self._note(

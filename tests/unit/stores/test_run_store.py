@@ -129,7 +129,7 @@ def test_what_cannot_be_uploaded_is_not_awaited_though_the_claim_is_still_writte
     began = time.monotonic()
     assert not store.flush(lambda: (seconds, 120.0))  # a sign of life comes every 10 s
     assert time.monotonic() - began < 60.0
-    assert ("No space left" if fault == "full" else "checkpoints") in store.problem()
+    assert (f"{small_disk}: No space left" if fault == "full" else "checkpoints") in store.problem()
 
 
 def test_a_wait_for_the_store_can_be_shortened(opened, tmp_path):
