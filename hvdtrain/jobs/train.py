@@ -31,7 +31,7 @@ from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.setup import prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
-from hvdtrain.jobs.stored_run_dir import publish, storing
+from hvdtrain.jobs.stored_run_dir import end_uploads, publish, storing
 from hvdtrain.jobs.training_run import (
     TrainingRun,
     close_services,
@@ -233,4 +233,6 @@ def _report_end(
             summary = with_save_error(session, summary, missing)
             session.report.write_summary(summary)  # which the store does not have
         session.saver.is_complete = status == "completed" and not missing
+        if missing and in_order:  # before other workers end, for which mpirun ends this one
+            end_uploads(session.saver, session.report)
     return summary
