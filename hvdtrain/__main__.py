@@ -1,10 +1,13 @@
 """``python -m hvdtrain``."""
 
-from hvdtrain.cli import main
+from hvdtrain.host.output import open_closed_files
 
 
 def run() -> None:
     """Run the command line, and let this process end soon although threads are left."""
+    open_closed_files()  # before anything else opens a file
+    from hvdtrain.cli import main
+
     main()
 
     from hvdtrain.host.process_end import limit_wait_for_threads

@@ -26,6 +26,10 @@ _REMEDY = (
     "  `horovodrun --start-timeout SECONDS`, or the variable HOROVOD_START_TIMEOUT with other "
     "launchers, waits longer."
 )
+_ALONE = (
+    "A worker without a launcher connects to itself at 127.0.0.1: bring up the loopback interface, for "
+    "example with `ip link set lo up`."
+)
 
 
 _ended: list[str] = []  # "MPI" if Horovod has ended over it: MPI starts once in a process
@@ -83,7 +87,8 @@ def start_horovod(
             options = {"process_sets": "dynamic"} if has_groups else {}
             hvd.init(list(ranks), **options) if ranks else hvd.init(**options)
     except ValueError as error:
-        raise EnvironmentFault(f"Horovod could not start: {without_sources(error)}", _REMEDY) from error
+        remedy = _ALONE if rank is None and membership is None else _REMEDY
+        raise EnvironmentFault(f"Horovod could not start: {without_sources(error)}", remedy) from error
     return HorovodWorkers(hvd, collectives, membership, len(ranks))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from hvdtrain.backends.torchrun_key import offer_key, take_key
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.network import interfaces
+from hvdtrain.host.side_process import end_with_parent
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 
 _STORE_SECONDS = 60
@@ -40,12 +41,15 @@ print(json.dumps(texts))
 def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
     """Collective. Let Horovod see the workers of torchrun: set its variables, and start the rendezvous.
 
+    If torchrun is killed, the workers that it started get SIGTERM, so that they save and end.
+
     Args:
         environ: torchrun's variables, to which those of Horovod are added.
 
     Raises:
         EnvironmentFault: If the workers cannot find each other, or have no common key.
     """
+    end_with_parent(None)
     interface, address = _own_interface(environ)
     own: dict[str, Any] = {
         "group": int(environ["GROUP_RANK"]),

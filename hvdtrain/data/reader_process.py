@@ -3,7 +3,6 @@
 ``readers.py`` starts it. It loads neither a framework nor Horovod unless the data set does.
 """
 
-import ctypes
 import os
 import signal
 import socket
@@ -18,11 +17,11 @@ from hvdtrain.data.ipc import receive, send
 from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.data.serialization import load_payload
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.host.side_process import end_with_parent
 from hvdtrain.user_errors import RaisedInReader, where_raised
 
 # the worker handles these signals; its readers ignore them
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_PR_SET_PDEATHSIG = 1
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -101,6 +100,4 @@ def _end_with_worker(worker: int) -> None:
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the worker started this process with them blocked
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != worker:  # the worker ended before the line above
-        os._exit(1)
+    end_with_parent(worker, signal.SIGKILL)

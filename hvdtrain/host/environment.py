@@ -27,6 +27,7 @@ def prepare(
     A variable that the user has set is not changed.
 
     - Without a launcher, use Horovod's Gloo controller: it starts in milliseconds and needs no MPI.
+    - Let UCX, which Open MPI may bring, leave SIGHUP alone: it would wait for a debugger.
     - With fewer than two cores per worker, one for computation and one for communication, let Open MPI
       yield while it waits. Otherwise its waiting thread occupies a core that is needed for computation.
       With less than one core per worker, let it sleep: Linux 6.18 lets other processes, such as sshd, wait
@@ -46,8 +47,9 @@ def prepare(
         stall_timeout: the config's, in seconds; 0 for no limit, None if nothing is known of it.
 
     Returns:
-        The variables that were set under a launcher, by name; empty without a launcher.
+        The variables for Horovod and MPI that were set under a launcher, by name; empty without one.
     """
+    environ.setdefault("UCX_DEBUG_SIGNO", "0")
     wanted: dict[str, str] = {}
     elastic = is_elastic(environ)
     if elastic:

@@ -71,9 +71,23 @@ def tolerant(file: IO[str], name: str = "standard output") -> IO[str]:
     return file if isinstance(file, TolerantFile) else cast(IO[str], TolerantFile(file, name))
 
 
+def open_closed_files() -> None:
+    """Open the null device in place of a standard file that is closed, as old daemons close all of them.
+
+    Otherwise a file of the run gets its number, and native code writes messages into it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def make_output_tolerant() -> None:
-    """Let neither standard output nor standard error end this process."""
-    if sys.stdout is not None:
-        sys.stdout = tolerant(sys.stdout)
-    if sys.stderr is not None:
-        sys.stderr = tolerant(sys.stderr, "standard error")
+    """Let neither standard output nor standard error end this process, also if they are closed."""
+    open_closed_files()
+    sys.stdout = tolerant(sys.stdout)
+    sys.stderr = tolerant(sys.stderr, "standard error")

@@ -1,11 +1,14 @@
-"""Processes that a worker starts beside training: what they inherit, and how they stay out of its way."""
+"""Processes that a worker starts: what they inherit, how they stay out of its way and end with it."""
 
+import ctypes
 import os
+import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 _NICENESS = 19
+_PR_SET_PDEATHSIG = 1
 # what launchers tell their workers: a process beside one is none
 _OF_LAUNCHERS = (
     *("HOROVOD_", "HVDTRAIN_ELASTIC", "HVDTRAIN_WORKER", "HVDTRAIN_SLOT"),
@@ -19,6 +22,19 @@ def side_environment() -> dict[str, str]:
     path = [str(Path(__file__).parents[2]), *filter(None, [found.get("PYTHONPATH")])]
     # no file in the working directory takes the place of a library
     return {**found, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
+
+
+def end_with_parent(parent: int | None, number: int = signal.SIGTERM) -> None:
+    """Have the kernel send this process a signal when the thread ends that started it.
+
+    Args:
+        parent: the process that started this one, which ends at once if the other has ended already;
+            None if that cannot be.
+        number: the signal.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def own_output() -> Callable[[str], None]:

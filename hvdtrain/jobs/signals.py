@@ -12,8 +12,8 @@ from hvdtrain.errors import ENDINGS, Interrupted, Removed, WorkerFailure
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.user_errors import where_raised
 
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_LEAVES = (signal.SIGTERM, signal.SIGUSR2)
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
+_LEAVES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 
 
 class Signals:
@@ -90,7 +90,7 @@ class Signals:
 
 
 class ElasticSignals(Signals):
-    """What signals asked of one worker of an elastic job: SIGTERM and SIGUSR2 mean that it leaves the job.
+    """What signals asked of one worker of an elastic job: SIGTERM, SIGUSR2 and SIGHUP mean that it leaves.
 
     The others go on. While it trains it leaves at the next step, when the driver tells all workers of it;
     before that, it leaves at once. A launcher that is to stop all workers tells them over the driver, so that
@@ -125,9 +125,10 @@ class ElasticSignals(Signals):
 def interruptible() -> Iterator[Signals]:
     """Return a context in which signals stop training, in order or at once.
 
-    SIGTERM and SIGUSR2 stop it at a step while it trains, and raise Interrupted before and after;
-    SIGINT always raises it. SIGUSR1 asks for a save. SIGUSR2 is there for mpirun, which passes it on,
-    but kills its workers soon after a SIGTERM. In an elastic job they are ``ElasticSignals``.
+    SIGTERM, SIGUSR2 and SIGHUP stop it at a step while it trains, and raise Interrupted before and after;
+    SIGINT always raises it. SIGUSR1 asks for a save. SIGHUP stays ignored if it was, as nohup has it.
+    SIGUSR2 is there for mpirun, which passes it on, but kills its workers soon after a SIGTERM. In an elastic
+    job they are ``ElasticSignals``.
 
     A SystemExit of the task's code becomes an error: its exit code would be 0 as after complete training.
     So does any other of its exceptions that is no Exception.
@@ -138,7 +139,9 @@ def interruptible() -> Iterator[Signals]:
     seen = ElasticSignals() if is_elastic() else Signals()
     previous = {}
     if threading.current_thread() is threading.main_thread():
-        previous = {number: signal.signal(number, seen.handle) for number in HANDLED}
+        has_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        handled = [number for number in HANDLED if number != signal.SIGHUP or not has_nohup]
+        previous = {number: signal.signal(number, seen.handle) for number in handled}
     try:
         yield seen
     except (Exception, *ENDINGS):

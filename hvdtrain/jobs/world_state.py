@@ -84,7 +84,11 @@ class WorldState:
             hand_over_run(session, world, self._services)
         run, point = start_of(self._run, world, known, self._check_as_built)
         self.is_as_built = point.manifest is None
+        before = max(
+            session.backend.workers.allgather_object((session.state.changes, session.state.paused_seconds))
+        )
         session.state = RunState.from_manifest(point.manifest, run.config, point.best_value(run.config))
+        session.state.changes, session.state.paused_seconds = before
         session.skipped, session.speeds, session.is_started = SkippedSamples(), [], False
         session.wanted = session.unsent = NO_FLAGS
         session.stopped_early = ""

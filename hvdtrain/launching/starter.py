@@ -1,19 +1,15 @@
 """Starts a launcher that ends when the process ends that started this one, for whatever reason."""
 
-import ctypes
 import os
-import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+from hvdtrain.host.side_process import end_with_parent
 
 
 def main() -> None:
     """Become the command in the arguments, after the process id of the parent."""
     parent, *command = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGTERM))
-    if os.getppid() != int(parent):  # it ended before
-        os._exit(1)
+    end_with_parent(int(parent))
     os.execv(command[0], command)
 
 

@@ -1,6 +1,5 @@
 """Jobs that run beside the search which started them, and end with it."""
 
-import ctypes
 import os
 import signal
 import subprocess
@@ -8,13 +7,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from hvdtrain.bench.launch import code_of
+from hvdtrain.host.side_process import end_with_parent
 
 _END_SECONDS = 60.0  # a job that saves its state before it ends needs some
 _POLL_SECONDS = 0.05
-_PR_SET_PDEATHSIG = 1
 _LINES, _BYTES = 15, 2**14  # of a log's end
 
 
@@ -36,13 +36,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], log: Path, environ: Mapping[str, str]) -> None:
         self.log = log
-        prctl, parent = ctypes.CDLL(None).prctl, os.getpid()
-
-        def end_with_parent() -> None:
-            prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
-            if os.getppid() != parent:
-                os._exit(1)
-
+        end_with_this = partial(end_with_parent, os.getpid())
         with log.open("ab") as output:
             self._process = subprocess.Popen(
                 command,
@@ -51,7 +45,7 @@ class Child:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=end_with_parent,  # noqa: PLW1509 - this process has no other thread now
+                preexec_fn=end_with_this,  # noqa: PLW1509 - this process has no other thread now
             )
 
     def code(self) -> int | None:

@@ -41,6 +41,13 @@ def test_a_full_log_disk_does_not_end_a_job(tmp_path):
     assert ending.output.count("cannot write to standard output: No space left on device; the job") == 1
 
 
+def test_a_job_without_standard_files_trains_and_its_files_are_its_own(tmp_path):
+    shell = " ".join(command("none", "Sound", "torch", workers=1)) + " <&- >&- 2>&-"
+    ending = run_to_end(["sh", "-c", shell], tmp_path)
+    assert (ending.returncode, ending.summary["status"]) == (0, "completed")
+    assert steps_logged(tmp_path) == 20
+
+
 # Over MPI, a collective that waits longer than this ends the job.
 STALL = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "5", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "12"}
 

@@ -25,3 +25,13 @@ def test_a_users_mistake_is_said_once(tmp_path):
     assert ending.output.count("hvdtrain: rank ") == 1
     assert "rank 0" in ending.output
     assert "epochs: should be greater than 0" in ending.output
+
+
+def test_after_torchrun_was_killed_its_workers_save_and_end(tmp_path):
+    with started(command_for(2, "torchrun", "Slow", "--framework", "torch"), tmp_path) as job:
+        wait_until(lambda: steps_logged(tmp_path) >= 3)
+        job.process.kill()
+        ending = ended(job, tmp_path)
+        assert not job.pids()
+    assert ending.summary["status"] == "stopped"
+    assert ending.summary["checkpoint"] == f"run/checkpoints/step-{ending.summary['steps']:08}"

@@ -115,6 +115,10 @@ def check_nothing_lost(run_dir: Path, undisturbed: Path) -> None:
     ]
     assert rates[0] == rates[1]
     assert found.summary["final"].keys() == expected.summary["final"].keys()
+    changes = [line for line in events(run_dir) if line["event"] == "changed"]
+    assert found.summary.get("changes", 0) == len(changes)
+    paused = sum(line["pause_seconds"] for line in changes)
+    assert abs(found.summary.get("paused_seconds", 0) - paused) <= 0.01 * len(changes)
 
 
 def events(run_dir: Path) -> list[dict]:

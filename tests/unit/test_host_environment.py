@@ -23,7 +23,11 @@ def launched(monkeypatch):
 def test_without_a_launcher_gloo_coordinates_the_one_worker():
     environ: dict[str, str] = {}
     prepare(environ)
-    assert environ == {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}
+    assert environ == {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "UCX_DEBUG_SIGNO": "0",  # SIGHUP is hvdtrain's
+    }
 
 
 def test_without_a_launcher_nothing_is_reported():
@@ -73,6 +77,7 @@ def test_what_the_user_set_is_not_changed(launched):
         "OMPI_COMM_WORLD_LOCAL_SIZE": "4",
         "OMPI_MCA_mpi_yield_when_idle": "0",
         "HOROVOD_FUSION_THRESHOLD": "1000000",
+        "UCX_DEBUG_SIGNO": "1",
     }
     kept = dict(environ)
     assert prepare(environ) == {}

@@ -9,7 +9,7 @@ from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
 from hvdtrain.errors import Interrupted, PeerLostError, Removed, WorkerFailure
 from hvdtrain.jobs.signals import HANDLED, Signals, interruptible
 
-ORDERLY = [signal.SIGTERM, signal.SIGUSR2]
+ORDERLY = [signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP]
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,13 @@ def test_after_training_a_stop_comes_at_once(number):
 
     with pytest.raises(Interrupted):
         stop_late()
+
+
+def test_under_nohup_sighup_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with interruptible() as signals:
+        signal.raise_signal(signal.SIGHUP)
+    assert signals.number is None
 
 
 def test_ctrl_c_never_waits():
