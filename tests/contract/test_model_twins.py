@@ -192,7 +192,7 @@ def test_the_decoder_sees_no_token_to_come():
 
 
 # one framework after the other: that their models are the same is proved above
-@pytest.mark.parametrize(("framework", "name"), zip(itertools.cycle(["torch", "tf"]), choose.NAMES))
+@pytest.mark.parametrize(("framework", "name"), list(zip(itertools.cycle(["torch", "tf"]), choose.NAMES)))
 def test_models_for_images_go_by_name(framework, name):
     model = choose.image_model(framework, name, (8, 8, 1), 3)
     outputs = model(torch.zeros(2, 8, 8, 1)) if framework == "torch" else model(np.zeros((2, 8, 8, 1)))

@@ -32,7 +32,7 @@ KILLED_IN_A_ROW = {
 
 # one list of places in each framework
 @pytest.mark.parametrize(
-    ("undisturbed", "places"), zip(FRAMEWORKS, KILLED_IN_A_ROW, strict=True), indirect=["undisturbed"]
+    ("undisturbed", "places"), list(zip(FRAMEWORKS, KILLED_IN_A_ROW, strict=True)), indirect=["undisturbed"]
 )
 def test_workers_are_killed_at_exact_places_until_one_is_left(undisturbed, places, tmp_path):
     framework, expected = undisturbed

@@ -143,7 +143,7 @@ def train(
 
 # --- no room for checkpoints any more, to the end
 
-PLACES = [("torch", "ext4"), ("tf", "tmpfs")]
+PLACES = [("torch", "tmpfs"), ("tf", "ext4")]
 
 
 @pytest.fixture(scope="module", params=PLACES, ids="-".join)
@@ -154,7 +154,7 @@ def full(request):
 
 
 def test_a_full_disk_does_not_stop_training(full):
-    assert full.summary["status"] == "completed"
+    assert full.summary["status"] == "unsaved"
     assert trained_steps(full.run) == list(range(1, STEPS + 1))
 
 

@@ -34,7 +34,7 @@ REFUSED = {
 
 
 # one framework after the other: what each of them finds is proved in tests/unit
-@pytest.mark.parametrize(("framework", "task"), zip(itertools.cycle(FRAMEWORKS), REFUSED))
+@pytest.mark.parametrize(("framework", "task"), list(zip(itertools.cycle(FRAMEWORKS), REFUSED)))
 def test_a_task_is_refused_before_the_first_step(framework, task, tmp_path):
     words = ["--framework", framework, "--task", f"{TASKS}:{task}", "--run-dir", str(tmp_path / "run")]
     result = command(1, "none", framework, *words, cwd=tmp_path)
