@@ -2,15 +2,17 @@
 
 import json
 import math
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from hvdtrain.errors import EnvironmentFault, UsageError
+from hvdtrain.errors import EnvironmentFault, HvdtrainError, UsageError
 from hvdtrain.search.space import Dimension, grid_points
 from hvdtrain.search.sweep_plan import SweepPlan
 
@@ -59,6 +61,33 @@ def sampler_of(name: str, seed: int) -> Any:
     if name == "tpe":
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
     return optuna.samplers.RandomSampler(seed=seed)
+
+
+class StudyFault(EnvironmentFault):
+    """The file of a study that was open can no longer be read or written."""
+
+
+@contextmanager
+def study_faults(plan: SweepPlan) -> Iterator[None]:
+    """Return a context in which what Optuna raises, whose storages raise errors of many types, is named.
+
+    Raises:
+        StudyFault: If it raises something.
+    """
+    try:
+        yield
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if not any(name.startswith("optuna.") for name in modules):
+            raise
+        path, said = plan.folder / _FILES[plan.storage], str(error).partition("\n")[0]
+        raise StudyFault(
+            f"the study {path} cannot be read or written any more: {type(error).__name__}: {said}",
+            "The runs of the trials are whole. To continue the sweep, put a copy of that file back and start "
+            "again; another --folder begins a new one.",
+        ) from error
 
 
 class SweepStudy:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hvdtrain.search.children import Child, end_children, python_command
 from hvdtrain.search.pruning import PRUNED
 from hvdtrain.search.side_by_side import VISIBLE
 from hvdtrain.search.space import config_values
-from hvdtrain.search.study import SweepStudy, is_number
+from hvdtrain.search.study import StudyFault, SweepStudy, is_number, study_faults
 from hvdtrain.search.sweep_plan import SweepPlan
 from hvdtrain.search.trial_run import has_trained, run_directory, summary_of, wait_until_free
 from hvdtrain.words import counted
@@ -59,25 +59,40 @@ class Sweep:
 
         Raises:
             UsageError: If three trials in a row end before they train.
+            StudyFault: If the study can no longer be read or written; trials that run end first.
             Interrupted: If a signal comes: trials that run save their state and end.
         """
-        self._waiting = [one for one in self.study.interrupted() if not self._is_over(one)]
-        for one in self._waiting:
-            self.say(f"trial {one.number} continues: it had not ended")
         try:
-            while True:
-                self._settle_ended()
-                while len(self._running) < self.plan.parallel and (trial := self._next()) is not None:
-                    self._start(trial)
-                if not self._running:
-                    return
+            with study_faults(self.plan):
+                self._run()
+        except StudyFault:  # which never ends a trial
+            if self._running:
+                self.say(f"the study cannot be written; waiting for {counted(len(self._running), 'trial')}")
+            while any(child.code() is None for _, child in self._running.values()):
                 time.sleep(_POLL_SECONDS)
+            for _, child in self._running.values():
+                child.close()
+            self._running.clear()
+            raise
         finally:
             if self._running:
                 self.say(f"ending {counted(len(self._running), 'trial')}: first they save their state")
             end_children([child for _, child in self._running.values()])
-            for trial, _ in self._running.values():
-                self._is_over(trial)
+            with suppress(StudyFault), study_faults(self.plan):
+                for trial, _ in self._running.values():
+                    self._is_over(trial)
+
+    def _run(self) -> None:
+        self._waiting = [one for one in self.study.interrupted() if not self._is_over(one)]
+        for one in self._waiting:
+            self.say(f"trial {one.number} continues: it had not ended")
+        while True:
+            self._settle_ended()
+            while len(self._running) < self.plan.parallel and (trial := self._next()) is not None:
+                self._start(trial)
+            if not self._running:
+                return
+            time.sleep(_POLL_SECONDS)
 
     def _next(self) -> FrozenTrial | None:
         return self._waiting.pop(0) if self._waiting else self.study.next()
@@ -192,7 +207,8 @@ def run_sweep(plan: SweepPlan, say: Callable[[str], None]) -> SweepStudy:
     """
     with interruptible(), _locked(plan.folder):
         study = SweepStudy(plan)
-        before = len(study.trials)
+        with study_faults(plan):
+            before = len(study.trials)
         if before:
             say(f"{plan.folder}: {before} of {plan.trials} trials have begun already")
         Sweep(plan, study, say).run()

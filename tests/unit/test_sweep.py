@@ -356,3 +356,24 @@ def test_the_study_is_told_and_prunes(monkeypatch, tmp_path):
     study = run_sweep(plan, silent)
     assert ended == [5, 6, 7]
     assert list(study.trial(0).intermediate_values) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("storage", ["sqlite", "journal"])
+def test_a_study_that_is_cut_ends_the_sweep_when_its_trials_have_ended(monkeypatch, tmp_path, storage):
+    jobs, said = Jobs(monkeypatch), []
+    plan = plan_in(tmp_path, trials=4, parallel=2, storage=storage)
+    begin = jobs.start
+
+    def cut(*args):
+        if len(jobs.told) == 1:
+            (file,) = plan.folder.glob("study.*")
+            file.write_bytes(b"cut" * 30)
+        return begin(*args)
+
+    monkeypatch.setattr(module, "Child", cut)
+    with pytest.raises(
+        EnvironmentFault, match=rf"the study {plan.folder}/study\.\S+ cannot be read"
+    ) as caught:
+        run_sweep(plan, said.append)
+    assert "another --folder begins a new one" in caught.value.remedy
+    assert jobs.running == 0
