@@ -12,6 +12,8 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from multiprocessing import parent_process
+from multiprocessing.util import Finalize
 
 import psutil
 
@@ -90,7 +92,10 @@ def report_begin(rank: int | None, environ: Mapping[str, str] = os.environ) -> N
     if sender is not None and not _begun:
         _begun.append((os.getpid(), sender))
         sender.send(b"begin %d" % sender.rank)
-        atexit.register(report_end)
+        if parent_process() is None:
+            atexit.register(report_end)
+        else:  # a process of multiprocessing, which runs no exit handlers if it was forked
+            Finalize(None, report_end, exitpriority=-1)
 
 
 def report_end(code: int | None = None) -> None:

@@ -65,6 +65,7 @@ def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
             "Check that every worker runs the same command with the same --framework, and that all "
             "hosts can reach each other.",
         )
+        report_end(EXIT_ENVIRONMENT)
         os._exit(EXIT_ENVIRONMENT)
 
     with deadline(seconds, give_up):

@@ -134,7 +134,7 @@ def fill_anew(path: Path, config: Config, lock: RunLock | None, provenance: Prov
 
 def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
     """Collective. Return a note if some workers of an elastic job do not see its run directory."""
-    gathered = workers.allgather_object((workers.host, lock.is_of_job(path)))
+    gathered = workers.allgather_object((workers.host, workers.rank == 0 or lock.is_of_job(path)))
     hosts = sorted({host for host, is_seen in gathered if not is_seen})
     if not hosts:
         return ""

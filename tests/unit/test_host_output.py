@@ -110,3 +110,12 @@ def test_a_handler_that_waits_for_such_a_thread_does_not_keep_the_process():
     done = python(ENDS.format(seconds=500, limit=0.5, more=waits), stdout=subprocess.PIPE)
     assert done.returncode == 0
     assert b"still running: left behind." in done.stderr
+
+
+def test_a_process_that_is_started_has_the_standard_files_that_were_closed():
+    child = "import os; os.fstat(2)"
+    code = (
+        "import subprocess, sys; from hvdtrain.host.output import open_closed_files; open_closed_files(); "
+        f"sys.exit(subprocess.call([sys.executable, '-c', {child!r}]))"
+    )
+    assert subprocess.call(["sh", "-c", '"$0" -c "$1" <&- >&- 2>&-', sys.executable, code]) == 0

@@ -1,6 +1,7 @@
 """What the patched launcher knows of its workers: who has not arrived or ended; and the files of mpirun."""
 
 import contextlib
+import multiprocessing
 import os
 import socket
 import subprocess
@@ -124,6 +125,16 @@ def test_a_job_has_succeeded_if_each_worker_that_began_has_ended_by_itself(
     said = capsys.readouterr().err
     reports.close()
     assert ("rank 1 (host h2, slot 0) ended before the job was done" in said) == (judged != exit_code)
+
+
+def test_a_forked_process_of_multiprocessing_reports_its_end(driver_service):
+    reports = driver_service.StartReports("127.0.0.1")
+    environ = {"HOROVOD_START_REPORT": reports.variable}
+    process = multiprocessing.get_context("fork").Process(target=report_begin, args=(0, environ))
+    process.start()
+    process.join(60)
+    assert (process.exitcode, reports.judge(0, SLOTS[:1])) == (0, 0)
+    reports.close()
 
 
 RUNS = """
