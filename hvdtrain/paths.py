@@ -4,6 +4,7 @@ import errno
 import hashlib
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.given_urls import check_is_no_lost_url
@@ -50,8 +51,9 @@ def _check_is_possible(path: str) -> None:
     name = max((os.fsencode(part) for part in path.split("/")), key=len)
     if len(name) > _NAME_BYTES:
         raise ValueError(f"a name in a path has at most {_NAME_BYTES} bytes, this one has {len(name):,}")
-    size_bytes = len(os.fsencode(os.path.abspath(path)))
-    if size_bytes > _PATH_BYTES:
+    with suppress(FileNotFoundError):  # the working directory was removed
+        path = os.path.abspath(path)
+    if (size_bytes := len(os.fsencode(path))) > _PATH_BYTES:
         raise ValueError(f"a path has at most {_PATH_BYTES:,} bytes, this one has {size_bytes:,}")
     try:
         os.stat(path)

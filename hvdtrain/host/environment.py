@@ -11,6 +11,7 @@ from hvdtrain.host.start_reports import start_limit
 # variables that hvdtrain set in this process, and their values
 _set_here: dict[str, str] = {}
 
+_UCX = "UCX_DEBUG_SIGNO"
 _STALL_CHECK = "HOROVOD_STALL_CHECK_TIME_SECONDS"
 _STALL_SHUTDOWN = "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"
 _STALL_CHECK_SECONDS = 60  # Horovod's default
@@ -49,8 +50,7 @@ def prepare(
     Returns:
         The variables for Horovod and MPI that were set under a launcher, by name; empty without one.
     """
-    environ.setdefault("UCX_DEBUG_SIGNO", "0")
-    wanted: dict[str, str] = {}
+    wanted = {_UCX: "0"}
     elastic = is_elastic(environ)
     if elastic:
         wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = _gloo_timeout(environ, stall_timeout)
@@ -76,6 +76,7 @@ def prepare(
     environ.update(new)
     if environ is os.environ:
         _set_here.update(new)
+    new.pop(_UCX, None)
     return new if elastic or launched_rank() is not None else {}
 
 

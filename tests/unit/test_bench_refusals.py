@@ -32,7 +32,11 @@ def nothing_starts(monkeypatch):
 
     monkeypatch.setattr(sweep, "run_program", fails)
     monkeypatch.setattr(job, "started", fails)
-    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):  # which a job sets before it starts
+    for name in (
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_CPU_OPERATIONS",
+        "UCX_DEBUG_SIGNO",
+    ):  # which a job sets before it starts
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})

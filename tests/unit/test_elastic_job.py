@@ -134,7 +134,7 @@ class Job:
 @pytest.fixture
 def job_in(tmp_path, monkeypatch):
     install(monkeypatch)
-    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):
+    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "UCX_DEBUG_SIGNO"):
         monkeypatch.setenv(name, "gloo")
     jobs = []
 
@@ -154,7 +154,7 @@ def test_a_job_that_a_driver_started_trains_in_worlds(tmp_path, monkeypatch):
     driver.expect("a")
     membership = FakeMembership(driver, "a")
     monkeypatch.setattr("hvdtrain.jobs.train.join_elastic_job", lambda *_: membership)
-    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"):
+    for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "UCX_DEBUG_SIGNO"):
         monkeypatch.setenv(name, "gloo")
     fields = {"framework": "numpy", "steps": 3, "global_batch_size": 64, "run_dir": str(tmp_path / "run")}
     assert run_job([Layer("test", fields)], NumpyDigits).steps == 3

@@ -3,8 +3,8 @@
 import pytest
 from support.fakes import FakeBackend, make_loop_session, one_worker
 
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.backends.step_signals import StepStatistics
+from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS, StepMetrics
+from hvdtrain.backends.step_signals import StepStatistics, encode_signals
 from hvdtrain.loop import run
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.step_results import StepResults
@@ -93,12 +93,12 @@ def test_other_workers_begin_anew():
 
 
 def test_the_vector_of_a_step_holds_busy_seconds():
-    vector = [6.0, 2.0, 0.25, 0.5, 1.0, 0.0, 0.0, 1.0, 0.0, 3.0, 0.5]
+    vector = [6.0, 2.0, 0.25, 0.5, 1.0, 0.0, *encode_signals(statistics=StepStatistics(3, 0.5))]
     metrics = StepMetrics.from_vector(["loss", "accuracy"], vector, 3.0, timed=2)
     assert metrics.busy_seconds == (0.25, 0.5)
     assert metrics.sums == {"loss": 6.0, "accuracy": 2.0}
     assert (metrics.unused_parameters, metrics.statistics.skipped_samples) == (1, 3)
-    vector = [6.0, 2.0, 0.25, 0.5, *7 * [0.0]]
+    vector = [6.0, 2.0, 0.25, 0.5, *NUMBERS_AFTER_SUMS * [0.0]]
     weighted = StepMetrics.from_vector(["loss"], vector, 3.0, weighted=["loss"], timed=2)
     assert (weighted.weights, weighted.busy_seconds) == ({"loss": 2.0}, (0.25, 0.5))
 

@@ -181,9 +181,10 @@ def test_the_key_is_in_the_workers_environment_and_not_in_their_command(horovod,
 
     monkeypatch.setattr(gloo_run, "_exec_command_fn", lambda settings, env: found.update(worker_env=env))
     monkeypatch.setattr(gloo_run, "launch_gloo", lambda *arguments: found.update(arguments=arguments))
+    monkeypatch.setattr(gloo_run.driver_service, "start_reports", lambda _: None)
 
     class Settings:
-        key = b"secret"
+        key, hosts, num_proc = b"secret", "lo:1", 1
 
     gloo_run.gloo_run(Settings, ["lo"], {"A": "b"}, "127.0.0.1", ["python"])
     command, _, _, _, env, _, key = found["arguments"]
