@@ -8,6 +8,7 @@ from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.tensorflow.export import load_weights_file as load_keras
 from hvdtrain.backends.tensorflow.model_state import ModelState as KerasState
+from hvdtrain.backends.tensorflow.task_model import take_loss
 from hvdtrain.backends.torch.export import load_weights_file as load_torch
 from hvdtrain.backends.torch.model_state import ModelState as TorchState
 from hvdtrain.errors import CheckpointError
@@ -123,3 +124,10 @@ def test_a_layer_of_keras_is_not_loaded_into_another_one(tmp_path):
         CheckpointError, match="its layer 'body' is at the place of the model's layer 'adapter'"
     ):
         side.load(longer, path, choice(skip=("model/body/*",)), side.state(longer).fields)
+
+
+def test_a_model_of_keras_without_layers_has_no_loss_to_take_out():
+    class Bare(keras.Model):
+        pass
+
+    assert take_loss(Bare()) == []

@@ -77,7 +77,10 @@ def _add_loss(model: keras.Model, loss: Any) -> None:
 
 def take_loss(model: keras.Model) -> list[Any]:
     """Take a loss that has variables out of a model, which is then as the task made it; return it."""
-    return [list.pop(model._layers)] if hasattr(model._layers[-1], "_hvdtrain_is_loss") else []
+    parts = [layer for layer in model._layers if hasattr(layer, "_hvdtrain_is_loss")]
+    for part in parts:
+        list.remove(model._layers, part)
+    return parts
 
 
 @contextmanager
