@@ -302,7 +302,7 @@ def test_a_run_that_is_to_stop_shows_no_traceback(stopped):
 
 
 def test_a_run_that_is_to_stop_does_so_soon(stopped):
-    assert stopped.summary["status"] == "stopped"
+    assert stopped.summary["status"] == "unsaved"
     assert stopped.summary["steps"] <= stopped.steps[-1] + 30
 
 
@@ -322,7 +322,7 @@ def failed():
 
 
 def test_a_disk_that_takes_no_writes_does_not_stop_training(failed):
-    assert "done: loss" in failed.said
+    assert "trained, not saved: loss" in failed.said
     assert failed.returncode == 3
 
 
