@@ -27,8 +27,7 @@ _PART_BYTES = 64 << 20  # a message that long takes many times its latency, and 
 class OuterOptimizer:
     """What the workers do with the average of their parameters.
 
-    ``average`` goes on from it.
-    ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch has it::
+    ``average`` goes on from it. ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch has it::
 
         g = parameters of the last synchronisation - average of the parameters now
         v = momentum * v + g

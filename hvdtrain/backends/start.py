@@ -1,7 +1,6 @@
 """Starting Horovod: every failure of it, and a worker that never arrives, ends with a message."""
 
 import contextlib
-import os
 import socket
 import sys
 import time
@@ -15,7 +14,13 @@ from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import launched_rank
 from hvdtrain.host.launches import stated_launch
-from hvdtrain.host.start_reports import report_begin, report_end, reported_start, start_limit, stopped_workers
+from hvdtrain.host.start_reports import (
+    exit_at_once,
+    report_begin,
+    reported_start,
+    start_limit,
+    stopped_workers,
+)
 
 # So long a rank other than 0 waits before it speaks, per rank: the launcher ends it when another one has.
 _SPEAK_AFTER_SECONDS = 0.5
@@ -106,5 +111,4 @@ def _give_up(rank: int, seconds: float) -> None:
             file=sys.stderr,
             flush=True,
         )
-    report_end(EXIT_ENVIRONMENT)
-    os._exit(EXIT_ENVIRONMENT)
+    exit_at_once(EXIT_ENVIRONMENT)

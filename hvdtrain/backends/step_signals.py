@@ -5,7 +5,7 @@ which add up. The encoding is known to this file alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, fields
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StepStatistics:
 
 NO_FLAGS = ControlFlags()
 NO_STATISTICS = StepStatistics()
-SIGNALS = 8  # numbers in the vector
+SIGNALS = len(fields(ControlFlags)) + len(fields(StepStatistics))  # numbers in the vector
 NO_SIGNALS: tuple[float, ...] = SIGNALS * (0.0,)
 
 

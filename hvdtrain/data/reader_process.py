@@ -17,11 +17,8 @@ from hvdtrain.data.ipc import receive, send
 from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.data.serialization import load_payload
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.host.side_process import end_with_parent
+from hvdtrain.host.side_process import HANDLED, end_with_parent
 from hvdtrain.user_errors import RaisedInReader, where_raised
-
-# the worker handles these signals; its readers ignore them
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ def _fetch(dataset: Any, indices: Any, keys: Any, skip: bool) -> Any:
 
 def _end_with_worker(worker: int) -> None:
     """Ignore the signals that the worker handles, and have the kernel end this process with the worker."""
-    for number in SIGNALS:
+    for number in HANDLED:
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the worker started this process with them blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)  # the worker started this process with them blocked
     end_with_parent(worker, signal.SIGKILL)

@@ -19,9 +19,10 @@ import hvdtrain
 from hvdtrain.data.bad_samples import Fetch, Fetched, LocalFetch
 from hvdtrain.data.ipc import receive, send
 from hvdtrain.data.numeric import float_bits
-from hvdtrain.data.reader_process import SIGNALS, RemoteError
+from hvdtrain.data.reader_process import RemoteError
 from hvdtrain.data.serialization import Payload
 from hvdtrain.errors import EnvironmentFault, TrainingError
+from hvdtrain.host.side_process import HANDLED
 
 _CLOSE_SECONDS = 1.0
 # a reader computes with one thread: the cores are for the workers' compute threads
@@ -118,7 +119,7 @@ class _Process:
         number = theirs.fileno()
         numbers = (number, payload.descriptors[0], os.getpid(), int(skip))
         # blocked until its first line: a signal that is meant for the worker would end it
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             with theirs:
                 self._process = subprocess.Popen(

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 
 from hvdtrain.host.launches import output_rank
-from hvdtrain.host.start_reports import report_end
+from hvdtrain.host.start_reports import exit_at_once
 
 _THREADS_SECONDS = 10.0
 _HANDLERS_SECONDS = 10.0
@@ -45,8 +45,7 @@ def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
     def end_despite_handlers() -> None:  # such as one that joins a thread
         giving_up.wait()
         time.sleep(_HANDLERS_SECONDS)
-        report_end(0)
-        os._exit(0)
+        exit_at_once(0)
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True

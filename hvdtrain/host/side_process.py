@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+# the signals that a worker handles: what it starts ignores them
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _NICENESS = 19
 _PR_SET_PDEATHSIG = 1
 # what launchers tell their workers: a process beside one is none

@@ -30,8 +30,8 @@ from hvdtrain.errors import (
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import WORKER_VARIABLE, host_name, is_elastic, launched_rank
 from hvdtrain.host.launches import output_rank
-from hvdtrain.host.start_reports import report_end
-from hvdtrain.jobs.signals import HANDLED
+from hvdtrain.host.side_process import HANDLED
+from hvdtrain.host.start_reports import exit_at_once
 from hvdtrain.printable import printable
 from hvdtrain.user_errors import traceback_of
 from hvdtrain.watch.liveness import WatchEvent
@@ -65,8 +65,7 @@ def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
             "Check that every worker runs the same command with the same --framework, and that all "
             "hosts can reach each other.",
         )
-        report_end(EXIT_ENVIRONMENT)
-        os._exit(EXIT_ENVIRONMENT)
+        exit_at_once(EXIT_ENVIRONMENT)
 
     with deadline(seconds, give_up):
         yield
@@ -98,8 +97,7 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
             _show(stacks)
         _say(PeerLostError(event.problem, event.remedy), output_rank(), debug=False)
         _flush()
-    report_end(EXIT_ENVIRONMENT)
-    os._exit(EXIT_ENVIRONMENT)
+    exit_at_once(EXIT_ENVIRONMENT)
 
 
 def end_of_job(error: JobEnded, on_worker_lost: Callable[[str], None] | None) -> None:
@@ -203,9 +201,7 @@ def end_worker(error: BaseException, debug: bool) -> None:
     if not (rank and getattr(error, "everywhere", False)) and getattr(error, "speaks", True):
         _say(error, rank, debug)
     _flush()
-    code = getattr(error, "exit_code", 1)
-    report_end(code)
-    os._exit(code)
+    exit_at_once(getattr(error, "exit_code", 1))
 
 
 def _say(error: BaseException, rank: int | None, debug: bool) -> None:

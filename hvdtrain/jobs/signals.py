@@ -10,9 +10,9 @@ from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.elastic.member import Membership
 from hvdtrain.errors import ENDINGS, Interrupted, Removed, WorkerFailure
 from hvdtrain.host.launcher import is_elastic
+from hvdtrain.host.side_process import HANDLED
 from hvdtrain.user_errors import where_raised
 
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _LEAVES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 
 

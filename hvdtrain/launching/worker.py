@@ -11,7 +11,7 @@ import cloudpickle
 
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, HvdtrainError, Interrupted, WorkerFailure
 from hvdtrain.host.launcher import host_name, launched_rank
-from hvdtrain.host.start_reports import report_begin, report_end
+from hvdtrain.host.start_reports import exit_at_once, report_begin
 from hvdtrain.launching.channel import WorkerEnd
 from hvdtrain.user_errors import traceback_of
 
@@ -101,9 +101,7 @@ def _fail(end: WorkerEnd, rank: int, error: BaseException) -> None:
         print(f"{text}\nhvdtrain: rank {rank}: the error could not be sent: {lost}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    code = getattr(error, "exit_code", _EXIT_FAILED) or _EXIT_FAILED
-    report_end(code)
-    os._exit(code)
+    exit_at_once(getattr(error, "exit_code", _EXIT_FAILED) or _EXIT_FAILED)
 
 
 if __name__ == "__main__":

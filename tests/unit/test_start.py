@@ -47,7 +47,7 @@ def test_what_gloo_throws_is_an_error_of_the_environment():
 def test_a_worker_that_never_arrives_ends_the_process(monkeypatch, capsys):
     codes, left = [], threading.Event()
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.1")
-    monkeypatch.setattr(start.os, "_exit", lambda code: (codes.append(code), left.set()))
+    monkeypatch.setattr(os, "_exit", lambda code: (codes.append(code), left.set()))
     monkeypatch.setattr(start, "stopped_workers", lambda: ["rank 2 (process 42)"])
     monkeypatch.setattr(start, "HorovodWorkers", lambda hvd, *of_job: hvd)
     start_horovod(horovod(lambda: left.wait(10)), None)
@@ -63,7 +63,7 @@ def test_a_worker_that_never_arrives_ends_the_process(monkeypatch, capsys):
 
 def test_a_start_in_time_is_left_alone(monkeypatch):
     monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.1")
-    monkeypatch.setattr(start.os, "_exit", pytest.fail)
+    monkeypatch.setattr(os, "_exit", pytest.fail)
     monkeypatch.setattr(start, "HorovodWorkers", lambda hvd, *of_job: hvd)
     start_horovod(horovod(lambda: None), None)
     threading.Event().wait(0.2)

@@ -33,9 +33,9 @@ class LocalSteps:
     """Adds up what local steps give, and makes the workers equal.
 
     Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
-    outer optimizer takes its step. Buffers, such as
-    the statistics of batch norm, are averaged when they are needed: before evaluating and saving. The moving
-    average of the weights sees those of the synchronisations.
+    outer optimizer takes its step. Buffers, such as the statistics of batch norm, are averaged when they are
+    needed: before evaluating and saving. The moving average of the weights sees those of the
+    synchronisations.
 
     Args:
         model: the model's tensors.
