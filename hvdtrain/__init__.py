@@ -53,7 +53,7 @@ _HOMES = {
     "MetricObject": "hvdtrain.backends.metric_objects",
     "RunContext": "hvdtrain.callbacks",
     "SumMetric": "hvdtrain.backends.stateful_metrics",
-    "Summary": "hvdtrain.reporting.summary",
+    "Summary": "hvdtrain.callbacks",
     "Weighted": "hvdtrain.backends.counting",
     "all_gather": "hvdtrain.backends.gathering",
     "as_dataset": "hvdtrain.data.datasets",
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from hvdtrain.backends.gathering import all_gather
     from hvdtrain.backends.metric_objects import MetricObject
     from hvdtrain.backends.stateful_metrics import GatheredMetric, SumMetric
-    from hvdtrain.callbacks import Callback, RunContext
+    from hvdtrain.callbacks import Callback, RunContext, Summary
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset
     from hvdtrain.data.eval_sets import EvalSets
@@ -89,7 +89,6 @@ if TYPE_CHECKING:
     from hvdtrain.jobs.load import load
     from hvdtrain.jobs.train import train
     from hvdtrain.launching.launch import launch
-    from hvdtrain.reporting.summary import Summary
     from hvdtrain.search.lr_find import lr_find
     from hvdtrain.task import Dataset
 

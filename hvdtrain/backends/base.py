@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.recording import StepRecorder
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import StepMetrics
@@ -97,6 +96,43 @@ class ModelInfo:
     slot_bytes: int = 0
     float_bits: int = 32
     leaves_out_padding: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What came of an export that was loaded back.
+
+    Attributes:
+        difference: largest difference between outputs of the model and of what was loaded back;
+            infinite where they do not compare.
+        scale: largest number in the output that differs most.
+        batch: the batch sizes and lengths that it takes, in words; empty where it holds weights only.
+        inputs: the program's inputs, each with its type and shape; none where it holds weights only.
+        outputs: its outputs, likewise.
+        arguments: names of the inputs.
+        is_plain: whether it is called with one tensor, without its name.
+        checked: on what it was compared, in words.
+        notes: what else to tell the user.
+    """
+
+    difference: float
+    scale: float
+    batch: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    is_plain: bool = True
+    checked: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def relative(self) -> float:
+        """The difference relative to the output's largest number."""
+        return self.difference / self.scale if self.difference else 0.0
+
+    def joined(self, other: "Exported") -> "Exported":
+        """Return the worse of two comparisons of one model."""
+        return max(self, other, key=lambda one: one.relative)
 
 
 @dataclass(frozen=True)

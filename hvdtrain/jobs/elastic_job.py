@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import waiting_for_rank_zero
+from hvdtrain.callbacks import Summary
 from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.elastic.member import Membership
 from hvdtrain.elastic.world import World
@@ -56,7 +57,6 @@ from hvdtrain.jobs.world_change import report_change
 from hvdtrain.jobs.world_state import WorldState
 from hvdtrain.loop import run as run_loop
 from hvdtrain.loop import save_and_stop, settle
-from hvdtrain.reporting.summary import Summary
 from hvdtrain.session import Session, readers_for
 from hvdtrain.user_errors import where_raised
 from hvdtrain.watch.watch_events import Watching

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.backends import model_files
-from hvdtrain.backends.base import Backend
-from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE, Exported
+from hvdtrain.backends.base import Backend, Exported
+from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.bad_samples import LocalFetch

@@ -12,6 +12,7 @@ import numpy as np
 
 from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.callbacks import Best, Summary
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.data.eval_sets import sets_of
@@ -22,7 +23,6 @@ from hvdtrain.memory_peak import own_peak_mib
 from hvdtrain.reporting.history import best_of, read_lines
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
-from hvdtrain.reporting.summary import Best, Summary
 from hvdtrain.session import Session
 
 LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written

@@ -9,6 +9,7 @@ from typing import Any
 
 from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.recording import timeline_requested
+from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
 from hvdtrain.errors import ENDINGS, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import muted_console
@@ -45,7 +46,6 @@ from hvdtrain.jobs.training_run import (
 )
 from hvdtrain.loop import run as run_loop
 from hvdtrain.reporting.console import start_explained
-from hvdtrain.reporting.summary import Summary
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec

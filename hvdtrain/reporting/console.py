@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.callbacks import Callback, RunContext
+from hvdtrain.callbacks import Callback, RunContext, Summary
 from hvdtrain.host.launcher import is_muted, launched_rank, open_console
 from hvdtrain.metric_names import BAD_SAMPLES, MEASURES, metrics_by_set
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.summary import Summary
 from hvdtrain.words import counted
 
 if TYPE_CHECKING:

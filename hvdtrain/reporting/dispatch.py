@@ -6,9 +6,8 @@ from typing import Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.workers import peer_errors
-from hvdtrain.callbacks import HOOKS, RunContext, hook_of, name_of
+from hvdtrain.callbacks import HOOKS, RunContext, Summary, hook_of, name_of
 from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
-from hvdtrain.reporting.summary import Summary
 from hvdtrain.user_errors import where_raised
 
 

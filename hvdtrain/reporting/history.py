@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.callbacks import Best
 from hvdtrain.config import Config
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.metric_names import LINE_FIELDS, MEASURES
 from hvdtrain.reporting.jsonl import lines_of
 from hvdtrain.reporting.records import EVAL, KEPT, key_of, line_of, parse_lines
-from hvdtrain.reporting.summary import Best
 
 # numbers of an evaluation that are no metrics
 _NO_METRICS = LINE_FIELDS | MEASURES
@@ -24,12 +24,12 @@ def read_lines(path: Path, recent: Iterable[Mapping[str, Any]] = ()) -> NDArray[
     """Return the lines of a metrics.jsonl, as bytes to send to other workers.
 
     Args:
-        path: the file. What of it cannot be read is left out.
+        path: the file. A line of it that cannot be read is left out.
         recent: the last records of the run; those that the file lacks, on a full disk, are appended.
     """
     lines: list[bytes] = []
     with contextlib.suppress(OSError):
-        lines.extend(lines_of(path))
+        lines.extend(line for line in lines_of(path) if parse_lines([line]))
     tail = parse_lines(lines[-_TAIL_LINES:])
     known = {key_of(record) for record in tail}
     first = tail[0]["step"] if tail and len(lines) > _TAIL_LINES else 0

@@ -7,11 +7,11 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.callbacks import Summary
 from hvdtrain.metric_names import BAD_SAMPLES
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.records import EVAL, EVENT, TRAIN, RecentRecords, WorkersChange, record_of
 from hvdtrain.reporting.run_folder import RunFolder
-from hvdtrain.reporting.summary import Summary
 
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 

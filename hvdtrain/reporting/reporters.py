@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.callbacks import Callback, RunContext
+from hvdtrain.callbacks import Callback, RunContext, Summary
 from hvdtrain.metric_names import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.event_config import session_end, session_start, text_summary
@@ -19,7 +19,6 @@ from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import AppendFile, write_json
 from hvdtrain.reporting.records import EVENT, line_of, record_of
 from hvdtrain.reporting.run_folder import RunFolder
-from hvdtrain.reporting.summary import Summary
 
 
 class JsonlLog(Callback):

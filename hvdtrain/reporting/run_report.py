@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.callbacks import RunContext
+from hvdtrain.callbacks import RunContext, Summary
 from hvdtrain.host.launcher import is_muted
 from hvdtrain.metric_names import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
@@ -18,7 +18,6 @@ from hvdtrain.reporting.records import CALLBACK, EVENT, WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
 from hvdtrain.reporting.reporters import JsonlLog, SummaryFile, TensorBoard
 from hvdtrain.reporting.run_folder import RunFolder
-from hvdtrain.reporting.summary import Summary
 
 if TYPE_CHECKING:
     import rich.console

@@ -10,10 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.callbacks import Callback, RunContext
+from hvdtrain.callbacks import Callback, RunContext, Summary
 from hvdtrain.host.side_process import side_environment
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.summary import Summary
 from hvdtrain.trackers import TRACKERS
 from hvdtrain.tracking.folder import add_start, tracking_folder, write_id
 from hvdtrain.tracking.process import LAST_SECONDS, LEFT, OVER, unsent

@@ -6,11 +6,10 @@ import json
 from rich.console import Console
 
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.callbacks import RunContext
+from hvdtrain.callbacks import RunContext, Summary
 from hvdtrain.config import Config
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.run_report import RunReport
-from hvdtrain.reporting.summary import Summary
 
 METRICS = StepMetrics({"loss": 1.0}, 4.0)
 MEANS = {"loss": 0.5, "accuracy": 0.75}

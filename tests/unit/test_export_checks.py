@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.portable.files import Exported, check_fit, compare
+from hvdtrain.backends.base import Exported
+from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset

@@ -17,6 +17,7 @@ from support.numpy_backend import NumpyDigits
 
 import hvdtrain
 from hvdtrain.agreement import AgreementError
+from hvdtrain.callbacks import Best, Summary
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, HvdtrainError, PeerLostError, Stopped, TaskError, UsageError
@@ -27,7 +28,6 @@ from hvdtrain.jobs.failures import is_shared
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.history import best_of, read_lines
 from hvdtrain.reporting.records import line_of, parse_lines
-from hvdtrain.reporting.summary import Best, Summary
 
 FUNCTIONS = ("train", "evaluate", "predict", "load", "export", "import_weights", "launch")
 

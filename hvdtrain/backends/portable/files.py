@@ -2,13 +2,13 @@
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.backends.base import Exported
 from hvdtrain.errors import CheckpointError
 
 _LINES = 10
@@ -17,43 +17,6 @@ _LINES = 10
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
 
 _SMALL_OUTPUT = 1e-3  # beside the largest; such an output may be what is left of large numbers
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What came of an export that was loaded back.
-
-    Attributes:
-        difference: largest difference between outputs of the model and of what was loaded back;
-            infinite where they do not compare.
-        scale: largest number in the output that differs most.
-        batch: the batch sizes and lengths that it takes, in words; empty where it holds weights only.
-        inputs: the program's inputs, each with its type and shape; none where it holds weights only.
-        outputs: its outputs, likewise.
-        arguments: names of the inputs.
-        is_plain: whether it is called with one tensor, without its name.
-        checked: on what it was compared, in words.
-        notes: what else to tell the user.
-    """
-
-    difference: float
-    scale: float
-    batch: str = ""
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    is_plain: bool = True
-    checked: str = ""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def relative(self) -> float:
-        """The difference relative to the output's largest number."""
-        return self.difference / self.scale if self.difference else 0.0
-
-    def joined(self, other: "Exported") -> "Exported":
-        """Return the worse of two comparisons of one model."""
-        return max(self, other, key=lambda one: one.relative)
 
 
 def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> Exported:

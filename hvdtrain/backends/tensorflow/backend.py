@@ -31,6 +31,7 @@ from hvdtrain.backends.base import (
     BackendInfo,
     DeviceMemory,
     DryRun,
+    Exported,
     ModelFiles,
     ModelInfo,
     OwnRates,
@@ -62,7 +63,6 @@ from hvdtrain.backends.objective import (
 )
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
-from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking

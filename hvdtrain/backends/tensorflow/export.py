@@ -15,10 +15,11 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.backends.base import Exported
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective import Objective
 from hvdtrain.backends.portable.archives import ZIP_ERRORS
-from hvdtrain.backends.portable.files import Exported, check_fit, compare
+from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.portable.trees import named_outputs
 from hvdtrain.backends.tensorflow.model_state import Field

@@ -23,6 +23,7 @@ from hvdtrain.backends.base import (
     BackendInfo,
     DeviceMemory,
     DryRun,
+    Exported,
     ModelFiles,
     ModelInfo,
     OwnRates,
@@ -47,7 +48,6 @@ from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.objective import Objective, has_own_values, make_objective
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
-from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
+from hvdtrain.backends.base import Exported
 from hvdtrain.backends.objective import Objective
-from hvdtrain.backends.portable.files import Exported
 from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
 from hvdtrain.backends.portable.recording import (
