@@ -1,23 +1,78 @@
 """The forward and backward passes of a stage in TensorFlow."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Message
+from hvdtrain.backends.pipeline.staged import Form, several_calls
+from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_compiled
+from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.stage_messages import float_tensors, from_message, to_message
-from hvdtrain.backends.tensorflow.stage_model import call_of
+from hvdtrain.backends.tensorflow.stage_model import Called, StageModel, call_of
+from hvdtrain.backends.tensorflow.staged_update import StagedUpdate
+from hvdtrain.backends.tensorflow.weighting import Values
 from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
 
-if TYPE_CHECKING:
-    from hvdtrain.backends.tensorflow.staged_backend import TensorFlowStagedBackend
-
 Tensor = Any
+
+
+class StageBackend(TensorFlowBackend):
+    """What the passes of a stage use of its backend.
+
+    Attributes:
+        model: the layers of this worker's stage, after ``build``.
+        layout: the place of this worker, after ``build``.
+    """
+
+    layout: Layout
+    model: StageModel
+    _update: StagedUpdate
+    _form: Any
+    _traced_forms: dict[bool, Form]
+
+    def values_of(self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
+        """Return losses and values of the samples of a micro-batch, in the last stage, while that is traced.
+
+        Args:
+            call: what the stage is called with.
+            arrays: the micro-batch.
+            weights: of its samples.
+            training: whether the loss is that of training.
+        """
+        calls: list[None] = []
+
+        def run(*_: Any, **__: Any) -> Any:
+            calls.append(None)
+            if len(calls) > 1:
+                raise several_calls()
+            return self.model.call(*call[0], **call[1])
+
+        stand_in = Called(run, self._form, self.model)
+        self._called = cast_outputs_to_fp32(stand_in, self._precision)
+        values = self._per_sample(arrays, weights, training)
+        self.check_no_added_loss()
+        self._traced_forms[training] = self._names, self._weighted
+        return values
+
+    def check_no_added_loss(self) -> None:
+        """Check that the layers of this stage, which have just been called, add nothing to the loss.
+
+        Raises:
+            TaskError: If they do.
+        """
+        if self.model.losses:
+            raise TaskError(
+                "layers of the model add losses of their own (regularizers or add_loss), which stages cannot "
+                "add up",
+                "Use weight_decay in place of regularizers, or leave stages out.",
+            )
 
 
 class StagePasses:
@@ -39,7 +94,7 @@ class StagePasses:
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
-    def __init__(self, backend: "TensorFlowStagedBackend", form: Any) -> None:
+    def __init__(self, backend: StageBackend, form: Any) -> None:
         self._backend = backend
         self._form = form
         self._batch: TensorFlowBatch | None = None

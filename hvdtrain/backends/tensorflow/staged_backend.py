@@ -1,6 +1,6 @@
 """The TensorFlow backend of a worker that has a stage of a split model."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -15,7 +15,7 @@ from hvdtrain.backends.pipeline.checks import gives_blocks
 from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
-from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged, several_calls
+from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
@@ -32,13 +32,11 @@ from hvdtrain.backends.tensorflow.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.precision import (
     LossScale,
-    cast_outputs_to_fp32,
     new_loss_scale,
     precision_of,
 )
 from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.tensorflow.stage_model import (
-    Called,
     StageModel,
     blocks_of,
     bytes_of,
@@ -52,12 +50,11 @@ from hvdtrain.backends.tensorflow.stage_model import (
     parameters_without_memory,
     seconds_of,
 )
-from hvdtrain.backends.tensorflow.stage_passes import StagePasses
+from hvdtrain.backends.tensorflow.stage_passes import StageBackend, StagePasses
 from hvdtrain.backends.tensorflow.staged_state import StagedState
 from hvdtrain.backends.tensorflow.staged_update import StagedUpdate
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import make_model, take_loss
-from hvdtrain.backends.tensorflow.weighting import Values
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -79,16 +76,13 @@ def start(
     return backend.start(config, membership, ranks, TensorFlowStagedBackend)
 
 
-class TensorFlowStagedBackend(Staged, TensorFlowBackend):
+class TensorFlowStagedBackend(Staged, StageBackend):
     """The TensorFlow backend of one worker, which has a stage of the model.
 
     Attributes:
         model: the layers of this worker's stage, after ``build``.
-        layout: the place of this worker, after ``build``.
     """
 
-    layout: Layout
-    model: StageModel
     _state: StagedState
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
@@ -159,43 +153,6 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
         with peer_errors():
             optimizer = next(iter(self._optimizers.values()))
             self._state.broadcast([optimizer.iterations, *self._scale_variables()])
-
-    def values_of(self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
-        """Return losses and values of the samples of a micro-batch, in the last stage, while that is traced.
-
-        Args:
-            call: what the stage is called with.
-            arrays: the micro-batch.
-            weights: of its samples.
-            training: whether the loss is that of training.
-        """
-        calls: list[None] = []
-
-        def run(*_: Any, **__: Any) -> Any:
-            calls.append(None)
-            if len(calls) > 1:
-                raise several_calls()
-            return self.model.call(*call[0], **call[1])
-
-        stand_in = Called(run, self._form, self.model)
-        self._called = cast_outputs_to_fp32(stand_in, self._precision)
-        values = self._per_sample(arrays, weights, training)
-        self.check_no_added_loss()
-        self._traced_forms[training] = self._names, self._weighted
-        return values
-
-    def check_no_added_loss(self) -> None:
-        """Check that the layers of this stage, which have just been called, add nothing to the loss.
-
-        Raises:
-            TaskError: If they do.
-        """
-        if self.model.losses:
-            raise TaskError(
-                "layers of the model add losses of their own (regularizers or add_loss), which stages cannot "
-                "add up",
-                "Use weight_decay in place of regularizers, or leave stages out.",
-            )
 
     def _own_form(self, training: bool) -> Form:
         """Return the names of the sums, as they were when a pass of this kind was traced last."""
@@ -322,7 +279,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
             for field in trainable
             if len(having := self._owners[field.path]) > 1
         }
-        self._update: StagedUpdate = StagedUpdate(
+        self._update = StagedUpdate(
             self.layout,
             shared,
             trainable,
@@ -348,7 +305,7 @@ class TensorFlowStagedBackend(Staged, TensorFlowBackend):
 
     def _compile(self, config: Config) -> None:
         """Make the functions that steps call; they are traced when they first are."""
-        self._traced_forms: dict[bool, Form] = {}
+        self._traced_forms = {}
         self._passes = StagePasses(self, self._form)
         self._apply = tf.function(self._trace_update, autograph=False)
 

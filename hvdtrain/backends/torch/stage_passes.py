@@ -4,23 +4,22 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.pipeline.staged import several_calls
+from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.stage_messages import float_tensors, from_message, to_message
 from hvdtrain.backends.torch.stage_model import Called, call_of, copies, form_of
+from hvdtrain.backends.torch.staged_update import StagedUpdate
 from hvdtrain.data.order import mix
 from hvdtrain.seeding import host_generators, random_state_kept, restore_host_generators, seed_host_step
-
-if TYPE_CHECKING:
-    from hvdtrain.backends.torch.staged_backend import TorchStagedBackend
-
 
 # a buffer that a forward pass has moved: the mapping that has it, its name and its values before
 _Moved = tuple[dict[str, torch.Tensor | None], str, torch.Tensor]
@@ -39,6 +38,17 @@ class _Kept:
     received: Message | None
     moved: Sequence[_Moved]
     generators: tuple[Any, Any]
+
+
+class StageBackend(TorchBackend):
+    """What the passes of a stage use of its backend.
+
+    Attributes:
+        layout: the place of this worker, after ``build``.
+    """
+
+    layout: Layout
+    _update: StagedUpdate
 
 
 class StagePasses:
@@ -60,7 +70,7 @@ class StagePasses:
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
-    def __init__(self, backend: "TorchStagedBackend", whole: torch.nn.Module, loss_may_draw: bool) -> None:
+    def __init__(self, backend: StageBackend, whole: torch.nn.Module, loss_may_draw: bool) -> None:
         self._backend = backend
         self._signature, self._whole = form_of(whole), whole
         self._loss_may_draw = loss_may_draw

@@ -11,7 +11,6 @@ from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
 from hvdtrain.backends.pipeline.checks import gives_blocks
 from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup, stages_that_share
-from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
@@ -42,7 +41,7 @@ from hvdtrain.backends.torch.stage_model import (
     parameters_without_memory,
     seconds_of,
 )
-from hvdtrain.backends.torch.stage_passes import StagePasses
+from hvdtrain.backends.torch.stage_passes import StageBackend, StagePasses
 from hvdtrain.backends.torch.staged_state import StagedState
 from hvdtrain.backends.torch.staged_update import StagedUpdate
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -64,16 +63,13 @@ def start(config: Config, membership: Membership | None = None, ranks: Sequence[
     return backend.start(config, membership, ranks, TorchStagedBackend)
 
 
-class TorchStagedBackend(Staged, TorchBackend):
+class TorchStagedBackend(Staged, StageBackend):
     """The PyTorch backend of one worker, which has a stage of the model.
 
     Attributes:
         model: the blocks of this worker's stage, after ``build``.
-        layout: the place of this worker, after ``build``.
     """
 
-    layout: Layout
-    _update: StagedUpdate
     _state: StagedState
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
