@@ -9,11 +9,11 @@ from hvdtrain.cli.hosts import build_horovod, doctor, drill, elastic
 from hvdtrain.cli.jobs import evaluate, export, import_, predict, train
 from hvdtrain.cli.measuring import bench, parity, plan
 from hvdtrain.cli.runs import compare, report, track, watch
-from hvdtrain.cli.searching import batch_find, lr_find, sweep
+from hvdtrain.cli.searching import batch_find, lr_find
 from hvdtrain.errors import Interrupted, Removed, Stopped
 
 _COMMANDS = (
-    train, bench, plan, lr_find, batch_find, sweep, parity, evaluate, export, predict, import_,
+    train, bench, plan, lr_find, batch_find, parity, evaluate, export, predict, import_,
     compare, report, watch, track, doctor, elastic, drill, build_horovod,
 )  # fmt: skip
 for _command in _COMMANDS:

@@ -8,14 +8,7 @@ import click
 from hvdtrain.bench.options import take_options
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
 from hvdtrain.cli_options import ExpandedPath, JobCommand
-from hvdtrain.search.options import (
-    BatchOptions,
-    RateOptions,
-    SweepOptions,
-    batch_options,
-    rate_options,
-    sweep_options,
-)
+from hvdtrain.search.options import BatchOptions, RateOptions, batch_options, rate_options
 
 
 @click.command("lr-find", cls=JobCommand)
@@ -55,23 +48,3 @@ def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bo
     chosen, fields = take_options(options, BatchOptions)
     layers = given_layers(assignments, fields, config_file)
     run_batch_find_command(layers, chosen)
-
-
-@click.command(cls=JobCommand)
-@click.argument("sweep_file", required=False, type=ExpandedPath())
-@sweep_options
-@config_options(*OPTIONS)
-def sweep(sweep_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
-    """Search config fields by many trials, each a job with a run directory of its own.
-
-    \b
-    python -m hvdtrain sweep SWEEP.yaml [OPTIONS]
-    python -m hvdtrain sweep --framework torch|tf --task T --space FIELD=VALUES [OPTIONS]
-
-    The same command continues a sweep that was interrupted. It takes the options of train, which all trials
-    share.
-    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.search.sweep_command import run_sweep_command
-
-    chosen, fields = take_options(options, SweepOptions)
-    run_sweep_command(sweep_file, given_layers(assignments, fields), chosen)

@@ -31,7 +31,7 @@ def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
     ):
         if best is None:
             continue
-        check_metric(field, best.metric, config, task, eval_data, otherwise=f", or {otherwise[field]}")
+        _check_metric(field, best.metric, config, task, eval_data, otherwise=f", or {otherwise[field]}")
         if field != "keep_best" and config.eval_every is None:
             raise ConfigError(
                 f"{field}: eval_every is null, so the only evaluation comes when training is done",
@@ -40,7 +40,7 @@ def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
             )
 
 
-def check_metric(
+def _check_metric(
     field: str, metric: str, config: Config, task: Any, eval_data: Any, *, otherwise: str = ""
 ) -> None:
     """Check that an evaluation gives a metric, as far as that is known before.

@@ -16,7 +16,7 @@ def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
     """Write a page of runs; return what was written, in words.
 
     Args:
-        run_dirs: directories of runs, or folders that hold such directories, such as those of sweeps.
+        run_dirs: directories of runs, or folders that hold such directories.
         output: the file to write.
         verify: whether to check every byte of the checkpoints.
 
@@ -36,10 +36,8 @@ def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
     paths, left_out = find_runs(run_dirs)
 
     from hvdtrain.run_views.page import read_for_page, render
-    from hvdtrain.run_views.sweep_trials import sweeps_among
 
-    sweeps = sweeps_among(run_dirs)
-    page = render(read_for_page(paths, verify), sweeps)
+    page = render(read_for_page(paths, verify))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(output, page)
@@ -49,5 +47,4 @@ def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
     lines = [f"{plain(str(output))}: {counted(len(paths), 'run')}, {size:.1f} MB"]
     if size > _LARGE_MB:
         lines.append("note: the page is large; of fewer runs it is smaller")
-    left_out += [f"{sweep.name}: {sweep.problem}" for sweep in sweeps if sweep.problem]
     return "\n".join([*lines, *(f"note: {note}" for note in left_out)])

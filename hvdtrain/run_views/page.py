@@ -25,7 +25,6 @@ from hvdtrain.run_views.history import history_of
 from hvdtrain.run_views.run_event import RunEvent
 from hvdtrain.run_views.stored_checkpoints import StoredCheckpoint, stored_checkpoints
 from hvdtrain.run_views.styles import style_of
-from hvdtrain.run_views.sweep_trials import SweepOnPage
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
     return found
 
 
-def render(runs: Sequence[RunOnPage], sweeps: Sequence[SweepOnPage] = ()) -> str:
+def render(runs: Sequence[RunOnPage]) -> str:
     """Return the page as HTML. Bokeh and Jinja2, which it brings, are imported here."""
     import jinja2
     from bokeh.resources import Resources
@@ -96,7 +95,6 @@ def render(runs: Sequence[RunOnPage], sweeps: Sequence[SweepOnPage] = ()) -> str
         drawing={"documents": documents, "items": items},
         charts=list(zip(plan.charts, places, strict=True)),
         runs=runs,
-        sweeps=sweeps,
         styles=[style_of(number) for number in range(len(runs))],
         notes=[*_problems(runs), *plan.notes],
         has_configs=len(runs) <= MANY,

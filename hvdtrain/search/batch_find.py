@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,6 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.search.batch_finding import BatchSizes, Tried
 from hvdtrain.search.batch_sizes import BatchSize, batch_size_of, curve_difference, sizes_to_try
 from hvdtrain.search.batch_worker import MARKER
-from hvdtrain.search.children import python_command
 from hvdtrain.search.job import check_synchronous
 from hvdtrain.search.memory import OUT_OF_MEMORY_CODE
 from hvdtrain.search.options import BatchOptions
@@ -124,7 +124,7 @@ class _Tries:
         values = {"layers": layers_to_json(layers), "limit": self.limit, "seconds": self.options.seconds}
         write_specification(path, {**values, "found": str(found)})
         launcher = horovodrun(self.options.num_proc, self.hosts, self.options.controller)
-        command = [*launcher, *python_command("hvdtrain.search.batch_worker"), str(path)]
+        command = [*launcher, sys.executable, "-m", "hvdtrain.search.batch_worker", str(path)]
         limit_seconds = _FACTOR * self.options.seconds + _MORE_SECONDS
         try:
             document = run_program(Program("the job", [command], limit_seconds), found)

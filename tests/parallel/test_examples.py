@@ -1,7 +1,9 @@
 """The examples with packages of others train with two workers, as their page shows, shortened."""
 
 import importlib.util
+import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -145,3 +147,36 @@ def test_a_model_of_an_image_and_a_table_has_the_same_curve_in_both_frameworks(t
         losses.append(trained("Parcels", framework, tmp_path / framework).losses)
     assert losses[0][-1] < losses[0][0] / 2
     np.testing.assert_allclose(*losses, rtol=1e-4)
+
+
+def test_a_trial_of_a_sweep_that_was_interrupted_continues_and_is_pruned(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    folder = tmp_path / "sweeps" / "digits-torch"
+    folder.mkdir(parents=True)
+    study = optuna.create_study(
+        study_name="sweep", storage=f"sqlite:///{folder}/study.db", direction="maximize"
+    )
+    for _ in range(5):  # the pruner needs five trials, which all were better after the first epoch
+        study.add_trial(optuna.create_trial(value=0.5, intermediate_values={1: 1.0}))
+    begun = study.ask()
+    begun.suggest_float("learning_rate", 1e-3, 1.0, log=True)
+    result = run([sys.executable, ROOT / "examples" / "sweep.py", "torch", "--trials", "6"], tmp_path)
+    assert result.returncode == 0, result.output[-5000:]
+    assert study.trials[5].state.name == "PRUNED"
+    assert study.trials[5].params["learning_rate"] == begun.params["learning_rate"]
+    summary = json.loads((folder / "trial-0005" / "summary.json").read_text())
+    assert summary["status"] == "completed"
+    assert summary["workers"] == 2
+    assert 1 <= summary["epochs"] < 1.5
+
+
+def test_a_sweep_has_as_many_trials_as_it_should_have(tmp_path):
+    pytest.importorskip("optuna")
+    command = [sys.executable, ROOT / "examples" / "sweep.py", "tf", "--trials", "1", "--workers", "1"]
+    results = [run(command, tmp_path) for _ in range(2)]
+    for result in results:
+        assert result.returncode == 0, result.output[-5000:]
+        assert re.search(r"^ +0  COMPLETE  0\.\d{4} ", result.stdout, re.MULTILINE)
+        assert "trial-0000/config.yaml" in result.stdout
+    assert "trial 0: " in results[0].stdout
+    assert "trial 0: " not in results[1].stdout

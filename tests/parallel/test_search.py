@@ -1,14 +1,12 @@
-"""lr-find, batch-find and sweep in real jobs."""
+"""lr-find and batch-find in real jobs."""
 
 import json
-import signal
-import time
 from pathlib import Path
 
 import pytest
 from support import pool
 from support.documents import ROOT, named_files
-from support.jobs import FRAMEWORKS, run, started
+from support.jobs import FRAMEWORKS, run
 
 CASES = Path(__file__).with_name("search_cases.py")
 RATES = (
@@ -107,60 +105,10 @@ def test_a_worker_that_takes_too_much_memory_does_not_fit(tmp_path):
     assert "of 64 MiB" in result.stdout
 
 
-SWEEP = """
-metric: accuracy
-trials: 4
-sampler: random
-pruner: PRUNER
-workers: 2
-space:
-  learning_rate: {low: 1e-3, high: 1e-1, log: true}
-  batch_size: [16, 32]
-config:
-  framework: FRAMEWORK
-  device: cpu
-  epochs: 2
-"""
-
-
-@pytest.mark.parametrize(("framework", "pruner"), [("torch", "asha")])
-def test_a_sweep_that_is_killed_continues(framework, pruner, tmp_path):
-    (tmp_path / "tries.yaml").write_text(SWEEP.replace("FRAMEWORK", framework).replace("PRUNER", pruner))
-    command = ["python", "-m", "hvdtrain", "sweep", "tries.yaml", "--json", "found.json"]
-    folder = tmp_path / "sweeps" / "tries"
-    with started(command, tmp_path) as job:
-        until = time.monotonic() + 300
-        while not (folder / "trial-0001" / "metrics.jsonl").is_file():
-            assert job.process.poll() is None, job.result().output[-5000:]
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        job.process.send_signal(signal.SIGKILL)
-        job.process.wait()
-        while job.pids():  # the kernel asks the trial to end
-            assert time.monotonic() < until
-            time.sleep(0.1)
-    result = run(command, tmp_path, timeout=500)
-    assert result.returncode == 0, result.output[-5000:]
-    found = json.loads((tmp_path / "found.json").read_text())
-    ended = {one["number"]: one["state"] for one in found["trials"]}
-    assert set(ended.values()) == ({"completed"} if pruner == "median" else {"completed", "pruned"})
-    assert ended.keys() == {0, 1, 2, 3}
-    for number in (number for number, state in ended.items() if state == "pruned"):
-        summary = json.loads((folder / f"trial-{number:04d}" / "summary.json").read_text())
-        assert "(asha)" in summary["stopped_early"]
-        assert summary["epochs"] < 1.5
-    assert all(1 in map(int, one["evaluations"]) for one in found["trials"])
-    if pruner == "median":  # otherwise too few ran to their end
-        assert "importance" in result.stdout
-    assert (folder / f"trial-{found['best']:04d}" / "config.yaml").is_file()
-    values = [one["value"] for one in found["trials"] if one["state"] == "completed"]
-    assert values == sorted(values, reverse=True)
-
-
 def test_a_launcher_does_not_start_what_launches(tmp_path):
-    result = run(["horovodrun", "--gloo", "-np", "2", "python", "-m", "hvdtrain", "sweep"], tmp_path)
+    result = run(["horovodrun", "--gloo", "-np", "2", "python", "-m", "hvdtrain", "batch-find"], tmp_path)
     assert result.returncode != 0
-    assert "sweep launches workers itself" in result.output
+    assert "batch-find launches workers itself" in result.output
 
 
 def test_the_documented_script_runs(tmp_path):

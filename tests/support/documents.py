@@ -44,7 +44,8 @@ def commands(document: Path) -> list[list[str]]:
     """Return the words of every command in a document's shell blocks, fenced or indented; no comments."""
     text = document.read_text(encoding="utf-8")
     texts = [block.text for block in blocks(document) if block.language == "bash"]
-    texts += re.findall(r"^ {4}((?:python -m|horovodrun|mpirun) (?:.*\\\n)*.*)$", text, re.MULTILINE)
+    starts = "python -m |python examples/|horovodrun |mpirun "
+    texts += re.findall(rf"^ {{4}}((?:{starts})(?:.*\\\n)*.*)$", text, re.MULTILINE)
     lines = "\n".join(texts).replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
