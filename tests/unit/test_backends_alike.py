@@ -131,24 +131,6 @@ def test_both_folders_have_the_same_files():
         assert own <= {path.name for path in (FOLDER / framework).glob("*.py")}
 
 
-@pytest.mark.parametrize("file", files("torch"))
-def test_a_pair_of_files_has_the_same_public_names_in_the_same_order(file):
-    assert list(definitions(f"torch/{file}")) == list(definitions(f"tensorflow/{file}"))
-
-
-@pytest.mark.parametrize("file", sorted(OWN_NAMES))
-def test_names_of_one_framework_alone_are_there(file):
-    assert OWN_NAMES[file] <= {getattr(node, "name", None) for node in tree(file).body}
-
-
-@pytest.mark.parametrize("file", files("torch"))
-def test_methods_that_both_have_stand_in_the_same_order(file):
-    one, other = definitions(f"torch/{file}"), definitions(f"tensorflow/{file}")
-    for name in one:
-        here, there = methods(one[name]), methods(other[name])
-        assert [m for m in here if m in there] == [m for m in there if m in here], name
-
-
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_backend_has_the_methods_of_the_seam_in_its_order_and_no_others(framework):
     expected = [*methods(SEAM["Backend"]), *methods(SEAM["ModelFiles"])]
@@ -171,18 +153,6 @@ STAGES = ["scale", "backward", "fill_in_unused", "reduce", "unscale_or_skip"]
 STAGES += ["normalize", "clip", "update", "ema"]
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_an_update_has_nine_stages_that_a_step_calls_in_order(framework):
-    update = methods(definitions(f"{framework}/update.py")["Update"])
-    assert [name for name in update if name not in ("begin", "expect", "try_out", "zero_grad")] == STAGES
-    source = (FOLDER / framework / "backend.py").read_text()
-    step = source[source.index("def _train_step") : source.index("def _numbers")]
-    called = re.findall(r"\bupdate\.(\w+)\(", step)
-    # in TensorFlow, two of them are traced for each micro-batch in a function of their own
-    inner = re.findall(r"\bself\._update\.(\w+)\(", source[source.index("def _numbers") :])
-    assert [*called[:1], *inner, *called[1:]] == STAGES
-
-
 def reducers(framework):
     """Return the classes of the reducers, and their protocol, by name."""
     found = {}
@@ -199,17 +169,3 @@ def test_reducers_have_the_methods_of_their_protocol(framework):
             own = methods(found[reducer])[name]
             assert signature(own) == signature(expected)
             assert is_collective(own) == is_collective(expected) == (name in ("finish", "finish_with"))
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_only_low_rank_keeps_something_from_step_to_step(framework):
-    """Its ``state`` is collective; the protocol of all reducers has none, which nobody would call."""
-    classes = reducers(framework)
-    named = ("GradientReducer", "AllReduce", "BFloat16", "LowRank")
-    assert [name for name in named if {"state", "load"} & set(methods(classes[name]))] == ["LowRank"]
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_what_closes_horovod_after_a_shared_error_keeps_no_model(framework):
-    close = own_method(framework, "Backend", "close")
-    assert [ast.unparse(decorator) for decorator in close.decorator_list] == ["staticmethod"]

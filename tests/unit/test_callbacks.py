@@ -1,21 +1,19 @@
 """Callbacks: which are taken, when they are called, and what an exception in one does."""
 
-import re
 import threading
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.documents import ROOT, blocks
 from support.fakes import on_every_rank
 from support.watching import MEANS, METRICS, Watched, records, run_context, step_info, summary
 
 from hvdtrain.activity import ACTIVITY, TRAINING
-from hvdtrain.callbacks import HOOKS, Callback, RunContext, find_callbacks
+from hvdtrain.callbacks import HOOKS, Callback, find_callbacks
 from hvdtrain.config import Config
-from hvdtrain.errors import DataError, PeerLostError, TaskError, WorkerFailure
+from hvdtrain.errors import PeerLostError, TaskError, WorkerFailure
 from hvdtrain.jobs.run_directory import open_run
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
@@ -37,16 +35,6 @@ class Notebook:
     @property
     def hooks(self) -> list[str]:
         return [call[0] for call in self.calls]
-
-
-class EndsOnly:
-    """A callback with one of the methods."""
-
-    def __init__(self) -> None:
-        self.summaries: list = []
-
-    def on_end(self, summary) -> None:
-        self.summaries.append(summary)
 
 
 class Failing(Callback):
@@ -179,19 +167,6 @@ def test_the_context_of_rank_zero_is_in_the_run_directory(watched, tmp_path):
     assert context.run_dir == tmp_path
 
 
-def test_a_callback_may_have_some_of_the_methods_only(watched):
-    callback = EndsOnly()
-    told_everything(watched(callback).report)
-    assert callback.summaries == [summary()]
-
-
-def test_callbacks_are_called_in_the_order_of_their_list(watched):
-    order = []
-    first, second = (SimpleNamespace(on_step=lambda *_, n=n: order.append(n)) for n in (1, 2))
-    told_everything(watched(first, second).report)
-    assert order == [1, 2]
-
-
 def test_the_built_in_ones_come_first(watched, tmp_path):
     seen = []
     callback = SimpleNamespace(on_evaluation=lambda *_: seen.append(len(records(tmp_path))))
@@ -264,13 +239,6 @@ def test_an_exception_at_the_end_leaves_the_outcome_of_a_job_that_did_not_comple
     assert note.startswith("note: callback Failing failed in on_end: ")
 
 
-def test_an_exception_at_the_end_keeps_nobody_from_ending(watched):
-    notebook = Notebook()
-    with pytest.raises(WorkerFailure):
-        told_everything(watched(Failing("on_end"), notebook).report)
-    assert notebook.hooks[-1] == "on_end"
-
-
 @pytest.mark.parametrize(
     "error", [PeerLostError("gone"), RuntimeError("Horovod has been shut down")], ids=repr
 )
@@ -278,20 +246,6 @@ def test_a_worker_that_ended_is_no_failure_of_the_callback(watched, error):
     """Also when the callback's own collective meets it."""
     with pytest.raises(PeerLostError):
         told_everything(watched(Failing("on_evaluation", error, errors_end_job=False)).report)
-
-
-def test_an_error_of_hvdtrain_that_a_callback_raises_is_named_as_any_other(watched):
-    with pytest.raises(
-        WorkerFailure, match=r"callback Failing failed in on_evaluation: .*DataError: no such file"
-    ):
-        told_everything(watched(Failing("on_evaluation", DataError("no such file"))).report)
-
-
-def test_a_hook_may_be_set_on_an_object_of_the_base_class(watched):
-    callback, summaries = Callback(), []
-    callback.on_end = summaries.append
-    told_everything(watched(callback).report)
-    assert summaries == [summary()]
 
 
 def test_an_exception_that_does_not_end_the_job_is_noted_once(watched):
@@ -321,23 +275,6 @@ def test_an_interruption_is_no_failure_of_the_callback(watched):
 
     with pytest.raises(KeyboardInterrupt):
         told_everything(watched(SimpleNamespace(on_step=interrupt, errors_end_job=False)).report)
-
-
-def test_a_callback_of_every_rank_shows_nothing_on_others(tmp_path, capfd):
-    notebook = Notebook()
-    report = CallbackReport(run_context(tmp_path), [notebook])
-    told_everything(report)
-    notebook.calls[0][1].note("hidden")
-    notebook.calls[0][1].log(step_info(5), {"wrong": 7})
-    assert notebook.hooks == list(HOOKS)
-    assert capfd.readouterr() == ("", "")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_exception_on_another_rank_is_noted_on_standard_error(tmp_path, capfd):
-    context = run_context(tmp_path, rank=3)
-    told_everything(CallbackReport(context, [Failing("on_evaluation", errors_end_job=False)]))
-    assert capfd.readouterr().err.startswith("note: rank 3: callback Failing failed in on_evaluation: ")
 
 
 @pytest.mark.parametrize(
@@ -377,25 +314,6 @@ def test_a_task_gives_callbacks_as_an_attribute_or_a_method():
     assert find_callbacks(SimpleNamespace(callbacks=None), "my.py:Task") == []
 
 
-def test_the_callbacks_of_the_page_are_callbacks():
-    names: dict = {}
-    for block in blocks(ROOT / "docs" / "callbacks.md"):
-        if block.language == "python":
-            exec(block.text, names)
-    shown = [names["WrongPredictions"](), names["Tracker"]()]
-    assert find_callbacks(object(), "t", shown) == shown
-    assert not names["Tracker"].errors_end_job
-
-
-def test_the_page_describes_every_method_and_all_of_the_context():
-    text = (ROOT / "docs" / "callbacks.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `(on_\w+)\(", text, re.MULTILINE)) == set(HOOKS)
-    table = text.partition("## The context")[2].partition("##")[0]
-    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    described = re.findall(r"`(\w+)(?:\(.*?\))?`", " ".join(rows))
-    assert set(described) == {field.name for field in fields(RunContext)}
-
-
 @pytest.mark.parametrize(
     ("name", "instead"),
     [("EarlyStopping", "--early-stopping"), ("Mine", "a class derived from")],
@@ -417,25 +335,6 @@ def test_an_object_without_any_of_the_methods_is_refused():
         "They are on_start, on_step, on_window, on_evaluation, on_checkpoint, on_workers_changed, on_end; "
         "docs/callbacks.md describes them."
     )
-
-
-def test_a_class_is_refused():
-    with pytest.raises(TaskError) as raised:
-        find_callbacks(object(), "my.py:Task", [EndsOnly])
-    assert str(raised.value) == "callback EndsOnly is a class, not an object\nWrite EndsOnly() in the list."
-
-
-def test_what_is_no_list_is_refused():
-    with pytest.raises(TaskError, match=r"callbacks of task my.py:Task must be a list, found a EndsOnly"):
-        find_callbacks(SimpleNamespace(callbacks=EndsOnly()), "my.py:Task")
-
-
-def test_a_method_that_fails_is_named():
-    def callbacks():
-        raise ValueError("no server")
-
-    with pytest.raises(TaskError, match=r"callbacks\(\) of task t failed: .*line \d+: ValueError: no server"):
-        find_callbacks(SimpleNamespace(callbacks=callbacks), "t")
 
 
 @pytest.mark.parametrize(("name", "meant"), [("on_evaluaton", "on_evaluation"), ("on_steps", "on_step")])

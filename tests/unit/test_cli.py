@@ -13,16 +13,9 @@ from hvdtrain import cli
 from hvdtrain.cli.fields import OPTIONS
 from hvdtrain.config import Config, Layer
 from hvdtrain.config_layers import resolve
-from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.jobs import train as job
 
-# the design's options that concern training; --set is not a field
-DESIGN = [
-    "framework", "task", "epochs", "steps", "batch-size", "global-batch-size", "accumulate", "learning-rate",
-    "lr-scaling", "base-batch-size", "lr-schedule", "warmup-epochs", "optimizer", "weight-decay", "momentum",
-    "clip-norm", "compression", "device", "seed", "run-dir", "resume", "init", "log-every", "eval-every",
-    "save-every", "set",
-]  # fmt: skip
 HEAVY = {"torch", "tensorflow", "keras", "horovod", "mpi4py"}
 NOT_NEEDED_FOR_HELP = {"numpy", "tensorboard", "sklearn"}
 
@@ -47,48 +40,8 @@ def layers(monkeypatch, invoke):
     return get
 
 
-@pytest.mark.parametrize("words", [("--help",), ("train", "--help"), ("-h",)], ids=" ".join)
-@pytest.mark.parametrize("option", DESIGN)
-def test_help_lists_every_option_of_the_design(invoke, words, option):
-    result = invoke(*words)
-    assert result.exit_code == 0
-    assert f"--{option} " in result.output
-
-
-def test_every_option_is_a_config_field_spelled_with_dashes():
-    own = {"config_file", "assignments", "debug", "check"}
-    options = {parameter.name: parameter for parameter in cli.train.params if parameter.name not in own}
-    assert set(options) <= set(Config.model_fields)
-    assert all(option.opts == [f"--{name.replace('_', '-')}"] for name, option in options.items())
-
-
-def test_help_gives_descriptions_and_defaults(invoke):
-    words = " ".join(invoke("--help").output.split())
-    assert "Samples per worker and micro-batch. [32]" in words
-    assert "[sgd|adamw|lars|lamb]" in words
-
-
-@pytest.mark.parametrize(
-    "command", ["train", "evaluate", "export", "import", "compare", "doctor", "build-horovod"]
-)
-def test_help_lists_every_command(invoke, command):
-    assert f"  {command} " in invoke("--help").output
-
-
 def test_the_version_is_told(invoke):
     assert hvdtrain.__version__ in invoke("--version").output
-
-
-def test_train_is_the_default_command(layers):
-    assert layers("--seed", "3") == layers("train", "--seed", "3")
-
-
-def test_check_is_another_job_with_the_same_layers(layers, monkeypatch, invoke):
-    checked: list[list[Layer]] = []
-    monkeypatch.setattr("hvdtrain.jobs.check.check_job", checked.append)
-    trained = layers("--seed", "3")
-    assert invoke("--seed", "3", "--check").exit_code == 0
-    assert checked == [trained]
 
 
 def test_layers_come_weakest_first(layers, tmp_path):
@@ -196,18 +149,6 @@ def test_a_field_that_cannot_be_null_refuses_it(invoke):
     assert "'null' is not a valid int" in result.output
 
 
-def test_home_is_expanded_in_paths(layers, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "run.yaml").write_text("seed: 3\n")
-    assert layers("~/run.yaml")[0].values == {"seed": 3}
-
-
-def test_a_path_with_an_undefined_variable_is_refused(invoke):
-    result = invoke("evaluate", "$NOT_SET/run")
-    assert result.exit_code == 2
-    assert "'$NOT_SET/run': the environment variable NOT_SET is not set" in result.output
-
-
 def test_every_unknown_option_is_named_with_a_hint(invoke):
     result = invoke("--lr", "0.1", "--wd=3", "--max-epochs", "3", "--threads", "2", "--zzzz")
     assert result.exit_code == 2
@@ -218,27 +159,6 @@ def test_every_unknown_option_is_named_with_a_hint(invoke):
         "No such option '--threads'. Did you mean '--set threads=VALUE'?",
         "No such option '--zzzz'.",
     ]
-
-
-@pytest.mark.parametrize("words", [("-np", "2"), ("--nproc", "2"), ("--gpus", "2")])
-def test_workers_are_started_by_the_launcher(invoke, words):
-    result = invoke(*words)
-    assert f"No such option '{words[0]}'. The launcher starts the workers: horovodrun -np 2" in result.output
-
-
-def test_adam_is_adamw_without_decay(invoke):
-    assert "; adamw with weight_decay 0 is Adam." in invoke("--optimizer", "adam").output
-
-
-def test_a_config_file_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match=r"cannot read the config file missing\.yaml"):
-        cli.cli(["missing.yaml"], standalone_mode=False)
-
-
-def test_a_config_file_needs_no_ending(layers, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "experiment").write_text("seed: 9\n")
-    assert layers("experiment")[0].values == {"seed": 9}
 
 
 @pytest.fixture
@@ -284,12 +204,6 @@ def loaded_by(*words: str) -> set[str]:
     return modules
 
 
-def test_help_shows_the_commands_to_type_as_they_are_typed(invoke):
-    lines = invoke("--help").output.splitlines()
-    assert "  horovodrun -np 4 python -m hvdtrain [CONFIG.yaml] --framework torch|tf [OPTIONS]" in lines
-    assert "  horovodrun -np 16 -H host1:8,host2:8 python -m hvdtrain --framework torch" in lines
-
-
 @pytest.mark.parametrize(
     "words",
     [("--help",), ("train", "--help"), ("export", "--help"), ("doctor", "--help"), ("--version",)],
@@ -297,10 +211,6 @@ def test_help_shows_the_commands_to_type_as_they_are_typed(invoke):
 )
 def test_help_loads_no_framework(words):
     assert loaded_by("-m", "hvdtrain", *words) & (HEAVY | NOT_NEEDED_FOR_HELP) == set()
-
-
-def test_importing_hvdtrain_loads_nothing_heavy():
-    assert loaded_by("-c", "import hvdtrain") & (HEAVY | NOT_NEEDED_FOR_HELP) == set()
 
 
 def test_the_job_loads_no_framework_before_it_knows_which():
@@ -311,29 +221,6 @@ def test_the_job_loads_no_framework_before_it_knows_which():
         & HEAVY
         == set()
     )
-
-
-def test_a_job_that_is_not_tracked_loads_nothing_of_trackers():
-    code = "import sys, hvdtrain.jobs.train, hvdtrain.jobs.tracked_run as t\n"
-    code += "from hvdtrain.config import Config\n"
-    code += "assert t.tracking_of(Config(framework='torch'), None, [])() is None\n"
-    code += "print([name for name in sys.modules if name.startswith('hvdtrain.tracking')])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-    assert loaded_by("-c", code) & {"mlflow", "wandb"} == set()
-
-
-def test_public_names_are_there():
-    assert [name for name in hvdtrain.__all__ if not hasattr(hvdtrain, name)] == []
-
-
-def test_public_names_are_listed_before_they_are_loaded():
-    assert dir(hvdtrain) == sorted(hvdtrain.__all__)
-
-
-def test_a_name_that_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'hvdtrain' has no attribute 'trian'"):
-        hvdtrain.trian  # noqa: B018
 
 
 def test_a_program_that_runs_the_command_line_goes_on_as_long_as_it_likes(monkeypatch):

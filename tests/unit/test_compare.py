@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -75,33 +74,6 @@ def test_a_row_per_run_and_what_differs_below(make, shown):
     ]
 
 
-def test_one_run_is_shown_with_all_its_facts(make, shown):
-    facts = "framework torch, task digits, status completed, workers 2, steps 1,350"
-    assert shown(make("one", SUMMARY))[3:] == [facts]
-
-
-def test_nine_runs_fit_into_80_columns(make, shown):
-    configs = [f"learning_rate: 0.{i}\nseed: {i}\n" for i in range(9)]
-    lines = shown(*(make(f"run-{i}", SUMMARY, config) for i, config in enumerate(configs)))
-    assert len(lines) == 2 + 9 + 1 + 1 + 9
-    assert max(map(len, [*lines[:11], *lines[12:]])) <= 80
-    assert lines[-1] == "  run-8  learning_rate 0.8, seed 8"
-
-
-def test_runs_of_one_name_are_told_apart_by_their_paths(make, shown):
-    folders = [make("a/run", SUMMARY), make("b/run", SUMMARY)]
-    os.chdir(folders[0].parent.parent)
-    lines = shown(Path("a/run"), Path("b/run"))
-    assert [line.split()[0] for line in lines[2:4]] == ["a/run", "b/run"]
-
-
-def test_a_metric_that_one_run_lacks_is_left_blank(make, shown):
-    failed = {**SUMMARY, "status": "failed", "final": {}}
-    lines = shown(make("one", SUMMARY), make("two", failed))
-    assert lines[2].split() == ["one", "0.9800", "0.1000", "12.3", "5,432", "completed"]
-    assert lines[3].split() == ["two", "12.3", "5,432", "failed"]
-
-
 LOG = """{"phase": "eval", "step": 5, "epoch": 1.0, "loss": 0.7, "f1": 0.5, "learning_rate": 0.1}
 {"phase": "train", "step": 9, "epoch": 1.5, "loss": 0.3, "learning_rate": 0.1, "workers": 2, "seconds": 4.5}
 {"phase": "train", "st"""
@@ -120,11 +92,6 @@ def test_what_is_no_run_is_left_out(make, shown, tmp_path):
     assert lines[-1] == f"note: {tmp_path / 'missing'}: left out, it holds no run"
 
 
-def test_without_any_run_it_is_an_error(tmp_path):
-    with pytest.raises(UsageError, match=rf"{tmp_path}: no run \(none of summary\.json, config\.yaml"):
-        print_table([tmp_path])
-
-
 @pytest.mark.parametrize("text", ["{", "", "[]", "{}", '{"framework": "torch"}', "[" * 5000])
 def test_a_summary_that_is_none_is_named_and_fails_no_other(make, shown, text):
     bad = make("bad", SUMMARY)
@@ -135,47 +102,15 @@ def test_a_summary_that_is_none_is_named_and_fails_no_other(make, shown, text):
     assert lines[-1].startswith("note: bad: cannot read summary.json: ")
 
 
-def test_a_pipe_in_the_place_of_a_summary_is_not_waited_for(make, shown):
-    bad = make("bad", None, "seed: 1\n")
-    os.mkfifo(bad / "summary.json")
-    assert "note: bad: cannot read summary.json: summary.json is not a regular file" in shown(bad)
-
-
-def test_names_are_no_markup_and_do_not_reach_the_terminals_controls(make, shown):
-    hostile = {**SUMMARY, "task": "a[b].py:\x1b[31mX[/x]", "status": "[red]", "final": {"[/y]\x07": 1.0}}
-    lines = shown(make("[z]", hostile))
-    assert lines[0].split()[:2] == ["run", "[/y]?"]
-    assert lines[2].split()[0] == "[z]"
-    assert lines[3] == "framework torch, task a[b].py:X[/x], status unknown, workers 2, steps 1,350"
-
-
-def test_values_of_other_types_are_shown_as_they_are(make, shown):
-    odd = {**SUMMARY, "seconds": "long", "samples_per_second": None, "final": {"loss": float("nan")}}
-    assert shown(make("odd", odd))[2].split() == ["odd", "nan", "long"]
-
-
 def evaluation(step: int, **metrics: float) -> str:
     record = {"phase": "eval", "step": step, "epoch": step / 10, **metrics, "learning_rate": 0.1}
     return json.dumps(record) + "\n"
-
-
-def test_the_best_value_has_a_column_if_it_is_not_the_last(make, shown):
-    log = evaluation(5, loss=0.05, accuracy=0.9) + evaluation(9, loss=0.1, accuracy=0.98)
-    lines = shown(make("one", SUMMARY, log=log), make("two", SUMMARY))
-    assert lines[0].split() == ["run", "accuracy", "loss", "best", "loss", "seconds", "samples/s"]
-    assert lines[2].split() == ["one", "0.9800", "0.1000", "0.0500", "12.3", "5,432"]
-    assert lines[3].split() == ["two", "0.9800", "0.1000", "0.1000", "12.3", "5,432"]
 
 
 def test_the_config_says_which_end_of_a_metric_is_better(make, shown):
     log = evaluation(5, score=1.0) + evaluation(9, score=2.0)
     run = make("one", None, "keep_best: score:min\n", log)
     assert shown(run)[2].split()[:3] == ["one", "2.0000", "1.0000"]
-
-
-def test_a_value_that_is_no_number_is_never_the_best(make, shown):
-    log = evaluation(5, loss=0.5) + evaluation(9).replace('"learning_rate"', '"loss": null, "learning_rate"')
-    assert shown(make("one", None, log=log))[2].split()[:2] == ["one", "0.5000"]
 
 
 def test_runs_without_evaluations_are_shown_with_their_training(make, shown, monkeypatch):
@@ -232,32 +167,3 @@ def test_comma_separated_values_have_all_digits(make, capsys):
     assert "config.learning_rate" not in rows[0], "it does not differ"
     assert rows[1]["run"] == "'=2+3", "a spreadsheet does not take it for a formula"
     assert "left out" in printed.err
-
-
-@pytest.mark.parametrize("metrics", [2, 9])
-def test_long_values_leave_status_and_titles_readable_at_80_columns(make, shown, metrics):
-    long = "a-long-value-" * 20
-    values = {"loss": 0.1, "validation/top_5_accuracy_of_the_second_set": 0.98}
-    final = values if metrics == 2 else {f"validation_metric_{i}": float(i) for i in range(9)}
-    one = make("a-run-with-a-name-" * 4, {**SUMMARY, "final": final}, f"data: {long}1\nseed: 1\n")
-    two = make("two", {**SUMMARY, "status": "failed", "final": final}, f"data: {long}2\nseed: 2\n")
-    lines = shown(one, two)
-    text = "\n".join(lines)
-    head = lines[
-        : next(i for i, line in enumerate(lines) if line.startswith("\N{BOX DRAWINGS LIGHT HORIZONTAL}"))
-    ]
-    assert "status" in " ".join(head)
-    assert "completed" in text
-    assert "failed" in text
-    titles = "".join(head).replace(" ", "")
-    if metrics == 2:
-        assert all(word in titles for word in ("validation/", "accuracy_", "loss", "samples/s"))
-    else:
-        assert text.count("completed") > 1, "columns without room are in another table"
-        assert all(f"{i}.0000" in text for i in range(9))
-    assert "\N{HORIZONTAL ELLIPSIS}" not in text
-    below = lines[next(i for i, line in enumerate(lines) if line == "what differs:") :]
-    assert max(map(len, [line for line in lines if not line.startswith("in all runs")])) <= 80
-    assert long not in text
-    assert any("..." in line for line in below)
-    assert "seed 2" in below[-1]

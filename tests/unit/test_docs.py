@@ -5,7 +5,7 @@ import types
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pytest
-from support.documents import ROOT, blocks, can_run_here, documents, hvdtrain_commands, links
+from support.documents import ROOT, documents, hvdtrain_commands, links
 
 from hvdtrain.cli import cli
 from hvdtrain.cli.fields import OPTIONS
@@ -14,9 +14,7 @@ from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
 from hvdtrain.step_window import StepWindow
-from hvdtrain.tasks.digits import Digits
 
-READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 # horovodrun's and mpirun's options in the documents, and how many words each takes
 LAUNCHER_OPTIONS = {
     "horovodrun": {
@@ -95,35 +93,6 @@ def test_config_page_lists_every_field_with_its_default():
     assert found[0] == config_table(), f"the table should be:\n{config_table()}"
 
 
-def test_config_page_lists_the_defaults_of_digits():
-    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
-    table = text.partition("| default of digits |")[2]
-    found = dict(re.findall(r"^\| `(\w+)` \| `(.*)` \|$", table, re.MULTILINE))
-    assert found == {name: _as_yaml(value) for name, value in Digits.defaults.items()}
-
-
-def test_both_readmes_show_the_same_code():
-    english, chinese = ([b for b in blocks(path) if b.language] for path in READMES)
-    assert [block.language for block in english] == [block.language for block in chinese]
-    for one, other in zip(english, chinese, strict=True):
-        assert _code(one.text) == _code(other.text)
-
-
-def _code(text: str) -> list[str]:
-    """Give the lines of a block without comments, which may be translated."""
-    return [code for line in text.splitlines() if (code := line.split("#")[0].rstrip())]
-
-
-def test_both_readmes_link_to_the_same_places():
-    english, chinese = (set(links(path)) - {path.name for path in READMES} for path in READMES)
-    assert english == chinese
-
-
-def test_readmes_link_each_other_before_anything_else():
-    assert links(READMES[0])[0] == "README.zh-CN.md"
-    assert links(READMES[1])[0] == "README.md"
-
-
 @pytest.mark.parametrize("document", documents(), ids=by_name)
 def test_links_resolve(document):
     for link in links(document):
@@ -178,24 +147,4 @@ def _parse(words: list[str]) -> None:
         cli.commands[name].make_context(name, list(rest), **cli.context_settings)
 
 
-def test_the_page_of_examples_lists_every_example():
-    listed = {link for link in links(ROOT / "docs" / "examples.md") if link.startswith("../examples/")}
-    found = {path.name for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"}
-    assert listed == {f"../examples/{name}" for name in found}
-
-
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
-def test_an_example_begins_with_the_commands_that_run_it(example):
-    found = hvdtrain_commands(example)
-    assert found
-    assert all(f"examples/{example.name}" in " ".join(words) for words in found)
-    test_commands_parse(example)
-
-
-def test_documents_have_jobs_to_try():
-    pages = ("README.md", "docs/running.md", "docs/tasks.md")
-    found = [words for page in pages for words in hvdtrain_commands(ROOT / page) if can_run_here(words)]
-    assert len(found) >= 6

@@ -6,14 +6,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from hvdtrain.cli import cli
-from hvdtrain.drill.cases import CUT_OFF, Case, Drilled, Outcome, run_case
-from hvdtrain.drill.command import doctor_command
+from hvdtrain.drill.cases import Case, Drilled, run_case
 from hvdtrain.drill.history import History, differences
 from hvdtrain.drill.jobs import Launch
-from hvdtrain.drill.table import show, to_document
 from hvdtrain.drill.task import Drill
 from hvdtrain.errors import TaskError, UsageError
 
@@ -80,35 +77,9 @@ def test_a_job_that_does_not_end_or_ends_badly_has_lost_something(tmp_path):
         assert outcome.output == "its output"
 
 
-def test_what_cannot_be_tried_is_said(tmp_path):
-    drilled = Drilled(Launch(2, ("-H", "localhost:2")), "torch", tmp_path, 1.0)
-    outcome = run_case(CUT_OFF, drilled, WHOLE)
-    assert outcome.not_tried == "it needs two hosts: give -H or --hostfile"
-    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    lost = Outcome("a worker is killed", "tf", lost=["logged steps missing: 2"], steps=119)
-    show([Outcome("undisturbed", "tf", steps=120, samples=2880, loss=0.116), lost, outcome], console)
-    text = console.export_text()
-    assert "1 of 2 cases lost something; 1 not tried." in text
-    assert "tf, a worker is killed: logged steps missing: 2" in text
-    assert to_document([lost])["lost"] == 1
-
-
 def test_the_task_refuses_what_is_no_disturbance():
     with pytest.raises(TaskError, match="kill@1#60"):
         Drill(disturb="kill rank 1")
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({}, ""),
-        ({"hosts": "a:2,b:2", "ssh_port": 2222}, " -H a:2,b:2 --ssh-port 2222"),
-        ({"hostfile": Path("my hosts"), "framework": "tf"}, " --hostfile 'my hosts' --framework tf"),
-    ],
-)
-def test_an_undisturbed_job_that_cannot_run_names_the_doctor_for_the_same_hosts(given, words):
-    none = dict.fromkeys(("hosts", "hostfile", "ssh_port", "ssh_identity_file"))
-    assert doctor_command({**none, "framework": "both", **given}) == f"python -m hvdtrain doctor{words}"
 
 
 @pytest.mark.parametrize(

@@ -28,28 +28,10 @@ def drawn() -> dict[str, tuple[str, str | None]]:
     return tree
 
 
-def test_the_tree_is_drawn_as_it_is():
-    actual = {
-        name: cls.__base__.__name__ for name, cls in CLASSES.items() if cls.__base__.__name__ in CLASSES
-    }
-    assert {name: parent for name, (parent, _) in drawn().items()} == actual
-
-
-@pytest.mark.parametrize(("name", "code"), [(name, code) for name, (_, code) in drawn().items() if code])
-def test_the_exit_codes_are_as_drawn(name, code):
-    assert CLASSES[name].exit_code == int(code)
-
-
 def test_every_error_but_the_root_ends_with_a_code_of_the_contract():
     no_errors = ("HvdtrainError", "Interrupted", "WorldChanged", "Removed")
     codes = {cls.exit_code for name, cls in CLASSES.items() if name not in no_errors}
     assert codes == {2, 3, 4, 75}
-
-
-def test_a_message_is_problem_and_remedy():
-    error = errors.ConfigError("a: wrong", "Do b.")
-    assert (str(error), error.problem, error.remedy) == ("a: wrong\nDo b.", "a: wrong", "Do b.")
-    assert str(errors.ConfigError("a: wrong")) == "a: wrong"
 
 
 @pytest.mark.parametrize("name", [name for name, cls in CLASSES.items() if issubclass(cls, Exception)])

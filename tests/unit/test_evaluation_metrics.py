@@ -6,13 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import sklearn.metrics as reference
-from scipy.stats import spearmanr
-from support.documents import ROOT, blocks
 
 import hvdtrain
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.metric_merging import merge, merge_alone
-from hvdtrain.backends.named_metrics import NAMES
 from hvdtrain.backends.objective import has_own_values, make_objective
 from hvdtrain.backends.stateful_metrics import Part, Rows, Samples
 from hvdtrain.errors import TaskError
@@ -301,24 +298,6 @@ def test_stacked_states_and_rows_without_indices_of_one_worker():
     merged = merge_alone({"m": {"s": Part(np.ones(2), "stack"), "g": Part(np.arange(3), "gather")}})["m"]
     assert merged["s"].shape == (1, 2)
     assert merged["g"].tolist() == [0, 1, 2]
-
-
-def test_the_documented_metrics_compute_what_they_say(side):
-    (source,) = (b.text for b in blocks(ROOT / "docs" / "tasks.md") if "hvdtrain.SumMetric(errors" in b.text)
-    names = {}
-    exec(source, names)
-    outputs, targets = np.float32(RANDOM.randn(SAMPLES, 1)), np.float32(RANDOM.randn(SAMPLES))
-    metrics = evaluation(side, "mse", names["Task"].metrics)
-    metrics.begin()
-    add(side, metrics, outputs, targets)
-    found = metrics.computed(ALONE, None)
-    wanted = reference.root_mean_squared_error(targets, outputs[:, 0])
-    assert found == pytest.approx({"rmse": wanted, "rank": spearmanr(outputs[:, 0], targets)[0]}, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_each_name_is_documented(name):
-    assert f"`{name}`" in (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
 
 
 def test_workers_whose_states_differ_are_told_before_they_are_merged():

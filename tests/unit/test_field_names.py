@@ -3,14 +3,9 @@
 import pytest
 
 from hvdtrain.config import Config
-from hvdtrain.field_names import SYNONYMS, name_hint, value_hint
+from hvdtrain.field_names import name_hint, value_hint
 
 FIELDS = Config.model_fields
-
-
-def test_every_synonym_stands_for_a_field_and_is_none():
-    assert set(SYNONYMS.values()) <= set(FIELDS)
-    assert not set(SYNONYMS) & set(FIELDS)
 
 
 @pytest.mark.parametrize(

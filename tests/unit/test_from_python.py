@@ -1,14 +1,10 @@
 """The names of hvdtrain for scripts and notebooks: what they show, return and refuse."""
 
-import inspect
 import json
 import math
-import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,33 +16,16 @@ from hvdtrain.agreement import AgreementError
 from hvdtrain.callbacks import Best, Summary
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import CheckpointError, HvdtrainError, PeerLostError, Stopped, TaskError, UsageError
+from hvdtrain.errors import CheckpointError, HvdtrainError, PeerLostError, TaskError, UsageError
 from hvdtrain.host.launcher import muted_console, open_console
-from hvdtrain.jobs import failures, outcome
+from hvdtrain.jobs import failures
 from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
 from hvdtrain.jobs.failures import is_shared
 from hvdtrain.jobs.train import run_job
-from hvdtrain.reporting.history import best_of, read_lines
-from hvdtrain.reporting.records import line_of, parse_lines
+from hvdtrain.reporting.history import best_of
+from hvdtrain.reporting.records import line_of
 
 FUNCTIONS = ("train", "evaluate", "predict", "load", "export", "import_weights", "launch")
-
-
-def test_every_name_is_shown_and_found():
-    assert set(FUNCTIONS) <= set(dir(hvdtrain))
-    for name in dir(hvdtrain):
-        assert getattr(hvdtrain, name) is not None
-    assert hvdtrain.errors.ConfigError
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_docstrings_say_all_of_a_function(name):
-    function = getattr(hvdtrain, name)
-    text = inspect.getdoc(function)
-    described = re.findall(r"^    (\w+): ", text, re.MULTILINE)
-    assert list(inspect.signature(function).parameters) == [one for one in described if not one[0].isupper()]
-    assert "Returns:" in text
-    assert "Raises:" in text
 
 
 def test_importing_hvdtrain_loads_none_of_its_modules():
@@ -95,40 +74,8 @@ def test_the_summary_has_the_history_over_resumes(train, monkeypatch):
     assert "history" not in json.loads(Path("run/summary.json").read_text())
 
 
-def test_the_command_line_reads_no_history(train):
-    assert train(steps=2).history == []
-
-
-def test_a_stop_under_a_deadline_reads_no_history(train, monkeypatch):
-    monkeypatch.setattr(outcome, "read_lines", lambda *_: pytest.fail("read"))
-
-    def stop(step: Any, _: Any) -> None:
-        if step.step == 2:
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(Stopped):
-        quiet(train, monkeypatch, steps=9, callbacks=[SimpleNamespace(on_step=stop)])
-
-
 def line(phase: str, step: int, **values: object) -> dict:
     return {"phase": phase, "step": step, "samples": 1, "epoch": 0.1, **values, "workers": 1, "seconds": 1.0}
-
-
-def test_a_cut_line_is_left_out_and_nothing_that_the_file_lacks(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(json.dumps(line("train", 1, loss=None)) + "\n" + '{"phase": "tr')
-    found = parse_lines(bytes(read_lines(path, [line("train", 1), line("train", 2, loss=0.5)])).splitlines())
-    assert [record["step"] for record in found] == [1, 2]
-    assert math.isnan(found[0]["loss"])
-    assert len(read_lines(tmp_path / "missing")) == 0
-
-
-def test_records_that_a_long_file_has_are_not_repeated(tmp_path):
-    records = [line("train", step) for step in range(1, 1001)]
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"".join(map(line_of, records[:990])))
-    found = parse_lines(bytes(read_lines(path, records[-64:])).splitlines())
-    assert [record["step"] for record in found] == list(range(1, 1001))
 
 
 def test_best_values_by_the_end_that_is_better():

@@ -100,10 +100,6 @@ def refusal(place) -> DataError | None:
     return None
 
 
-def test_there_are_enough_of_them():
-    assert sum(len(damaged(form)) for form in TARGETS) >= 300
-
-
 @pytest.mark.parametrize("form", TARGETS)
 def test_undamaged_files_are_read(places, form):
     read_all(places[form])
@@ -158,21 +154,6 @@ def test_a_gzipped_file_cannot_claim_more_than_it_can_hold(places):
         read_all(places["gzipped IDX"])
     path.write_bytes(good)
     assert memory_bytes() - before < 20 << 20
-
-
-@pytest.mark.parametrize("damage", ["checksum", "length", "more"])
-def test_a_gzipped_file_whose_end_lies_is_refused(places, damage):
-    path = places["gzipped IDX"] / "train-images-idx3-ubyte.gz"
-    good = path.read_bytes()
-    wrong = {
-        "checksum": good[:-8] + b"1234" + good[-4:],
-        "length": good[:-4] + b"1234",
-        "more": gzip.compress(idx_bytes(IMAGES) + b"more"),
-    }
-    path.write_bytes(wrong[damage])
-    with pytest.raises(DataError, match=f"{path} (cannot be read: |does not fit its header: )"):
-        read_all(places["gzipped IDX"])
-    path.write_bytes(good)
 
 
 def member_of(header: str) -> bytes:

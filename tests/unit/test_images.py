@@ -1,19 +1,11 @@
 """Images from files: every form gives the same arrays, mapped, resized and split as asked."""
 
-import gzip
-import inspect
-import pickle
-import re
-
 import numpy as np
 import pytest
 from PIL import Image
-from support.documents import ROOT
 from support.image_files import FORMS, digits, in_colour, write, write_cifar, write_folder, write_idx
 
-from hvdtrain import EvalSets
 from hvdtrain.data.datasets import fetch, signature
-from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import BadSampleError
 from hvdtrain.tasks.images import Images
 
@@ -72,15 +64,6 @@ def test_cifars_batches_follow_each_other(tmp_path):
     )
 
 
-def test_the_first_of_several_sets_of_a_subclass_is_counted(tmp_path):
-    class Twice(Images):
-        def eval_data(self):
-            return EvalSets(own=super().eval_data(), other=(IMAGES, LABELS))
-
-    task = Twice(path=write("idx", tmp_path, IMAGES, LABELS), eval_fraction=0.1)
-    assert "180 grey images 8x8 in 10 classes, 20 to evaluate (" in task.describe()
-
-
 def test_parts_that_lie_apart_are_used_so(tmp_path):
     write_idx(tmp_path / "idx", IMAGES, LABELS, end=".gz")
     write_idx(tmp_path / "idx", IMAGES[:30], LABELS[:30], "t10k")
@@ -115,33 +98,6 @@ def test_mean_and_deviation_are_those_of_the_training_images(tmp_path):
     assert abs(inputs.mean()) < 1e-5
     assert abs(inputs.std() - 1) < 1e-5
     assert task.describe().endswith(f"mean {(IMAGES / 255).mean():.4g}, std {(IMAGES / 255).std():.4g}")
-
-
-def test_images_of_one_colour_are_normalised_without_a_division_by_zero(tmp_path):
-    task = Images(path=write("idx", tmp_path, np.full((9, 8, 8), 7, np.uint8), np.arange(9)))
-    assert np.abs(fetch(task.train_data(), ALL[:8])["inputs"]).max() < 1e-4
-
-
-def test_plain_files_are_mapped_and_pickled_as_their_location(tmp_path):
-    for form in ("idx", "npz"):
-        task = Images(path=write(form, tmp_path, IMAGES, LABELS), eval_fraction=0)
-        pixels = task.train_data()._source._pixels
-        assert isinstance(pixels, MappedArray)
-        base = pixels[:].base
-        while not isinstance(base, np.memmap):
-            base = base.base
-        sent = pickle.dumps(pixels)
-        assert len(sent) < 1000 < IMAGES.nbytes
-        np.testing.assert_array_equal(pickle.loads(sent)[ALL], IMAGES)
-        again = pickle.loads(pickle.dumps(task.train_data()))
-        assert by_content(fetch(again, ALL)) == by_content(fetch(task.train_data(), ALL))
-
-
-def test_a_folders_paths_travel_and_take_little_memory(tmp_path):
-    data = Images(path=write("folder", tmp_path, IMAGES, LABELS), eval_fraction=0).train_data()
-    again = pickle.loads(pickle.dumps(data))
-    assert by_content(fetch(again, ALL)) == by_content(fetch(data, ALL))
-    assert len(pickle.dumps(data._source._paths)) < 40 * COUNT
 
 
 def test_images_get_the_size_that_is_asked_for(tmp_path):
@@ -206,16 +162,3 @@ def test_an_image_that_cannot_be_read_is_a_bad_sample_by_name(tmp_path):
             fetch(data, np.asarray(index))
     with pytest.raises(BadSampleError):
         data[2]
-
-
-def test_the_page_lists_every_option():
-    text = (ROOT / "docs" / "images.md").read_text(encoding="utf-8").partition("## Options")[2]
-    listed = re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)))
-    assert [name for name in inspect.signature(Images).parameters if name not in listed] == []
-
-
-def test_a_plain_file_comes_before_its_gzipped_twin(tmp_path):
-    write_idx(tmp_path, IMAGES, LABELS)
-    for name in ("images-idx3", "labels-idx1"):
-        (tmp_path / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(b"something else"))
-    assert len(Images(path=tmp_path, eval_fraction=0).train_data()) == COUNT

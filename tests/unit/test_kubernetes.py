@@ -11,7 +11,6 @@ is checked as well where MPIJOB_CRD names the operator's manifests/base/kubeflow
 
 import copy
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
-from support.documents import ROOT, commands
+from support.documents import ROOT
 
 from hvdtrain.cli import cli
 
@@ -114,25 +113,6 @@ def test_file_is_valid(name):
     check(read(name))
 
 
-@pytest.mark.parametrize(
-    ("name", "path", "value"),
-    [
-        ("job.yaml", "spec.backofLimit", 3),
-        ("job.yaml", "spec.template.spec.restartPolicy", 1),
-        ("runs.yaml", "spec.accessModes", "ReadWriteMany"),
-        ("mpijob.yaml", "spec.mpiImplementation", "OpenMpi"),
-        ("mpijob.yaml", "spec.runPolicy.backoffLimit", "20"),
-        ("mpijob.yaml", "spec.mpiReplicaSpecs.Worker.replica", 2),
-        ("mpijob.yaml", "spec.mpiReplicaSpecs.Worker.template.spec.container", []),
-        ("mpijob.yaml", "spec.mpiReplicaSpecs.Launcher.template.spec.containers.0.args", [1]),
-        ("mpijob.yaml", "spec.mpiReplicaSpecs.Launcher.template.spec.volumes.0.secret.name", "x"),
-    ],
-)
-def test_mistake_is_found(name, path, value):
-    with pytest.raises((jsonschema.ValidationError, kubernetes_validate.ValidationError)):
-        check(changed(name, path, value))
-
-
 if "MPIJOB_CRD" in os.environ:
 
     def test_mpijob_fits_the_operators_definition():
@@ -206,30 +186,3 @@ def test_pods_get_the_keys_that_the_operator_makes(name):
         assert secret["secretName"] == f"{job['metadata']['name']}-ssh"
         assert secret["defaultMode"] & 0o007 == 0
         assert {item["key"] for item in secret["items"]} == {"ssh-privatekey"}
-
-
-@pytest.mark.parametrize("name", ["job.yaml", "mpijob.yaml", ELASTIC])
-def test_runs_are_kept_on_the_volume(name):
-    claim = read("runs.yaml")["metadata"]["name"]
-    assert f"claimName: {claim}" in (FOLDER / name).read_text(encoding="utf-8")
-    mounts = containers(name)[-1]["volumeMounts"]
-    assert {"name": "runs", "mountPath": "/work/runs"} in mounts
-
-
-def test_documented_kubectl_commands_name_what_there_is():
-    found = [words for words in commands(ROOT / "docs" / "clusters.md") if words[0] == "kubectl"]
-    kinds = {"job.yaml": "job", "mpijob.yaml": "mpijob"}
-    named = {f"{kind}/{read(name)['metadata']['name']}" for name, kind in kinds.items()}
-    named.add(f"job/{read('mpijob.yaml')['metadata']['name']}-launcher")  # made by the operator
-    seen = set()
-    for words in found:
-        for place, word in enumerate(words):
-            if word in ("-f", "--filename") and not words[place + 1].startswith("https://"):
-                seen.add(words[place + 1])
-                assert (ROOT / words[place + 1]).is_file(), words
-            if word in ("--patch", "-p"):
-                part = yaml.safe_load(words[place + 1])
-                assert set(part) == {"spec"}, words
-        resources = re.findall(r"\b(?:mpijob|job)/[\w-]+", " ".join(words))
-        assert set(resources) <= named, words
-    assert seen == {f"examples/kubernetes/{name}" for name in FILES}

@@ -58,11 +58,6 @@ def test_no_function_that_unpickles_what_another_process_sends_is_used(owners, n
     assert not {name: found for name, tree in trees() if (found := [*used(tree, owners, names)])}
 
 
-def test_the_search_would_find_them():
-    assert [*used(ast.parse("hvd.allgather_object(1)"), {"hvd"}, OF_HOROVOD)] == ["allgather_object"]
-    assert [*used(ast.parse("self.world.isend(1)"), {"self.world"}, OF_MPI)] == ["isend"]
-
-
 def test_readers_have_no_socket_and_no_memory_that_another_process_can_open():
     data = {"train_data": ArrayDataset({"inputs": np.zeros((40_000, 3), np.float32)})}
     before = psutil.Process().net_connections("all")

@@ -4,10 +4,7 @@ import sys
 
 import pytest
 
-from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host import launcher
-from hvdtrain.jobs import failures
-from hvdtrain.jobs.resume import _describe
 from hvdtrain.printable import printable
 
 TITLE = "\x1b]0;title\x07"
@@ -31,19 +28,6 @@ def test_what_controls_the_terminal_is_shown_as_a_question_mark(text, shown):
     assert printable(text) == shown
 
 
-def test_a_single_line_stays_one():
-    assert printable("a\nb", lines=False) == "a?b"
-
-
-@pytest.mark.parametrize("error", [ConfigError(f"task {TITLE}", f"use {TITLE}"), ValueError(TITLE)])
-def test_an_error_does_not_control_the_terminal(capsys, error):
-    failures._say(error, None, debug=False)
-    said = capsys.readouterr().err
-    assert "?]0;title?" in said
-    assert "\x1b" not in said
-    assert "\x07" not in said
-
-
 @pytest.mark.parametrize("rank", [None, "0"])
 def test_what_a_console_prints_does_not_control_the_terminal(capsys, monkeypatch, rank):
     for name in launcher._LAUNCHER_VARIABLES:
@@ -54,12 +38,3 @@ def test_what_a_console_prints_does_not_control_the_terminal(capsys, monkeypatch
     console.file = sys.stdout
     console.print(f"note: {TITLE}", highlight=False, markup=False, style="yellow")
     assert capsys.readouterr().out == "note: ?]0;title?\n"
-
-
-def test_a_long_value_of_a_checkpoint_is_cut_in_a_note():
-    assert _describe("x" * 10**6) == "x" * 200 + "..."
-
-
-def test_errors_have_their_words_as_they_are():
-    """Only what is shown is changed: a script may look for the name that it gave."""
-    assert EnvironmentFault(TITLE).problem == TITLE

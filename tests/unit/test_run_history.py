@@ -1,6 +1,5 @@
 """What a page says happened to a run: starts, resumes, changes of the workers, problems, the end."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,6 @@ from hvdtrain.reporting import event_file
 from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.event_sessions import sessions_in
 from hvdtrain.run_views.curves import read_log
-from hvdtrain.run_views.event_texts import describe_event
 from hvdtrain.run_views.history import history_of
 
 
@@ -60,14 +58,6 @@ def test_a_resume_has_its_place(tmp_path, start):
     assert events[1].time == "2023-11-14 22:13:20 UTC"
 
 
-def test_a_start_with_resume_in_a_new_directory_is_a_start(tmp_path, start):
-    run = make_run(tmp_path, window(10))
-    start(run, 0)
-    start(run, 0)
-    texts = [event.text for event in history_of(run, read_log(run), None)]
-    assert texts == ["training started", "resumed after step 0"]
-
-
 def test_workers_that_came_and_went_are_named(tmp_path):
     joined = change(30, left=[], joined=["localhost, slot 2"], workers=2)
     run = make_run(tmp_path, window(10), change(20), joined)
@@ -76,22 +66,6 @@ def test_workers_that_came_and_went_are_named(tmp_path):
         "1 worker from step 21 on; left: rank 1 on h2: killed (SIGKILL); 0.5 s without training",
         "2 workers from step 31 on; joined: localhost, slot 2; 0.5 s without training",
     ]
-
-
-def test_a_new_rank_0_of_an_elastic_job_is_no_resume(tmp_path, start):
-    run = make_run(tmp_path, window(10), change(20))
-    start(run)
-    start(run, 20)
-    assert [event.kind for event in history_of(run, read_log(run), None)] == ["started", "workers"]
-
-
-def test_one_start_at_a_change_is_no_resume_and_others_are(tmp_path, start):
-    run = make_run(tmp_path, window(10), change(20), window(30))
-    start(run)
-    start(run, 20)
-    start(run, 20)
-    texts = [event.text.partition(";")[0] for event in history_of(run, read_log(run), None)]
-    assert texts == ["training started", "resumed after step 20", "1 worker from step 21 on"]
 
 
 def test_a_resume_that_a_later_one_undid_has_no_place(tmp_path, start):
@@ -105,14 +79,6 @@ def test_a_resume_that_a_later_one_undid_has_no_place(tmp_path, start):
         ("resumed after step 20", 20),
         ("resumed after step 30", 30),
     ]
-
-
-def test_of_many_events_the_last_ones_are_listed(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.run_views.curves._MOST_EVENTS", 300)
-    run = make_run(tmp_path, *(change(step) for step in range(1, 1001)))
-    events = history_of(run, read_log(run), None)
-    assert events[0].text == "800 earlier events left out"
-    assert [event.place.get("step") for event in events] == [None, *range(801, 1001)]
 
 
 def test_what_a_summary_says_is_listed(tmp_path):
@@ -144,48 +110,3 @@ def test_the_steps_in_which_samples_were_skipped_are_listed(tmp_path):
             "8 samples could not be read and were left out, added up over 2 evaluations at steps 30 to 40",
         ),
     ]  # fmt: skip
-
-
-def test_one_evaluation_without_some_samples_is_named(tmp_path):
-    run = make_run(tmp_path, window(10), {**evaluation(10), "bad_samples": 1})
-    (event,) = history_of(run, read_log(run), None)
-    assert event.text == "1 sample could not be read and was left out of the evaluation at step 10"
-
-
-def test_of_many_places_of_skipped_samples_the_last_are_joined(tmp_path):
-    run = make_run(
-        tmp_path, *(window(step, **{"bad_samples": 2} if step % 2 else {}) for step in range(1, 101))
-    )
-    events = history_of(run, read_log(run), None)
-    assert len(events) == 20
-    assert events[-2].text == "2 samples could not be read and were skipped in step 37"
-    assert events[-1].text == (
-        "62 samples could not be read and were skipped in steps 39 to 99 (31 separate ranges of steps)"
-    )
-
-
-@pytest.mark.parametrize("value", [None, -3, 10**400, "x", True, 0])
-def test_a_number_of_skipped_samples_that_is_none_is_left_out(tmp_path, value):
-    run = make_run(tmp_path, window(10, bad_samples=value))
-    assert history_of(run, read_log(run), None) == []
-
-
-@pytest.mark.parametrize("steps", [10**400, True, "x", None], ids=lambda steps: f"{steps!s:.9}")
-def test_a_summary_with_a_step_that_is_none_has_no_place(tmp_path, steps):
-    run = make_run(tmp_path, window(10))
-    (ended,) = history_of(run, read_log(run), {**SUMMARY, "steps": steps})
-    assert (ended.kind, ended.place) == ("ended", {})
-
-
-def test_an_event_of_another_version_is_shown_with_its_values():
-    record = {**window(10), "phase": "event", "event": "rewound", "to": 5, "hosts": ["a", "b"], "none": None}
-    for name in ("loss", "learning_rate", "samples_per_second", "data_wait_fraction"):
-        del record[name]
-    assert describe_event(record) == "rewound; to 5; hosts a, b"
-
-
-@pytest.mark.parametrize(
-    "values", [{"left": 1, "joined": None, "cause": 5, "pause_seconds": "x"}, {"workers": "x", "step": True}]
-)
-def test_an_event_of_other_types_raises_nothing(values):
-    assert "without training" in describe_event(json.loads(json.dumps({**change(5), **values})))

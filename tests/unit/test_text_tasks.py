@@ -1,20 +1,13 @@
 """The tasks text, classify-text and synthetic: what they find, say, take and refuse."""
 
-import inspect
-import re
 import sys
 
 import numpy as np
 import pytest
-import yaml
-from support.documents import ROOT
 
-from hvdtrain.config import Config, Layer
-from hvdtrain.config_layers import resolve
 from hvdtrain.data.datasets import fetch
 from hvdtrain.errors import DataError, HvdtrainError, TaskError
 from hvdtrain.task import built_in_names, load_task_class, make_task
-from hvdtrain.tasks.synthetic import Synthetic
 
 NAMES = ("text", "classify-text", "synthetic")
 
@@ -49,24 +42,6 @@ def test_built_in_tasks_go_by_names_with_dashes():
         load_task_class("-options")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_defaults_are_config_fields(name):
-    task = load_task_class(name)
-    config = resolve([Layer("defaults", task.defaults), Layer("test", {"framework": "torch"})])
-    assert isinstance(config, Config)
-    assert config.initial_parameters == "portable"
-
-
-def test_text_says_what_it_found(text):
-    task = made("text", path=str(text))
-    assert task.describe() == (
-        f"1,020 characters of {text}, 11 distinct ones, in windows of 64: 14 to train on, 1 to evaluate"
-    )
-    by_bytes = made("text", path=str(text.parent), level="bytes", context=10, eval_fraction=0)
-    assert by_bytes.describe() == f"1,020 bytes of {text}, in windows of 10: 101 to train on"
-    assert by_bytes.eval_data() is None
-
-
 def test_text_needs_no_file_of_ones_own():
     task = made("text")
     assert "Python 3" in task.describe()
@@ -84,20 +59,6 @@ def test_the_end_of_a_text_evaluates_and_does_not_train(tmp_path):
     seen = fetch(evaluation, np.arange(len(evaluation)))
     assert bytes(seen["inputs"].reshape(-1).astype(np.uint8)) == whole[750 : 750 + 27 * 9]
     assert bytes(seen["targets"].reshape(-1).astype(np.uint8)) == whole[751 : 751 + 27 * 9]
-
-
-def test_classify_text_says_what_it_found(table):
-    task = made("classify-text", path=str(table), eval_fraction=0.2)
-    assert task.describe() == (
-        "32 texts in 2 classes (ham, spam) to train on, 8 to evaluate, a vocabulary of 39"
-    )
-    with table.open("a") as file:
-        file.write("no label,\n")
-    skipping = made("classify-text", path=str(table), bad_rows="skip", level="bytes", eval_path=str(table))
-    assert skipping.describe() == (
-        "40 texts in 2 classes (ham, spam) to train on, 40 to evaluate; 2 rows left out, the first: "
-        f"{table}, line 42: 'label' is empty"
-    )
 
 
 def test_classify_text_gives_tokens_and_class_numbers(table):
@@ -120,19 +81,6 @@ def test_synthetic_data_fits_every_model(model):
     assert (batch["targets"] < (1000 if model == "gpt" else 10)).all()
     assert len(task.eval_data()) == 3
     assert task.describe().startswith("100 ")
-
-
-def test_synthetic_data_are_the_same_each_time_and_take_little_memory():
-    options = {"model": "resnet50", "shape": (224, 224, 3), "samples": 10**12}
-    one, other = Synthetic(**options).train_data(), Synthetic(**options).train_data()
-    places = np.asarray([0, 10**12 - 1, 27, 5])
-    first, second = one.batch(places), other.batch(places)
-    assert all(np.array_equal(first[name], second[name]) for name in first)
-    assert one._inputs.nbytes <= 1 << 24
-    assert np.array_equal(first["inputs"][0], one.batch(np.asarray([one.distinct]))["inputs"][0])
-    assert not np.array_equal(
-        first["inputs"], Synthetic(**options, seed=1).train_data().batch(places)["inputs"]
-    )
 
 
 KEYWORD_ONLY = "keyword-only " if sys.version_info >= (3, 12) else ""  # as inspect says it
@@ -193,25 +141,3 @@ def test_a_text_shorter_than_a_window_says_what_is_needed(tmp_path):
     ):
         made("text", path=str(path))
     assert len(made("text", path=str(path), eval_fraction=0).train_data()) == 7
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_page_lists_every_option_with_its_default(name):
-    page = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
-    table = page.partition(f"| option of `{name}` |")[2].partition("\n\n")[0]
-    found = dict(re.findall(r"^\| `(\w+)` \| (?:`(.*?)`|required) \|", table, re.MULTILINE))
-    options = inspect.signature(load_task_class(name)).parameters.values()
-    assert found == {o.name: "" if o.default is o.empty else repr(o.default) for o in options}
-
-
-def test_the_page_lists_the_defaults():
-    page = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
-    table = page.partition("| field | `text` | `classify-text` | `synthetic` |")[2].partition("\n\n")[0]
-    found = {
-        field: values
-        for field, *values in re.findall(r"^\| `(.*)` \| `(.*)` \| `(.*)` \| `(.*)` \|$", table, re.M)
-    }
-    defaults = [load_task_class(name).defaults for name in NAMES]
-    assert found.keys() == {field for of_task in defaults for field in of_task}
-    for field, values in found.items():
-        assert [yaml.safe_load(value) for value in values] == [of_task.get(field) for of_task in defaults]

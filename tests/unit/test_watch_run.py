@@ -1,10 +1,8 @@
 """Following a run: its log as it grows and is cut back, how it stands, and when following ends."""
 
-import errno
 import io
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -15,13 +13,12 @@ import pytest
 from rich.console import Console
 from support.stored_runs import SUMMARY, change, evaluation, lines_of, make_run, window
 
-from hvdtrain.errors import EnvironmentFault, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.reporting.run_status import FAR_SECONDS, LOST_SECONDS
 from hvdtrain.run_views import follow as following
 from hvdtrain.run_views.follow import Ends, FollowedRun, follow
-from hvdtrain.run_views.follow_view import duration, open_view
+from hvdtrain.run_views.follow_view import open_view
 from hvdtrain.run_views.log_follower import LogFollower
-from hvdtrain.run_views.progress import RunProgress
 from hvdtrain.run_views.standing import Kind, Standing, StandingWatch
 
 RUNNING = Standing(Kind.RUNNING, "running")
@@ -65,92 +62,6 @@ def test_a_log_that_is_cut_back_is_read_anew_even_if_it_has_grown_since(tmp_path
     path.unlink()
     assert log.poll() == ([], True, 0)
     assert log.poll() == ([], False, 0)
-
-
-def test_a_line_without_an_end_is_passed_over_once(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(lines_of(evaluation(10)).encode() + bytes(9_000_000))
-    log = LogFollower(path)
-    assert steps(log.poll().records) == [10]
-    assert log._offset > 8_000_000
-    with path.open("ab") as file:
-        file.write(b"0" * 100 + b"\n" + lines_of(window(20)).encode())
-    assert steps(log.poll().records) == [20]
-    assert log.poll() == ([], False, 0)
-
-
-def test_what_was_read_before_an_error_is_read_again(tmp_path, monkeypatch):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(lines_of(window(10)))
-    log, read = LogFollower(path), os.pread
-    log.poll()
-    with path.open("a") as file:
-        file.write(lines_of(window(20), window(30)))
-    calls = []
-
-    def fail_at_last(*arguments):
-        calls.append(arguments)
-        if len(calls) == 3:
-            raise OSError(errno.EIO, "Input/output error")
-        return read(*arguments)
-
-    monkeypatch.setattr(os, "pread", fail_at_last)
-    with pytest.raises(OSError, match="Input/output"):
-        log.poll()
-    monkeypatch.undo()
-    news = log.poll()
-    assert (steps(news.records), news.is_cut) == ([20, 30], False)
-
-
-def test_of_a_long_log_evaluations_and_the_end_are_read(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    path.write_text(lines_of(evaluation(1), *(window(step) for step in range(2, 9000))))
-    records = LogFollower(path).poll().records
-    assert (records[0]["phase"], records[-1]["step"]) == ("eval", 8999)
-    assert 1000 < len(records) < 8000
-
-
-def progress_of(*records, **config):
-    progress = RunProgress(config)
-    for record in records:
-        progress.take(record)
-    return progress
-
-
-def test_the_time_left_follows_from_the_last_windows():
-    progress = progress_of(
-        window(10), window(20), window(30, seconds=26.0, epoch=3.0), epochs=5.0, steps=None
-    )
-    assert progress.fraction() == pytest.approx(0.6)
-    assert progress.seconds_left() == pytest.approx(24.0)  # 12 s an epoch, of which two are left
-    assert progress_of(window(10), window(20), steps=40).seconds_left() == pytest.approx(4.0)
-    assert progress_of(window(10), epochs=4.0).seconds_left() == pytest.approx(6.0)
-
-
-def test_other_workers_have_another_speed():
-    slower = window(30, seconds=44.0), window(40, seconds=84.0)
-    records = window(10), window(20), change(20), *slower
-    assert progress_of(*records, steps=50).seconds_left() == pytest.approx(40.0)
-
-
-@pytest.mark.parametrize(
-    "config", [{}, {"epochs": "x"}, {"epochs": 0.0}, {"steps": float("nan")}, {"steps": 10**400}]
-)
-def test_nothing_is_said_of_the_time_left_if_the_length_is_not_known(config):
-    progress = progress_of(window(10), {"step": "x"}, {"phase": "train"}, **config)
-    assert (progress.fraction(), progress.seconds_left()) == (None, None)
-
-
-def test_a_huge_length_or_step_raises_nothing():
-    progress = progress_of(window(10), {**window(20), "step": 10**400}, window(20), steps=1e300)
-    assert (progress.step, progress.seconds_left()) == (20, None)
-    assert progress_of(window(1, seconds=1e300), steps=10**18).seconds_left() is None
-
-
-def test_the_best_evaluation_is_kept():
-    progress = progress_of(evaluation(10, loss=0.5), evaluation(20, loss=0.1), evaluation(30, loss=None))
-    assert progress.best["loss"] == (0.1, 20)
-    assert progress.evaluated_step == 30
 
 
 HOLD = """
@@ -209,13 +120,6 @@ def test_a_run_has_ended_when_its_job_has_let_go_of_it(tmp_path, hold):
     )  # fmt: skip
 
 
-def test_a_summary_counts_in_the_end_though_somebody_keeps_the_lock(tmp_path, hold):
-    hold(tmp_path)
-    watch = StandingWatch(make_run(tmp_path, window(40)))
-    assert watch.look(0.0).kind is Kind.RUNNING
-    assert watch.look(60.0).kind is Kind.ENDED
-
-
 def test_a_run_that_goes_on_has_not_ended_by_the_summary_before(tmp_path, hold):
     run = make_run(tmp_path, window(40))
     job = hold(run)
@@ -233,14 +137,6 @@ def unlocked(run, host):
     """Leave a lock file that nobody locks, as other hosts may see it."""
     (run / ".lock").write_text(json.dumps({"pid": 7, "host": host, "since": "2030-01-01T00:00:00+00:00"}))
     return StandingWatch(run)
-
-
-def test_a_run_whose_records_come_is_not_lost_though_its_lock_is_not_seen(tmp_path):
-    watch = unlocked(make_run(tmp_path, window(10), summary=None), socket.gethostname())
-    assert watch.look(0.0, 3.0).kind is Kind.UNCLEAR
-    standing = watch.look(30.0, 5.0)
-    assert (standing.kind, "cannot be seen" in standing.text) == (Kind.RUNNING, True)
-    assert watch.look(60.0, 35.0).kind is Kind.KILLED
 
 
 def test_the_lock_of_another_host_may_not_be_seen(tmp_path):
@@ -330,70 +226,6 @@ def test_plain_lines_tell_a_run_to_its_end_over_a_resume(tmp_path, capsys, monke
     assert "20  epoch   2.00  loss 0.0500  lr 0.1  samples/s 160  data wait 10%  4 s left" in shown
 
 
-def test_after_a_cut_only_what_is_new_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.run_views.follow_view._LINE_SECONDS", 0.0)
-    before = window(10), change(10), evaluation(10), window(20), evaluation(20), window(30)
-    run = make_run(tmp_path, *before, summary=None)
-    followed, output = FollowedRun(run), io.StringIO()
-    view = open_view(run, Console(file=output, width=200))
-    following._show(view, followed, followed.poll())
-    again = window(20, seconds=9.0), evaluation(20, loss=0.7), window(30), window(40), evaluation(40)
-    (run / "metrics.jsonl").write_text(lines_of(*before[:3], *again))
-    shown = len(output.getvalue())
-    following._show(view, followed, followed.poll())
-    lines = [line.split("  accuracy")[0] for line in output.getvalue()[shown:].splitlines()]
-    assert lines[:3] == [
-        "the log was cut back to step 10: the run was resumed from there, or begun again",
-        "eval  step     20  loss 0.7000",
-        "eval  step     40  loss 0.0500",
-    ]
-    assert lines[3].startswith("train step     40")
-    assert len(lines) == 4
-
-
-def test_plain_lines_have_every_evaluation(tmp_path):
-    run = make_run(tmp_path, *(evaluation(step) for step in range(1, 104)), summary=None)
-    followed, output = FollowedRun(run), io.StringIO()
-    view = open_view(run, Console(file=output, width=200))
-    following._show(view, followed, followed.poll())
-    assert "3 earlier evaluations left out" in output.getvalue()
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(lines_of(*(evaluation(step) for step in range(104, 109))))
-    following._show(view, followed, followed.poll())
-    lines = [line for line in output.getvalue().splitlines() if line.startswith("eval")]
-    assert [int(line.split()[2]) for line in lines] == list(range(4, 109))
-
-
-def test_a_file_server_that_is_away_for_a_moment_ends_nothing(tmp_path, monkeypatch):
-    run = make_run(tmp_path, window(10))
-    followed = FollowedRun(run)
-    assert followed.poll().kind is Kind.ENDED
-
-    def stale(path, limit_bytes):
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    monkeypatch.setattr("hvdtrain.reporting.stored_runs.read_regular", stale)
-    standing = followed.poll()
-    assert (standing.kind, "Stale file handle" in standing.text) == (Kind.UNCLEAR, True)
-    monkeypatch.undo()
-    assert followed.poll().kind is Kind.ENDED
-    monkeypatch.setattr("hvdtrain.reporting.stored_runs.read_regular", stale)
-    followed.poll()
-    monkeypatch.setattr(following, "_RETRY_SECONDS", 0.0)
-    with pytest.raises(EnvironmentFault, match="Stale file handle"):
-        followed.poll()
-
-
-def test_a_broken_summary_is_an_end_and_one_that_cannot_be_read_is_none(tmp_path):
-    run = make_run(tmp_path, window(10))
-    (run / "summary.json").write_text("{")
-    assert FollowedRun(run).poll().kind is Kind.ENDED
-    (run / "summary.json").unlink()
-    (run / "summary.json").mkdir()
-    with pytest.raises(EnvironmentFault, match=r"summary.json is not a regular file"):
-        FollowedRun(run).poll()
-
-
 def test_the_live_view_shows_all_at_any_width(tmp_path):
     run = make_run(
         tmp_path, window(10, slowest_rank=1, wait_fraction=0.2), evaluation(10), change(10), summary=None
@@ -407,18 +239,3 @@ def test_the_live_view_shows_all_at_any_width(tmp_path):
         words = output.getvalue()
         for word in ("25.0%", "0.1000", "accuracy", "slowest", "best", "1 min 15 s", "killed", "6 s left"):
             assert word in words
-
-
-def test_time_spans_in_words():
-    assert [duration(seconds) for seconds in (0.4, 59, 61, 3660, 90_000)] == [
-        "0 s", "59 s", "1 min 1 s", "1 h 1 min", "1 d 1 h",
-    ]  # fmt: skip
-
-
-def test_a_run_that_is_not_there_yet_has_its_facts_when_it_comes():
-    file = io.StringIO()
-    with open_view(Path("mine"), Console(file=file, width=200)) as view:
-        view.show(RunProgress(), Standing(Kind.ABSENT, "holds no run yet"), None)
-        view.show(RunProgress({"task": "digits", "framework": "torch"}), RUNNING, None)
-        view.show(RunProgress({"task": "digits", "framework": "torch"}), RUNNING, None)
-    assert file.getvalue().splitlines() == ["mine: holds no run yet", "mine: running", "mine: digits, torch"]
