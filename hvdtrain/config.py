@@ -13,10 +13,9 @@ from pydantic import (
     Field,
     PlainSerializer,
     field_validator,
-    model_validator,
 )
 
-from hvdtrain.compression import check_compression, rank_of
+from hvdtrain.compression import check_compression
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.given_urls import check_url
@@ -405,93 +404,12 @@ class Config(BaseModel):
             raise ValueError(f"should be 0, for no limit, or at least {least}")
         return seconds
 
-    @model_validator(mode="after")
-    def _check(self) -> "Config":
-        if self.lr_schedule == "step" and not self.lr_step_epochs:
-            raise ValueError("lr_schedule step requires lr_step_epochs, for example [30, 60, 80]")
-        warmup = "warmup_epochs" if self.warmup_steps is None else "warmup_steps"
-        if self.lr_schedule == "one_cycle" and (length := getattr(self, warmup)):
-            raise ValueError(
-                f"lr_schedule one_cycle has a warm-up of its own: {warmup} must be 0, found {length:g}"
-            )
-        if self.lr_schedule == "plateau" and self.lr_final_fraction == 1:
-            raise ValueError(
-                "lr_schedule plateau never lowers the learning rate with lr_final_fraction 1: it must be less"
-            )
-        drops = list(self.lr_step_epochs)
-        if drops != sorted(drops) or any(epoch < 0 for epoch in drops):
-            raise ValueError(f"lr_step_epochs must be in ascending order and not negative, found {drops}")
-        for name in ("init_only", "init_skip"):
-            if getattr(self, name) and self.init is None:
-                raise ValueError(f"{name} chooses among the weights of init: give init too")
-        if self.resume == "auto" and self.run_dir is None:
-            raise ValueError("resume: auto searches the run directory, so --run-dir must be given too")
-        if self.framework == "tf" and self.compile and self.sync_batch_norm:
-            raise ValueError(
-                "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm"
-            )
-        if self.profile is not None and self.steps is not None and self.profile.first > self.steps:
-            raise ValueError(
-                f"profile {self.profile} begins after the last step: steps is {self.steps:,}, and the first "
-                "step to record must not be later"
-            )
-        self._check_local_steps()
-        self._check_shard()
-        self._check_stages()
-        return self
-
-    def _check_local_steps(self) -> None:
-        if self.sync_every is None:
-            if self.outer_optimizer != "average":
-                raise ValueError(
-                    f"outer_optimizer {self.outer_optimizer} follows local steps: give sync_every too, or "
-                    "leave outer_optimizer out"
-                )
-            return
-        if self.compression != "none":
-            raise ValueError(
-                f"compression {self.compression} is for gradients, and with sync_every no gradients travel: "
-                "use either compression or sync_every"
-            )
-        if self.sync_batch_norm:
-            raise ValueError(
-                "sync_batch_norm makes the workers wait for one another in every layer, which local steps "
-                "are there to avoid: use either sync_batch_norm or sync_every"
-            )
-
-    def _check_shard(self) -> None:
-        if self.shard == "none":
-            return
-        if self.sync_every is not None:
-            raise ValueError(
-                f"shard {self.shard} divides one state among the workers, and with sync_every each of them "
-                "has a state of its own: use either shard or sync_every"
-            )
-        if self.shard == "gradients" and rank_of(self.compression) is not None:
-            raise ValueError(
-                f"shard gradients leaves no worker the whole gradient, which compression {self.compression} "
-                "needs: use shard optimizer, or another compression"
-            )
-
-    def _check_stages(self) -> None:
-        if self.stages == 1:
-            if self.stage_cuts is not None:
-                raise ValueError("stage_cuts divides a model into stages: give stages too, or leave it out")
-            return
-        reasons = {
-            "shard": (self.shard != "none", "divides the state of whole models among the workers"),
-            "sync_every": (self.sync_every is not None, "lets each worker train a whole model"),
-            "compression": (
-                self.compression not in ("none", "fp16"),
-                "compresses the gradients of a whole model; with stages, it can be none or fp16",
-            ),
-        }
-        for name, (is_given, reason) in reasons.items():
-            if is_given:
-                raise ValueError(
-                    f"{name} {getattr(self, name)} {reason}, and with stages no worker has one: use either "
-                    f"{name} or stages"
-                )
+    @field_validator("lr_step_epochs")
+    @classmethod
+    def _check_order(cls, epochs: tuple[float, ...]) -> tuple[float, ...]:
+        if list(epochs) != sorted(epochs) or any(epoch < 0 for epoch in epochs):
+            raise ValueError("should be in ascending order and not negative")
+        return epochs
 
     @property
     def plateau_goal(self) -> MetricGoal | None:

@@ -1,4 +1,4 @@
-"""Local steps: what both frameworks' ``local_steps.py`` share, and what they refuse.
+"""Local steps: what both frameworks' ``local_steps.py`` share.
 
 Between two synchronisations each worker trains on its own; then the workers average their parameters, or the
 outer optimizer takes a step (docs/async.md).
@@ -8,14 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PortableState, StateArrays
-from hvdtrain.backends.named_optimizers import own_optimizer_method
 from hvdtrain.backends.portable.ema import share_of_new
 from hvdtrain.config import Config
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import ConfigError, TaskError
-from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
 
 # of the outer optimizer's momentum in the portable state
@@ -151,28 +148,6 @@ class LocalSums:
         return 1 - kept
 
 
-def check_local_steps(task: Any, config: Config, workers: Workers) -> None:
-    """Check that a job can have the local steps that its config asks for.
-
-    Raises:
-        ConfigError: naming what they do not go with.
-    """
-    if config.sync_every is None:
-        return
-    row = FRAMEWORKS[config.framework]
-    if hasattr(task, row.step_method):
-        refused = f"the task's own {row.step_method}: it sums its gradients over all workers itself"
-    elif own_optimizer_method(task, config) == row.optimizers_method:
-        refused = (
-            f"the optimizers of {row.optimizers_method}(), which belong to a training step of the task's own"
-        )
-    elif workers.is_elastic:
-        refused = "an elastic job: what a worker has learned since the last synchronisation goes with it"
-    else:
-        return
-    raise _refused(config, refused, "Leave sync_every out.")
-
-
 def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: Config) -> None:
     """Check that what a task's own optimizer keeps can be averaged over workers.
 
@@ -188,11 +163,11 @@ def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: C
     if type(optimizer) in known:
         return
     names = ", ".join(one.__name__ for one in known)
-    raise _refused(
-        config,
-        f"the optimizer {type(optimizer).__name__} of {method}(): the workers average what their optimizers "
-        "keep, and what that means is not known of it",
+    raise ConfigError(
+        f"sync_every {config.sync_every} cannot be used with the optimizer {type(optimizer).__name__} of "
+        f"{method}(): the workers average what their optimizers keep, and what that means is not known of it",
         f"Use one of {names}, an optimizer of hvdtrain's (--optimizer), or leave sync_every out.",
+        everywhere=True,
     )
 
 
@@ -215,10 +190,6 @@ def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
         part.append(number)
         open_parts[kind] = part, filled + size
     return parts
-
-
-def _refused(config: Config, what: str, remedy: str) -> ConfigError:
-    return ConfigError(f"sync_every {config.sync_every} cannot be used with {what}", remedy, everywhere=True)
 
 
 def describe_local_steps(config: Config) -> str:

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from hvdtrain.backends.counting import counting_of
 from hvdtrain.backends.model_call import nested_batch
 from hvdtrain.backends.objective import checked_result
-from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 
 # (model, batch, optimizers) -> (loss per sample, {metric name: value per sample}); each may be Weighted
@@ -133,13 +132,12 @@ def stepped_alone(name: str) -> TaskError:
     )
 
 
-def own_step_of(task: Any, config: Config, *, is_elastic: bool = False) -> Step | None:
+def own_step_of(task: Any, config: Config) -> Step | None:
     """Return the task's own training step for the config's framework; None if it has none.
 
     It is given batches nested, and what it returns is checked.
 
     Raises:
-        ConfigError: If the config asks for something that an own step cannot have.
         TaskError: If the task has optimizers by name and no step that uses them.
     """
     row = FRAMEWORKS[config.framework]
@@ -156,7 +154,6 @@ def own_step_of(task: Any, config: Config, *, is_elastic: bool = False) -> Step 
             f"the task has both {row.optimizers_method} and {row.optimizer_method}",
             f"Leave out {row.optimizer_method}, or give its optimizer a name in {row.optimizers_method}.",
         )
-    _check_config(config, row.step_method, is_elastic)
     counting_of(task, f"that of its own {row.step_method}")  # refuses class_weights, which it would not use
 
     def step(model: Any, batch: Mapping[str, Any], optimizers: Optimizers) -> tuple[Any, dict[str, Any]]:
@@ -322,53 +319,3 @@ def notes_on_copies(step: Step | None, is_elastic: bool) -> tuple[str, ...]:
         "parameters and the optimizers' state are copied at each step: the task's own step changes them "
         "before its last reduction, and is undone if a worker is lost in between",
     )
-
-
-def _check_config(config: Config, method: str, is_elastic: bool) -> None:
-    """Check that a config does not ask for what an own step cannot have.
-
-    Raises:
-        ConfigError: naming the option and the reason.
-    """
-    refused = {
-        f"accumulate {config.accumulate}": (
-            config.accumulate > 1,
-            "it updates the parameters itself, and micro-batches would each be updated",
-            "Use a smaller model or batch_size, or leave accumulate out.",
-        ),
-        "global_batch_size in an elastic job": (
-            is_elastic and config.global_batch_size is not None,
-            "with fewer workers a step has more micro-batches, and each would update the parameters",
-            "Give batch_size, that of one worker.",
-        ),
-        "precision fp16": (
-            config.precision == "fp16",
-            "fp16 needs one scale of the loss, and a step may have several losses",
-            "Use precision bf16, which needs none.",
-        ),
-        f"compression {config.compression}": (
-            rank_of(config.compression) is not None,
-            "what is not sent yet belongs to one gradient of a step, and a step may reduce several",
-            "Use compression fp16 or none.",
-        ),
-        "compile": (
-            config.compile,
-            "there is no single forward and backward pass to compile",
-            "Compile the parts in the task itself.",
-        ),
-        "mixup or cutmix": (
-            bool(config.mixup or config.cutmix),
-            "it computes the training losses itself",
-            "Mix the samples in the task's train_collate, and their losses there.",
-        ),
-        f"label_smoothing {config.label_smoothing:g}": (
-            bool(config.label_smoothing),
-            "it computes the training losses itself",
-            "Smooth the targets there.",
-        ),
-    }
-    for option, (is_set, reason, remedy) in refused.items():
-        if is_set:
-            raise ConfigError(
-                f"{option} cannot be used with the task's own {method}: {reason}", remedy, everywhere=True
-            )

@@ -2,17 +2,16 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.agreement import Workers
-from hvdtrain.backends.local_steps import check_local_steps
 from hvdtrain.backends.named_optimizers import own_optimizer_method
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.jobs.compatibility import Job, check, find_conflict
 
 RANK, EVERY = 4, 10  # of the ways that a job does not name itself
 
@@ -47,10 +46,10 @@ class Others:
                 "Plan with an optimizer of hvdtrain's (--optimizer), or measure with bench.",
                 everywhere=True,
             )
-        check_local_steps(task, config, workers)
+        check(Job(config, task, workers))
         if every is None and not own_optimizer:
-            with suppress(ConfigError):
-                check_local_steps(task, config.model_copy(update={"sync_every": EVERY}), workers)
+            with_local_steps = config.model_copy(update={"sync_every": EVERY, "compression": "none"})
+            if find_conflict(Job(with_local_steps, task, workers)) is None:
                 every = EVERY
         return cls(rank or RANK, every, own)
 

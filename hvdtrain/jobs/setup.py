@@ -13,7 +13,6 @@ from hvdtrain.agreement import assert_consistent
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.model_call import describe_columns
-from hvdtrain.backends.pipeline.checks import check_stages
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.start import forbid_restart
 from hvdtrain.backends.torchrun import join_torchrun
@@ -41,7 +40,7 @@ from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, stated_launch
 from hvdtrain.host.preflight import check_host
 from hvdtrain.jobs.batch_limits import check_eval_batch, check_train_batch, check_training_length
-from hvdtrain.jobs.capabilities import check_capabilities, check_elastic
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.data_identity import (
     DATA,
     NO_DATA,
@@ -162,7 +161,7 @@ def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
     config = resolve(
         [Layer(f"defaults of task {spec}", defaults), *layers], constructor_parameters(task_class)
     )
-    check_capabilities(config)
+    check(Job(config), everywhere=False)
     check_installed(config.track)
     return task_class, config
 
@@ -460,10 +459,9 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     build = installed_build()
     on_cpu = backend.info.description.endswith(" on the CPU")
     uses_nccl = build is not None and build.nccl and not on_cpu
-    check_elastic(workers, os.environ, uses_nccl, config.compression)
+    check(Job(config, task_data.task, workers, uses_nccl))
     check_streams(config, workers, task_data.train_data, task_data.eval_data)
     if config.stages > 1:
-        check_stages(task_data.task, config, workers)
         Layout.of(workers, config.stages)
     size = len(task_data.train_data)
     plan = TrainingPlan.of(config, replicas(workers, config), size, most=most_workers(workers))
@@ -520,6 +518,7 @@ def common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:
 
 def build(config: Config, task: Any, backend: Backend, batch: HostBatch | None = None) -> ModelInfo:
     """Build the model with its initial values. Local, but collective if it is split into stages."""
+    check(Job(config, task, backend.workers))
     seed_generators(config.seed, "model")
     try:
         model = backend.build(task, config) if batch is None else backend.build(task, config, batch)

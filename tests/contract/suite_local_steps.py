@@ -334,14 +334,6 @@ def test_workers_that_skip_steps_of_fp16_go_on_with_one_scale(started):
     assert everyone == [(2.0**15, 2 if started.workers.size > 1 else 1)] * started.workers.size
 
 
-@pytest.mark.parametrize("kind", ["step", "optimizers"])
-def test_what_the_task_does_itself_is_refused(started, kind):
-    task = Linear()
-    setattr(task, f"{FRAMEWORK}_{kind}", lambda *_: None)
-    with pytest.raises(ConfigError, match="sync_every 4 cannot be used with the"):
-        started.build(task, config(sync_every=4))
-
-
 def test_an_optimizer_of_the_task_whose_state_cannot_be_averaged_is_refused(started):
     name = {"torch": "NAdam", "tf": "Nadam"}[FRAMEWORK]
     problem = f"sync_every 4 cannot be used with the optimizer {name} of {FRAMEWORK}_optimizer"

@@ -253,81 +253,14 @@ OTHER_OFFENCES = [
     ("keep_best", "accuracy:most", "must be the name of a metric, or NAME:min or NAME:max"),
     ("keep_best", ":min", "must be the name of a metric, or NAME:min or NAME:max"),
     ("on_save_error", "retry", "should be 'warn' or 'stop'"),
+    ("lr_step_epochs", [3, 2], "should be in ascending order and not negative"),
+    ("lr_step_epochs", [-1, 2], "should be in ascending order and not negative"),
 ]
 
 
 @pytest.mark.parametrize(("field", "value", "rule"), OUT_OF_RANGE + OTHER_OFFENCES)
 def test_an_offence_names_field_rule_value_and_source(field, value, rule):
     assert refused(Layer("run.yaml", {field: value})) == f"{field}: {rule}, found {value!r} (run.yaml)"
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        (
-            {"outer_optimizer": "nesterov"},
-            "outer_optimizer nesterov follows local steps: give sync_every too",
-        ),
-        ({"sync_every": 4, "compression": "fp16"}, "with sync_every no gradients travel"),
-        ({"sync_every": 4, "sync_batch_norm": True}, "use either sync_batch_norm or sync_every"),
-    ],
-)
-def test_local_steps_refuse_what_needs_a_sum_in_every_step(fields, said):
-    assert said in refused(Layer("run.yaml", fields))
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"shard": "optimizer", "sync_every": 4}, "use either shard or sync_every"),
-        ({"shard": "gradients", "sync_every": 4}, "use either shard or sync_every"),
-        ({"shard": "gradients", "compression": "powersgd:4"}, "use shard optimizer, or another compression"),
-    ],
-)
-def test_sharding_refuses_what_needs_a_whole_state(fields, said):
-    assert said in refused(Layer("run.yaml", fields))
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"lr_schedule": "step"}, "lr_schedule step requires lr_step_epochs, for example [30, 60, 80]"),
-        (
-            {"lr_step_epochs": [3, 2]},
-            "lr_step_epochs must be in ascending order and not negative, found [3.0, 2.0]",
-        ),
-        (
-            {"lr_schedule": "one_cycle", "warmup_epochs": 1.5},
-            "lr_schedule one_cycle has a warm-up of its own: warmup_epochs must be 0, found 1.5",
-        ),
-        (
-            {"lr_schedule": "one_cycle", "warmup_steps": 9},
-            "lr_schedule one_cycle has a warm-up of its own: warmup_steps must be 0, found 9",
-        ),
-        (
-            {"lr_schedule": "plateau", "lr_final_fraction": 1},
-            "lr_schedule plateau never lowers the learning rate with lr_final_fraction 1: it must be less",
-        ),
-        ({"init_only": ["*"]}, "init_only chooses among the weights of init: give init too"),
-        ({"init_skip": "*"}, "init_skip chooses among the weights of init: give init too"),
-        ({"resume": "auto"}, "resume: auto searches the run directory, so --run-dir must be given too"),
-        (
-            {"lr_step_epochs": [-1, 2]},
-            "lr_step_epochs must be in ascending order and not negative, found [-1.0, 2.0]",
-        ),
-        (
-            {"framework": "tf", "compile": True, "sync_batch_norm": True},
-            "compile: XLA cannot communicate between workers; use either compile or sync_batch_norm",
-        ),
-        (
-            {"profile": "30-40", "steps": 20},
-            "profile 30-40 begins after the last step: steps is 20, and the first step to record must not be "
-            "later",
-        ),
-    ],
-)
-def test_fields_that_contradict_each_other_are_named(fields, said):
-    assert refused(Layer("run.yaml", fields)) == said
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ from dataclasses import replace
 import pytest
 from support.fakes import FakeWorkers, make_session
 
-from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.jobs.capabilities import check_elastic
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.schedule import Rescale
@@ -17,43 +15,6 @@ def workers(size: int = 2, most: int = 8, is_elastic: bool = True) -> FakeWorker
     made = FakeWorkers(0, ["alpha"] * size, None, [])
     made.is_elastic, made.least, made.most = is_elastic, 1, most
     return made
-
-
-@pytest.mark.parametrize(
-    ("most", "environ", "uses_nccl", "kind", "said"),
-    [
-        (257, {}, False, ConfigError, r"at most 256 workers; this one may have 257\nLower --max-np to 256"),
-        (
-            8,
-            {"HOROVOD_AUTOTUNE": "1"},
-            False,
-            EnvironmentFault,
-            r"HOROVOD_AUTOTUNE=1 needs a fixed number .*\nLeave HOROVOD_AUTOTUNE out",
-        ),
-        (8, {"HOROVOD_HIERARCHICAL_ALLREDUCE": "1"}, False, EnvironmentFault, "needs a fixed number"),
-        (8, {}, True, EnvironmentFault, r"alpha: gradients on GPUs travel by NCCL.*\nUse --device cpu"),
-    ],
-)
-def test_what_needs_a_fixed_number_of_workers_is_refused(most, environ, uses_nccl, kind, said):
-    with pytest.raises(kind, match=said):
-        check_elastic(workers(most=most), environ, uses_nccl)
-    check_elastic(workers(most=most, is_elastic=False), environ, uses_nccl)
-
-
-@pytest.mark.parametrize(
-    ("compression", "said"), [("powersgd:4", "which is lost with a worker"), ("bf16", "a fixed number")]
-)
-def test_compression_that_needs_a_fixed_number_of_workers_is_refused(compression, said):
-    with pytest.raises(
-        ConfigError, match=rf"compression {compression} cannot be used in an elastic job: .*{said}"
-    ):
-        check_elastic(workers(most=4), {}, False, compression)
-    check_elastic(workers(most=4, is_elastic=False), {}, False, compression)
-    check_elastic(workers(most=4), {}, False, "fp16")
-
-
-def test_an_elastic_job_without_such_settings_is_none_of_it():
-    check_elastic(workers(most=256), {"HOROVOD_AUTOTUNE": "0", "HOROVOD_HIERARCHICAL_ALLGATHER": ""}, False)
 
 
 def plan(

@@ -16,10 +16,10 @@ from support.fakes import (
 )
 
 from hvdtrain.activity import ACTIVITY
-from hvdtrain.backends.local_steps import LocalSums, check_local_steps, has_outer, without_outer
+from hvdtrain.backends.local_steps import LocalSums, has_outer, without_outer
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, NonFiniteLossError, TaskError
+from hvdtrain.errors import NonFiniteLossError, TaskError
 from hvdtrain.jobs import local_steps_plan
 from hvdtrain.loop import run
 from hvdtrain.schedule import Cadence
@@ -223,14 +223,6 @@ def test_another_number_of_workers_is_noted_on_resuming():
     ]
     assert not local_steps_plan.notes_on_resuming(config, 2, 2)
     assert not local_steps_plan.notes_on_resuming(Config(framework="torch"), 2, 3)
-
-
-def test_an_elastic_job_is_refused():
-    config = Config(framework="torch", sync_every=4)
-    with pytest.raises(ConfigError, match="sync_every 4 cannot be used with an elastic job"):
-        check_local_steps(object(), config, SimpleNamespace(is_elastic=True))
-    check_local_steps(object(), config, SimpleNamespace(is_elastic=False))
-    check_local_steps(object(), Config(framework="torch"), SimpleNamespace(is_elastic=True))
 
 
 def test_other_metrics_than_in_the_step_before_are_refused():

@@ -8,7 +8,7 @@ from support.fakes import one_worker
 from hvdtrain.backends import named_optimizers, own_step
 from hvdtrain.backends.base import OwnRates
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.errors import TaskError
 
 BOTH = {"g": ["a", "b"], "d": ["c"]}
 
@@ -29,28 +29,6 @@ def test_a_task_without_a_step_has_none_and_one_with_a_step_gets_its_batches_nes
     )
     step(None, {"inputs/a": 1, "inputs/b": 2}, None)
     assert kept == [{"inputs": {"a": 1, "b": 2}}]
-
-
-@pytest.mark.parametrize(
-    ("values", "problem"),
-    [
-        ({"accumulate": 2}, "accumulate 2 cannot be used with the task's own torch_step: it updates"),
-        ({"compression": "powersgd:2"}, "compression powersgd:2 cannot be used .* a step may reduce several"),
-        ({"precision": "fp16"}, "precision fp16 cannot be used .* one scale of the loss"),
-        ({"compile": True}, "compile cannot be used"),
-        ({"label_smoothing": 0.1}, "label_smoothing 0.1 cannot be used"),
-    ],
-)
-def test_options_that_a_step_of_ones_own_cannot_have_are_refused(values, problem):
-    with pytest.raises(ConfigError, match=problem):
-        own_step.own_step_of(task(), config(**values))
-
-
-def test_a_step_of_ones_own_whose_workers_may_change_has_one_micro_batch():
-    assert own_step.own_step_of(task(), config(global_batch_size=32))
-    assert own_step.own_step_of(task(), config(batch_size=32), is_elastic=True)
-    with pytest.raises(ConfigError, match="global_batch_size in an elastic job cannot be used"):
-        own_step.own_step_of(task(), config(global_batch_size=32), is_elastic=True)
 
 
 @pytest.mark.parametrize(

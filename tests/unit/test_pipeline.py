@@ -11,7 +11,6 @@ from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.nested import pack, unpack
 from hvdtrain.backends.pipeline.pipeline import Pipeline
 from hvdtrain.backends.pipeline.schedule import bubble, one_forward_one_backward
-from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
 
 
@@ -146,18 +145,3 @@ def test_nested_arrays_travel():
     assert found["b"].shape == ()
     with pytest.raises(TaskError, match="returns a set"):
         pack({1}, lambda part: False, describe)
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"shard": "optimizer"}, "use either shard or stages"),
-        ({"sync_every": 4}, "use either sync_every or stages"),
-        ({"compression": "powersgd:2"}, "use either compression or stages"),
-        ({"compression": "bf16"}, "use either compression or stages"),
-        ({"stages": 1, "stage_cuts": [2]}, "give stages too"),
-    ],
-)
-def test_what_does_not_go_with_stages(fields, said):
-    with pytest.raises(ValueError, match=said):
-        Config(framework="torch", **{"stages": 2, **fields})

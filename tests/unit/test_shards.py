@@ -2,7 +2,6 @@
 
 import errno
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.backends.portable.shards import ALIGNMENT, shard
 from hvdtrain.backends.portable.spool import Spool
-from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError
 from hvdtrain.jobs import sharding_plan
 
 MEBI = 1 << 20
@@ -96,31 +93,6 @@ def test_a_spool_reserves_its_room(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
         spool.empty((3,), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("task", "is_elastic", "said"),
-    [
-        ({"torch_step": None}, False, "the task's own torch_step: it updates whole parameters itself"),
-        (
-            {"torch_optimizer": None},
-            False,
-            r"the task's own torch_optimizer\(\): whether it computes the same",
-        ),
-        ({"torch_optimizers": None}, False, r"the task's own torch_optimizers\(\)"),
-        ({}, True, "an elastic job: the part of the state that a worker keeps is lost with it"),
-    ],
-)
-def test_what_cannot_be_sharded_is_refused(task, is_elastic, said):
-    workers, made = SimpleNamespace(is_elastic=is_elastic), SimpleNamespace(**task)
-    with pytest.raises(ConfigError, match=f"shard gradients cannot be used with {said}"):
-        check_sharding(made, Config(framework="torch", shard="gradients"), workers)
-    check_sharding(made, Config(framework="torch"), workers)
-
-
-def test_other_jobs_can_be_sharded():
-    task = SimpleNamespace(tf_optimizer=None)
-    check_sharding(task, Config(framework="torch", shard="optimizer"), SimpleNamespace(is_elastic=False))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
-"""What a split model does not go with, in either framework, and what is said of it."""
+"""Models that cannot be split, in either framework, and the errors of their blocks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from hvdtrain.agreement import Workers
-from hvdtrain.backends.named_optimizers import own_optimizer_method
-from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.user_errors import where_raised
 
@@ -21,35 +18,6 @@ CAN_BE_CUT = {
     "tf": "a sequential or functional Keras model is divided by itself where one tensor leads from the "
     "layers before to those after",
 }
-
-
-def check_stages(task: Any, config: Config, workers: Workers) -> None:
-    """Check that a job's model can be split.
-
-    Raises:
-        ConfigError: naming what it does not go with.
-    """
-    row = FRAMEWORKS[config.framework]
-    if workers.is_elastic:
-        refused, remedy = "an elastic job: a lost worker takes its stage with it", "Leave stages out."
-    elif workers.controller == "Gloo":
-        refused = (
-            "Gloo: the stages pass activations to one another by MPI's point-to-point messages, which Gloo "
-            "jobs do not start"
-        )
-        remedy = "Start the job over MPI: horovodrun --mpi, or mpirun."
-    elif hasattr(task, row.step_method):
-        refused = f"the task's own {row.step_method}, which calls the whole model itself"
-        remedy = f"Leave stages out, or {row.step_method}."
-    elif method := own_optimizer_method(task, config):
-        refused = (
-            f"the task's own {method}(): whether it computes the same if each worker gives it the parameters "
-            "of one stage is not known"
-        )
-        remedy = "Leave stages out, or choose one of hvdtrain's optimizers."
-    else:
-        return
-    raise ConfigError(f"stages {config.stages} cannot be used with {refused}", remedy, everywhere=True)
 
 
 def gives_blocks(task: Any, framework: str) -> bool:
@@ -75,6 +43,15 @@ def cannot_be_cut(framework: str, found: str) -> TaskError:
         "task says what their blocks are",
         f"Give the task {method}(model): a list of the modules or layers that are called one after the "
         "other, or hvdtrain.Block(function, *parts) of several.",
+        everywhere=True,
+    )
+
+
+def loss_has_parameters() -> TaskError:
+    """Return the error of a loss that has parameters, which belong to no stage."""
+    return TaskError(
+        "the task's loss has parameters, which are in no block of the model and so in no stage of it",
+        "Leave stages out, or compute them in the model.",
         everywhere=True,
     )
 

@@ -9,7 +9,6 @@ from hvdtrain import wire
 from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import DryRun, ModelInfo, PendingState, PortableState, Shapes
 from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.pipeline.checks import check_stages
 from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup
 from hvdtrain.backends.pipeline.layout import Layout
@@ -166,8 +165,7 @@ class Staged:
         raise TaskError("a split model is not exported", "Export its checkpoint without stages.")
 
     def _enter(self, task: Any, config: Config) -> None:
-        """Check that the model can be split, and take this worker's place. Local: no collective."""
-        check_stages(task, config, self.workers)
+        """Take this worker's place. Local: no collective."""
         self.layout = Layout.of(self.workers, config.stages)
         self._pipeline = Pipeline(self.layout, Messenger())
         self._accumulate = config.accumulate

@@ -47,7 +47,6 @@ from hvdtrain.backends.gathering import GivenArrays, find_comparing
 from hvdtrain.backends.local_steps import (
     LoneWorker,
     OuterOptimizer,
-    check_local_steps,
     describe_local_steps,
 )
 from hvdtrain.backends.logits import bad_target
@@ -66,7 +65,6 @@ from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
-from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import FINDINGS
 from hvdtrain.backends.step_signals import NO_SIGNALS
@@ -227,10 +225,8 @@ class TensorFlowBackend:
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
         self._unused: list[str] = []
-        check_local_steps(task, config, self.workers)
-        check_sharding(task, config, self.workers)
         self._make_batches(config)
-        step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
+        step = own_step_of(task, config)
         self._make_objectives(task, config)
         tensors = self._make_model(task, config, batch)
         self._has_collectives = self._batch_norm.layers > 0 and self.workers.may_reduce  # the model itself

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
-from hvdtrain.backends.pipeline.checks import gives_blocks
+from hvdtrain.backends.pipeline.checks import gives_blocks, loss_has_parameters
 from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup, stages_that_share
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
@@ -60,7 +60,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
 from hvdtrain.elastic.member import Membership
-from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.errors import ConfigError
 
 Tensor = Any
 
@@ -165,16 +165,10 @@ class TensorFlowStagedBackend(Staged, StageBackend):
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its variables."""
-        if config.compile:
-            raise ConfigError(
-                "compile: in TensorFlow, the passes of a stage are functions of their own, not for XLA",
-                "Leave compile out.",
-                everywhere=True,
-            )
         self._precision = config.precision
         model, blocks, is_whole = self._whole_model(task, config)
         if take_loss(model):
-            raise TaskError("--stages cannot train a loss that has parameters", "Leave --stages out.")
+            raise loss_has_parameters()
         self._form = form_of(model)
         whole = ModelState(model, Renaming(task, "tf"))
         owners_of(whole.fields, [blocks])  # each parameter is in one

@@ -39,7 +39,6 @@ from hvdtrain.backends.gathering import GivenArrays, find_comparing
 from hvdtrain.backends.local_steps import (
     LoneWorker,
     OuterOptimizer,
-    check_local_steps,
     describe_local_steps,
 )
 from hvdtrain.backends.loss_objects import check_foreign
@@ -52,7 +51,6 @@ from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
 from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
-from hvdtrain.backends.sharding import check_sharding
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS
 from hvdtrain.backends.step_signals import NO_SIGNALS
@@ -175,11 +173,9 @@ class TorchBackend:
         # of the sums, and of those with weights of their own; shapes are checked when they change
         self._names: tuple[str, ...] = ()
         self._weighted: tuple[str, ...] = ()
-        check_local_steps(task, config, self.workers)
-        check_sharding(task, config, self.workers)
         self._make_batches(config)
         self._make_objectives(task, config)
-        step = own_step_of(task, config, is_elastic=self.workers.is_elastic)
+        step = own_step_of(task, config)
         tensors = self._make_model(task, config, batch)
         self._wrap.float_bits = float_bits_of(self.model)
         on_parts = check_parts(self.model) if self.workers.size > 1 or self.workers.is_elastic else ()

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.counting import sample_values
-from hvdtrain.backends.pipeline.checks import gives_blocks
+from hvdtrain.backends.pipeline.checks import gives_blocks, loss_has_parameters
 from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup, stages_that_share
 from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged
@@ -135,7 +135,7 @@ class TorchStagedBackend(Staged, StageBackend):
         """Make this worker's stage of the task's model; return its tensors."""
         model, blocks, is_whole = self._whole_model(task, config)
         if getattr(model, LOSS, model) in (getattr(task, "torch_loss", None), getattr(task, "loss", None)):
-            raise TaskError("--stages cannot train a loss that has parameters", "Leave --stages out.")
+            raise loss_has_parameters()
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
         owners_of(ModelState(model, Renaming(task, "torch")).fields, [blocks])  # each parameter is in one

@@ -1,0 +1,159 @@
+"""What cannot be combined is refused: each row of the table, and none of its features alone."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support import numpy_backend
+from support.documents import ROOT
+
+from hvdtrain.config import Config, Layer
+from hvdtrain.errors import ConfigError
+from hvdtrain.jobs.compatibility import NEEDS, ROWS, Job, Row, find_conflict
+from hvdtrain.jobs.setup import settle
+
+# for each feature of the table, by its name in the documentation: a job that has it
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "`lr_schedule` step": {"lr_schedule": "step"},
+    "`lr_schedule` one_cycle": {"lr_schedule": "one_cycle"},
+    "`lr_schedule` plateau": {"lr_schedule": "plateau"},
+    "`warmup_epochs`": {"warmup_epochs": 1.5},
+    "`warmup_steps`": {"warmup_steps": 9, "warmup_epochs": 1.5},
+    "`lr_final_fraction` 1": {"lr_final_fraction": 1},
+    "`init_only`": {"init_only": ["*"]},
+    "`init_skip`": {"init_skip": "*"},
+    "`resume` auto": {"resume": "auto"},
+    "`profile` of later steps": {"profile": "30-40", "steps": 20},
+    "`steps`": {"steps": 20},
+    "`outer_optimizer`": {"outer_optimizer": "nesterov"},
+    "`stage_cuts`": {"stage_cuts": [1]},
+    "`compile` in TensorFlow": {"compile": True, "framework": "tf"},
+    "`compile`": {"compile": True},
+    "`sync_batch_norm`": {"sync_batch_norm": True},
+    "`compression`": {"compression": "fp16"},
+    "`compression` bf16": {"compression": "bf16"},
+    "`compression` powersgd": {"compression": "powersgd:2"},
+    "`sync_every`": {"sync_every": 4},
+    "`shard`": {"shard": "optimizer"},
+    "`shard` gradients": {"shard": "gradients"},
+    "`stages`": {"stages": 2},
+    "`accumulate`": {"accumulate": 2},
+    "`precision` fp16": {"precision": "fp16"},
+    "`precision`": {"precision": "bf16"},
+    "`checkpoint_activations`": {"checkpoint_activations": True},
+    "`ema_decay`": {"ema_decay": 0.9},
+    "`parameter_groups`": {"parameter_groups": [{"match": "*"}]},
+    "`decay_norms_and_biases`": {"decay_norms_and_biases": False},
+    "`optimizer` lars or lamb": {"optimizer": "lamb"},
+    "`mixup`": {"mixup": 0.2},
+    "`cutmix`": {"cutmix": 0.2},
+    "`label_smoothing`": {"label_smoothing": 0.1},
+    "`global_batch_size` in an elastic job": {"global_batch_size": 64, "is_elastic": True},
+    "an elastic job": {"is_elastic": True},
+    "more than 256 workers": {"most": 257},
+    "reductions by NCCL": {"uses_nccl": True},
+    "Gloo": {"controller": "Gloo"},
+    "a training step of the task's own": {"task": {"torch_step": "a method"}},
+    "an optimizer of the task's own": {"task": {"torch_optimizer": "a method"}},
+    **{
+        f"`{name}`": {"environ": name}
+        for name in (
+            "HOROVOD_HIERARCHICAL_ALLREDUCE",
+            "HOROVOD_HIERARCHICAL_ALLGATHER",
+            "HOROVOD_TORUS_ALLREDUCE",
+            "HOROVOD_AUTOTUNE",
+        )
+    },
+}
+
+
+def job(monkeypatch: pytest.MonkeyPatch, *features: dict[str, Any]) -> Job:
+    """Return a job with all of these features."""
+    given = {key: value for feature in features for key, value in feature.items()}
+    workers = SimpleNamespace(
+        is_elastic=given.pop("is_elastic", False),
+        most=given.pop("most", 2),
+        controller=given.pop("controller", "MPI"),
+        host="alpha",
+    )
+    if name := given.pop("environ", ""):
+        monkeypatch.setenv(name, "1")
+    task, uses_nccl = SimpleNamespace(**given.pop("task", {})), given.pop("uses_nccl", False)
+    return Job(Config(**{"framework": "torch", **given}), task, workers, uses_nccl)
+
+
+def without(row: Row) -> bool:
+    """Return whether a row is of a feature that needs the other one."""
+    return row.other.joined == "without"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.feature.name} {row.other.name}")
+def test_each_row_is_refused_and_names_both_features(monkeypatch, row):
+    other = {} if without(row) else EXAMPLES[row.other.name]
+    made = job(monkeypatch, EXAMPLES[row.feature.name], other)
+    error = find_conflict(made)
+    assert type(error) is row.kind
+    one, two = made.describe(row.feature.text), made.describe(row.other.text)
+    assert error.problem == f"{one} cannot be used {row.other.joined} {two}: {made.describe(row.reason)}"
+    assert error.remedy == made.describe(row.remedy)
+
+
+NEEDED = {row.feature.name for row in ROWS if without(row)} | {"`profile` of later steps"}
+ALONE = [name for name in EXAMPLES if name not in NEEDED and " in an elastic" not in name]
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_one_feature_alone_is_not_refused(monkeypatch, name):
+    assert find_conflict(job(monkeypatch, EXAMPLES[name])) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"lr_schedule": "step", "lr_step_epochs": [1]},
+        {"init_only": ["*"], "init": "runs/x"},
+        {"resume": "auto", "run_dir": "runs/x"},
+        {"profile": "10-40", "steps": 20},
+        {"outer_optimizer": "nesterov", "sync_every": 4},
+        {"stage_cuts": [1], "stages": 2},
+        {"lr_schedule": "one_cycle", "warmup_epochs": 1.5, "warmup_steps": 0},
+        {"shard": "optimizer", "compression": "powersgd:2"},
+        {"shard": "gradients", "compression": "fp16"},
+        {"stages": 2, "compression": "fp16"},
+        {"compile": True, "sync_batch_norm": True},
+        {"is_elastic": True, "compression": "fp16", "most": 256},
+        {"global_batch_size": 64, "task": {"torch_step": "a method"}},
+        {"shard": "optimizer", "task": {"tf_optimizer": "a method"}},
+    ],
+    ids=str,
+)
+def test_what_can_be_combined_is_not_refused(monkeypatch, fields):
+    monkeypatch.setenv("HOROVOD_AUTOTUNE", "0")
+    monkeypatch.setenv("HOROVOD_HIERARCHICAL_ALLGATHER", "")
+    assert find_conflict(job(monkeypatch, fields)) is None
+
+
+@pytest.mark.parametrize("feature", [feature for feature, _ in NEEDS], ids=lambda feature: feature.name)
+def test_what_a_backend_cannot_do_is_refused(monkeypatch, feature):
+    numpy_backend.install(monkeypatch)
+    error = find_conflict(job(monkeypatch, EXAMPLES[feature.name], {"framework": "numpy"}))
+    assert type(error) is ConfigError
+    assert "cannot be used with numpy: its backend cannot do this" in error.problem
+    assert error.remedy.startswith(f"Leave {feature.name.split('`')[1]} out")
+
+
+def test_a_config_is_refused_before_anything_is_started():
+    layer = Layer("options", {"framework": "torch", "shard": "optimizer", "sync_every": 4})
+    with pytest.raises(ConfigError, match="shard optimizer cannot be used with sync_every 4") as caught:
+        settle([layer])
+    assert not caught.value.everywhere  # workers may have been given different configs
+
+
+def test_the_documentation_has_the_table():
+    lines = ["| feature | cannot be used | because |", "|---|---|---|"]
+    lines += [
+        f"| {row.feature.name} | {row.other.joined} {row.other.name} | {row.reason} |".replace("  ", " ")
+        for row in ROWS
+    ]
+    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    assert "\n".join(lines) in text, "the table should be:\n" + "\n".join(lines)
