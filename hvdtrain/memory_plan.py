@@ -219,8 +219,8 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     if workers == 1:
         return 0
     whole = plan.trained_bytes
-    joined = min(whole, 2 * buckets.MOST_BYTES) if config.compression == "none" else whole
-    return joined if config.shard == "none" else joined + min(whole, shards.MOST_BYTES)
+    joined = min(whole, 2 * buckets.BUCKET_BYTES) if config.compression == "none" else whole
+    return joined if config.shard == "none" else joined + min(whole, shards.PART_BYTES)
 
 
 def update_bytes(plan: MemoryPlan, config: Config) -> int:

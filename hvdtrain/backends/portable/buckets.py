@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 _SEVERAL = 4
 _LEAST_BYTES = 1 << 20
-MOST_BYTES = 32 << 20
+BUCKET_BYTES = 32 << 20
 
 
 def divide(sizes: Mapping[str, int], are_several: bool) -> list[list[str]]:
@@ -19,7 +19,7 @@ def divide(sizes: Mapping[str, int], are_several: bool) -> list[list[str]]:
     """
     total = sum(sizes.values())
     count = min(_SEVERAL, max(1, total // _LEAST_BYTES)) if are_several else 1
-    count = max(count, -(-total // MOST_BYTES))
+    count = max(count, -(-total // BUCKET_BYTES))
     buckets: list[list[str]] = []
     done = 0
     for name, size in sizes.items():

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ALIGNMENT = 16  # numbers: vector units then compute what a part begins with as they do in a whole parameter
-MOST_BYTES = 16 << 20
+PART_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def shard(sizes: Mapping[str, int], workers: int, number_bytes: int = 4) -> list
         workers: the number of workers.
         number_bytes: size of a number.
     """
-    most = MOST_BYTES // number_bytes
+    most = PART_BYTES // number_bytes
     buckets: list[dict[str, int]] = []
     length = 0
     for name, size in sizes.items():
