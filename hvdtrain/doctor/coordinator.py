@@ -5,7 +5,6 @@ import json
 import os
 import queue
 import shlex
-import signal
 import subprocess
 import tempfile
 import threading
@@ -20,6 +19,7 @@ from hvdtrain.doctor.report import Finding
 from hvdtrain.doctor.ssh import SshOptions, agent_script, explain_failure
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.host.side_process import kill_group, start_group
 
 _LOGIN_SECONDS = 30.0  # in addition to the time for collecting the host's information
 _EXIT_SECONDS = 3
@@ -46,20 +46,14 @@ class _AgentProcess:
         text = self.stderr.read().decode(errors="replace")
         return explain_failure(self.host.name, self.process.poll() or 0, text, self.over_ssh)
 
-    def kill(self) -> None:
-        """Kill the local process group; over ssh, the remote agent then ends because its input is closed."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-
     def close(self) -> None:
         with contextlib.suppress(OSError):
             assert self.process.stdin is not None
             self.process.stdin.close()
         try:
             self.process.wait(_EXIT_SECONDS if self.done else 0.1)
-        except subprocess.TimeoutExpired:
-            self.kill()
-            self.process.wait()
+        except subprocess.TimeoutExpired:  # over ssh, the remote agent then ends because its input is closed
+            kill_group(self.process)
         self.stderr.close()
 
 
@@ -131,7 +125,7 @@ class Coordinator:
             except queue.Empty:
                 for index in waiting:
                     self.problems[index] = _timed_out(agents[index].host.name, step)
-                    agents[index].kill()
+                    kill_group(agents[index].process)
                 live -= waiting
                 break
             if index not in live:
@@ -158,10 +152,8 @@ def _start_agent(host: HostSlots, ssh: SshOptions) -> _AgentProcess:
         command = [*ssh.command(host.name), shlex.join(command)]
     stderr = tempfile.TemporaryFile()  # noqa: SIM115 - _AgentProcess closes it
     try:
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr,
-            env={**os.environ, "LC_ALL": "C"}, start_new_session=True,
-        )  # fmt: skip
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": stderr}
+        process = start_group(command, **pipes, env={**os.environ, "LC_ALL": "C"})
     except FileNotFoundError:
         raise EnvironmentFault(
             "there is no ssh on this host", "Install it: apt install openssh-client"

@@ -6,7 +6,6 @@ import re
 import resource
 import shutil
 import socket
-import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import psutil
 
 from hvdtrain.host.network import interfaces
+from hvdtrain.host.side_process import run_limited
 
 MIB = 2**20
 _PROGRAM_SECONDS = 15
@@ -126,15 +126,15 @@ def _gpus() -> dict[str, Any]:
     if program is None:
         return {"cards": [], "error": ""}
     try:
-        done = subprocess.run(
-            [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=_PROGRAM_SECONDS, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired):
+        words = [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+        done = run_limited(words, _PROGRAM_SECONDS)
+    except OSError:
+        done = None
+    if done is None or done.code is None:
         return {"cards": [], "error": "nvidia-smi does not respond"}
-    if done.returncode:
-        return {"cards": [], "error": (done.stdout + done.stderr).strip().partition("\n")[0][:200]}
-    return {"cards": parse_cards(done.stdout), "error": ""}
+    if done.code:
+        return {"cards": [], "error": (done.output + done.errors).strip().partition("\n")[0][:200]}
+    return {"cards": parse_cards(done.output), "error": ""}
 
 
 def parse_cards(text: str) -> list[dict[str, str]]:

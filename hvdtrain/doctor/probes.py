@@ -3,9 +3,10 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 from typing import Any
+
+from hvdtrain.host.side_process import run_limited
 
 _PREFIX = "hvdtrain-probe:"
 # Each one sets `info`, which is printed after the prefix; what the framework itself prints is ignored.
@@ -57,23 +58,16 @@ def run_probe(code: str, seconds: float) -> dict[str, Any]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
     environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environ, capture_output=True, text=True, errors="replace",
-            timeout=seconds, stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {"error": f"loading it took longer than {seconds:.0f} s"}
+        done = run_limited([sys.executable, "-c", code], seconds, environ)
     except OSError as error:
         return {"error": f"{sys.executable} cannot be started: {error.strerror}"}
-    for line in done.stdout.splitlines():
+    if done.code is None:
+        return {"error": f"loading it took longer than {seconds:.0f} s"}
+    for line in done.output.splitlines():
         if line.startswith(_PREFIX):
             info: dict[str, Any] = json.loads(line.removeprefix(_PREFIX))
             return info
-    return {"error": _failure(done)}
-
-
-def _failure(done: "subprocess.CompletedProcess[str]") -> str:
-    if done.returncode < 0:
-        return f"loading it ended with {signal.Signals(-done.returncode).name}"
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else f"loading it ended with exit code {done.returncode}"
+    if done.code < 0:
+        return {"error": f"loading it ended with {signal.Signals(-done.code).name}"}
+    lines = [line.strip() for line in done.errors.splitlines() if line.strip()]
+    return {"error": lines[-1][:300] if lines else f"loading it ended with exit code {done.code}"}

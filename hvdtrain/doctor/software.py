@@ -3,7 +3,6 @@
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -16,6 +15,7 @@ from hvdtrain.doctor.probes import probe
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.frameworks import TITLES, installed_framework, package_folder
 from hvdtrain.horovod_build.installed import installed_build, require_horovod
+from hvdtrain.host.side_process import run_limited
 
 _PROGRAM_SECONDS = 15
 _PACKAGES = {"Keras": "keras", "NumPy": "numpy", "mpi4py": "mpi4py"}
@@ -103,15 +103,12 @@ def _mpirun() -> str:
     if program is None:
         return ""
     try:
-        done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=_PROGRAM_SECONDS,
-            stdin=subprocess.DEVNULL, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{program} does not run: {getattr(error, 'strerror', None) or 'it took too long'}"
-    first = (done.stdout or done.stderr).strip().partition("\n")[0]
-    if done.returncode:
-        return f"{program} does not run: {first[:100]}"
+        done = run_limited([program, "--version"], _PROGRAM_SECONDS)
+    except OSError as error:
+        return f"{program} does not run: {error.strerror}"
+    first = (done.output or done.errors).strip().partition("\n")[0]
+    if done.code != 0:
+        return f"{program} does not run: {'it took too long' if done.code is None else first[:100]}"
     return first.removeprefix("mpirun ").replace("(", "").replace(")", "")
 
 

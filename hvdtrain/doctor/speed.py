@@ -2,13 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from itertools import combinations
 from statistics import median
 from typing import Any
+
+from hvdtrain.host.side_process import run_limited
 
 KIB, MIB = 2**10, 2**20
 SIZES = (KIB, 32 * KIB, MIB, 8 * MIB, 64 * MIB)  # bytes of messages
@@ -45,12 +46,10 @@ def compute() -> dict[str, Any]:
     """
     one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _COMPUTE], env={**os.environ, **one_thread}, text=True,
-            capture_output=True, timeout=_COMPUTE_LIMIT_SECONDS, stdin=subprocess.DEVNULL, check=True,
-        )  # fmt: skip
-        result: dict[str, Any] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        command = [sys.executable, "-c", _COMPUTE]
+        done = run_limited(command, _COMPUTE_LIMIT_SECONDS, {**os.environ, **one_thread})
+        result: dict[str, Any] = json.loads(done.output)
+    except (OSError, ValueError) as error:
         return {"error": f"the compute benchmark failed: {type(error).__name__}"}
     return result
 

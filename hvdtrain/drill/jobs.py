@@ -1,6 +1,5 @@
 """Launching the jobs of a drill, with a limit, and leaving nothing behind."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -8,12 +7,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from hvdtrain.drill.history import log_lines
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.side_process import kill_group, start_group
 
 _END_SECONDS = 15.0
 _TASK = "hvdtrain.drill.task:Drill"
@@ -79,25 +78,16 @@ class RunningJob:
     def __init__(self, command: Sequence[str], run_dir: Path) -> None:
         self._run_dir = run_dir
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the context
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        self._process = start_group(command, stdout=self._output, stderr=subprocess.STDOUT)
 
     def __enter__(self) -> "RunningJob":
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_SECONDS)
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+            self.stop()
+            self.wait(_END_SECONDS)
+        kill_group(self._process, _END_SECONDS)
         self._output.close()
 
     def stop(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from hvdtrain.callbacks import Callback, RunContext
 from hvdtrain.errors import TaskError
+from hvdtrain.host.side_process import start_group
 from hvdtrain.models import mlp
 
 if TYPE_CHECKING:
@@ -119,7 +120,6 @@ class _Disturbing(Callback):
 def _disturb(what: str) -> None:
     if what == "cut":
         commands = f"{_DROP.format('I')}; sleep {CUT_SECONDS}; {_DROP.format('D')}"
-        null = subprocess.DEVNULL
-        subprocess.Popen(["sh", "-c", commands], stdin=null, stdout=null, stderr=null, start_new_session=True)
+        start_group(["sh", "-c", commands], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     else:
         os.kill(os.getpid(), _SIGNALS[what])

@@ -3,27 +3,21 @@
 import ipaddress
 import os
 import re
-import selectors
-import signal
-import subprocess
 import threading
-import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import Protocol
 
 from hvdtrain.errors import DiscoveryError
 from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.host.side_process import run_limited
 from hvdtrain.printable import printable
 
 RUN_SECONDS = 10.0
 EVERY_SECONDS = 1.0
 _NOT_FOUND = 127  # of the shell
-_MAX_OUTPUT_BYTES = 1 << 20
-_MAX_ERROR_BYTES = 1 << 12
+_MAX_ERROR_CHARACTERS = 1 << 12
 _MAX_SLOTS = 4096
-_LEFTOVER_SECONDS = 0.5  # for output that processes which the script left behind may still write
 _NAME = re.compile(r"\w[\w.-]*")  # no leading dash: ssh would take the name for an option
 _SLOTS_WORD = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
 
@@ -172,32 +166,23 @@ class ScriptHosts:
 
     def _run(self) -> str:
         try:
-            process = subprocess.Popen(
-                ["/bin/sh", "-c", self.script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, start_new_session=True,
-            )  # fmt: skip
+            done = run_limited(["/bin/sh", "-c", self.script], self._run_seconds)
         except (OSError, ValueError) as error:
             raise DiscoveryError(f"it cannot be started: {error}") from None
-        with process:
-            try:
-                output, errors, is_late = _read_to_end(process, self._run_seconds)
-            finally:
-                with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            code = process.wait()
-        said = f"; it said: {errors}" if errors else ""
-        if is_late:
+        errors = printable(" ".join(done.errors[:_MAX_ERROR_CHARACTERS].split()))
+        said, code = f"; it said: {errors}" if errors else "", done.code
+        if code is None:
             raise DiscoveryError(
                 f"it did not end within {self._run_seconds:g} s{said}",
                 "Let it print what is known, for example from a file that another process keeps up to date.",
             )
-        if len(output) > _MAX_OUTPUT_BYTES:
+        if done.is_cut:
             raise DiscoveryError("it printed more than 1 MiB", "It should print one line per host.")
         if code:
             number = -code if code < 0 else code - 128  # the script's own end, or what its shell says of it
             found = f"signal {number} ended it" if number > 0 else f"it ended with exit code {code}"
             raise DiscoveryError(f"{found}{said}", self._remedy(code))
-        return output.decode(errors="replace")
+        return done.output
 
     def _remedy(self, code: int) -> str:
         """Return what to do about a script that failed."""
@@ -205,43 +190,6 @@ class ScriptHosts:
         if code == _NOT_FOUND and first and "/" not in first and os.path.exists(first):
             return f"It is in this folder: write ./{self.script}"
         return f"Run it by hand to see more: {self.script}"
-
-
-def _read_to_end(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bytes, str, bool]:
-    """Return a process's output, its errors in words, and whether it was still running after this time."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    output, errors = bytearray(), bytearray()
-    kept: dict[int, tuple[IO[bytes], bytearray, int]] = {
-        process.stdout.fileno(): (process.stdout, output, _MAX_OUTPUT_BYTES + 1),
-        process.stderr.fileno(): (process.stderr, errors, _MAX_ERROR_BYTES),
-    }
-    deadline = time.monotonic() + seconds
-    ended_at: float | None = None
-    is_late = False
-    with selectors.DefaultSelector() as selector:
-        for number in kept:
-            selector.register(number, selectors.EVENT_READ)
-        while selector.get_map() and len(output) <= _MAX_OUTPUT_BYTES:
-            for key, _ in selector.select(0.05):
-                data = os.read(key.fd, 65536)
-                if not data:
-                    selector.unregister(key.fd)
-                    continue
-                _, buffer, limit = kept[key.fd]
-                buffer += data[: limit - len(buffer)]
-            now = time.monotonic()
-            if process.poll() is not None:
-                ended_at = ended_at or now
-                if now - ended_at > _LEFTOVER_SECONDS:
-                    break
-            elif now > deadline:
-                is_late = True
-                break
-        while not is_late and len(output) <= _MAX_OUTPUT_BYTES and process.poll() is None:
-            is_late = time.monotonic() > deadline  # it closed its output, and runs on
-            time.sleep(0.01)
-    return bytes(output), printable(" ".join(errors.decode(errors="replace").split())), is_late
 
 
 class HostWatch:

@@ -24,8 +24,9 @@ from hvdtrain.elastic.messages import (
     Wait,
 )
 from hvdtrain.elastic.orders import Orders
-from hvdtrain.elastic.reports import kill_process, sendable, values_in_parts
+from hvdtrain.elastic.reports import sendable, values_in_parts
 from hvdtrain.errors import EXIT_ENVIRONMENT, JobEnded
+from hvdtrain.host.side_process import kill_if_same
 from hvdtrain.watch.heartbeat import BEAT_SECONDS, state_of
 
 # The training thread ends the process in order if it can: so long it has to notice that the job has ended,
@@ -141,7 +142,7 @@ class MemberThread:
     def _take(self, message: FromDriver) -> None:
         match message:
             case KillProcess(pid=pid, process_seconds=seconds):
-                kill_process(pid, seconds)
+                kill_if_same(pid, seconds)
             case AskStack():
                 self._connection.queue(Stack(text=sendable(ACTIVITY.stack()[-_MAX_STACK:])))
             case AskValues():

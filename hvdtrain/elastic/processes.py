@@ -2,7 +2,6 @@
 
 import shlex
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-import psutil
 from horovod.runner.common.util.settings import Settings
 from horovod.runner.gloo_run import _exec_command_fn, _mkdir_p
 from horovod.runner.util import network
@@ -19,11 +17,11 @@ from horovod.runner.util.remote import get_remote_command
 from hvdtrain.elastic.cluster import Slot
 from hvdtrain.elastic.crashes import SSH_FAILED
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, SLOT_VARIABLE, WORKER_VARIABLE
+from hvdtrain.host.side_process import SAME_START_SECONDS, kill_if_same, run_limited
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 
 _HOST_VARIABLE = "HOROVOD_HOSTNAME"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
-_SAME_START_SECONDS = 2.0  # two processes read the time of boot, of which a start time is made, differently
 _CONNECT_SECONDS = 5
 _KILL_SECONDS = 15
 # what belongs to one world, or to another launch that this one runs in
@@ -199,18 +197,11 @@ def kill_process(options: StartOptions, host: str, pid: int, process_seconds: fl
 
     def run() -> None:
         if is_this_host(host):
-            _kill_here(pid, process_seconds)
+            kill_if_same(pid, process_seconds)
         else:
             _kill_over_ssh(options, host, pid, process_seconds)
 
     threading.Thread(target=run, name=f"end of process {pid}", daemon=True).start()
-
-
-def _kill_here(pid: int, process_seconds: float) -> None:
-    with suppress(psutil.Error):
-        process = psutil.Process(pid)
-        if abs(process.create_time() - process_seconds) < _SAME_START_SECONDS:
-            process.kill()
 
 
 def _kill_over_ssh(options: StartOptions, host: str, pid: int, process_seconds: float) -> None:
@@ -233,12 +224,9 @@ def kill_by_command(launcher: Sequence[str], pid: int, process_seconds: float) -
 
 
 def _kill_words(pid: int, process_seconds: float) -> list[str]:
-    return [sys.executable, "-c", _KILL_FAR, str(pid), repr(process_seconds), str(_SAME_START_SECONDS)]
+    return [sys.executable, "-c", _KILL_FAR, str(pid), repr(process_seconds), str(SAME_START_SECONDS)]
 
 
 def _run_quietly(command: str) -> None:
-    with suppress(subprocess.TimeoutExpired, OSError):
-        subprocess.run(
-            command, shell=True, check=False, timeout=_KILL_SECONDS, start_new_session=True,
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+    with suppress(OSError):
+        run_limited(["/bin/sh", "-c", command], _KILL_SECONDS)

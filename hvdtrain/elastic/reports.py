@@ -1,6 +1,5 @@
 """What a worker of an elastic job tells its driver of itself: who it is, its values, its error."""
 
-import contextlib
 import errno
 import json
 import os
@@ -105,26 +104,6 @@ def blame_for(error: BaseException) -> Blame:
 def sendable(text: str) -> str:
     """Return a text that a message can hold: without what UTF-8 cannot encode, and not too long."""
     return text[:MAX_TEXT].encode(errors="backslashreplace").decode()[:MAX_TEXT]
-
-
-def kill_process(pid: int, process_seconds: float) -> bool:
-    """Kill a process of this host that is stopped, unless its number is another process's now.
-
-    Args:
-        pid: the process.
-        process_seconds: when it started.
-
-    Returns:
-        Whether it was killed.
-    """
-    if pid == os.getpid():
-        return False
-    with contextlib.suppress(psutil.Error, OSError):
-        process = psutil.Process(pid)
-        if abs(process.create_time() - process_seconds) < 1:  # the system's clock may have been set
-            process.kill()
-            return True
-    return False
 
 
 def _cut(text: str) -> str:

@@ -17,6 +17,7 @@ from hvdtrain.elastic.limits import LimitOptions, make_limits
 from hvdtrain.elastic.notices import say
 from hvdtrain.elastic.running import report, run_driver
 from hvdtrain.errors import EXIT_ENVIRONMENT, UsageError
+from hvdtrain.host.side_process import start_group
 
 _NAME = "hvdtrain elastic"
 _WORKERS_SECONDS = 5.0  # from the end of the command to that of the job
@@ -62,7 +63,7 @@ class _Step:
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], driver: Driver) -> None:
         self._command, self._driver = shlex.join(command), driver
-        self._process = subprocess.Popen(command, env=dict(environ), start_new_session=True)
+        self._process = start_group(command, stdin=None, env=environ)
         self._job_is_over = threading.Event()
         self._ended_early = False
         threading.Thread(target=self._follow, name="step", daemon=True).start()

@@ -1,15 +1,13 @@
 """The commit of the repository that a folder is in, by git, in bounded time."""
 
 import os
-import signal
-import subprocess
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from hvdtrain.host.side_process import run_limited
+
 LIMIT_SECONDS = 2.0
-_KILLED_SECONDS = 1.0  # a process that waits for a disk ends when that answers
 # of a hook that runs git; they would name another repository than the folder's
 _OF_ANOTHER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY")
 
@@ -58,24 +56,7 @@ def _ask(folder: Path, words: list[str], until: float) -> str | None:
     command = ["git", "-c", "core.fsmonitor=false", "--no-optional-locks", "-C", str(folder), *words]
     environ = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER}
     try:
-        process = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        done = run_limited(command, max(0.0, until - time.monotonic()), environ)
     except OSError:
         return None
-    try:
-        answer, _ = process.communicate(timeout=max(0.0, until - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        assert process.stdout is not None
-        process.stdout.close()
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_KILLED_SECONDS)
-        return None
-    return answer.decode(errors="replace").strip() if process.returncode == 0 else None
+    return done.output.strip() if done.code == 0 else None

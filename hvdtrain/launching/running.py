@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
+from hvdtrain.host.side_process import start_group
+
 _POLL_SECONDS = 0.2
 _LATE_OUTPUT_SECONDS = 1.0  # of processes that outlive the launcher
 _INTERRUPT_SECONDS = 15.0  # from Ctrl-C until the launcher is ended
@@ -31,14 +33,8 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
         KeyboardInterrupt: If Ctrl-C came; the workers have ended.
     """
     starter = [sys.executable, "-m", "hvdtrain.launching.starter", str(os.getpid())]
-    process = subprocess.Popen(
-        [*starter, *command],
-        env=dict(environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C goes through this process
-    )
+    # Ctrl-C goes through this process
+    process = start_group([*starter, *command], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     with _ended(process):
         try:
             _show_output(process)

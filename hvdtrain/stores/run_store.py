@@ -2,7 +2,6 @@
 
 import math
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import Any
 
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault, HvdtrainError
-from hvdtrain.host.side_process import side_environment
+from hvdtrain.host.side_process import kill_group, side_environment, start_group
 from hvdtrain.object_urls import join, shown
 from hvdtrain.stores.begin import Begun
 from hvdtrain.stores.messages import (
@@ -187,10 +186,7 @@ class RunStore:
         with suppress(subprocess.TimeoutExpired):  # it ends by itself after some seconds more
             code = process.wait(seconds + 10.0)
         if code is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
+            kill_group(process)
         self._hear(process)
         with suppress(OSError):
             process.stdin.close()
@@ -222,22 +218,10 @@ class RunStore:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         log = os.open(scratch / _LOG, flags, 0o666)
         try:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    _MODULE,
-                    self.url,
-                    str(self.folder),
-                    f"--resume={resume}",
-                    *self._options,
-                ],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                env=side_environment(),
-                start_new_session=True,  # it outlives Ctrl-C, and a launcher that ends its workers
-            )
+            words = [_MODULE, self.url, str(self.folder), f"--resume={resume}", *self._options]
+            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
+            # its group outlives Ctrl-C, and a launcher that ends its workers
+            process = start_group([sys.executable, "-m", *words], **pipes, env=side_environment())
         finally:
             os.close(log)
         assert process.stdout is not None

@@ -20,12 +20,12 @@ import psutil
 
 from hvdtrain.activity import ACTIVITY, ActivityMark
 from hvdtrain.agreement import Workers
+from hvdtrain.host.side_process import start_group
 from hvdtrain.watch.heartbeat import BEAT_SECONDS, Peer, read_state, state_of
 from hvdtrain.watch.liveness import Left, Liveness, Silent, Stalled, WatchEvent
 from hvdtrain.watch.watch_events import Abandoned, HostLost, OnEvent, Told, WatchLimits
 from hvdtrain.watch.worker_connections import Member, connect_workers, describe_host, gather_members
 
-_NULL = subprocess.DEVNULL
 _NOTICES_SECONDS = 0.5  # in which the training thread notices that a process ended, over Gloo
 _SPEAKS_ALONE_SECONDS = 5.0  # in which a launcher ends the others
 _BETWEEN_SPEAKERS_SECONDS = 0.3
@@ -296,9 +296,7 @@ class WorkerWatch:
                     if psutil.Process(member.pid).create_time() == member.process_seconds:
                         # later, so that the launcher takes the exit code of the worker that speaks
                         words = ["sh", "-c", f"sleep {_KILL_AFTER_SECONDS}; kill -KILL {member.pid}"]
-                        subprocess.Popen(
-                            words, stdin=_NULL, stdout=_NULL, stderr=_NULL, start_new_session=True
-                        )
+                        start_group(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _describe_unwatched(unwatched: list[Member], root: Member) -> str:

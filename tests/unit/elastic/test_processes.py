@@ -24,6 +24,7 @@ from hvdtrain.elastic.processes import (
     kill_process,
     start_worker,
 )
+from hvdtrain.host.side_process import kill_if_same
 
 HERE = Slot("localhost", 1)
 SECONDS = 120
@@ -141,8 +142,8 @@ def test_no_shell_waits_for_a_worker(tmp_path):
 def test_a_process_that_has_the_number_of_another_is_not_killed(tmp_path):
     process, ends = start(waits(tmp_path / "pid"))
     pid = int(wait_for(tmp_path / "pid"))
-    processes._kill_here(pid, psutil.Process(pid).create_time() - 60)
-    processes._kill_here(10**9, 0.0)
+    kill_if_same(pid, psutil.Process(pid).create_time() - 60)
+    kill_if_same(10**9, 0.0)
     time.sleep(0.2)
     assert psutil.pid_exists(pid)
     process.kill()
