@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdtrain.activity import ACTIVITY, EVALUATING, READING_DATA, SAVING, TRAINING
-from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.callbacks import ON_STEP
@@ -16,7 +15,6 @@ from hvdtrain.checkpoints.digest import digest_of
 from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
-from hvdtrain.memory_peak import is_turn, own_peak_mib
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.replicas import check_replicas, follow_trained
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
@@ -58,23 +56,22 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     """
     backend, config, plan = session.backend, session.config, session.plan()
     if _is_over(session, plan):
-        session.profile.end(session.state.progress.step)
+        session.hooks.after_steps(session.state.progress.step)
         return
     results = StepResults(session, plan)
     first = session.state.progress.step + 1
-    session.profile.enter()
-    _profile(session, plan, results)
-    ACTIVITY.enter(READING_DATA, session.state.progress.step + 1, is_long=True)
+    session.hooks.before_step(first)
+    ACTIVITY.enter(READING_DATA, first, is_long=True)
     backend.restart_clock()
-    with session.profile, session.train_feed(plan) as feed, session.index_trace() as trace:
-        for batch in backend.to_device(trace.watch(feed)):
+    with session.hooks, session.train_feed(plan) as feed:
+        for batch in backend.to_device(feed):
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=_may_compile(session, plan, number, first))
             learning_rate = session.learning_rate(plan)
             if results.is_watched or session.state.last_eval_step == number - 1:
                 _follow_trained(session, number)
-            signals = _outgoing_signals(session, plan, poll_signals, feed, batch.step)
-            trace.trained(batch.step)  # a worker that is killed in the step may be the one that completed it
+            signals = _outgoing_signals(session, poll_signals, feed, batch.step)
+            session.hooks.on_batch(batch)
             pending = _train_step(session, batch, learning_rate, signals)
             session.unsent = NO_FLAGS
             step = session.advance(plan, learning_rate, batch.total_weight)
@@ -87,13 +84,13 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
                     backend.restart_clock()
                 if finish_step(session, plan, results):
                     break
-            _profile(session, plan, results)
+            session.hooks.before_step(number + 1)
             ACTIVITY.enter(READING_DATA, number + 1)
-    _end_profile(session)
+    session.hooks.after_steps(session.state.progress.step)
     ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
     results.read_all()
     check_replicas(backend)
-    session.memory_peak.share(backend)
+    session.hooks.on_workers()
 
 
 def _train_step(
@@ -109,26 +106,6 @@ def _train_step(
         backend.undone_step(batch, learning_rate, encode_signals(ControlFlags(trained=True)))
         _follow_trained(session, session.state.progress.step + 1)
     return backend.train_step(batch, learning_rate, signals)
-
-
-def _profile(session: Session, plan: TrainingPlan, results: StepResults) -> None:
-    """Collective if it is due. Begin or end the recording that the config asks for before the next step."""
-    number = session.state.progress.step + 1
-    if session.profile.is_due(number) and not plan.is_done(session.state.progress):
-        with results.pause_timer():
-            session.profile.take(number)
-
-
-def _end_profile(session: Session) -> None:
-    """Collective if steps are being recorded. End the recording: this was the last step.
-
-    Whoever asks to stop may not wait until the trace is written, so the checkpoint is waited for first.
-    """
-    with session.profile:
-        if session.stopped and session.config.profile is not None:
-            with waiting_for_rank_zero(session.backend.workers, "writing the last checkpoint"):
-                session.saver.finish()
-        session.profile.end(session.state.progress.step)
 
 
 def _may_compile(session: Session, plan: TrainingPlan, number: int, first: int) -> bool:
@@ -160,7 +137,7 @@ def _is_over(session: Session, plan: TrainingPlan) -> bool:
     ACTIVITY.enter("starting to train", is_long=True)
     session.wanted, session.unsent = session.wanted.without_change(), session.unsent.without_change()
     check_replicas(session.backend)
-    session.memory_peak.share(session.backend)
+    session.hooks.on_workers()
     if not session.is_started:
         session.report.on_start(plan.steps, session.state.progress.step, session.state.seconds_before)
         session.is_started = True
@@ -192,7 +169,7 @@ def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> b
         judged = Judgement()
         if session.eval_data is not None and plan.is_due(session.config.eval_every, step):
             results.read_all()
-            with results.pause_timer():
+            with session.pause_timer():
                 _evaluate(session, plan, step.learning_rate)
             judged = judge_evaluation(session, plan)
         due = plan.is_due(session.config.save_every, step)
@@ -201,7 +178,7 @@ def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> b
     if state.save_is_due or session.wanted:
         results.read_all()  # a state with a loss that is not finite is never saved
         if state.save_is_due or session.wanted.stop or session.wanted.save:
-            with results.pause_timer():
+            with session.pause_timer():
                 save(session)
     state.stage = SAVED
     wanted, session.wanted = session.wanted, NO_FLAGS
@@ -292,7 +269,7 @@ def _evaluate_sets(session: Session, plan: TrainingPlan, learning_rate: float) -
                 state.last_eval,
                 total.samples_per_second(),
                 total.bad_samples,
-                memory=session.memory_peak.values(),
+                measured=session.hooks.values(),
             )
 
 
@@ -346,7 +323,7 @@ def _combine_state(session: Session) -> None:
 
 
 def _outgoing_signals(
-    session: Session, plan: TrainingPlan, poll_signals: Callable[[], ControlFlags], feed: Feed, step: int
+    session: Session, poll_signals: Callable[[], ControlFlags], feed: Feed, step: int
 ) -> Sequence[float]:
     """Return what this worker tells all of them; one whose checkpoints fail may want to stop."""
     flags = poll_signals() | session.unsent
@@ -355,10 +332,8 @@ def _outgoing_signals(
     if session.saver.poll():
         flags |= ControlFlags(stop=True)
     session.unsent = flags
-    workers, peak = session.backend.workers, (0.0, 0.0)
-    if is_turn(session.state.progress.step + 1, plan.sync_every, workers.rank, workers.size):
-        peak = own_peak_mib(session.backend)
-    return encode_signals(flags, StepStatistics(skipped, waited_seconds, *peak))
+    measured = session.hooks.measure(session.state.progress.step + 1)
+    return encode_signals(flags, StepStatistics(skipped, waited_seconds, **measured))
 
 
 def _is_left_to_evaluate(session: Session, plan: TrainingPlan) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 import hvdtrain
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
 from hvdtrain.checkpoints.digest import ArrayForm
 from hvdtrain.checkpoints.manifest import Manifest
@@ -26,12 +27,9 @@ from hvdtrain.data.stream import Stream
 from hvdtrain.data.stream_feed import StreamFeed
 from hvdtrain.data.stream_part import StreamPart
 from hvdtrain.errors import PeerLostError
-from hvdtrain.memory_peak import MemoryPeak
 from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.metrics import StepInfo
 from hvdtrain.object_urls import is_url, join
-from hvdtrain.profiling.profile import NoProfile, Profile
-from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import STEPPED, RunState
 from hvdtrain.stages import replica, replicas, speaks_for_replica
@@ -68,11 +66,10 @@ class Session:
         run_dir: the run directory.
         report: where the run shows and writes itself.
         saver: what writes checkpoints.
-        profile: what records the steps that the config asks for.
+        hooks: the other parts of hvdtrain that take part in the loop.
         readers: the processes that read samples, if there are any.
         memory: what this worker takes of memory; None before it is known.
         heaviest: what the worker takes that takes most; None before it is known.
-        memory_peak: the most memory that a worker has had.
         fingerprints: those of the data, by the names that a checkpoint knows them by.
         forms: what stands for a batch in the digest of a checkpoint; empty if no digest is made.
         generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
@@ -100,11 +97,10 @@ class Session:
     report: Report
     run_dir: Path
     saver: Saver = field(default_factory=NoSaver)
-    profile: Profile = field(default_factory=NoProfile)
+    hooks: LoopHooks = field(default_factory=LoopHooks)
     readers: Readers | None = None
     memory: MemoryPlan | None = None
     heaviest: MemoryPlan | None = None
-    memory_peak: MemoryPeak = field(default_factory=MemoryPeak)
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
     forms: Mapping[str, ArrayForm] = field(default_factory=dict)
     generation: int = 0
@@ -182,6 +178,17 @@ class Session:
         if self.lost is not None:
             error, self.lost = self.lost, None
             raise error
+
+    @contextmanager
+    def pause_timer(self) -> Iterator[None]:
+        """Return a context whose time, an evaluation's or a save's, does not count in the throughput.
+
+        It does not count either in how long this worker is busy with its steps.
+        """
+        paused_seconds = time.perf_counter()
+        yield
+        self.state.window.started_seconds += time.perf_counter() - paused_seconds
+        self.backend.restart_clock()
 
     @property
     def is_stream(self) -> bool:
@@ -310,15 +317,6 @@ class Session:
         has_processes = self.readers is not None and self.readers.pids
         threads = self.config.read_workers if has_processes else self.config.read_threads
         return Feed(reader, threads, on_bad_sample=note)
-
-    def index_trace(self) -> IndexTrace:
-        """Return the trace of indices that the config asks for."""
-        if not self.config.trace_indices or not speaks_for_replica(self.backend.workers, self.config):
-            return IndexTrace(None)
-        path = self.run_dir / "indices" / f"rank-{self.backend.workers.rank:04d}.jsonl"
-        return IndexTrace(
-            path, self.state.progress.step, self.generation, may_write=lambda: not self.lost_lease()
-        )
 
 
 def _of_first_sample(part: StreamPart) -> HostBatch:

@@ -1,9 +1,7 @@
 """What the loop does with the metrics of steps and evaluations: check, add up, report, judge them."""
 
 import math
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hvdtrain.agreement import run_on_rank_zero
@@ -130,7 +128,7 @@ class StepResults:
         if metrics.flags:
             session.wanted |= metrics.flags
         session.skipped.count += metrics.statistics.skipped_samples
-        session.memory_peak.take(metrics.statistics)
+        session.hooks.take(metrics.statistics)
         session.state.window.add(metrics, step.clock_seconds)
         try:
             session.report.on_step(step, metrics)
@@ -148,27 +146,16 @@ class StepResults:
         if self._uncounted >= self._session.data_size or self._plan.is_done(step):
             raise nothing_counts(f"{self._uncounted:,} samples of the training data")
 
-    @contextmanager
-    def pause_timer(self) -> Iterator[None]:
-        """Return a context whose time, an evaluation's or a save's, does not count in the throughput.
-
-        It does not count either in how long this worker is busy with its steps.
-        """
-        paused_seconds = time.perf_counter()
-        yield
-        self._session.state.window.started_seconds += time.perf_counter() - paused_seconds
-        self._session.backend.restart_clock()
-
     def _close_window(self, step: StepInfo) -> None:
         window, session = self._session.state.window, self._session
         speed = window.samples_per_second()
         session.speeds.append(speed)
         self._report_small_weights()
         data_wait, busy = window.data_wait_fraction(step.workers), window.busy.values(window.seconds)
-        bad_samples, memory = window.bad_samples, session.memory_peak.values()
+        bad_samples, measured = window.bad_samples, session.hooks.values()
         with session.put_off_loss():
             session.report.on_window(
-                step, window.means(), speed, data_wait, busy, bad_samples=bad_samples, memory=memory
+                step, window.means(), speed, data_wait, busy, bad_samples=bad_samples, measured=measured
             )
         if text := self._stragglers.take(window.busy, window.seconds):
             session.report.note(f"{text} (step {step.step:,})")

@@ -253,7 +253,7 @@ class Backend(Protocol):
         ...
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[Any]:
-        """Yield the device batches that the steps take, one ahead of the host's."""
+        """Yield the device batches of the steps, each with its ``samples``, one ahead of the host's."""
         ...
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:

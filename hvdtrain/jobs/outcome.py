@@ -20,6 +20,7 @@ from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError
 from hvdtrain.jobs.failures import do_in_time
 from hvdtrain.jobs.run_directory import CHECKPOINTS
 from hvdtrain.memory_peak import own_peak_mib
+from hvdtrain.metric_names import PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.reporting.history import best_of, read_lines
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
@@ -218,9 +219,10 @@ def where_it_stood(session: Session) -> str:
 def summarise(session: Session, status: str, problem: str | None, verified: bool = False) -> Summary:
     """Say how the run stands; with ``verified``, its newest checkpoint is read once more."""
     seconds = session.report.seconds()
-    # of the last checkpoint, which this worker may have written since the workers told theirs
+    # of the last checkpoint, which this worker may have written since the workers reported theirs
+    known, own = session.hooks.values(), own_peak_mib(session.backend)
     memory = [
-        max(peaks) for peaks in zip(session.memory_peak.numbers, own_peak_mib(session.backend), strict=True)
+        max(known.get(n, 0.0), mib) for n, mib in zip((PEAK_MEMORY, PEAK_DEVICE_MEMORY), own, strict=True)
     ]
     newest, failures = session.saver.newest, session.saver.failures
     save_error = failures[-1] if failures else None

@@ -42,6 +42,7 @@ from hvdtrain.jobs.training_run import (
     opened,
     plan_and_notes,
     seed_training,
+    tool_hooks,
     try_out,
 )
 from hvdtrain.loop import run as run_loop
@@ -114,6 +115,7 @@ def run_job(
         job = prepare(layers, task_class)
         watching = Watching()
         membership = join_elastic_job(job.config, signals, watching)
+        tool_hooks(job.config)  # before Horovod starts
         has_profile = job.config.profile is not None
         with (
             RunLock() as lock,

@@ -1,5 +1,6 @@
 """What every training does from its configuration to its first step, with fixed workers or in worlds."""
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -7,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, RunContext, find_callbacks, hook_of
+from hvdtrain.backends.hooks import LoopHook, LoopHooks
+from hvdtrain.callbacks import (
+    ON_STEP,
+    ON_WINDOW,
+    SHOULD_STOP,
+    RunContext,
+    find_callbacks,
+    hook_of,
+)
 from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
+from hvdtrain.errors import ConfigError
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.memory import peak_bytes
 from hvdtrain.jobs.batch_check import check_batches
@@ -33,16 +43,21 @@ from hvdtrain.jobs.stored_run_dir import begin_in_store, end_uploads, values_in_
 from hvdtrain.jobs.tracked_run import agree_on_id, tracking_of
 from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.jobs.world_change import follow_workers
+from hvdtrain.memory_peak import MemoryPeak
 from hvdtrain.paths import run_folder
-from hvdtrain.profiling.profile import NoProfile, Profile
+from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.seeding import seed_generators, seed_host_generators
 from hvdtrain.session import Session, versions_with
+from hvdtrain.stages import speaks_for_replica
 from hvdtrain.task import GivenTask
 
 if TYPE_CHECKING:
     from hvdtrain.stores.run_store import RunStore
+
+# by config field, what makes the hook of a tool; a tool is imported only where it is used
+_TOOL_HOOKS = {"profile": "hvdtrain.tools.profile.step_profile:StepProfile"}
 
 
 @dataclass(frozen=True)
@@ -169,7 +184,7 @@ def new_session(
         watched=_watched(config, backend.workers, callbacks),
         stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
     )
-    session.profile = _profile_of(session)
+    session.hooks = hooks_of(session)
     follow_workers(session)
     return session
 
@@ -263,20 +278,45 @@ def _provenance(run: TrainingRun) -> Provenance:
     return provenance_of(run.config, run.hosts, versions, isinstance(run.job.task_class, GivenTask))
 
 
-def _profile_of(session: Session) -> Profile:
-    """Return what records the steps that the config asks for. Local."""
-    if session.config.profile is None:
-        return NoProfile()
-    from hvdtrain.profiling.step_profile import StepProfile  # most jobs do without
+def tool_hooks(config: Config) -> list[Callable[[Session], LoopHook]]:
+    """Return what makes the hooks of tools that the config asks for. Local.
 
-    return StepProfile(
-        session.config.profile,
-        session.backend.workers,
-        session.backend.recorder,
-        lambda: session.run_dir,
-        report=lambda: session.report,
-        may_write=lambda: not session.lost_lease(),
-    )
+    Raises:
+        ConfigError: If a tool is not there.
+    """
+    found = []
+    for name, place in _TOOL_HOOKS.items():
+        if getattr(config, name) is not None:
+            module, attribute = place.split(":")
+            try:
+                found.append(getattr(importlib.import_module(module), attribute))
+            except ModuleNotFoundError as error:
+                raise ConfigError(
+                    f"--{name} needs {module}, which this installation of hvdtrain does not have",
+                    f"Leave out --{name}, or install hvdtrain anew.",
+                    everywhere=True,
+                ) from error
+    return found
+
+
+def hooks_of(session: Session) -> LoopHooks:
+    """Return what takes part in the loop. Local."""
+    config, workers = session.config, session.backend.workers
+    hooks: list[LoopHook] = [MemoryPeak(session.backend, config.sync_every or 1)]
+    hooks += [make(session) for make in tool_hooks(config)]
+    if config.trace_indices:
+        hooks.append(
+            IndexTrace(
+                lambda: (
+                    session.run_dir if speaks_for_replica(workers, config) else None,
+                    workers.rank,
+                    session.state.progress.step,
+                    session.generation,
+                ),
+                may_write=lambda: not session.lost_lease(),
+            )
+        )
+    return LoopHooks(*hooks)
 
 
 def close_services(session: Session) -> None:

@@ -1,10 +1,11 @@
 """A trace of the samples that every worker trained on, for those who want proof."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from hvdtrain.data.feed import HostBatch
+from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, lines_of
@@ -15,65 +16,55 @@ _FILES = "rank-*.jsonl"
 _KEPT_IN_A_ROW = 4  # lines of a trace are long and in the order of steps
 
 
-class IndexTrace:
+class IndexTrace(LoopHook):
     """Writes a line per step with the indices that this worker trained on.
 
-    A context manager.
-
     Args:
-        path: the file, in a folder of the run directory; None for no trace.
-        first_step: steps done before; lines of later ones, which are done again, are cut off.
-        generation: the number of the world that this worker is in; 0 if the job is not elastic. A line that a
-            worker wrote for a step which a later world did is told by it from that world's.
+        place: returns, with these workers: the run directory, or None if this worker has no trace; its rank;
+            the steps done before, whose later ones are done again: their lines are cut off; and the number of
+            the world that it is in, 0 if the job is not elastic, which distinguishes a line from one that
+            a worker of an earlier world wrote for the same step.
         may_write: as of ``AppendFile``.
     """
 
     def __init__(
         self,
-        path: Path | None,
-        first_step: int = 0,
-        generation: int = 0,
+        place: Callable[[], tuple[Path | None, int, int, int]],
         may_write: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._path = path
-        self._first_step = first_step
-        self._generation = {"generation": generation} if generation else {}
-        self._may_write = may_write
+        self._place, self._may_write = place, may_write
+        self._generation: dict[str, int] = {}
         self._file: AppendFile | None = None
-        self._ahead: dict[int, list[int]] = {}
 
     def __enter__(self) -> "IndexTrace":
-        if self._path is not None:
+        run_dir, rank, steps, generation = self._place()
+        self._generation = {"generation": generation} if generation else {}
+        self._file = None
+        if run_dir is not None:
             try:
-                self._file = self._open(self._path)
+                self._file = self._open(run_dir / INDICES / f"rank-{rank:04d}.jsonl", steps)
             except OSError as error:
                 raise EnvironmentFault(f"cannot write the trace of indices: {error}") from None
         return self
 
-    def _open(self, path: Path) -> AppendFile:
+    def _open(self, path: Path, steps: int) -> AppendFile:
         check_link(path.parent, path.parent.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._generation:
-            cut_tail(path, self._first_step, in_a_row=_KEPT_IN_A_ROW)
+            cut_tail(path, steps, in_a_row=_KEPT_IN_A_ROW)
         elif path.exists():
-            cut_log(path, self._first_step)
+            cut_log(path, steps)
         return AppendFile(path, may_write=self._may_write)
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
             self._file.close()
 
-    def watch(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
-        """Pass batches on and remember their indices until they are trained on."""
-        for batch in batches:
-            if self._file is not None:
-                self._ahead[batch.step] = batch.indices[batch.weights > 0].tolist()
-            yield batch
-
-    def trained(self, step: int) -> None:
-        """Write the indices of a step that was done."""
+    def on_batch(self, batch: Any) -> None:
+        """Write the indices of a step; a worker that is killed in it may be the one that completed it."""
         if self._file is not None:
-            values = {"step": step + 1, "indices": self._ahead.pop(step), **self._generation}
+            indices = batch.samples.indices[batch.samples.weights > 0].tolist()
+            values = {"step": batch.step + 1, "indices": indices, **self._generation}
             self._file.append((json.dumps(values) + "\n").encode())
 
 

@@ -64,7 +64,7 @@ class Report(Protocol):
         busy: Mapping[str, float] = MappingProxyType({}),
         *,
         bad_samples: int = 0,
-        memory: Mapping[str, float] = MappingProxyType({}),
+        measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Report a logged window of training.
 
@@ -75,7 +75,7 @@ class Report(Protocol):
             data_wait_fraction: share of the window's time in which its steps waited for data.
             busy: what is known of how long each worker was busy, by name.
             bad_samples: how many of its samples could not be read and were skipped.
-            memory: the most memory that a worker has had, by name.
+            measured: what hooks of the loop have measured, such as memory, by name.
         """
         ...
 
@@ -86,7 +86,7 @@ class Report(Protocol):
         samples_per_second: float,
         bad_samples: int = 0,
         *,
-        memory: Mapping[str, float] = MappingProxyType({}),
+        measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Report an evaluation.
 
@@ -95,7 +95,7 @@ class Report(Protocol):
             means: name to mean over the evaluation data.
             samples_per_second: throughput of all workers together.
             bad_samples: how many samples could not be read and were left out.
-            memory: the most memory that a worker has had, by name.
+            measured: what hooks of the loop have measured, such as memory, by name.
         """
         ...
 
@@ -177,7 +177,7 @@ class SilentReport:
         busy: Mapping[str, float] = MappingProxyType({}),
         *,
         bad_samples: int = 0,
-        memory: Mapping[str, float] = MappingProxyType({}),
+        measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Keep the record of the window."""
         rates = {
@@ -185,7 +185,7 @@ class SilentReport:
             "samples_per_second": samples_per_second,
             "data_wait_fraction": round(data_wait_fraction, 6),
             **busy,
-            **memory,
+            **measured,
             **_skipped(bad_samples),
         }
         self._take_window(step, {**means, **rates})
@@ -197,13 +197,13 @@ class SilentReport:
         samples_per_second: float,
         bad_samples: int = 0,
         *,
-        memory: Mapping[str, float] = MappingProxyType({}),
+        measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Keep the record of the evaluation."""
         rates = {
             "learning_rate": step.learning_rate,
             "samples_per_second": samples_per_second,
-            **memory,
+            **measured,
             **_skipped(bad_samples),
         }
         self._take_evaluation(step, {**means, **rates})

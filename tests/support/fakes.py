@@ -4,6 +4,7 @@ import threading
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,14 @@ import numpy as np
 from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
 from hvdtrain.backends.replica_state import ReplicaState
+from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
+from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
+from hvdtrain.jobs.training_run import hooks_of
 from hvdtrain.loop import run
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
@@ -90,6 +94,18 @@ def one_worker() -> FakeWorkers:
     return FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
 
 
+class DeviceBatch(HostBatch):
+    """A batch that is on the device where it was on the host."""
+
+    @classmethod
+    def of(cls, batch: HostBatch) -> "DeviceBatch":
+        return cls(*(getattr(batch, one.name) for one in fields(batch)))
+
+    @property
+    def samples(self) -> Samples:
+        return Samples(self.indices, self.weights, self.range_samples)
+
+
 class FakeBackend:
     """A backend whose loss is the step's number; it logs its calls and holds arrays as its state.
 
@@ -125,7 +141,7 @@ class FakeBackend:
         return ModelInfo(shapes, 0, "fp32, sent uncompressed")
 
     def to_device(self, batches):
-        return iter(batches)
+        return map(DeviceBatch.of, batches)
 
     def dry_run(self, batch, training):
         return DryRun(None, {})
@@ -284,16 +300,16 @@ class FakeReport(SilentReport):
         self.steps.append(step.step)
 
     def on_window(
-        self, step, means, samples_per_second, data_wait_fraction=0.0, busy=(), *, bad_samples=0, memory=()
+        self, step, means, samples_per_second, data_wait_fraction=0.0, busy=(), *, bad_samples=0, measured=()
     ) -> None:
         self.windows.append((step.step, dict(means)))
         self.bad_samples.append(("train", step.step, bad_samples))
         self.busy.append(dict(busy))
-        self.memory.append(dict(memory))
+        self.memory.append(dict(measured))
 
-    def on_evaluation(self, step, means, samples_per_second, bad_samples=0, *, memory=()) -> None:
+    def on_evaluation(self, step, means, samples_per_second, bad_samples=0, *, measured=()) -> None:
         self.evaluations.append((step.step, dict(means)))
-        self.memory.append(dict(memory))
+        self.memory.append(dict(measured))
         self.bad_samples.append(("eval", step.step, bad_samples))
 
     def on_checkpoint(self, step, path) -> None:
@@ -357,6 +373,7 @@ def make_loop_session(tmp_path, backend=None, eval_size=0, train_size=10, **fiel
         config, backend, dataset(train_size), evaluation, FakeReport(), tmp_path, saver=FakeSaver()
     )
     session.state = RunState.from_manifest(None, config)
+    session.hooks = hooks_of(session)
     return session
 
 

@@ -35,7 +35,7 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.frameworks import FRAMEWORKS, Framework
 from hvdtrain.tasks.digits import Digits
-from support.fakes import one_worker
+from support.fakes import DeviceBatch, one_worker
 
 NAMES = ("loss", "accuracy")
 _NO_FINDINGS = FINDINGS * (0.0,)
@@ -90,7 +90,7 @@ class NumpyBackend:
         return ModelInfo(shapes, batch_norm_layers=0, reduction="fp32, one worker")
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
-        return iter(batches)
+        return map(DeviceBatch.of, batches)
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         outputs = None

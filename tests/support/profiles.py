@@ -5,8 +5,8 @@ from typing import Any
 
 from hvdtrain.activity import READING_DATA, TRAINING
 from hvdtrain.backends.recording import OPERATION, Operation, Operations
-from hvdtrain.profiling.clocks import ClockOffset
-from hvdtrain.profiling.recording import Phase, Recording, StepMark
+from hvdtrain.tools.profile.clocks import ClockOffset
+from hvdtrain.tools.profile.recording import Phase, Recording, StepMark
 
 MS = 1_000_000
 EPOCH_NS = 1_800_000_000 * 1_000_000_000

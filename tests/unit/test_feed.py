@@ -9,7 +9,6 @@ from support.fakes import dataset
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset, fetch
 from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, sample_keys
-from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.user_errors import where_raised
 
 
@@ -181,36 +180,6 @@ def test_reading_ahead_is_bounded():
         next(iter(feed))
         assert enough.wait(60)
     assert len(read) < 50
-
-
-def test_the_trace_holds_the_samples_trained_on_without_padding(tmp_path):
-    path = tmp_path / "indices" / "rank-0000.jsonl"
-    share = Shard(BatchPlan(4, 1), 0, first_step=5, first_sample=0, last_sample=10)
-    with Feed(Reader(dataset(10), SequentialOrder(10), share), 1) as feed, IndexTrace(path) as trace:
-        for batch in trace.watch(feed):
-            trace.trained(batch.step)
-    assert path.read_text().splitlines() == [
-        '{"step": 6, "indices": [0, 1, 2, 3]}',
-        '{"step": 7, "indices": [4, 5, 6, 7]}',
-        '{"step": 8, "indices": [8, 9]}',
-    ]
-
-
-def test_the_trace_leaves_out_what_was_only_read_ahead(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    share = Shard(BatchPlan(2, 1), 0, 0, 0, 8)
-    with Feed(Reader(dataset(8), SequentialOrder(8), share), 1) as feed, IndexTrace(path) as trace:
-        watched = trace.watch(feed)
-        first, _ = next(watched), next(watched)
-        trace.trained(first.step)
-    assert path.read_text() == '{"step": 1, "indices": [0, 1]}\n'
-
-
-def test_without_a_path_nothing_is_traced(tmp_path):
-    with IndexTrace(None) as trace:
-        list(trace.watch([]))
-        trace.trained(0)
-    assert list(tmp_path.iterdir()) == []
 
 
 class Augmented(ArrayDataset):

@@ -1,7 +1,6 @@
 """Files that a stranger made: neither waited for, nor followed to other files, nor allowed to fill memory."""
 
 import contextlib
-import json
 import os
 import resource
 import signal
@@ -116,7 +115,7 @@ def test_a_folder_that_leads_out_of_the_run_directory_is_not_written_to(run_dir)
     (run_dir / "indices").symlink_to(run_dir.parent / "outside")
     with (
         pytest.raises(EnvironmentFault, match=f"it is a link that leads out of {run_dir}"),
-        IndexTrace(run_dir / "indices" / "rank-0000.jsonl"),
+        IndexTrace(lambda: (run_dir, 0, 0, 0)),
     ):
         pass
     assert not list((run_dir.parent / "outside").iterdir())
@@ -128,8 +127,6 @@ def test_a_folder_in_a_run_directory_that_is_itself_a_link_is_written_to(run_dir
         (run_dir / inside).mkdir()
         (run_dir / "indices").symlink_to(inside)
     check_link(run_dir / "indices", run_dir)
-    path = run_dir / "indices" / "rank-0000.jsonl"
-    with IndexTrace(path) as trace:
-        trace._ahead[0] = [3]
-        trace.trained(0)
-    assert json.loads(path.read_text()) == {"step": 1, "indices": [3]}
+    with IndexTrace(lambda: (run_dir, 0, 0, 0)):
+        pass
+    assert (run_dir / "indices" / "rank-0000.jsonl").is_file()

@@ -1,7 +1,7 @@
-"""The most memory that a worker has had: told in turn, kept as the largest, and written to the log."""
+"""The most memory that a worker has had: reported in turn, kept as the largest, and written to the log."""
 
 import pytest
-from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank
+from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank, one_worker
 
 from hvdtrain import memory_peak
 from hvdtrain.backends.base import DeviceMemory
@@ -11,7 +11,7 @@ from hvdtrain.memory_peak import MemoryPeak, is_turn
 
 
 def test_the_largest_is_kept():
-    peak = MemoryPeak()
+    peak = MemoryPeak(FakeBackend(one_worker()))
     assert peak.values() == {}
     peak.take(StepStatistics(host_peak_mib=300.04))
     peak.take(StepStatistics(host_peak_mib=200.0, device_peak_mib=50.0))
@@ -57,4 +57,5 @@ def test_every_line_has_the_largest_of_all_workers(kind, fields, tmp_path, monke
     assert device == sorted(device)
     assert device[0] >= 100, "all have told theirs before the first step"
     assert 100 + steps - 3 * fields.get("sync_every", 1) <= device[-1] <= 100 + steps
-    assert [s.memory_peak.device_mib for s in sessions] == [100 + steps] * 3, "and after the last one"
+    last = [session.hooks.values()["peak_device_memory_mib"] for session in sessions]
+    assert last == [100 + steps] * 3, "and after the last one"

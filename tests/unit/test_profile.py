@@ -11,16 +11,17 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
-from support.fakes import FakeBackend, FakeReport, make_loop_session, on_every_rank, one_worker
+from support.fakes import FakeBackend, FakeReport, asks, make_loop_session, on_every_rank, one_worker
 from support.profiles import DAMAGED, MS, check_trace, horovod_events
 
 from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
 from hvdtrain.backends.recording import Busy, Operation, Operations
+from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.loop import run
-from hvdtrain.profiling.recording import Recording
-from hvdtrain.profiling.step_profile import StepProfile
-from hvdtrain.step_window import StepWindow
+from hvdtrain.session import Session
+from hvdtrain.tools.profile.recording import Recording
+from hvdtrain.tools.profile.step_profile import StepProfile
 from hvdtrain.training_plan import Progress, TrainingPlan
 
 DIGITS = 1437  # training samples of the default task
@@ -68,18 +69,13 @@ def nobody_listens_afterwards():
     assert ACTIVITY.listener is None
 
 
-def profile_of(window, folder, workers=None, fails="", report=None, **options) -> StepProfile:
-    report = report or Shown()
-    made = StepProfile(
-        StepWindow.parse(window),
-        workers or one_worker(),
-        lambda: FakeRecorder(fails),
-        lambda: folder,
-        report=lambda: report,
-        **options,
-    )
-    made.report = report
-    return made
+def profile_of(window, folder, workers=None, fails="", backend=None) -> tuple[StepProfile, Session]:
+    """Return a profile over fakes, and its session, of which it is the only hook."""
+    session = make_loop_session(folder, backend or FakeBackend(workers or one_worker()), profile=window)
+    session.report = Shown()
+    session.backend.recorder = lambda: FakeRecorder(fails)
+    session.hooks = profile = StepProfile(session)
+    return profile, session
 
 
 def train_step(number: int) -> None:
@@ -87,14 +83,12 @@ def train_step(number: int) -> None:
     ACTIVITY.enter(TRAINING, number)
 
 
-def profiled(window, tmp_path, done: int = 0, fails: str = "", **options) -> tuple[Shown, StepProfile]:
-    """Train five steps of the loop, of which a profile records some."""
-    session = make_loop_session(tmp_path)
-    session.state.progress = Progress(done, 4 * done)
-    session.report = Shown()
-    session.profile = profile_of(window, tmp_path, fails=fails, report=session.report, **options)
+def profiled(window, tmp_path, done: int = 0, fails: str = "", lost_lease: str = "") -> Shown:
+    """Train five steps of the loop, of which a profile records some; return what was shown."""
+    _, session = profile_of(window, tmp_path, fails=fails)
+    session.state.progress, session.lost_lease = Progress(done, 4 * done), lambda: lost_lease
     run(session)
-    return session.report, session.profile
+    return session.report
 
 
 def trace_in(folder) -> dict:
@@ -106,7 +100,7 @@ def steps_in(folder) -> list[int]:
 
 
 def test_the_loop_records_the_steps_that_are_asked_for(tmp_path):
-    report, _ = profiled("2-3", tmp_path)
+    report = profiled("2-3", tmp_path)
     check_trace(trace_in(tmp_path), 1)
     assert steps_in(tmp_path) == [2, 3]
     assert report.said[0].startswith("profile of steps 2 to 3 with 1 worker, ")
@@ -127,7 +121,7 @@ def test_the_loop_records_the_steps_that_are_asked_for(tmp_path):
     ],
 )
 def test_windows_that_training_does_not_cover(tmp_path, window, done, recorded, note):
-    report, _ = profiled(window, tmp_path, done)
+    report = profiled(window, tmp_path, done)
     assert [n for n in report.notes if "profile" in n] == ([] if not note else [report.notes[0]])
     assert note in "".join(report.notes)
     assert (steps_in(tmp_path) if recorded else None) == recorded
@@ -142,7 +136,7 @@ def test_windows_that_training_does_not_cover(tmp_path, window, done, recorded, 
     ],
 )
 def test_what_a_profiler_fails_to_do_is_a_note(tmp_path, fails, note):
-    report, _ = profiled("2-3", tmp_path, fails=fails)
+    report = profiled("2-3", tmp_path, fails=fails)
     assert note in "".join(report.notes)
     assert report.steps == [1, 2, 3, 4, 5]
     if fails == "start":
@@ -163,7 +157,7 @@ def test_operations_for_which_memory_is_short_are_a_note(tmp_path, monkeypatch):
         raise MemoryError
 
     monkeypatch.setattr(Recording, "cut_operations", fail)
-    report, _ = profiled("2-3", tmp_path)
+    report = profiled("2-3", tmp_path)
     assert "what the framework's profiler recorded cannot be read: MemoryError" in "".join(report.notes)
     assert report.steps == [1, 2, 3, 4, 5]
     check_trace(trace_in(tmp_path), 1)
@@ -171,27 +165,27 @@ def test_operations_for_which_memory_is_short_are_a_note(tmp_path, monkeypatch):
 
 def test_a_timeline_by_another_clock_is_a_note(tmp_path, monkeypatch):
     monkeypatch.setattr(FakeRecorder, "timeline_events", horovod_events())
-    report, _ = profiled("2-3", tmp_path)
+    report = profiled("2-3", tmp_path)
     assert "lies outside of the recorded steps by its clock" in "".join(report.notes)
     check_trace(trace_in(tmp_path), 1)
 
 
 def test_a_clock_that_cannot_be_read_leaves_marks_out(tmp_path):
-    report, _ = profiled("2-3", tmp_path, fails="busy")
+    report = profiled("2-3", tmp_path, fails="busy")
     assert report.notes == []
     assert steps_in(tmp_path) == [2, 3]
 
 
 def test_a_trace_that_cannot_be_written_is_a_note(tmp_path):
     (tmp_path / "profile").write_text("not a folder")
-    report, _ = profiled("2-3", tmp_path)
+    report = profiled("2-3", tmp_path)
     assert report.steps == [1, 2, 3, 4, 5]
     assert "profile: it cannot be written to" in report.notes[0]
     assert "the largest shares" in report.said[0]
 
 
 def test_a_worker_that_may_not_write_writes_nothing(tmp_path):
-    profiled("2-3", tmp_path, may_write=lambda: False)
+    profiled("2-3", tmp_path, lost_lease="another job has it")
     assert not (tmp_path / "profile").exists()
 
 
@@ -200,9 +194,25 @@ def test_a_link_out_of_the_run_directory_is_not_followed(tmp_path):
     elsewhere.mkdir()
     run_dir.mkdir()
     (run_dir / "profile").symlink_to(elsewhere)
-    report, _ = profiled("2-3", run_dir)
+    report = profiled("2-3", run_dir)
     assert "leads out of" in report.notes[0]
     assert not any(elsewhere.iterdir())
+
+
+@pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]])
+@pytest.mark.parametrize(("stops", "order"), [(True, ["save", "profile"]), (False, ["profile"])])
+def test_a_job_that_is_asked_to_stop_saves_before_it_writes_its_profile(tmp_path, hosts, stops, order):
+    """The launcher may leave it less time than a trace takes."""
+
+    def work(workers):
+        ended = []
+        profile, session = profile_of("1-9", tmp_path, workers)
+        session.saver.finish = lambda: ended.append("save")
+        profile._gathering.gather = lambda recording: ended.append("profile")
+        run(session, asks({2: ControlFlags(stop=True)} if stops else {}, session.backend))
+        return ended
+
+    assert on_every_rank(hosts, work) == [order] * len(hosts)
 
 
 def test_a_failure_in_a_step_leaves_what_was_recorded(tmp_path):
@@ -212,28 +222,26 @@ def test_a_failure_in_a_step_leaves_what_was_recorded(tmp_path):
                 raise RuntimeError("broken")
             return super().train_step(batch, learning_rate, signals)
 
-    session = make_loop_session(tmp_path, Failing(one_worker()))
-    session.report = Shown()
-    session.profile = profile_of("2-4", tmp_path, report=session.report)
+    _, session = profile_of("2-4", tmp_path, backend=Failing(one_worker()))
     with pytest.raises(RuntimeError, match="broken"):
         run(session)
     assert steps_in(tmp_path) == [2, 3]
     check_trace(trace_in(tmp_path), 1)
 
 
-def recorded_by_two(folders, ends=True, **options) -> list[Shown]:
+def recorded_by_two(folders, ends=True) -> list[Shown]:
     """Let two workers record a step, each with a run directory."""
 
     def work(workers):
-        profile = profile_of("1", folders[workers.rank], workers, **options)
-        profile.enter()
-        profile.take(1)
+        profile, session = profile_of("1", folders[workers.rank], workers)
+        profile.on_workers()
+        profile.before_step(1)
         train_step(1)
         if ends:
-            profile.take(2)
+            profile.before_step(2)
         else:
             profile.__exit__(RuntimeError, None, None)
-        return profile.report
+        return session.report
 
     return on_every_rank(["here", "here"], work)
 
@@ -267,7 +275,7 @@ def test_a_worker_that_cannot_pack_its_recording_does_not_leave_the_others(tmp_p
         raise MemoryError
 
     monkeypatch.setattr(Recording, "to_bytes", fail)
-    monkeypatch.setattr("hvdtrain.profiling.gathering._WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("hvdtrain.tools.profile.gathering._WAIT_SECONDS", 0.1)
     reports = recorded_by_two([tmp_path, tmp_path], ends)
     assert all(isinstance(report, Shown) for report in reports), reports
     check_trace(trace_in(tmp_path), 1)
@@ -285,7 +293,7 @@ def test_a_recording_that_cannot_be_unpacked_is_missing(tmp_path, monkeypatch):
 
 
 def test_a_recording_that_is_too_large_to_send_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.profiling.gathering._MOST_SENT_BYTES", 10)
+    monkeypatch.setattr("hvdtrain.tools.profile.gathering._MOST_SENT_BYTES", 10)
     reports = recorded_by_two([tmp_path, tmp_path / "missing"])
     check_trace(trace_in(tmp_path), 1)
     assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
@@ -297,7 +305,7 @@ def test_after_a_failure_rank_0_takes_the_files_that_it_finds(tmp_path):
 
 
 def test_after_a_failure_rank_0_does_not_wait_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.profiling.gathering._WAIT_SECONDS", 0.1)
+    monkeypatch.setattr("hvdtrain.tools.profile.gathering._WAIT_SECONDS", 0.1)
     reports = recorded_by_two([tmp_path, tmp_path / "missing"], ends=False)
     check_trace(trace_in(tmp_path), 1)
     assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
@@ -305,20 +313,20 @@ def test_after_a_failure_rank_0_does_not_wait_for_ever(tmp_path, monkeypatch):
 
 def test_a_worker_that_joins_does_not_record_on_its_own(tmp_path):
     def work(workers):
-        profile = profile_of("1-9", tmp_path, workers)
+        profile, _ = profile_of("1-3", tmp_path, workers)
         if workers.rank == 0:  # it has recorded in the world before
             profile._is_over = True
-        profile.enter()
-        return profile.is_due(3)
+        profile.on_workers()
+        profile.before_step(1)
+        return ACTIVITY.listener
 
-    assert on_every_rank(["here", "here"], work) == [False, False]
+    assert on_every_rank(["here", "here"], work) == [None, None]
 
 
 def test_without_a_profile_nothing_of_it_is_loaded():
     code = "import sys, hvdtrain.jobs.train; print([m for m in sys.modules if 'profil' in m])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    loaded = {name for name in eval(found) if name.startswith("hvdtrain")}
-    assert loaded == {"hvdtrain.profiling", "hvdtrain.profiling.profile"}
+    assert not {name for name in eval(found) if name.startswith("hvdtrain")}
     assert "cProfile" not in found
 
 

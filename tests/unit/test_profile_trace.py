@@ -9,13 +9,13 @@ from support.profiles import DAMAGED, EPOCH_NS, MS, check_trace, horovod_events,
 
 from hvdtrain.activity import EVALUATING, READING_DATA, SAVING
 from hvdtrain.backends.recording import KERNEL, Operation
-from hvdtrain.profiling.clocks import ClockOffset, measure_offset, offset_of, to_common
-from hvdtrain.profiling.costs import find_costs, longest_tensor
-from hvdtrain.profiling.recording import Phase, Recording, file_of, read_recording, write_whole
-from hvdtrain.profiling.self_times import self_seconds
-from hvdtrain.profiling.timeline import Timeline, read_timeline
-from hvdtrain.profiling.trace import build_trace
 from hvdtrain.step_window import StepWindow
+from hvdtrain.tools.profile.clocks import ClockOffset, measure_offset, offset_of, to_common
+from hvdtrain.tools.profile.costs import find_costs, longest_tensor
+from hvdtrain.tools.profile.recording import Phase, Recording, file_of, read_recording, write_whole
+from hvdtrain.tools.profile.self_times import self_seconds
+from hvdtrain.tools.profile.timeline import Timeline, read_timeline
+from hvdtrain.tools.profile.trace import build_trace
 
 TWO = (recording(0, 4), recording(1, 6, offset_ms=250))
 
@@ -104,7 +104,7 @@ def test_costs_add_up_where_clocks_tell_of_waiting_beyond_a_step():
 
 
 def test_costs_of_which_a_file_has_no_line_are_one(monkeypatch):
-    monkeypatch.setattr("hvdtrain.profiling.costs._KEPT", 2)
+    monkeypatch.setattr("hvdtrain.tools.profile.costs._KEPT", 2)
     values = find_costs(TWO, Timeline()).values()
     assert [cost["what"] for cost in values["costs"]][2:] == ["the 4 smallest of these costs"]
     assert sum(cost["share"] for cost in values["costs"]) == pytest.approx(1)
@@ -173,7 +173,7 @@ def reduced(*tensors: str, shape: str = "[9453, 16]") -> Timeline:
     ],
 )
 def test_a_message_of_many_gradients_is_not_called_by_one_of_them(monkeypatch, tensors, shape, said):
-    monkeypatch.setattr("hvdtrain.profiling.costs.MESSAGES", ENDS)
+    monkeypatch.setattr("hvdtrain.tools.profile.costs.MESSAGES", ENDS)
     costs = find_costs(TWO, reduced(*tensors, shape=shape))
     assert costs.values()["longest_in_horovod"] == said
     assert longest_tensor(costs) == f"{said}, 1.25 ms a step"

@@ -1,23 +1,32 @@
 """The trace of indices where a run goes on: what is done again is cut off first."""
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hvdtrain.data.feed import HostBatch
+from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.reporting.index_trace import IndexTrace, cut_traces, read_indices
 
 
-def batch(step: int) -> HostBatch:
-    return HostBatch(step, {}, np.ones((1, 2), np.float32), 2.0, np.asarray([[step, step + 100]]))
+def batch(step: int, *indices: int) -> SimpleNamespace:
+    """Return what a trace uses of a batch on the device, which ends in padding."""
+    weights = np.asarray([[*(1.0 for _ in indices), 0.0]])
+    return SimpleNamespace(step=step, samples=Samples(np.asarray([[*indices, 0]]), weights, 0))
 
 
-def trace_steps(path, first: int, last: int) -> None:
-    """Trace steps, counted from 0."""
-    with IndexTrace(path, first) as trace:
-        for made in trace.watch(map(batch, range(first, last))):
-            trace.trained(made.step)
+def trace_of(run_dir, rank: int, first: int, generation: int = 0, **options) -> IndexTrace:
+    return IndexTrace(lambda: (run_dir, rank, first, generation), **options)
+
+
+def trace_steps(run_dir, first: int, last: int) -> Path:
+    """Trace steps, counted from 0; return the file."""
+    with trace_of(run_dir, 0, first) as trace:
+        for step in range(first, last):
+            trace.on_batch(batch(step, step, step + 100))
+    return run_dir / "indices" / "rank-0000.jsonl"
 
 
 def traced(path) -> list[int]:
@@ -26,43 +35,48 @@ def traced(path) -> list[int]:
 
 @pytest.mark.parametrize("goes_on_at", [1, 3, 4])
 def test_steps_that_are_done_again_are_in_the_trace_once(tmp_path, goes_on_at):
-    path = tmp_path / "indices" / "rank-0000.jsonl"
-    trace_steps(path, 0, 4)
-    trace_steps(path, goes_on_at, 6)
+    trace_steps(tmp_path, 0, 4)
+    path = trace_steps(tmp_path, goes_on_at, 6)
     assert traced(path) == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_line_has_the_samples_trained_on_without_padding(tmp_path):
+    assert trace_steps(tmp_path, 5, 7).read_text().splitlines() == [
+        '{"step": 6, "indices": [5, 105]}',
+        '{"step": 7, "indices": [6, 106]}',
+    ]
+
+
 def test_a_line_that_was_not_written_out_is_cut_off(tmp_path):
-    path = tmp_path / "rank-0000.jsonl"
-    trace_steps(path, 0, 2)
+    path = trace_steps(tmp_path, 0, 2)
     path.write_text(path.read_text() + '{"step": 3, "ind')
-    trace_steps(path, 2, 4)
+    trace_steps(tmp_path, 2, 4)
     assert traced(path) == [1, 2, 3, 4]
 
 
 def test_a_run_that_starts_anew_moves_the_trace_away(tmp_path):
-    path = tmp_path / "rank-0000.jsonl"
-    trace_steps(path, 0, 3)
-    trace_steps(path, 0, 2)
+    trace_steps(tmp_path, 0, 3)
+    path = trace_steps(tmp_path, 0, 2)
     assert traced(path) == [1, 2]
-    assert traced(tmp_path / "rank-0000.jsonl.old") == [1, 2, 3]
+    assert traced(path.with_name("rank-0000.jsonl.old")) == [1, 2, 3]
 
 
 def test_a_run_that_goes_on_elsewhere_starts_its_trace_there(tmp_path):
-    path = tmp_path / "rank-0000.jsonl"
-    trace_steps(path, 7, 9)
-    assert traced(path) == [8, 9]
+    assert traced(trace_steps(tmp_path, 7, 9)) == [8, 9]
+
+
+def test_a_worker_without_a_place_has_no_trace(tmp_path):
+    with trace_of(None, 0, 0) as trace:
+        trace.on_batch(batch(0, 1))
+    assert list(tmp_path.iterdir()) == []
 
 
 def trace_world(run_dir, generation: int, ranks: int, first: int, last: int) -> None:
     """Trace the steps of a world, counted from 0; rank r has the indices r of each."""
     for rank in range(ranks):
-        path = run_dir / "indices" / f"rank-{rank:04d}.jsonl"
-        with IndexTrace(path, first, generation) as trace:
+        with trace_of(run_dir, rank, first, generation) as trace:
             for step in range(first, last):
-                made = HostBatch(step, {}, np.ones((1, 1), np.float32), 1.0, np.asarray([[10 * step + rank]]))
-                list(trace.watch([made]))
-                trace.trained(step)
+                trace.on_batch(batch(step, 10 * step + rank))
 
 
 def test_the_indices_of_all_ranks_of_all_worlds_are_read_by_step(tmp_path):
@@ -91,8 +105,8 @@ def test_a_step_that_a_broken_world_began_counts_once(tmp_path, is_cut):
 
 def test_a_worker_that_may_not_write_leaves_no_line(tmp_path):
     path, may_write = tmp_path / "indices" / "rank-0000.jsonl", True
-    with IndexTrace(path, 0, 1, may_write=lambda: may_write) as trace:
-        for made in trace.watch(map(batch, range(3))):
-            may_write = made.step < 1
-            trace.trained(made.step)
+    with trace_of(tmp_path, 0, 0, 1, may_write=lambda: may_write) as trace:
+        for step in range(3):
+            may_write = step < 1
+            trace.on_batch(batch(step, step))
     assert traced(path) == [1]

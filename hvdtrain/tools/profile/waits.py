@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from hvdtrain.activity import TRAINING
-from hvdtrain.profiling.clocks import to_common
-from hvdtrain.profiling.recording import Recording
+from hvdtrain.tools.profile.clocks import to_common
+from hvdtrain.tools.profile.recording import Recording
 
 
 class StepWait(NamedTuple):

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from hvdtrain.profiling.timeline import Timeline
+from hvdtrain.tools.profile.timeline import Timeline
 
 _GRADIENTS = re.compile(r"(?:^|[./])hvdtrain\.gradients?\.")
 _BFLOAT16 = re.compile(r"(?:^|[./])hvdtrain\.bf16(?:$|\.)")

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hvdtrain.profiling.clocks import to_common
-from hvdtrain.profiling.recording import Recording
-from hvdtrain.profiling.timeline import Timeline
-from hvdtrain.profiling.waits import waits_by_rank
+from hvdtrain.tools.profile.clocks import to_common
+from hvdtrain.tools.profile.recording import Recording
+from hvdtrain.tools.profile.timeline import Timeline
+from hvdtrain.tools.profile.waits import waits_by_rank
 
 Event = dict[str, Any]
 

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 from hvdtrain.activity import TRAINING
 from hvdtrain.backends.recording import KERNEL, OPERATION, Operation
-from hvdtrain.profiling.recording import Recording
+from hvdtrain.tools.profile.recording import Recording
 
 _COLLECTIVE = "Horovod"  # operations that wait for other workers are counted as communication
 

@@ -2,53 +2,42 @@
 
 import secrets
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from hvdtrain.activity import ACTIVITY
-from hvdtrain.agreement import Workers
+from hvdtrain.agreement import waiting_for_rank_zero
+from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.backends.recording import Busy, Operations, StepRecorder
-from hvdtrain.profiling.clocks import clock_id, measure_offset
-from hvdtrain.profiling.gathering import Gathering
-from hvdtrain.profiling.recording import Listener, Recording
-from hvdtrain.reporting.report import Report
-from hvdtrain.step_window import StepWindow
+from hvdtrain.session import Session
+from hvdtrain.tools.profile.clocks import clock_id, measure_offset
+from hvdtrain.tools.profile.gathering import Gathering
+from hvdtrain.tools.profile.recording import Listener, Recording
 
 _MOST_OPERATIONS = 500_000  # of all workers together: half a gigabyte while the trace is made
 _MOST_OF_ONE = 100_000
 
 
-class StepProfile:
-    """Records some steps, once in a job.
+class StepProfile(LoopHook):
+    """Records the steps that the config asks for, once in a job.
 
-    What cannot be recorded or written is noted, and training goes on: no error of a profiler or of a disk
+    What cannot be recorded or written is noted, and training continues: no error of a profiler or of a disk
     leaves this class.
 
     Args:
-        window: the steps.
-        workers: the job's workers.
-        recorder: returns what records this worker's steps.
-        run_dir: returns the run directory.
-        report: returns the run's report, which shows text on rank 0.
-        may_write: whether this worker may write files.
+        session: the run. Its report and its directory may change with the workers.
     """
 
-    def __init__(
-        self,
-        window: StepWindow,
-        workers: Workers,
-        recorder: Callable[[], StepRecorder],
-        run_dir: Callable[[], Path],
-        *,
-        report: Callable[[], Report],
-        may_write: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._window, self._workers, self._new_recorder = window, workers, recorder
-        self._report = report
+    def __init__(self, session: Session) -> None:
+        window = session.config.profile
+        assert window is not None  # the config asks for it
+        self._session, self._window, self._workers = session, window, session.backend.workers
         self._gathering = Gathering(
-            workers, lambda: run_dir() / "profile", report=report, may_write=may_write
+            self._workers,
+            lambda: session.run_dir / "profile",
+            report=lambda: session.report,
+            may_write=lambda: not session.lost_lease(),
         )
         self._is_over = False
         self._recorder: StepRecorder | None = None
@@ -56,45 +45,46 @@ class StepProfile:
         self._listener: Listener | None = None
         self._is_recording = False
 
-    def enter(self) -> None:
-        """Collective. Begin to train with these workers; one that joins does not record on its own."""
+    def on_workers(self) -> None:
+        """Collective. Agree on whether the recording is over; a worker that joins has none on its own."""
         self._is_over = any(self._workers.allgather_object(self._is_over))
 
-    def is_due(self, step: int) -> bool:
-        """Return whether the recording begins or ends before this step. Local, the same on all workers."""
-        if self._is_over:
-            return False
-        return step > self._window.last if self._is_recording else step >= self._window.first
-
-    def take(self, step: int) -> None:
-        """Collective. Begin or end the recording before this step."""
-        try:
+    def before_step(self, step: int) -> None:
+        """Collective. Begin or end the recording if it is time to."""
+        is_due = step > self._window.last if self._is_recording else step >= self._window.first
+        if self._is_over or not is_due or self._session.plan().is_done(self._session.state.progress):
+            return
+        with self._session.pause_timer(), self._abandoned_on_error():
             if self._is_recording:
                 self._finish()
             elif step > self._window.last:
                 self._nothing(f"training resumed at step {step:,}")
             else:
                 self._begin(step)
-        except BaseException:
-            self._abandon()
-            raise
 
-    def end(self, step: int) -> None:
-        """Collective if steps are being recorded. End: this was the last step."""
+    def after_steps(self, step: int) -> None:
+        """Collective if steps are being recorded. End the recording.
+
+        Whoever asks to stop may not wait until the trace is written, so the checkpoint is waited for first.
+        """
         if self._is_over:
             return
         if not self._is_recording:
             self._nothing(f"training ended at step {step:,}")
             return
-        try:
+        with self._abandoned_on_error():
+            if self._session.stopped:
+                with waiting_for_rank_zero(self._workers, "writing the last checkpoint"):
+                    self._session.saver.finish()
             self._finish()
+
+    @contextmanager
+    def _abandoned_on_error(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException:
             self._abandon()
             raise
-
-    def __enter__(self) -> "StepProfile":
-        """Return it; if the context is left by an exception, what was recorded so far is written."""
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """Write what was recorded so far, if an exception ended the steps."""
@@ -103,19 +93,19 @@ class StepProfile:
 
     def _nothing(self, why: str) -> None:
         self._is_over = True
-        self._report().note(f"profile: nothing was recorded of {self._window.describe()}: {why}")
+        self._session.report.note(f"profile: nothing was recorded of {self._window.describe()}: {why}")
 
     def _begin(self, step: int) -> None:
         """Collective. Begin to record."""
         workers, window = self._workers, self._window
         if step > window.first:
-            self._report().note(f"profile: recording begins with step {step:,}: training resumed there")
+            self._session.report.note(f"profile: recording begins with step {step:,}: training resumed there")
         with ACTIVITY.during("starting the profiler before step", step):
             token = workers.broadcast_object(secrets.token_hex(8) if workers.rank == 0 else None)
             recording = Recording(workers.rank, workers.host, token)
             recording.before = recording.after = measure_offset(workers, clock_id())
             self._recording = recording
-            self._recorder = self._new_recorder()
+            self._recorder = self._session.backend.recorder()
             self._is_recording = True
             self._try("the framework's profiler did not start", self._recorder.start)
             if workers.rank == 0 and workers.size > 1:

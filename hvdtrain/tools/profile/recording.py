@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from hvdtrain.activity import TRAINING, Activity
 from hvdtrain.backends.recording import Busy, Operation, Operations
-from hvdtrain.profiling.clocks import ClockOffset
 from hvdtrain.regular_files import read_regular
+from hvdtrain.tools.profile.clocks import ClockOffset
 
 MAX_FILE_BYTES = 1 << 30
 

@@ -1,0 +1,1 @@
+"""Commands around training: measuring, checking, searching, reporting. Nothing else imports them."""
