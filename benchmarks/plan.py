@@ -9,8 +9,8 @@ share its cores, so the plan is made from as many workers on one of the hosts, w
 job has hosts. With --network it is made from a job on all hosts, over their limited links, and predicts twice
 as many hosts, which needs a core for each. Then the job runs, with each way, and samples/s are compared.
 Prints a row for each case, how many cases lie in their ranges, and the median error. A range that is wide
-because the checks of the plan failed says little: beside it stand half of its width, relative to the
-prediction, and the error of the checks.
+because the parts of the measured step do not explain it says little: the row has half of its width,
+relative to the prediction, and the share that is not explained.
 """
 
 import argparse
@@ -63,32 +63,37 @@ def task_words(model: str) -> list[str]:
     return ["--task", "synthetic", "--set", f"task_options={MODELS[model]}"]
 
 
-def planned(hosts: int, args: argparse.Namespace) -> list[dict]:
+def planned(hosts: int, way: str, args: argparse.Namespace) -> list[dict]:
     """Measure on one host, and return the predictions for one worker on each of the hosts and all links."""
     from hosts import Cluster
 
     with tempfile.TemporaryDirectory() as shared, Cluster({"host1": hosts}, shared=Path(shared)) as cluster:
         words = ["plan", "--hosts", str(hosts), "--slots", "1", "--link", ",".join(args.rates)]
-        document = run(cluster, [*words, *task_words(args.model)], f"host1:{hosts}", args)
+        words += [*option(way), *task_words(args.model)]
+        document = run(cluster, words, f"host1:{hosts}", args)
     return predictions(document, hosts)
 
 
-def planned_over_network(hosts: int, rate: str, args: argparse.Namespace) -> list[dict]:
+def planned_over_network(hosts: int, rate: str, way: str, args: argparse.Namespace) -> list[dict]:
     """Measure over a limited link, and return the predictions for twice as many hosts."""
     from hosts import Cluster
 
     slots = {f"host{number}": 1 for number in range(1, hosts + 1)}
     with tempfile.TemporaryDirectory() as shared, Cluster(slots, rate=rate, shared=Path(shared)) as cluster:
-        words = ["plan", "--hosts", str(2 * hosts), *task_words(args.model)]
+        words = ["plan", "--hosts", str(2 * hosts), *option(way), *task_words(args.model)]
         document = run(cluster, words, cluster.words(), args)
     return [{**one, "link": rate} for one in predictions(document, 2 * hosts)]
 
 
 def predictions(document: dict, workers: int) -> list[dict]:
-    """Return a plan's predictions for a number of workers, each with the largest error of its checks."""
-    pairs = [(one["predicted"], one["measured"]) for one in document["measurements"][0]["checks"]]
-    error = max(max(pair) / min(pair) for pair in pairs) - 1
+    """Return a plan's predictions for a number of workers, each with what its parts do not explain."""
+    error = document["measurements"][0]["unexplained"]
     return [{**one, "check": error} for one in document["predictions"] if one["workers"] == workers]
+
+
+def option(way: str) -> list[str]:
+    """Return the option of a job that exchanges gradients in a way."""
+    return [f"--{way.split(maxsplit=1)[0]}", way.split()[1]] if " " in way else ["--compression", way]
 
 
 def measured(hosts: int, rate: str, way: str, args: argparse.Namespace) -> float:
@@ -96,9 +101,8 @@ def measured(hosts: int, rate: str, way: str, args: argparse.Namespace) -> float
     from hosts import Cluster
 
     slots = {f"host{number}": 1 for number in range(1, hosts + 1)}
-    option = [f"--{way.split(maxsplit=1)[0]}", way.split()[1]] if " " in way else ["--compression", way]
     with tempfile.TemporaryDirectory() as shared, Cluster(slots, rate=rate, shared=Path(shared)) as cluster:
-        words = ["bench", "--no-split", "--no-all-reduce", *option, *task_words(args.model)]
+        words = ["bench", "--no-split", "--no-all-reduce", *option(way), *task_words(args.model)]
         document = run(cluster, words, cluster.words(), args)
     return document["samples_per_second"]["median"]
 
@@ -106,14 +110,13 @@ def measured(hosts: int, rate: str, way: str, args: argparse.Namespace) -> float
 def compared(hosts: int, args: argparse.Namespace) -> list[dict]:
     """Return predictions with what was measured."""
     rows = []
-    if args.network:
-        found = [one for rate in args.rates for one in planned_over_network(hosts, rate, args)]
-    else:
-        found = planned(hosts, args)
-    for one in found:
-        if one["way"] in WAYS:
-            speed = measured(one["hosts"], one["link"], one["way"], args)
-            rows.append(compare(one, speed, args))
+    for way in WAYS:
+        if args.network:
+            found = [one for rate in args.rates for one in planned_over_network(hosts, rate, way, args)]
+        else:
+            found = planned(hosts, way, args)
+        for one in found:
+            rows.append(compare(one, measured(one["hosts"], one["link"], way, args), args))
             print(shown(rows[-1]), flush=True)
     return rows
 
@@ -161,7 +164,7 @@ def main() -> None:
         "| framework | controller | model | hosts | link | way | predicted samples/s | measured | error ",
         end="",
     )
-    print("| in range | half its width | error of the checks |")
+    print("| in range | half its width | not explained |")
     print("|---" * 12 + "|")
     rows = []
     for case in itertools.product(args.frameworks, args.controllers, args.models, args.hosts):

@@ -12,11 +12,10 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hvdtrain.bench.predict import Cluster, Measured, Parts, parts_of
-from hvdtrain.bench.predict_curve import ENDS, Curve
+from hvdtrain.bench.predict import ENDS, Cluster, Measured, Parts, parts_of
 from hvdtrain.bench.predict_link import parse_link
 from hvdtrain.bench.predict_result import describe_rounded
-from hvdtrain.bench.predict_ways import half, local_steps, low_rank, uncompressed
+from hvdtrain.bench.predict_ways import buffers, local_steps, low_rank
 from hvdtrain.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,20 +27,19 @@ SHAPES = [shape for inner in (64, 1400, 1400, 1400) for shape in ((inner, 1400),
     (10,),
 ]
 COMPUTE_SECONDS = 19.4e-3
-# What encoding takes, in times of computing: the mean and the values of two runs of 2 workers,
-#   python -m hvdtrain plan --framework torch --task benchmarks/peer_programs.py:Peer
-#       --set task_options.model=mlp --set threads=1 --seconds 10 --json FILE
-# in which other processes used 1.4 and 1.7 of the two cores; steps took 4 and 10 times as long as when idle.
+# What encoding takes, in times of computing: the mean and the values of two runs of 2 workers with one thread
+# each, in which an earlier version of plan timed it. Other processes used 1.4 and 1.7 of the two cores;
+# steps took 4 and 10 times as long as when idle.
 ENCODING = {"fp16": Spread(0.14, 0.11, 0.17), "powersgd:4": Spread(2.3, 2.15, 2.45)}
 NOTHING = Spread(0.0, 0.0, 0.0)
 WORKERS = (2, 4, 8, 16, 32, 64)
 LINKS = ("1gbit", "10gbit", "25gbit", "100gbit")
 WAYS = {
-    "none": uncompressed(SHAPES),
-    "fp16": half(SHAPES, encoding=ENCODING["fp16"].times(COMPUTE_SECONDS)),
-    "batch x 4": uncompressed(SHAPES),
+    "none": buffers(SHAPES),
+    "fp16": buffers(SHAPES, "fp16"),
+    "batch x 4": buffers(SHAPES),
     "sync-every 10": local_steps(SHAPES, 10, 1),
-    "powersgd:4": low_rank(SHAPES, 4, encoding=ENCODING["powersgd:4"].times(COMPUTE_SECONDS)),
+    "powersgd:4": low_rank(SHAPES, 4),
 }
 # Okabe and Ito's colours, which are told apart with each kind of colour blindness
 BLACK, BLUE, ORANGE, GREEN, RED = "#222", "#0072b2", "#e69f00", "#009e73", "#d55e00"
@@ -50,26 +48,28 @@ OF_LINKS, OF_WAYS = (BLACK, BLUE, ORANGE, GREEN), (BLUE, ORANGE, GREEN, RED, BLA
 WIDTH, HEIGHT, LEFT, TOP, GAP = 250, 220, 62, 34, 150  # of the panels, and around them
 
 
-def job(controller: str, times: int = 1) -> Measured:
-    """Return a job whose workers wait for nobody and whose hosts cost nothing.
+def job(controller: str, name: str) -> Measured:
+    """Return a job whose workers wait for nobody and whose hosts cost nothing but for encoding.
 
     Args:
         controller: "MPI" or "Gloo".
-        times: how many times as large its batch is.
+        name: of its way; with "batch x 4" its batch is four times as large.
     """
+    times = 4 if name == "batch x 4" else 1
     compute = Spread(*[times * COMPUTE_SECONDS] * 3)
+    encoding = ENCODING.get(name, NOTHING).times(COMPUTE_SECONDS)
+    step = Spread(*(getattr(compute, end) + getattr(encoding, end) for end in ("median", "low", "high")))
     return Measured(
-        workers=2, hosts=1, slots=2, controller=controller, on_gpu=False, samples=32.0 * times, step=compute,
-        data=NOTHING, compute=compute, lag=NOTHING, deviations=(), curve=Curve([(4096, NOTHING)]),
-        raw=NOTHING, ways=(uncompressed(SHAPES),),
+        workers=2, hosts=1, slots=2, controller=controller, on_gpu=False, samples=32.0 * times,
+        way=WAYS[name], step=step, data=NOTHING, compute=compute, slowest=NOTHING, smallest=NOTHING,
+        byte=NOTHING,
     )  # fmt: skip
 
 
 def parts(controller: str, name: str, workers: int, link: str) -> dict[str, Parts]:
     """Return the parts of a step with one worker on each host: likely, at best, at worst."""
-    found = job(controller, 4 if name == "batch x 4" else 1)
     cluster = Cluster(workers, 1, parse_link(link))
-    return {end: parts_of(found, WAYS[name], cluster, end) for end in ENDS}
+    return {end: parts_of(job(controller, name), cluster, end) for end in ENDS}
 
 
 def latency_table() -> str:
@@ -82,7 +82,7 @@ def latency_table() -> str:
         cells = [str(workers)]
         for controller, name in columns:
             found = parts(controller, "none", workers, latencies[name])
-            spread = Spread(*(found[end].agreement for end in ENDS))
+            spread = Spread(*(found[end].latency for end in ENDS))
             cells.append(describe_rounded(spread.times(1e3)))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)

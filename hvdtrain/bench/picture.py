@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.bench.predict_picture import draw_plan
 from hvdtrain.errors import UsageError
 
 _SUFFIXES = (".png", ".svg", ".html")
@@ -39,7 +38,7 @@ def draw(document: dict[str, Any], path: Path) -> None:
     if "sweep" in document:
         _draw_sweep(figure, document)
     elif "predictions" in document:
-        draw_plan(figure, document)
+        _draw_plan(figure, document)
     else:
         _draw_job(figure, document)
     save_figure(figure, path)
@@ -96,6 +95,23 @@ def _draw_job(figure: Any, document: dict[str, Any]) -> None:
     of_messages.set_ylabel("ms")
     of_messages.set_title("all-reduce")
     of_messages.legend()
+
+
+def _draw_plan(figure: Any, document: dict[str, Any]) -> None:
+    """Draw efficiency with its range against workers, a curve for each controller and link."""
+    axes = figure.add_subplot()
+    predictions = document["predictions"]
+    for controller, link in dict.fromkeys((one["controller"], one["link"]) for one in predictions):
+        found = [one for one in predictions if (one["controller"], one["link"]) == (controller, link)]
+        workers = [one["workers"] for one in found]
+        low, median, high = ([one["efficiency"][end] for one in found] for end in ("low", "median", "high"))
+        axes.plot(workers, median, marker="o", label=f"{controller}, {link}" if link else controller)
+        axes.fill_between(workers, low, high, alpha=0.15)
+    axes.set_xscale("log", base=2)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel("workers")
+    axes.set_ylabel("efficiency")
+    axes.legend()
 
 
 def _draw_sweep(figure: Any, document: dict[str, Any]) -> None:

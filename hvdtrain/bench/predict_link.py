@@ -52,15 +52,6 @@ class Link:
             wire * factor.high / PAYLOAD.low,
         )
 
-    @property
-    def window_bytes(self) -> float:
-        """Bytes that must be under way at once to fill it, until the first of them are acknowledged."""
-        return self.bits_per_second / 8 * 2 * self.latency.median
-
-    def times_as_fast(self, factor: float) -> "Link":
-        """Return a link with so many times the bits a second, and the same latency."""
-        return Link(f"{factor:g} x {self.name}", self.bits_per_second * factor, self.latency)
-
 
 def parse_link(text: str) -> Link:
     """Return the link that a text such as 10gbit or 1gbit/80us means.

@@ -49,7 +49,7 @@ class PlanOptions:
         return _SECONDS if self.seconds is None else self.seconds
 
     def check(self, *, launched: bool) -> None:
-        """Check what one option alone does not tell.
+        """Check that options go together.
 
         Args:
             launched: whether a launcher started this process.
@@ -57,19 +57,15 @@ class PlanOptions:
         Raises:
             UsageError: If options contradict each other.
         """
-        if self.source is not None and launched:
+        if self.source is not None and (launched or self.seconds is not None):
+            given = "a launcher has started this process" if launched else "--seconds is how long to measure"
             raise UsageError(
-                f"--from {self.source} measures nothing, but a launcher has started this process",
-                "Run it without the launcher: python -m hvdtrain plan --from FILE ...",
+                f"--from {self.source} measures nothing, but {given}",
+                "Run it without both, or measure again without --from.",
                 everywhere=True,
             )
-        if self.source is not None and self.seconds is not None:
-            raise UsageError(
-                f"--seconds is how long to measure, and --from {self.source} measures nothing",
-                "Leave --seconds out, or measure again without --from.",
-            )
-        for name, given in (("-np", self.num_proc), ("--controller", self.controller)):
-            if given is not None and (launched or self.source is not None):
+        for name, value in (("-np", self.num_proc), ("--controller", self.controller)):
+            if value is not None and (launched or self.source is not None):
                 raise UsageError(
                     f"{name} is for jobs that plan launches itself",
                     "Give it to the launcher, or run plan without a launcher and without --from.",

@@ -1,57 +1,18 @@
-"""Which jobs a plan predicts, and which ways of exchanging what workers learn."""
+"""What a plan predicts, and what it refuses."""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.named_optimizers import own_optimizer_method
-from hvdtrain.compression import rank_of
+from hvdtrain.bench.predict import counts_for
+from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.frameworks import FRAMEWORKS
-from hvdtrain.jobs.compatibility import Job, check, find_conflict
+from hvdtrain.words import counted
 
-RANK, EVERY = 4, 10  # of the ways that a job does not name itself
-
-
-@dataclass(frozen=True)
-class Others:
-    """The ways beside the uncompressed one.
-
-    Attributes:
-        rank: of PowerSGD.
-        every: of local steps; None if the job cannot have them.
-        own: the name of the way that the job's config asks for.
-    """
-
-    rank: int
-    every: int | None
-    own: str
-
-    @classmethod
-    def of(cls, config: Config, task: Any, workers: Workers) -> "Others":
-        """Return those that a job can have, with its own rank and steps if it names them.
-
-        Raises:
-            ConfigError: If it asks for local steps and cannot have them, or what they send is not known.
-        """
-        rank, every = rank_of(config.compression), config.sync_every
-        own = config.compression if every is None else f"sync-every {every}"
-        own_optimizer = own_optimizer_method(task, config)
-        if every is not None and own_optimizer:
-            raise ConfigError(
-                f"sync_every {every}: how much the optimizer of {own_optimizer}() keeps and sends is unknown",
-                "Plan with an optimizer of hvdtrain's (--optimizer), or measure with bench.",
-                everywhere=True,
-            )
-        check(Job(config, task, workers))
-        if every is None and not own_optimizer:
-            with_local_steps = config.model_copy(update={"sync_every": EVERY, "compression": "none"})
-            if find_conflict(Job(with_local_steps, task, workers)) is None:
-                every = EVERY
-        return cls(rank or RANK, every, own)
+_MEASURE = "Plan without it; bench --sweep measures such jobs."
 
 
 def check_predictable(config: Config) -> None:
@@ -60,87 +21,92 @@ def check_predictable(config: Config) -> None:
     Raises:
         UsageError: naming what it has, and what to do.
     """
+    problem, remedy = "", _MEASURE
     if config.global_batch_size is not None:
-        problem = (
-            "with global_batch_size a worker's batch shrinks as workers are added, and how long it then "
-        )
-        problem += "computes is not measured"
-        remedy = (
-            "Give --batch-size, that of a worker: for G samples in all on N workers, --batch-size G/N, and "
-        )
-        remedy += "read the row of N workers."
+        problem = "with global_batch_size a worker's batch shrinks as workers are added: it is not measured"
+        remedy = "Give --batch-size, that of a worker: G/N for G samples on N workers, and read their row."
     elif config.sync_batch_norm:
         problem = "sync_batch_norm sends messages in every batch-norm layer, which a plan does not predict"
-        remedy = "Leave it out; bench --sweep measures such jobs."
     elif config.compression == "bf16":
         problem = "compression bf16 exchanges parts of gradients, of which a plan has no measured sums"
         remedy = "Plan with --compression fp16, which has as many bytes."
     elif config.shard != "none":
         problem = f"shard {config.shard} gathers parameters in every step, which a plan does not predict"
-        remedy = "Plan without it, or measure with bench."
     elif config.stages > 1:
         problem = f"stages {config.stages} passes activations between workers, which a plan does not predict"
         remedy = "Plan without it; metrics.jsonl has the speed of a training with stages."
-    else:
-        return
-    raise UsageError(problem, remedy, everywhere=True)
+    if problem:
+        raise UsageError(problem, remedy, everywhere=True)
 
 
-def check_workers(size: int) -> None:
-    """Check that there are workers that exchange something.
+def check_task(config: Config, task: Any) -> None:
+    """Check that the messages of a task's steps are known.
 
     Raises:
-        UsageError: If there is one.
+        UsageError: If it has a training step of its own, or local steps with an optimizer of its own.
     """
-    if size < 2:
-        raise UsageError(
-            "a plan is computed from sums over two workers or more, and this job has one",
-            "Start more, for example: horovodrun -np 2 python -m hvdtrain plan ...",
-            everywhere=True,
-        )
+    method, problem = FRAMEWORKS[config.framework].step_method, ""
+    if hasattr(task, method):
+        problem = f"the task's own {method} may sum gradients several times in a step, which is not predicted"
+    elif config.sync_every is not None and (own := own_optimizer_method(task, config)):
+        problem = f"sync_every {config.sync_every}: how much the optimizer of {own}() sends is unknown"
+    if problem:
+        raise UsageError(problem, "Measure it with bench --sweep.", everywhere=True)
 
 
 def check_hosts(hosts: Sequence[str], local_sizes: Sequence[int]) -> None:
-    """Check that all hosts have as many workers, and names of their own.
+    """Check that there are several workers, as many on all hosts, and that hosts have names of their own.
 
     Args:
         hosts: by rank, the worker's host.
         local_sizes: by rank, how many workers its host has.
 
     Raises:
-        UsageError: If one differs.
+        UsageError: If not.
     """
     counts = Counter(hosts)
-    if any(counts[host] != size for host, size in zip(hosts, local_sizes, strict=True)):
-        raise UsageError(
-            f"hosts have the same name ({', '.join(counts)}): a plan cannot tell which workers share one",
-            "Give each host a hostname of its own.",
-            everywhere=True,
-        )
-    least = min(counts.values())
-    if max(counts.values()) > least:
-        given, alike = (
-            ",".join(f"{host}:{number}" for host, number in numbers.items())
-            for numbers in (counts, dict.fromkeys(counts, least))
-        )
-        raise UsageError(
-            f"hosts with different numbers of workers ({given}) compute and communicate differently: a plan "
-            "takes all hosts to be alike",
-            f"Start as many on each, for example: -H {alike}",
-            everywhere=True,
-        )
+    if len(hosts) < 2:
+        problem = "a plan is computed from sums over two workers or more, and this job has one"
+        remedy = "Start more, for example: horovodrun -np 2 python -m hvdtrain plan ..."
+    elif any(counts[host] != size for host, size in zip(hosts, local_sizes, strict=True)):
+        problem = f"hosts have the same name ({', '.join(counts)}), so which workers share one is unknown"
+        remedy = "Give each host a hostname of its own."
+    elif len(set(counts.values())) > 1:
+        given = ",".join(f"{host}:{number}" for host, number in counts.items())
+        problem = f"hosts with different numbers of workers ({given}); a plan takes all hosts to be alike"
+        alike = ",".join(f"{host}:{min(counts.values())}" for host in counts)
+        remedy = f"Start as many on each, for example: -H {alike}"
+    else:
+        return
+    raise UsageError(problem, remedy, everywhere=True)
 
 
-def check_task(config: Config, task: Any) -> None:
-    """Check that the task has no training step of its own.
+def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:
+    """Check that what the options name follows from a measurement.
+
+    Args:
+        hosts: the hosts that are measured.
+        slots: the workers of each.
+        options: the options.
 
     Raises:
-        UsageError: If it has.
+        UsageError: If it does not.
     """
-    method = FRAMEWORKS[config.framework].step_method
-    if hasattr(task, method):
-        raise UsageError(
-            f"the task's own {method} may sum gradients several times in a step: a plan does not predict it",
-            "Measure it with bench --sweep.",
-            everywhere=True,
-        )
+    wanted = options.slots or slots
+    if hosts > 1 and options.link is not None:
+        problem = f"--link: sums over the network of {hosts} hosts do not show what they take within a host"
+        remedy = "Leave --link out to predict for that network, or measure on one host."
+    elif wanted > slots or (hosts > 1 and wanted < slots):
+        problem = f"--slots {wanted}: {counted(slots, 'worker')} of a host are measured here, which compute "
+        problem += "and communicate differently"
+        known = f"1 to {slots}" if slots > 1 and hosts == 1 else f"{slots}"
+        remedy = f"Give --slots {known} or leave it out, or measure with {wanted} workers of a host."
+    elif not counts_for(options.hosts, wanted, measured_network=hosts > 1):
+        problem = f"--hosts {options.hosts} with {counted(wanted, 'worker')} each leave nothing to predict"
+        remedy = "Give more hosts (--hosts) or more workers of a host (--slots)."
+    elif options.hosts == 1 and options.link is not None:
+        problem = "--link: with --hosts 1 no message takes a link between hosts"
+        remedy = "Give more hosts (--hosts), or leave --link out."
+    else:
+        return
+    raise UsageError(problem, remedy, everywhere=True)

@@ -1,28 +1,20 @@
 """What bench and plan refuse before they launch anything, and what they say of signals and busy machines."""
 
-import json
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from support.predictions import MEASURED, sure
 
 from hvdtrain.bench import before_launch, command, job, predict_command, sweep
 from hvdtrain.bench.options import BenchOptions, check_writable
-from hvdtrain.bench.predict_evidence import evidence_of
 from hvdtrain.bench.predict_options import PlanOptions
-from hvdtrain.bench.predict_record import Record, record_from
-from hvdtrain.bench.predict_result import make_plan
-from hvdtrain.bench.spread import Spread
 from hvdtrain.cli import cli
 from hvdtrain.config import Layer
 from hvdtrain.errors import Interrupted, UsageError
 from hvdtrain.horovod_build import InstalledBuild
 
 COMMANDS = [{"sweep": (1, 2)}, {}]
-RECORD = Record("digits", "PyTorch on the CPU", "none", MEASURED, 10**6)
 
 
 @pytest.fixture
@@ -92,7 +84,7 @@ def test_a_largest_all_reduce_where_none_is_measured_is_refused(options, nothing
         command.run_bench([], BenchOptions(max_bytes=1 << 20, **options))
 
 
-@pytest.mark.parametrize("words", ["bench", "plan", "lr-find", "batch-find", "sweep"])
+@pytest.mark.parametrize("words", ["bench", "plan", "lr-find", "batch-find"])
 def test_the_config_file_of_the_job_is_not_replaced(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = "framework: torch\n"
@@ -138,7 +130,7 @@ def test_a_signal_ends_a_measurement_with_one_line(error, rank, monkeypatch, cap
 
     monkeypatch.setattr("hvdtrain.bench.sweep.run_sweep", ends)
     monkeypatch.setattr(command, "bench_job", ends)
-    monkeypatch.setattr(predict_command, "_evidence", ends)
+    monkeypatch.setattr(predict_command, "_records", ends)
     if rank is not None:
         monkeypatch.setenv("HOROVOD_RANK", rank)
         monkeypatch.setenv("HOROVOD_SIZE", "2")
@@ -149,36 +141,3 @@ def test_a_signal_ends_a_measurement_with_one_line(error, rank, monkeypatch, cap
     with pytest.raises(type(error)):
         predict_command.run_plan([], PlanOptions())
     assert capsys.readouterr().err == "interrupted; nothing was written\n" * (rank != "1")
-
-
-def test_the_controller_that_was_disturbed_is_named():
-    over_mpi = replace(RECORD, measured=replace(MEASURED, controller="MPI"), warnings=["h1 was busy"])
-    options = PlanOptions(hosts=2)
-    lines = make_plan([evidence_of(RECORD), evidence_of(over_mpi)], options).describe().splitlines()
-    assert "  Gloo, 1gbit between hosts" in lines
-    assert "  MPI, 1gbit between hosts; measured on a busy machine, see the warnings" in lines
-    assert [line for line in lines if "h1" in line] == ["  warning: over MPI: h1 was busy"]
-
-
-def test_the_same_computing_that_takes_longer_over_a_controller_is_noted():
-    def notes(seconds: float) -> list[str]:
-        over_mpi = replace(RECORD, measured=replace(MEASURED, controller="MPI", compute=sure(seconds)))
-        plan = make_plan([evidence_of(RECORD), evidence_of(over_mpi)], PlanOptions(hosts=2))
-        return [note for note in plan.notes if note.startswith("computing took")]
-
-    (note,) = notes(41e-3)
-    assert note.startswith("computing took 20 ms over Gloo and 41 ms over MPI, which are measured one after")
-    assert notes(21e-3) == []
-
-
-def test_parts_that_do_not_fit_the_measured_step_are_said():
-    measured = replace(MEASURED, step=Spread(25e-3, 11.2e-3, 30e-3))
-    evidence = evidence_of(replace(RECORD, measured=measured))
-    plan = make_plan([evidence], PlanOptions(hosts=2))
-    said = (
-        "warning: over Gloo: the shortest steps of the job (11.2 ms) are shorter than what its workers took"
-    )
-    assert plan.describe().count(said) == 1
-    again = evidence_of(record_from(json.loads(json.dumps(evidence.to_document()))))
-    assert again.warnings == evidence.warnings
-    assert evidence_of(RECORD).warnings == []

@@ -5,6 +5,12 @@ from collections.abc import Callable
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvdtrain.backends.base import Backend
+
+
+def check_dense(backend: Backend) -> None:
+    """Do nothing: gradients of Keras models are summed as dense ones."""
+
 
 def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
     """Return a function that sums a tensor over the workers, and waits for the sum. It is collective.
