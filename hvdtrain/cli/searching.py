@@ -24,7 +24,7 @@ def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool,
     It takes the options of train and leaves no run directory behind; the length of the training and its
     schedule do not matter.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.search.lr_command import run_lr_find
+    from hvdtrain.search.commands import run_lr_find
 
     chosen, fields = take_options(options, RateOptions)
     run_lr_find(given_layers(assignments, fields, config_file), chosen)
@@ -43,7 +43,7 @@ def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bo
     The global batch stays, by more or fewer micro-batches per step, so the curve does not change. Each
     micro-batch is tried by a job of its own. It takes the options of train and leaves no run directory.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.search.batch_command import run_batch_find_command
+    from hvdtrain.search.commands import run_batch_find_command
 
     chosen, fields = take_options(options, BatchOptions)
     layers = given_layers(assignments, fields, config_file)

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.bench.launch import Program, exchange_folder, horovodrun, run_program, write_specification
 from hvdtrain.bench.sweep import check_slots
@@ -18,11 +17,10 @@ from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.memory import free_bytes
 from hvdtrain.jobs.setup import settle
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.search.batch_finding import BatchSizes, Tried
-from hvdtrain.search.batch_sizes import BatchSize, batch_size_of, curve_difference, sizes_to_try
-from hvdtrain.search.batch_worker import MARKER
+from hvdtrain.search import batch_sizes
+from hvdtrain.search.batch_sizes import BatchSize, BatchSizes, Tried, curve_difference
+from hvdtrain.search.batch_worker import MARKER, OUT_OF_MEMORY_CODE
 from hvdtrain.search.job import check_synchronous
-from hvdtrain.search.memory import OUT_OF_MEMORY_CODE
 from hvdtrain.search.options import BatchOptions
 from hvdtrain.stages import SPEED_OF_STAGES, check_not_split
 
@@ -33,11 +31,6 @@ _SAME_FP32, _SAME_ROUNDED = 1e-4, 2e-2  # relative, of the first losses
 
 def run_batch_find(layers: list[Layer], options: BatchOptions, say: Callable[[str], None]) -> BatchSizes:
     """Try micro-batches with the job's global batch, and return what was found.
-
-    Args:
-        layers: the job's config values, weakest source first.
-        options: the options of the command.
-        say: is called with what is going on.
 
     Raises:
         UsageError: If there are fewer cores or slots than workers, or the job would be refused.
@@ -50,27 +43,19 @@ def run_batch_find(layers: list[Layer], options: BatchOptions, say: Callable[[st
     check_synchronous(config, "batch-find")
     reason = "tries sizes with few workers, each of which has the whole model"
     check_not_split(config, "batch-find", reason, SPEED_OF_STAGES)
-    own, sizes = batch_size_of(config, workers), sizes_to_try(config, workers)
-    limit = options.memory or free_bytes()
+    own, limit = batch_sizes.batch_size_of(config, workers), options.memory or free_bytes()
     here = max(host.slots for host in parse_host_list(hosts))
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
-        job = _Tries(layers, config, options, hosts, folder, limit // min(here, workers))
-        tried = _search(job, own, sizes, say)
-    return BatchSizes(
-        config.task,
-        job.device,
-        workers,
-        own.global_batch or own.micro_batch * own.accumulate * workers,
-        own,
-        sorted(tried, key=lambda one: one.size.micro_batch),
-        limit,
-    )
+        jobs = _Jobs(layers, config, options, hosts, folder, limit // min(here, workers))
+        tried = _search(jobs, own, batch_sizes.sizes_to_try(config, workers), say)
+    tried.sort(key=lambda one: one.size.micro_batch)
+    return BatchSizes(config.task, jobs.device, workers, own, tried, limit)
 
 
-def _search(job: "_Tries", own: BatchSize, sizes: list[BatchSize], say: Callable[[str], None]) -> list[Tried]:
+def _search(jobs: "_Jobs", own: BatchSize, sizes: list[BatchSize], say: Callable[[str], None]) -> list[Tried]:
     """Try the job as it is, then the others, the smallest first, up to one that lacks memory."""
     say(f"the job as it is: {own.options} ...")
-    tried = [job.run(own)]
+    tried = [jobs.run(own)]
     too_large = own.micro_batch if tried[0].lacks_memory else math.inf
     for size in sizes:
         if size == own:
@@ -79,7 +64,7 @@ def _search(job: "_Tries", own: BatchSize, sizes: list[BatchSize], say: Callable
             tried.append(Tried(size, problem="not tried: a smaller one does not fit"))
             continue
         say(f"{size.options} ...")
-        tried.append(job.run(size))
+        tried.append(jobs.run(size))
         if tried[-1].problem:
             say(f"  {tried[-1].problem}")
         if tried[-1].lacks_memory:
@@ -88,19 +73,8 @@ def _search(job: "_Tries", own: BatchSize, sizes: list[BatchSize], say: Callable
 
 
 @dataclass
-class _Tries:
-    """Runs the job with one micro-batch after the other.
-
-    Attributes:
-        layers: the job's config values, weakest source first.
-        config: the resolved config.
-        options: the options of the command.
-        hosts: hosts and slots.
-        folder: for what workers are told and find.
-        limit: how much memory a worker may take.
-        device: what the job was computed on, in words.
-        losses: of the first steps of the first micro-batch that fits.
-    """
+class _Jobs:
+    """Runs the job with one micro-batch after the other; ``limit`` is what a worker may take of memory."""
 
     layers: list[Layer]
     config: Config
@@ -109,7 +83,7 @@ class _Tries:
     folder: Path
     limit: int
     device: str = ""
-    losses: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # of the first steps of the first that fits
     _runs: int = 0
 
     def run(self, size: BatchSize) -> Tried:
@@ -120,9 +94,9 @@ class _Tries:
         """
         self._runs += 1
         path, found = (self.folder / f"{name}-{self._runs}.json" for name in ("job", "found"))
-        layers = [*self.layers, Layer("batch-find", dict(size.values))]
-        values = {"layers": layers_to_json(layers), "limit": self.limit, "seconds": self.options.seconds}
-        write_specification(path, {**values, "found": str(found)})
+        layers = layers_to_json([*self.layers, Layer("batch-find", dict(size.values))])
+        values = {"layers": layers, "limit": self.limit, "seconds": self.options.seconds, "found": str(found)}
+        write_specification(path, values)
         launcher = horovodrun(self.options.num_proc, self.hosts, self.options.controller)
         command = [*launcher, sys.executable, "-m", "hvdtrain.search.batch_worker", str(path)]
         limit_seconds = _FACTOR * self.options.seconds + _MORE_SECONDS
@@ -130,29 +104,14 @@ class _Tries:
             document = run_program(Program("the job", [command], limit_seconds), found)
         except EnvironmentFault as error:
             return self._failed(size, error, found.with_suffix(MARKER))
-        return self._tried(size, document)
-
-    def _tried(self, size: BatchSize, document: dict[str, Any]) -> Tried:
-        self.device = document["device"]
-        self.losses = self.losses or document["losses"]
-        difference = curve_difference(document["losses"], self.losses)
+        self.device, losses = document.pop("device"), document.pop("losses")
+        self.losses = self.losses or losses
+        difference = curve_difference(losses, self.losses)
         rounds = self.config.precision != "fp32" or self.config.compression != "none"
         same = difference <= (_SAME_ROUNDED if rounds else _SAME_FP32)
-        return Tried(
-            size,
-            document["samples_per_second"],
-            document["host_bytes"],
-            document["device_bytes"],
-            difference,
-            same,
-        )
+        return Tried(size, **document, difference=difference, same_curve=same)
 
     def _failed(self, size: BatchSize, error: EnvironmentFault, marker: Path) -> Tried:
-        """Return why a micro-batch was not measured.
-
-        Raises:
-            EnvironmentFault: If it is no lack of memory, and this was the job as it is.
-        """
         if marker.is_file():
             why = json.loads(marker.read_text(encoding="utf-8"))
             return Tried(size, problem=f"does not fit: {why}", lacks_memory=True)

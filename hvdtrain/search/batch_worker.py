@@ -1,32 +1,32 @@
 """A worker of a job that tries one micro-batch: a real training of some steps, in a process of its own."""
 
 import json
-from importlib import import_module
+import os
+import threading
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.bench.blocks import Recorder, run_block
 from hvdtrain.bench.measure import bench_config, steps_of_block
 from hvdtrain.bench.worker import layers_from_json, run_worker
-from hvdtrain.config import Config
-from hvdtrain.frameworks import FRAMEWORKS
-from hvdtrain.host.memory import is_out_of_memory
+from hvdtrain.host.memory import is_out_of_memory, taken_bytes
 from hvdtrain.metrics import StepInfo
-from hvdtrain.search.job import OpenJob, opened_job, session_of
-from hvdtrain.search.memory import MemoryWatch, mark
+from hvdtrain.search.job import SearchRun, opened_run
 
+OUT_OF_MEMORY_CODE = 12  # ENOMEM
+MARKER = ".out-of-memory"
 _FIRST_STEPS = 5
 _LOSSES = 8  # of the first steps, which tell whether the curve is the same
-MARKER = ".out-of-memory"
+_POLL_SECONDS, _CHILDREN_SECONDS = 0.02, 1.0
 
 
 class _LossRecorder(Recorder):
-    """A recorder that keeps the losses of the first steps.
-
-    Attributes:
-        losses: the losses.
-    """
+    """A recorder that keeps the losses of the first steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,14 +39,57 @@ class _LossRecorder(Recorder):
             self.losses.append(metrics.mean("loss"))
 
 
+class MemoryWatch:
+    """A thread that ends this process when it takes more memory than it may, and says so in a file.
+
+    The kernel would end a process too, but perhaps another one, and after the host has swapped.
+
+    Args:
+        limit: how much this process and those that it starts, such as readers, may take together.
+        marker: the file.
+    """
+
+    def __init__(self, limit: int, marker: Path) -> None:
+        self._limit, self._marker = limit, marker
+        self._own_bytes = self._children_bytes = 0
+        threading.Thread(target=self._watch, daemon=True, name="watch memory").start()
+
+    @property
+    def peak(self) -> int:
+        """The most memory that this process has had, with the most that those it started had together."""
+        return max(self._own_bytes, taken_bytes()) + self._children_bytes
+
+    def _watch(self) -> None:
+        looked_seconds, children = 0.0, 0
+        while True:
+            if time.monotonic() >= looked_seconds + _CHILDREN_SECONDS:
+                started = psutil.Process().children(recursive=True)
+                children, looked_seconds = sum(taken_bytes(one.pid) for one in started), time.monotonic()
+                self._children_bytes = max(self._children_bytes, children)
+            own = taken_bytes()
+            self._own_bytes = max(self._own_bytes, own)
+            if own + children > self._limit:
+                taken = f"{(own + children) / 2**20:,.0f}"
+                mark(self._marker, f"a worker took {taken} of {self._limit / 2**20:,.0f} MiB")
+                os._exit(OUT_OF_MEMORY_CODE)
+            time.sleep(_POLL_SECONDS)
+
+
+def mark(marker: Path, why: str) -> None:
+    """Write why a micro-batch does not fit; whole, since several workers may do so at once."""
+    part = marker.with_name(f"{marker.name}.{os.getpid()}")
+    part.write_text(json.dumps(why), encoding="utf-8")
+    part.replace(marker)
+
+
 def work(specification: dict[str, Any]) -> None:
     """Collective. Train with a micro-batch, and write on rank 0 how fast it was and what it took."""
     found = Path(specification["found"])
     marker = found.with_suffix(MARKER)
     watch = MemoryWatch(specification["limit"], marker)
     try:
-        with opened_job(layers_from_json(specification["layers"])) as job:
-            measured = _measured(job, watch, specification["seconds"])
+        with opened_run(layers_from_json(specification["layers"]), bench_config) as run:
+            measured = _measured(run, watch, specification["seconds"])
     except BaseException as error:
         if is_out_of_memory(error):
             text = str(error) or type(error).__name__
@@ -56,42 +99,29 @@ def work(specification: dict[str, Any]) -> None:
         found.write_text(json.dumps(measured), encoding="utf-8")
 
 
-def _measured(job: OpenJob, watch: MemoryWatch, seconds: float) -> dict[str, Any] | None:
+def _measured(run: SearchRun, watch: MemoryWatch, seconds: float) -> dict[str, Any] | None:
     """Collective. Train, and return what was found on rank 0, None on other ranks."""
-    workers, recorder = job.backend.workers, _LossRecorder()
-    with session_of(job, bench_config(job.config)) as (session, _):
-        session.report = recorder
-        first = sum(run_block(session, recorder, _FIRST_STEPS)[0]) / _FIRST_STEPS
-        slowest = max(workers.allgather_object(first))
-        steps = steps_of_block(seconds, slowest)
-        times = run_block(session, recorder, steps)[0]
-        global_batch = session.plan().batch.global_batch
-    device_bytes = _device_bytes(job.config)
-    gathered = workers.allgather_object((workers.host, sum(times), watch.peak, device_bytes))
+    session, recorder = run.session, _LossRecorder()
+    session.report = recorder
+    workers = session.backend.workers
+    first = sum(run_block(session, recorder, _FIRST_STEPS)[0]) / _FIRST_STEPS
+    steps = steps_of_block(seconds, max(workers.allgather_object(first)))
+    own_seconds = sum(run_block(session, recorder, steps)[0])
+    device = session.backend.device_memory()
+    own = (workers.host, own_seconds, watch.peak, None if device is None else device.peak)
+    gathered = workers.allgather_object(own)
     if workers.rank:
         return None
-    of_hosts: dict[str, int] = {}
+    of_hosts: Counter[str] = Counter()
     for host, _, taken, _ in gathered:
-        of_hosts[host] = of_hosts.get(host, 0) + taken
-    on_devices = [taken for *_, taken in gathered if taken is not None]
+        of_hosts[host] += taken
     return {
-        "device": job.backend.info.description,
-        "global_batch": global_batch,
-        "samples_per_second": global_batch * steps / max(taken for _, taken, *_ in gathered),
+        "device": session.backend.info.description,
+        "samples_per_second": session.plan().batch.global_batch * steps / max(one[1] for one in gathered),
         "host_bytes": max(of_hosts.values()),
-        "device_bytes": max(on_devices, default=None),
+        "device_bytes": max((one[3] for one in gathered if one[3] is not None), default=None),
         "losses": recorder.losses,
-        "steps": steps,
     }
-
-
-def _device_bytes(config: Config) -> int | None:
-    """Return the most memory that this worker took on its GPU; None if it computes on the CPU."""
-    if config.device == "cpu":
-        return None
-    folder = FRAMEWORKS[config.framework].module.split(".")[-2]
-    found: int | None = import_module(f"hvdtrain.search.{folder}.device_memory").device_peak_bytes()
-    return found
 
 
 if __name__ == "__main__":

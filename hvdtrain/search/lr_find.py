@@ -1,10 +1,9 @@
 """Finding a learning rate: a short training in which it rises until the loss diverges."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
-from types import MappingProxyType
 from typing import Any
 
 from hvdtrain.activity import ACTIVITY
@@ -18,9 +17,8 @@ from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import SilentReport
-from hvdtrain.search.curve import Curve, Rise
-from hvdtrain.search.job import OpenJob, check_synchronous, opened_job, session_of
-from hvdtrain.search.lr_finding import BatchScale, LearningRates
+from hvdtrain.search.job import SearchRun, check_synchronous, opened_run
+from hvdtrain.search.learning_rates import BatchScale, Curve, LearningRates, Rise, notes_of_ends
 from hvdtrain.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS
 from hvdtrain.session import Session
 from hvdtrain.stages import replicas
@@ -28,19 +26,11 @@ from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.training_plan import TrainingPlan
 
 _LEAST_STEPS, _MOST_STEPS = 20, 100_000
-# a schedule of its own would stand between the rate that is tried and the optimizer
-_WITHOUT_SCHEDULE: Mapping[str, Any] = MappingProxyType(
-    {"lr_schedule": "constant", "warmup_epochs": 0.0, "warmup_steps": None}
-)
 
 
 @dataclass
-class RisingSession(Session):
-    """A run whose learning rate rises; see ``Session``.
-
-    Attributes:
-        rise: the learning rate.
-    """
+class _RisingSession(Session):
+    """A run whose learning rate rises; see ``Session``."""
 
     rise: Rise = field(default_factory=lambda: Rise(LOWEST_RATE, HIGHEST_RATE, RISING_STEPS))
 
@@ -94,47 +84,30 @@ def lr_find(
     rise = checked_rise(lowest_rate, highest_rate, rising_steps)
     named = {} if task is None else {"task": task_spec(task)}
     given = Layer("lr_find()", {**named, "framework": framework, **config})
-    with opened_job([given], task_class_of(task)) as job:
-        return find_rates(job, rise, keeps_state=True)
+    return find_rates([given], rise, task_class_of(task), keeps_state=True)
 
 
-def lr_find_job(layers: list[Layer], rise: Rise) -> LearningRates:
-    """Collective. Do the same for a command line.
-
-    Args:
-        layers: config values, weakest source first, without the task's defaults.
-        rise: the learning rate.
-    """
-    with opened_job(layers) as job:
-        return find_rates(job, rise)
-
-
-def find_rates(job: OpenJob, rise: Rise, *, keeps_state: bool = False) -> LearningRates:
+def find_rates(
+    layers: list[Layer], rise: Rise, task_class: Any = None, *, keeps_state: bool = False
+) -> LearningRates:
     """Collective. Train with a learning rate that rises, and return what was found.
 
-    Args:
-        job: the job.
-        rise: the learning rate.
-        keeps_state: whether model and optimizer are afterwards as a training would begin with them.
+    With ``keeps_state``, model and optimizer are afterwards as a training would begin with them.
     """
-    check_synchronous(job.config, "lr-find")
     curve = Curve()
-    with session_of(job, rising_config(job.config, rise)) as (plain, notes):
-        values = {one.name: getattr(plain, one.name) for one in fields(plain)}
-        session = RisingSession(**{**values, "report": _CurveReport(curve)}, rise=rise)
+    with opened_run(layers, lambda config: rising_config(config, rise), task_class) as run:
+        backend = run.session.backend
+        values = {one.name: getattr(run.session, one.name) for one in fields(run.session)}
+        session = _RisingSession(**{**values, "report": _CurveReport(curve)}, rise=rise)
         ACTIVITY.enter("finding a learning rate", is_long=True)
-        kept = _state_kept(job.backend) if keeps_state else nullcontext()
-        with kept:
+        with _state_kept(backend) if keeps_state else nullcontext():
             _train(session, curve, rise)
-        scale = batch_scale(job.config, session.plan(), replicas(job.backend.workers, job.config))
-    return LearningRates.of(
-        curve,
-        rise,
-        scale,
-        task=job.config.task,
-        device=job.backend.info.description,
-        notes=(*job.notes, *notes, *_notes(job)),
-    )
+        scale = batch_scale(run.config, session.plan(), replicas(backend.workers, run.config))
+    notes = (*run.notes, *_notes(run), *notes_of_ends(curve, rise))
+    return LearningRates(
+        run.config.task, backend.info.description, scale, curve.rates, curve.losses, curve.diverged,
+        curve.steepest, rise.highest, notes,
+    )  # fmt: skip
 
 
 def _train(session: Session, curve: Curve, rise: Rise) -> None:
@@ -153,16 +126,12 @@ def checked_rise(lowest: float, highest: float, steps: int) -> Rise:
     Raises:
         UsageError: If a value is out of range.
     """
-    if not (0 < lowest < highest < math.inf):
+    if not (0 < lowest < highest < math.inf and _LEAST_STEPS <= steps <= _MOST_STEPS):
         raise UsageError(
-            f"lowest_rate {lowest:g} and highest_rate {highest:g}: must be finite, greater than 0, and the "
-            "first less than the second",
-            f"For example {LOWEST_RATE:g} and {HIGHEST_RATE:g}.",
+            f"lowest_rate {lowest:g}, highest_rate {highest:g}, rising_steps {steps}: rates must be "
+            f"finite, above 0 and rising, and steps must be {_LEAST_STEPS} to {_MOST_STEPS:,}",
+            f"For example {LOWEST_RATE:g}, {HIGHEST_RATE:g} and {RISING_STEPS}.",
             everywhere=True,
-        )
-    if not _LEAST_STEPS <= steps <= _MOST_STEPS:
-        raise UsageError(
-            f"rising_steps {steps}: must be from {_LEAST_STEPS} to {_MOST_STEPS:,}", everywhere=True
         )
     return Rise(lowest, highest, steps)
 
@@ -171,9 +140,16 @@ def rising_config(config: Config, rise: Rise) -> Config:
     """Return the config of the training in which the rate rises: without a schedule or files of its own.
 
     Its peak is the job's, also where ``bench_config`` takes a small rate because it leaves out a warm-up.
+
+    Raises:
+        ConfigError: If the job has local steps.
     """
-    own = {"steps": rise.steps, "learning_rate": config.base_learning_rate}
-    return bench_config(config).model_copy(update={**own, **_WITHOUT_SCHEDULE})
+    check_synchronous(config, "lr-find")
+    changes = {
+        "steps": rise.steps, "learning_rate": config.base_learning_rate, "lr_schedule": "constant",
+        "warmup_epochs": 0.0, "warmup_steps": None,
+    }  # fmt: skip
+    return bench_config(config).model_copy(update=changes)
 
 
 def batch_scale(config: Config, plan: TrainingPlan, workers: int) -> BatchScale:
@@ -182,8 +158,8 @@ def batch_scale(config: Config, plan: TrainingPlan, workers: int) -> BatchScale:
     return BatchScale(plan.batch.global_batch, plan.base_batch, config.lr_scaling, factor, workers)
 
 
-def _notes(job: OpenJob) -> list[str]:
-    notes, config, own = [], job.config, job.model.own_rates
+def _notes(run: SearchRun) -> list[str]:
+    notes, config, own = [], run.config, run.model.own_rates
     if config.resume:
         notes.append("the steps start from the initial weights, not from --resume; --init is taken")
     if own is not None and not own.is_default:

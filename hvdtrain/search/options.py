@@ -1,4 +1,4 @@
-"""The options of the commands that search, beside those of a job."""
+"""The options of ``lr-find`` and ``batch-find``, beside those of a job."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +15,7 @@ LOWEST_RATE, HIGHEST_RATE, RISING_STEPS = 1e-6, 10.0, 200
 
 @dataclass(frozen=True)
 class RateOptions:
-    """What the options of ``lr-find`` say, beside those of the job.
-
-    Attributes:
-        lowest_rate: learning rate of the first step.
-        highest_rate: learning rate of the last step.
-        rising_steps: number of steps.
-        json_path: file for the JSON document.
-        picture: file for the picture.
-    """
+    """The options of ``lr-find``, as ``rate_options`` describes them."""
 
     lowest_rate: float = LOWEST_RATE
     highest_rate: float = HIGHEST_RATE
@@ -34,16 +26,7 @@ class RateOptions:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What the options of ``batch-find`` say, beside those of the job.
-
-    Attributes:
-        num_proc: number of workers.
-        seconds: how long each micro-batch trains, roughly.
-        memory: how much memory the workers of a host may take; None for what is free.
-        hosts: hosts and slots; None for this host.
-        controller: "mpi", "gloo" or None for what horovodrun chooses.
-        json_path: file for the JSON document.
-    """
+    """The options of ``batch-find``, as ``batch_options`` describes them."""
 
     num_proc: int = 1
     seconds: float = 5.0
@@ -53,7 +36,7 @@ class BatchOptions:
     json_path: Path | None = None
 
 
-def options_of(*options: Any) -> Callable[[Any], Any]:
+def _options(*options: Any) -> Callable[[Any], Any]:
     """Return a decorator that adds options to a command, in this order."""
 
     def decorate(command: Any) -> Any:
@@ -66,8 +49,7 @@ def options_of(*options: Any) -> Callable[[Any], Any]:
 
 _JSON = click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
                      help="Write a JSON document, too.")  # fmt: skip
-
-rate_options = options_of(
+rate_options = _options(
     click.option("--lowest-rate", type=float, default=LOWEST_RATE, metavar="RATE",
                  help=f"Learning rate of the first step, as the optimizer has it. [{LOWEST_RATE:g}]"),
     click.option("--highest-rate", type=float, default=HIGHEST_RATE, metavar="RATE",
@@ -78,21 +60,16 @@ rate_options = options_of(
     click.option("--picture", type=ExpandedPath(), metavar="FILE",
                  help="Draw the curve, too: .png, .svg or .html; needs matplotlib."),
 )  # fmt: skip
-
-_NUM_PROC = click.option("-np", "--num-proc", type=click.IntRange(1), default=1, metavar="N",
-                         help="Workers of each job. [1]")  # fmt: skip
-_HOSTS = click.option("-H", "--hosts", metavar="HOSTS",
-                      help="Hosts and slots, such as host1:2,host2:2. [this host's cores]")  # fmt: skip
-_CONTROLLER = click.option("--controller", type=click.Choice(["mpi", "gloo"]),
-                           help="Controller of the jobs. [horovodrun's choice]")  # fmt: skip
-
-batch_options = options_of(
-    _NUM_PROC,
+batch_options = _options(
+    click.option("-np", "--num-proc", type=click.IntRange(1), default=1, metavar="N",
+                 help="Workers of each job. [1]"),
     click.option("--seconds", type=click.FloatRange(0.1, 3600), default=5.0, metavar="SECONDS",
                  help="How long each micro-batch trains, roughly. [5]"),
     click.option("--memory", type=Bytes(2**50, "1024T"), metavar="SIZE",
                  help="Memory that the workers of a host may take. [nine tenths of what is free]"),
-    _HOSTS,
-    _CONTROLLER,
+    click.option("-H", "--hosts", metavar="HOSTS",
+                 help="Hosts and slots, such as host1:2,host2:2. [this host's cores]"),
+    click.option("--controller", type=click.Choice(["mpi", "gloo"]),
+                 help="Controller of the jobs. [horovodrun's choice]"),
     _JSON,
 )  # fmt: skip

@@ -22,8 +22,6 @@ OWNERS = {
     "hvdtrain.bench.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
     "hvdtrain.parity.torch": ("torch",),
     "hvdtrain.parity.tensorflow": ("tensorflow", "keras"),
-    "hvdtrain.search.torch": ("torch",),
-    "hvdtrain.search.tensorflow": ("tensorflow",),
     "hvdtrain.elastic.host_job": ("horovod.runner",),
     "hvdtrain.elastic.processes": ("horovod.runner",),
     "hvdtrain.elastic.store": ("horovod.runner",),

@@ -3,7 +3,6 @@
 import json
 import mmap
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +12,7 @@ from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.memory import free_bytes, is_out_of_memory, taken_bytes
 from hvdtrain.search import batch_find, batch_worker
 from hvdtrain.search.batch_sizes import BatchSize, curve_difference, sizes_to_try
-from hvdtrain.search.memory import mark
+from hvdtrain.search.batch_worker import mark
 from hvdtrain.search.options import BatchOptions
 from hvdtrain.training_plan import TrainingPlan
 
@@ -88,13 +87,6 @@ def test_what_is_mapped_from_a_file_is_not_taken(tmp_path):
     assert taken_bytes() > before + size / 2
     assert kept
     assert taken_bytes(2**22 + 1) == 0, "no process has this number"
-
-
-def test_a_job_on_the_cpu_does_not_ask_for_a_gpu(monkeypatch):
-    gpu = SimpleNamespace(device_peak_bytes=lambda: 7)
-    monkeypatch.setattr(batch_worker, "import_module", lambda name: gpu)
-    assert batch_worker._device_bytes(config(device="cpu")) is None
-    assert batch_worker._device_bytes(config()) == 7
 
 
 class Jobs:
@@ -180,10 +172,10 @@ def test_the_smallest_may_fail_where_the_job_as_it_is_does_not_fit(monkeypatch):
 
 
 def test_lack_of_memory_without_words_is_told(monkeypatch, tmp_path):
-    def opened(_):
+    def opened(*_):
         raise MemoryError
 
-    monkeypatch.setattr(batch_worker, "opened_job", opened)
+    monkeypatch.setattr(batch_worker, "opened_run", opened)
     monkeypatch.setattr(batch_worker, "MemoryWatch", lambda *_: None)
     with pytest.raises(MemoryError):
         batch_worker.work({"found": str(tmp_path / "found"), "limit": 2**50, "layers": [], "seconds": 1})

@@ -10,9 +10,8 @@ import pytest
 from hvdtrain.config import Config
 from hvdtrain.errors import TrainingError, UsageError
 from hvdtrain.search import lr_find
-from hvdtrain.search.curve import Curve, Rise, smoothed
+from hvdtrain.search.learning_rates import BatchScale, Curve, LearningRates, Rise, notes_of_ends, smoothed
 from hvdtrain.search.lr_find import batch_scale, checked_rise, rising_config
-from hvdtrain.search.lr_finding import BatchScale, LearningRates
 from hvdtrain.training_plan import TrainingPlan
 
 RISE = Rise(1e-5, 10.0, 121)
@@ -39,7 +38,7 @@ def test_the_rate_rises_by_the_same_factor():
 
 
 def test_the_steepest_descent_is_found_where_it_is():
-    assert curve_of(typical).steepest() == pytest.approx(0.01, rel=0.25)
+    assert curve_of(typical).steepest == pytest.approx(0.01, rel=0.25)
 
 
 def test_a_loss_that_explodes_stops_the_rise_and_dates_it_back():
@@ -67,7 +66,7 @@ def test_a_loss_that_does_not_fall_suggests_nothing():
 def test_negative_losses_do_not_diverge_by_falling(shift):
     curve = curve_of(lambda rate: shift + 2.3 - 2.0 / (1 + (0.01 / rate) ** 2))
     assert curve.stopped is None
-    assert curve.steepest() == pytest.approx(0.01, rel=0.25)
+    assert curve.steepest == pytest.approx(0.01, rel=0.25)
 
 
 @pytest.mark.parametrize("plateau", [4.6, 8.6])
@@ -90,18 +89,17 @@ def test_noise_suggests_nothing_and_a_fall_within_it_is_found():
     for seed in range(20):
         noise = random.Random(seed)
         curve = curve_of(lambda _, noise=noise: 5.0 + noise.gauss(0, 1))
-        assert (curve.steepest(), curve.diverged) == (None, None)
+        assert (curve.steepest, curve.diverged) == (None, None)
     noise = random.Random(1)
     noisy = curve_of(lambda rate: typical(rate) + noise.gauss(0, 0.3))
-    assert noisy.steepest() == pytest.approx(0.01, rel=0.7)
+    assert noisy.steepest == pytest.approx(0.01, rel=0.7)
     assert noisy.diverged is not None
 
 
 @pytest.mark.parametrize(("centre", "option"), [(1e-6, "--lowest-rate"), (20.0, "--highest-rate")])
 def test_a_suggestion_at_an_end_says_so(centre, option):
-    found = found_of(curve_of(lambda rate: 2.3 - 2.0 / (1 + (centre / rate) ** 2)))
-    assert len(found.notes) == 1
-    assert option in found.notes[0]
+    (note,) = notes_of_ends(curve_of(lambda rate: 2.3 - 2.0 / (1 + (centre / rate) ** 2)), RISE)
+    assert option in note
 
 
 def test_a_fall_after_a_rise_is_not_the_steepest():
@@ -109,7 +107,7 @@ def test_a_fall_after_a_rise_is_not_the_steepest():
         spike = 3.0 * math.exp(-((math.log10(rate / 0.5) / 0.1) ** 2))
         return 2.3 - 1.0 / (1 + (0.01 / rate) ** 2) + spike
 
-    assert curve_of(recovering).steepest() < 0.1
+    assert curve_of(recovering).steepest < 0.1
 
 
 def test_means_do_not_lag():
@@ -119,7 +117,9 @@ def test_means_do_not_lag():
 
 def found_of(curve: Curve, factor: float = 1.0) -> LearningRates:
     scale = BatchScale(global_batch=64, base_batch=32, rule="linear", factor=factor, workers=2)
-    return LearningRates.of(curve, RISE, scale, task="digits", device="PyTorch on the CPU", notes=())
+    return LearningRates(
+        "digits", "PyTorch on the CPU", scale, curve.rates, curve.losses, curve.diverged, curve.steepest, 10.0
+    )
 
 
 def test_what_is_typed_gives_the_peak_that_is_named():
@@ -128,7 +128,7 @@ def test_what_is_typed_gives_the_peak_that_is_named():
         assert other.peak == other.learning_rate * 2.0
         assert other.peak == pytest.approx(one.peak, rel=0.01)
     assert len(twice.suggestions) == 2
-    assert not twice.notes
+    assert not notes_of_ends(curve_of(typical), RISE)
     assert "the peak is 2 times --learning-rate" in twice.describe()
     assert f"--learning-rate {twice.suggestion:g}" in twice.describe()
     assert [one["loss"] for one in twice.to_document()["curve"]] == twice.losses

@@ -1,0 +1,268 @@
+"""A learning rate that rises from step to step, and what the losses say of it: pure functions."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+VERSION = 1
+_FORGET = 0.9  # of the running mean that ends the rise, per step
+_TIMES_LOWEST = 4.0  # the running mean's lowest value
+_SMALL_FALL, _RECOVERY = 0.1, 0.25  # of the whole fall, and of the fall so far
+_MARGIN = 0.1  # of the whole fall, by which a divergence that ends on a plateau passes the first value
+_SIGMAS = 6.0  # of a mean, by which it falls where losses do not merely scatter
+_MEDIAN_JUMP = 0.6745 * math.sqrt(2)  # of normally distributed losses, in their standard deviation
+_WIDTHS = 50  # of the centred mean's standard deviation, in the length of the curve
+_ROWS, _DIGITS = 16, 3
+_OF_DIVERGENCE = 0.1
+
+
+@dataclass(frozen=True)
+class Rise:
+    """A learning rate that rises exponentially from the first to the last of some steps."""
+
+    lowest: float
+    highest: float
+    steps: int
+
+    def rate(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0."""
+        part = min(step / (self.steps - 1), 1.0)
+        return float(self.lowest * (self.highest / self.lowest) ** part)
+
+
+@dataclass
+class Curve:
+    """The losses of steps whose learning rate rises. The same on every worker.
+
+    Attributes:
+        rates: learning rates, in order.
+        losses: the loss of each step, before its update.
+        stopped: the learning rate at which the loss was seen to diverge; None if it was not.
+    """
+
+    rates: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    stopped: float | None = None
+    _sum: float = 0.0
+    _lowest: float = math.inf
+
+    def add(self, rate: float, loss: float) -> None:
+        """Add a step; nothing after the loss has diverged.
+
+        It has diverged when its running mean is more than 4 times the lowest value that it had, and above
+        the first loss: the second matters for losses that are small or negative.
+        """
+        if self.stopped is not None:
+            return
+        if not math.isfinite(loss):
+            self.stopped = rate
+            return
+        self.rates.append(rate)
+        self.losses.append(loss)
+        self._sum = _FORGET * self._sum + (1 - _FORGET) * loss
+        mean = self._sum / (1 - _FORGET ** len(self.losses))
+        self._lowest = min(self._lowest, mean)
+        if mean > max(self._lowest + (_TIMES_LOWEST - 1) * abs(self._lowest), self.losses[0]):
+            self.stopped = rate
+
+    @property
+    def diverged(self) -> float | None:
+        """The learning rate at which the smoothed loss, after its lowest, passes its first value.
+
+        What is seen to diverge has begun to do so before: a mean lags behind. If it was not seen, as the loss
+        rose to a plateau, it has to pass its first value clearly. None if it did not diverge.
+        """
+        means = smoothed(self.losses)
+        if self.stopped is None and not self._falls(means):
+            return None
+        lowest = means.index(min(means))
+        limit = means[0] + (_MARGIN * (means[0] - means[lowest]) if self.stopped is None else 0.0)
+        above = (rate for rate, mean in zip(self.rates, means, strict=True) if mean > limit)
+        return next((rate for rate in above if rate > self.rates[lowest]), self.stopped)
+
+    @property
+    def steepest(self) -> float | None:
+        """The learning rate at which the loss falls fastest, per factor of the rate.
+
+        Only what comes before the lowest loss counts, and before the loss first rises by a quarter of what it
+        had fallen: a fall after that is a recovery. None if the loss does not fall by more than it scatters.
+        """
+        means = smoothed(self.losses)
+        last = min(self._calm_until(means), len(means) - 2)
+        if last < 1 or not self._falls(means):
+            return None
+        slopes = [means[at + 1] - means[at - 1] for at in range(1, last + 1)]
+        return self.rates[1 + slopes.index(min(slopes))] if min(slopes) < 0 else None
+
+    def _falls(self, means: Sequence[float]) -> bool:
+        """Return whether the means fall by more than they do where losses are nothing but noise."""
+        return len(means) >= 3 and means[0] - means[self._calm_until(means)] > _SIGMAS * self._noise()
+
+    def _noise(self) -> float:
+        """Return by how much a centred mean scatters, from the median jump of the losses from step to step.
+
+        Unlike the mean jump, the median does not count how they rise where they diverge.
+        """
+        jump = float(np.median(np.abs(np.diff(self.losses)))) if len(self.losses) > 1 else 0.0
+        return jump / _MEDIAN_JUMP / math.sqrt(2 * math.sqrt(math.pi) * _width(len(self.losses)))
+
+    def _calm_until(self, means: Sequence[float]) -> int:
+        """Return the place of the lowest mean before the first one that is far above it."""
+        fall, lowest, noise = means[0] - min(means), 0, _SIGMAS * self._noise()
+        for at, mean in enumerate(means):
+            fallen = means[0] - means[lowest]
+            if fallen > _SMALL_FALL * fall and mean - means[lowest] > max(_RECOVERY * fallen, noise):
+                break
+            if mean < means[lowest]:
+                lowest = at
+        return lowest
+
+
+def _width(count: int) -> float:
+    return max(count / _WIDTHS, 1.0)
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Return each value's mean with its neighbours, weighted by a bell whose width is 1/50 of the length.
+
+    The mean is centred, so that no value lags behind its learning rate.
+    """
+    width = _width(len(values))
+    reach = math.ceil(3 * width)
+    bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+    sums, weights = np.convolve(values, bell), np.convolve(np.ones(len(values)), bell)
+    found: list[float] = (sums / weights)[reach : reach + len(values)].tolist()
+    return found
+
+
+class Suggestion(NamedTuple):
+    """A learning rate to try: what to give as ``--learning-rate``, and the peak that the job has then."""
+
+    reason: str
+    learning_rate: float
+    peak: float
+
+
+class BatchScale(NamedTuple):
+    """For which batch a learning rate is quoted: ``factor`` is the peak learning rate by the quoted one."""
+
+    global_batch: int
+    base_batch: int
+    rule: str
+    factor: float
+    workers: int
+
+
+@dataclass(frozen=True)
+class LearningRates:
+    """What ``lr_find`` found. The same on every worker.
+
+    Attributes:
+        task: the task's name or path.
+        device: what it was computed on.
+        scale: the batch that the rates are quoted for.
+        rates: learning rates of the steps, as the optimizer had them.
+        losses: the loss of each step, before its update.
+        diverged: the rate at which the loss diverged; None if it did not.
+        steepest: the rate at which the smoothed loss fell fastest; None if it never fell.
+        highest: the last rate that would have been tried.
+        notes: what the user should know.
+    """
+
+    task: str
+    device: str
+    scale: BatchScale
+    rates: Sequence[float]
+    losses: Sequence[float]
+    diverged: float | None
+    steepest: float | None
+    highest: float
+    notes: Sequence[str] = ()
+
+    @property
+    def suggestions(self) -> list[Suggestion]:
+        """Rates to try, the first being the first choice; empty if the curve has none."""
+        if self.steepest is None:
+            return []
+        found = [self._suggestion("where the loss falls fastest", self.steepest)]
+        if self.diverged is not None:
+            found.append(self._suggestion("a tenth of where it diverges", _OF_DIVERGENCE * self.diverged))
+        return found
+
+    @property
+    def suggestion(self) -> float | None:
+        """What to give as ``learning_rate``: the first of ``suggestions``; None if there is none."""
+        return self.suggestions[0].learning_rate if self.suggestions else None
+
+    def _suggestion(self, reason: str, peak: float) -> Suggestion:
+        quoted = float(f"{peak / self.scale.factor:.{_DIGITS}g}")
+        return Suggestion(reason, quoted, quoted * self.scale.factor)
+
+    def describe(self) -> str:
+        """Return it as the text that is shown."""
+        scale, means = self.scale, smoothed(self.losses)
+        lines = [f"lr-find: {self.task} with {self.device}, global batch {scale.global_batch}"]
+        lines += [f"  {'peak rate':>10}  {'loss':>10}  smoothed"]
+        for at in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS))):
+            lines.append(f"  {self.rates[at]:>10.3g}  {self.losses[at]:>10.4g}  {means[at]:.4g}")
+        lines.append(
+            f"the loss did not diverge up to {self.highest:g}: raise --highest-rate to find where"
+            if self.diverged is None
+            else f"the loss diverged at a peak rate of {self.diverged:.3g}"
+        )
+        lines.append(
+            f"for a global batch of {scale.global_batch} (base_batch_size {scale.base_batch}, lr_scaling "
+            f"{scale.rule}: the peak is {scale.factor:g} times --learning-rate):"
+            if self.suggestions
+            else "no suggestion: the loss did not fall by more than it scatters; lower --lowest-rate, take "
+            "more --rising-steps or a larger batch, or check the task"
+        )
+        for one in self.suggestions:
+            lines.append(f"  --learning-rate {one.learning_rate:<9g} peak {one.peak:<9.3g} {one.reason}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def to_document(self) -> dict[str, Any]:
+        """Return the JSON document."""
+        steps = zip(self.rates, self.losses, smoothed(self.losses), strict=True)
+        return {
+            "version": VERSION,
+            "task": self.task,
+            "device": self.device,
+            "workers": self.scale.workers,
+            "global_batch": self.scale.global_batch,
+            "base_batch_size": self.scale.base_batch,
+            "lr_scaling": self.scale.rule,
+            "peak_by_learning_rate": self.scale.factor,
+            "diverged_at": self.diverged,
+            "suggestions": [one._asdict() for one in self.suggestions],
+            "curve": [{"rate": rate, "loss": loss, "smoothed": mean} for rate, loss, mean in steps],
+            "notes": list(self.notes),
+        }
+
+
+def notes_of_ends(curve: Curve, rise: Rise) -> list[str]:
+    """Return a note if the loss falls fastest so close to an end that the means are of few losses."""
+    close, steepest = math.ceil(2 * _width(rise.steps)), curve.steepest
+    if steepest is None or rise.rate(close) < steepest < rise.rate(rise.steps - 1 - close):
+        return []
+    option = "a lower --lowest-rate" if steepest <= rise.rate(close) else "a higher --highest-rate"
+    return [f"the loss falls fastest at an end of what was tried: give {option}"]
+
+
+def draw_rates(figure: Any, document: Mapping[str, Any]) -> None:
+    """Draw the curve of a document of ``LearningRates`` into a figure of matplotlib."""
+    axes = figure.add_subplot()
+    rates = [one["rate"] for one in document["curve"]]
+    axes.plot(rates, [one["loss"] for one in document["curve"]], alpha=0.35, label="loss")
+    axes.plot(rates, [one["smoothed"] for one in document["curve"]], label="smoothed")
+    for style, one in zip(("--", ":"), document["suggestions"], strict=False):
+        label = f"{one['reason']}: --learning-rate {one['learning_rate']:g}"
+        axes.axvline(one["peak"], color="black", linestyle=style, label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel(f"peak learning rate, global batch {document['global_batch']}")
+    axes.set_ylabel("loss")
+    axes.set_title(f"{document['task']}, {document['device']}")
+    axes.legend()

@@ -1,1 +1,0 @@
-"""What a search asks of PyTorch."""
