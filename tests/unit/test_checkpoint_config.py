@@ -1,6 +1,5 @@
 """What a job takes from a checkpoint's manifest: its config, less what was of that training alone."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.config_layers import resolve
 from hvdtrain.errors import CheckpointError, UsageError
 from hvdtrain.jobs import checkpoint_config
-from hvdtrain.jobs.run_directory import run_dir_of
 
 
 def manifest(step: int = 3, workers: int = 2, **fields: object) -> Manifest:
@@ -70,24 +68,6 @@ def test_in_stages_each_worker_makes_the_parameters_of_its_stage_alone():
     assert (config.stage_balance, config.initial_parameters) == ("memory", "portable")
 
 
-def test_threads_and_processes_are_those_of_this_machine():
-    config = resolved(manifest(read_workers=12, threads=4000, read_threads=1000, device="gpu"))
-    assert (config.read_workers, config.threads, config.read_threads, config.device) == (0, None, 2, "auto")
-    assert resolved(manifest(), Layer("options", {"read_workers": 3})).read_workers == 3
-
-
-@pytest.mark.parametrize("name", ["batch_size", "global_batch_size", "accumulate"])
-@pytest.mark.parametrize("value", ["many", 0, -3, 1.5, [2]])
-def test_a_size_that_is_none_is_named(name, value):
-    made = manifest(**({"global_batch_size": 4} if name == "accumulate" else {}))
-    made.config[name] = value
-    with pytest.raises(CheckpointError) as caught:
-        resolved(made)
-    assert caught.value.problem == (
-        f"checkpoint c: {name} in its config must be a whole number > 0, found {value!r}"
-    )
-
-
 def test_what_a_run_started_from_and_its_schedule_are_left_out():
     made = manifest(init="w", init_only=["model/a/*"], lr_schedule="plateau", lr_final_fraction=0.5)
     found = resolved(made)
@@ -120,19 +100,6 @@ def test_a_task_of_the_users_own_must_be_named():
     assert resolved(made, Layer("options", {"task": "elsewhere.py:Mine"})).task == "elsewhere.py:Mine"
 
 
-def test_the_name_of_a_foreign_task_does_not_reach_the_terminals_controls():
-    with pytest.raises(UsageError) as caught:
-        resolved(manifest(task="a.py:\x1b[31mX"))
-    assert "\x1b" not in str(caught.value)
-    assert "a.py:\\x1b[31mX" in caught.value.problem
-
-
-def test_the_name_of_a_foreign_task_is_cut():
-    with pytest.raises(UsageError) as caught:
-        resolved(manifest(task=f"{'a' * 200}/{'a' * 200}.py:X"))
-    assert len(str(caught.value)) < 1500
-
-
 @pytest.mark.parametrize(
     ("task", "options"),
     [("/moved/mine.py:Mine", {"size": 3}), ("mine.py:Other", {}), ("digits", {})],
@@ -162,22 +129,3 @@ def test_where_the_newest_is_damaged_the_one_before_must_have_its_config(tmp_pat
     with pytest.raises(CheckpointError, match=r"trained with another config\nTo use that one, name it"):
         checkpoint_config.verified(tmp_path, newest)
     assert checkpoint_config.verified(tmp_path, manifest(2, seed=1)).path == first
-
-
-def test_under_a_launcher_it_is_said_that_each_host_needs_the_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOROVOD_RANK", "1")
-    with pytest.raises(CheckpointError, match="each host needs it, under this path"):
-        checkpoint_config.find_unverified(tmp_path / "missing")
-
-
-@pytest.mark.parametrize(
-    ("path", "folder"), [("r/checkpoints/step-00000003", "r"), ("weights/step-00000000", "weights")]
-)
-def test_the_run_directory_of_a_checkpoint(path, folder):
-    assert run_dir_of(Checkpoint(Path(path), manifest())) == Path(folder)
-
-
-def test_the_manifest_on_disk_is_what_the_config_is_made_of(tmp_path):
-    path = write(tmp_path, 5, seed=4)
-    assert json.loads((path / "trainer.json").read_text())["config"]["seed"] == 4
-    assert resolved(checkpoint_config.find_unverified(path).manifest).seed == 4

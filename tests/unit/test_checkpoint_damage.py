@@ -2,19 +2,15 @@
 
 import json
 import os
-import random
 import shutil
-import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.states import FILES, contents, equal, make_record, make_state, names, saved
+from support.states import FILES, contents, equal, make_state, names, saved
 
-from hvdtrain.activity import ACTIVITY
-from hvdtrain.checkpoints import manifest, storage, verification
+from hvdtrain.checkpoints import manifest, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 
@@ -28,38 +24,6 @@ def damage_of(path: Path) -> str:
     assert refused.value.problem == f"checkpoint {path} is damaged: {caught.value}"
     assert verification.newest_verified(path.parent) is None
     return str(caught.value)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_that_was_cut_short_is_damage(tmp_path, file):
-    path = saved(tmp_path)
-    content = (path / file).read_bytes()
-    for length in np.linspace(0, len(content) - 1, 20, dtype=int):
-        (path / file).write_bytes(content[:length])
-        assert file in damage_of(path)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_file_with_more_at_its_end_is_damage(tmp_path, file):
-    path = saved(tmp_path)
-    for more in (b"\0", b"\n", b" ", b"}", b"x" * 5000):
-        content = (path / file).read_bytes()
-        (path / file).write_bytes(content + more)
-        assert file in damage_of(path)
-        (path / file).write_bytes(content)
-
-
-@pytest.mark.parametrize("file", FILES)
-@pytest.mark.parametrize("kind", ["byte", "bit"])
-def test_a_changed_byte_is_damage(tmp_path, file, kind):
-    path = saved(tmp_path)
-    content = (path / file).read_bytes()
-    chosen = random.Random(0)
-    for place in chosen.sample(range(len(content)), 50):
-        changed = bytearray(content)
-        changed[place] ^= 0xFF if kind == "byte" else 1 << chosen.randrange(8)
-        (path / file).write_bytes(changed)
-        assert file in damage_of(path)
 
 
 @given(data=st.data())
@@ -83,33 +47,6 @@ def test_a_missing_file_is_damage(tmp_path, file):
     path = saved(tmp_path)
     (path / file).unlink()
     assert damage_of(path) == f"{file} is missing"
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_folder_in_the_place_of_a_file_is_damage(tmp_path, file):
-    path = saved(tmp_path)
-    (path / file).unlink()
-    (path / file).mkdir()
-    assert file in damage_of(path)
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_link_to_nothing_is_damage(tmp_path, file):
-    path = saved(tmp_path)
-    (path / file).unlink()
-    (path / file).symlink_to(tmp_path / "nowhere")
-    assert damage_of(path) == f"{file} is missing"
-
-
-def test_two_files_that_changed_places_are_damage(tmp_path):
-    state = {"model/kernel": np.ones(4, np.float32), "optimizer/ab": np.ones(4, np.float32)}
-    path = storage.write(tmp_path, state, make_record())
-    model, optimizer = (path / name for name in FILES[:2])
-    assert model.stat().st_size == optimizer.stat().st_size
-    model.rename(path / "between")
-    optimizer.rename(model)
-    (path / "between").rename(optimizer)
-    assert damage_of(path) == "the content of model.safetensors has changed"
 
 
 def test_the_files_of_another_checkpoint_are_damage(tmp_path):
@@ -141,23 +78,6 @@ def test_other_json_in_the_place_of_the_manifest_is_damage(tmp_path, text, encod
     assert damage_of(path) == "trainer.json is not as it was written"
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "utf-32"])
-def test_the_manifest_in_another_encoding_is_damage(tmp_path, encoding):
-    path = saved(tmp_path)
-    text = (path / "trainer.json").read_text()
-    (path / "trainer.json").write_text(text, encoding=encoding)
-    assert damage_of(path) == "trainer.json is not as it was written"
-
-
-@pytest.mark.parametrize("indent", [None, 1, 4])
-def test_the_manifest_in_another_layout_is_damage(tmp_path, indent):
-    """A tool that rewrites it may have changed a number, too."""
-    path = saved(tmp_path)
-    values = json.loads((path / "trainer.json").read_text())
-    (path / "trainer.json").write_text(json.dumps(values, indent=indent))
-    assert damage_of(path) == "trainer.json is not as it was written"
-
-
 def rewrite_manifest(path: Path, **changes: object) -> None:
     """Change a manifest and give it the checksum that belongs to it; None takes a field out."""
     values = json.loads((path / "trainer.json").read_text()) | changes
@@ -184,31 +104,6 @@ def test_a_value_that_cannot_be_is_damage_and_is_named(tmp_path, field, value):
     said = damage_of(path)
     assert said.startswith(f"trainer.json: {field}: Input should be ")
     assert said.endswith(f", found {found}")
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path, file):
-    path = saved(tmp_path)
-    (path / file).unlink()
-    os.mkfifo(path / file)
-    assert damage_of(path) == f"{file} is not a regular file"
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_a_device_in_the_place_of_a_file_is_not_read(tmp_path, file):
-    path = saved(tmp_path)
-    (path / file).unlink()
-    (path / file).symlink_to("/dev/zero")
-    assert damage_of(path) == f"{file} is not a regular file"
-
-
-@pytest.mark.parametrize("kind", ["F8_E8M0", "F8_E4M3", "BF16", "F4"])
-def test_a_type_that_numpy_does_not_have_is_damage(tmp_path, kind):
-    path = saved(tmp_path)
-    header = json.dumps({"model/a": {"dtype": kind, "shape": [16], "data_offsets": [0, 32]}}).encode()
-    (path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(32))
-    with pytest.raises(CorruptCheckpoint, match=r"model\.safetensors: "):
-        storage.Checkpoint(path, make_record()).read_model()
 
 
 @pytest.mark.parametrize(
@@ -244,13 +139,6 @@ def test_a_manifest_of_another_form_is_damage(tmp_path, changes, said):
     path = saved(tmp_path)
     rewrite_manifest(path, **changes)
     assert damage_of(path).startswith(said)
-
-
-def test_the_damage_says_the_sizes(tmp_path):
-    path = saved(tmp_path)
-    size = (path / FILES[0]).stat().st_size
-    (path / FILES[0]).write_bytes(bytes(5))
-    assert damage_of(path) == f"model.safetensors has 5 bytes, of {size:,}"
 
 
 def test_other_files_beside_are_ignored(tmp_path):
@@ -343,14 +231,6 @@ def test_where_all_are_damaged_nothing_is_set_aside_and_nothing_begins(tmp_path)
     assert names(tmp_path) == ["step-00000100", "step-00000120"]
 
 
-def test_one_that_is_set_aside_again_gets_another_name(tmp_path):
-    saved(tmp_path, 100)
-    for _ in range(3):
-        spoil_byte(saved(tmp_path))
-        verification.newest_good(tmp_path)
-    assert names(tmp_path)[:3] == [f"set-aside-step-00000120{suffix}" for suffix in ("", "-2", "-3")]
-
-
 def test_one_that_cannot_be_set_aside_stays_and_is_said(tmp_path, monkeypatch):
     saved(tmp_path, 100)
     spoil_byte(saved(tmp_path))
@@ -361,13 +241,6 @@ def test_one_that_cannot_be_set_aside_stays_and_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", refuse)
     _, notes = verification.newest_good(tmp_path)
     assert notes[0].endswith("has changed; it stays where it is (Permission denied)")
-
-
-@pytest.mark.parametrize("folder", ["missing", "empty"])
-def test_where_there_is_none_there_is_none(tmp_path, folder):
-    (tmp_path / "empty").mkdir()
-    assert verification.newest_good(tmp_path / folder) == (None, [])
-    assert verification.newest_verified(tmp_path / folder) is None
 
 
 @pytest.mark.parametrize("name", ["trainer.json", "model.safetensors", ""])
@@ -395,11 +268,6 @@ def test_what_cannot_be_read_is_the_environments_fault_and_stays(tmp_path, monke
     assert contents(tmp_path) == before
 
 
-def test_a_name_that_no_system_takes_is_the_environments_fault():
-    with pytest.raises(EnvironmentFault, match="File name too long"):
-        verification.locate(Path("x" * 300))
-
-
 def test_another_format_is_refused_and_stays(tmp_path):
     path = saved(tmp_path)
     rewrite_manifest(path, format=2)
@@ -408,34 +276,3 @@ def test_another_format_is_refused_and_stays(tmp_path):
         with pytest.raises(EnvironmentFault, match=said):
             find(tmp_path)
     assert names(tmp_path) == ["step-00000120"]
-
-
-def test_a_manifest_can_be_read_by_itself(tmp_path):
-    path = saved(tmp_path, metrics={"loss": 0.25})
-    (path / "model.safetensors").unlink()
-    assert verification.read_manifest(path).metrics == {"loss": 0.25}
-
-
-@pytest.mark.parametrize("spoil", [spoil_nothing_there, spoil_file], ids=["nothing", "file"])
-def test_a_damaged_manifest_is_none(tmp_path, spoil):
-    path = saved(tmp_path)
-    spoil(path)
-    assert verification.read_manifest(path) is None
-
-
-def test_a_checkpoint_that_is_verified_and_read_shows_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(verification, "_PIECE_BYTES", 64)
-    path = saved(tmp_path)
-    with ACTIVITY.during("reading the checkpoint", 3):
-        before = ACTIVITY.current
-        checkpoint = verification.verify(path)
-        pieces = ACTIVITY.current.number - before.number
-        assert pieces >= sum(info.bytes for info in checkpoint.manifest.files.values()) // 64
-        checkpoint.read()
-        now = ACTIVITY.current
-        assert now.number == before.number + pieces + 2
-        assert (str(now), now.is_long) == ("reading the checkpoint 3", True)
-        thread = threading.Thread(target=verification.verify, args=(path,))
-        thread.start()
-        thread.join()
-        assert ACTIVITY.current is now, "another thread changes nothing"

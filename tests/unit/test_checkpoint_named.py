@@ -35,12 +35,6 @@ def test_an_older_one_can_be_named(tmp_path):
     assert verification.locate(tmp_path / "step-00000100").manifest.step == 100
 
 
-@pytest.mark.parametrize("name", ["set-aside-step-00000120", "best"])
-def test_one_of_another_name_can_be_named(tmp_path, name):
-    saved(tmp_path, 120).rename(tmp_path / name)
-    assert verification.locate(tmp_path / name).manifest.step == 120
-
-
 def test_a_run_gives_its_newest_good_one_and_sets_nothing_aside(tmp_path):
     good = saved(tmp_path / "checkpoints", 100)
     spoil(saved(tmp_path / "checkpoints", 120))
@@ -59,22 +53,6 @@ def test_what_is_not_there_is_named_with_where_it_was_looked_for(tmp_path):
     assert remedy == ""
 
 
-def test_what_is_beside_what_is_not_there_is_named(tmp_path):
-    for step in (1, 2, 3, 4, 5):
-        saved(tmp_path, step)
-    _, remedy = refused(tmp_path / "step-00000009")
-    assert remedy == "Beside it: step-00000002, step-00000003, step-00000004, step-00000005."
-
-
-def test_what_is_beside_a_damaged_one_is_named(tmp_path):
-    saved(tmp_path, 100)
-    path = saved(tmp_path, 120)
-    spoil(path)
-    problem, remedy = refused(path)
-    assert problem == f"checkpoint {path} is damaged: model.safetensors is missing"
-    assert remedy == "Beside it: step-00000100."
-
-
 @pytest.mark.parametrize("make", ["folder", "file"])
 def test_what_holds_no_checkpoint_is_named_with_what_would(tmp_path, make):
     path = tmp_path / "x"
@@ -91,14 +69,3 @@ def test_a_run_whose_checkpoints_are_all_damaged_says_how(tmp_path):
         f"no good checkpoint in {tmp_path}; step-00000120: model.safetensors is missing; "
         "step-00000100: model.safetensors is missing"
     )
-
-
-def test_many_damaged_ones_fit_on_a_screen(tmp_path):
-    for step in range(20):
-        spoil(saved(tmp_path / "checkpoints", step))
-    assert refused(tmp_path)[0].count("is missing") == 4
-
-
-def test_an_empty_folder_with_the_name_of_a_checkpoint_is_damaged(tmp_path):
-    (tmp_path / "step-00000001").mkdir()
-    assert refused(tmp_path / "step-00000001")[0].endswith("is damaged: trainer.json is missing")

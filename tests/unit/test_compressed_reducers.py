@@ -19,7 +19,6 @@ from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.backends.torch import bfloat16 as torch_bfloat16
 from hvdtrain.backends.torch import low_rank as torch_low_rank
 from hvdtrain.backends.torch import orthonormal as torch_orthonormal
-from hvdtrain.backends.torch import step_clock as torch_step_clock
 from hvdtrain.backends.torch.layouts import Layout
 from hvdtrain.backends.torch.model_state import Field as TorchField
 
@@ -174,28 +173,6 @@ def test_bf16_is_as_far_from_the_sum_as_documented_and_no_farther(framework, mon
     assert error[0] > 2**-9 * parts[0] + 2**-8 * total[0]
 
 
-@pytest.mark.parametrize("rows", [[300, 7], [5000]])
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_the_order_of_adding_does_not_change_the_directions(framework, rows):
-    """It depends on the number of threads; here, on the order of the rows."""
-    random = np.random.RandomState(0)
-    arrays = [random.randn(count, 4) * 10.0 ** random.randint(-9, 3, (count, 4)) for count in rows]
-    arrays[-1][:, 1] = 0
-    orders = [random.permutation(count) for count in rows]
-    mixed = [array[order] for array, order in zip(arrays, orders, strict=True)]
-    module, of = {
-        "torch": (torch_orthonormal, torch.from_numpy),
-        "tensorflow": (tensorflow_orthonormal, tf.constant),
-    }[framework]
-    fixed, found = module._exact_products([of(array) for array in arrays])
-    _, expected = module._exact_products([of(array) for array in mixed])
-    np.testing.assert_array_equal(found.numpy(), expected.numpy())
-    for array, close, products in zip(arrays, fixed, found.numpy(), strict=True):
-        np.testing.assert_allclose(close.numpy(), array, atol=1e-11 * np.abs(array).max())
-        length = np.sqrt(np.outer(np.diag(products), np.diag(products)))
-        assert (np.abs(products - close.numpy().T @ close.numpy()) <= 1e-14 * length).all()
-
-
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(framework, wrong):
@@ -239,38 +216,6 @@ def test_the_clock_leaves_matrices_out_of_the_reduction(in_warmup, monkeypatch):
         return reducer.clock.told
 
     assert horovod.run(work) == [told, told]
-
-
-def test_the_clock_is_told_in_both_branches_of_a_trace(monkeypatch):
-    monkeypatch.setattr(tensorflow_low_rank.hvd, "allreduce", lambda tensor, **_: 2 * tensor)
-    reducer = tensorflow_low_rank_of(TWO, (30, 40))
-    reducer.clock = Noting()
-    tf.function(reducer.finish, autograph=False).get_concrete_function([tf.TensorSpec((30, 40))])
-    assert reducer.clock.told == ["ready", "resumed", "ready", "reduced", "ready", "reduced"]
-
-
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_a_clock_counts_what_lies_between_two_reductions(framework, monkeypatch):
-    """Of 20 seconds, the worker computes for 3 and 4, and then updates; the next step sends 6."""
-    seconds = [100.0]
-    workers = SimpleNamespace(rank=0, size=2, most=2, may_reduce=True, is_elastic=False)
-    if framework == "torch":
-        monkeypatch.setattr(torch_step_clock.time, "perf_counter", lambda: seconds[0])
-        clock, sent = torch_step_clock.StepClock(workers, True), ()
-    else:
-        now = tensorflow_step_clock
-        monkeypatch.setattr(now.tf, "timestamp", lambda: tf.constant(seconds[0], tf.float64))
-        monkeypatch.setattr(now.time, "time", lambda: seconds[0])
-        clock, sent = now.StepClock(TracedWorkers(workers), True), ([],)
-    notes = [("ready", 103), ("resumed", 110), ("ready", 112), ("ready", 114), ("reduced", 120)]
-    for note, at in [*notes, ("reduced", 123)]:
-        seconds[0] = float(at)
-        getattr(clock, note)(*sent)
-    assert clock.busy().busy_seconds == 7
-    assert float(clock._begun_seconds) == 120
-    seconds[0] = 126.0
-    clock.ready(*sent)
-    assert clock.busy().busy_seconds == 6
 
 
 def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):

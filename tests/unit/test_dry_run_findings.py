@@ -11,12 +11,10 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_wor
 from hvdtrain.backends.base import DryRun
 from hvdtrain.config import Layer
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
 from hvdtrain.jobs.check import check_job
 from hvdtrain.jobs.data_sets import find_merged
 from hvdtrain.jobs.dry_run import dry_run, share_findings
-from hvdtrain.jobs.dry_run_looks import has_row_numbers
 from hvdtrain.jobs.train import run_job
 from hvdtrain.training_plan import Progress
 
@@ -138,13 +136,6 @@ def test_the_batches_are_the_first_ones_from_where_training_stands(tmp_path):
     assert calls == [(3, first.indices.tolist(), True), *evaluated]
 
 
-def test_a_run_that_is_done_has_no_dry_run(tmp_path):
-    session, calls = session_of(tmp_path, eval_size=6)
-    session.state.progress = Progress(5, 20)
-    assert dry_run(session, Task).passes == []
-    assert calls == []
-
-
 def test_pythons_and_numpys_generators_are_as_before(tmp_path):
     session, _ = session_of(tmp_path)
     session.train_data = Samples()
@@ -183,24 +174,6 @@ def test_what_one_worker_finds_every_worker_raises_with_its_rank():
     assert on_every_rank(["a", "b", "c"], work) == 3 * [("the loss is nan (found on rank 1)", "Look.", True)]
 
 
-def test_what_all_workers_find_names_no_rank():
-    def work(workers):
-        try:
-            return share_findings(workers, DataError(f"labels of rank {workers.rank}"), {})
-        except DataError as raised:
-            return raised.problem
-
-    assert on_every_rank(["a", "b"], work) == 2 * ["labels of rank 0"]
-
-
-def test_of_each_kind_of_note_the_first_workers_is_told():
-    def work(workers):
-        notes = [{}, {"data": "sample 3", "loss": "nan"}, {"data": "sample 9"}][workers.rank]
-        return share_findings(workers, None, notes)
-
-    assert on_every_rank(["a", "b", "c"], work) == 3 * [["sample 3", "nan"]]
-
-
 def test_a_worker_whose_model_fails_raises_without_waiting_for_the_others(tmp_path):
     """The others may wait in a collective of the model."""
 
@@ -228,22 +201,6 @@ def test_what_one_worker_refuses_ends_the_looks_of_all(tmp_path):
         return len(calls)
 
     assert on_every_rank(["a", "b"], work) == [1, 1]
-
-
-@pytest.mark.parametrize(
-    ("arrays", "expected"),
-    [
-        ({"pairs": np.asarray([[0, 1], [2, 5]])}, True),
-        ({"tokens": np.asarray([[0, 900]])}, False),
-        ({"mask": np.ones((6, 3), int)}, False),
-        ({"targets": np.arange(6)}, False),
-        ({"image": np.ones((6, 3), np.uint8) * 4}, False),
-    ],
-)
-def test_numbers_of_rows_are_looked_for_in_batches_that_a_function_makes(arrays, expected):
-    batch = HostBatch(0, {k: a[None] for k, a in arrays.items()}, np.ones((1, 6)), 6.0, np.arange(6)[None])
-    assert has_row_numbers(as_dataset([{"x": 1.0}], collate=dict), batch) == expected
-    assert not has_row_numbers(as_dataset({"x": np.ones(6)}), batch)
 
 
 def test_values_that_become_equal_are_an_error_that_a_worker_may_find_alone():

@@ -336,23 +336,6 @@ def test_new_workers_alone_go_on_from_the_newest_checkpoint(job_in):
     assert sorted(job.indices()) == list(range(1, 11))
 
 
-def test_new_workers_alone_go_on_in_a_run_directory_that_no_config_names(job_in, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    job = job_in(run_dir=None)
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 7):
-            job.driver.expect("c")
-            job.start("c", is_joining=True)
-            job.kill(name)
-
-    job.run("a", before=before)
-    (job.run_dir,) = (tmp_path / "runs").iterdir()
-    assert job.outcomes["c"].status == "completed"
-    assert job.calls["c"].count("train_step") == 10 - 4
-    assert [line["step"] for line in job.lines("train")] == STEPS
-
-
 def test_a_worker_that_has_trained_does_not_start_anew(job_in):
     """It lost its state before the first checkpoint: what its optimizer did is not undone."""
     job = job_in(save_every=None)
@@ -375,57 +358,6 @@ def test_a_worker_that_has_trained_does_not_start_anew(job_in):
         (2, "checkpoint"),
         (1, "checkpoint"),
     ]
-
-
-def test_new_workers_alone_say_that_they_start_anew_without_a_checkpoint(job_in, capsys):
-    job = job_in(save_every=None)
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("a", "train_step", 7):
-            job.driver.expect("c")
-            job.start("c", is_joining=True)
-            job.kill(name)
-
-    job.run("a", before=before)
-    assert job.outcomes["c"].status == "completed"
-    assert [line["step"] for line in job.lines("train")] == STEPS
-    assert "has no checkpoint: training starts anew" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_worker_that_knows_its_pause_counts_that_and_a_new_one_what_the_driver_says(job_in):
-    job = job_in()
-    job.driver.since_seconds = 1000.0
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("b", "train_step", 4):
-            job.kill("b")
-        if (name, call, number) == ("a", "train_step", 7):
-            job.driver.expect("c")
-            job.start("c", is_joining=True)
-            job.kill("a")
-
-    job.run("a", "b", before=before)
-    own, new = (line["pause_seconds"] for line in job.lines("event"))
-    assert own < 100
-    assert new == 1000
-
-
-def test_too_few_workers_save_and_stop(job_in):
-    job = job_in()
-
-    def before(name: str, call: str, number: int) -> None:
-        if (name, call, number) == ("b", "train_step", 6):
-            job.driver.purpose, job.driver.why_stop = "save", "only 1 worker was left of at least 2"
-            job.kill(name)
-
-    job.run("a", "b", before=before)
-    assert isinstance(job.outcomes["a"], Stopped)
-    assert job.memberships["a"].said[-1] == ("done", 75)
-    assert [line["step"] for line in job.lines("train")] == [2, 4]
-    summary = json.loads((job.run_dir / "summary.json").read_text())
-    assert (summary["status"], summary["steps"] in (4, 5)) == ("stopped", True)
-    assert summary["error"] == "only 1 worker was left of at least 2"
-    assert job.saved()[-1] == summary["steps"]
 
 
 def test_a_signal_to_the_launcher_stops_all_of_them_saved(job_in):

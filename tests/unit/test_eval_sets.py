@@ -1,21 +1,19 @@
 """Several evaluation sets by name: which names, which numbers, and which set a message means."""
 
 import json
-from array import array
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.fakes import FakeBackend, dataset, make_loop_session, on_every_rank, one_worker
 from support.numpy_backend import NumpyDigits
-from support.watching import Watched, records, step_info
+from support.watching import records
 
 import hvdtrain
-from hvdtrain import EvalSets, loop, metrics
+from hvdtrain import EvalSets, loop
 from hvdtrain.agreement import assert_consistent
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.data.eval_sets import check_not_bare_sets, name_the_set
+from hvdtrain.data.eval_sets import check_not_bare_sets
 from hvdtrain.errors import (
     AgreementError,
     BadSampleError,
@@ -24,14 +22,11 @@ from hvdtrain.errors import (
     DataError,
     TaskError,
 )
-from hvdtrain.jobs.batch_limits import check_eval_batch
 from hvdtrain.jobs.data_identity import identify_data
 from hvdtrain.jobs.data_sets import open_sets
 from hvdtrain.loop import run
-from hvdtrain.metric_names import RESERVED, check_metric_names
+from hvdtrain.metric_names import RESERVED
 from hvdtrain.reporting import compare
-from hvdtrain.training_plan import TrainingPlan
-from hvdtrain.user_errors import RaisedInReader, where_raised
 
 ARRAYS = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
 
@@ -61,20 +56,6 @@ def test_a_name_that_is_not_allowed_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("given", "named", "said"),
-    [
-        ({"a": 1}, {"a": 2}, "the name 'a' is given twice"),
-        (None, {}, "EvalSets holds no data set"),
-        ({}, {}, "EvalSets holds no data set"),
-        ([1, 2], {}, "takes a mapping of names to data sets, found a list"),
-    ],
-)
-def test_what_is_no_mapping_of_distinct_names_is_refused(given, named, said):
-    with pytest.raises(DataError, match=said):
-        EvalSets(given, **named)
-
-
-@pytest.mark.parametrize(
     "source",
     [
         {"validation": Items(), "noisy": Items()},
@@ -90,27 +71,6 @@ def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
         check_not_bare_sets(source, collates=False)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        ARRAYS,
-        {"inputs": {"a": np.zeros(3), "targets": np.zeros(3)}, "targets": {"label": np.zeros(3)}},
-        (np.zeros((3, 2)), np.zeros(3)),
-        ([1, 2], [3, 4]),
-        [{"inputs": 1, "targets": 2}, {"inputs": 1, "targets": 2}],
-        [([1], 2), ([1], 2)],
-        {"x": range(3), "y": array("f", [1, 2, 3])},
-        {"first": (np.zeros((4, 2)), np.zeros(4)), "second": (np.zeros((4, 2)), np.zeros(4))},
-        {"x": (np.float32(0), np.float32(0)), "y": ([1, 2], [1, 2])},
-        Items(),
-        EvalSets(a=Items(), b=Items()),
-    ],
-)
-def test_one_data_set_is_taken_as_before(source):
-    check_not_bare_sets(source, collates=False)
-    check_not_bare_sets([Items(), Items()], collates=True)  # samples of a kind that collate knows
-
-
 def test_data_sets_of_other_packages_in_a_dict_are_refused_and_columns_are_not():
     hugging_face = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
     frame = pytest.importorskip("pandas").DataFrame(COLUMNS)
@@ -118,17 +78,6 @@ def test_data_sets_of_other_packages_in_a_dict_are_refused_and_columns_are_not()
         with pytest.raises(DataError, match="a dict of 2 data sets"):
             check_not_bare_sets({"validation": one, "noisy": one}, collates=False)
     check_not_bare_sets({"x": frame[["inputs"]], "y": frame[["inputs"]]}, collates=False)
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_eval_sets_are_no_data_set(nested):
-    with pytest.raises(DataError, match="Only eval_data"):
-        hvdtrain.as_dataset(EvalSets(a=EvalSets(b=ARRAYS))["a"] if nested else EvalSets(a=ARRAYS))
-
-
-def test_a_metric_with_the_separator_is_refused():
-    with pytest.raises(TaskError, match=r"the name 'noisy/f1' holds '/'(.|\n)*'noisy_f1'"):
-        check_metric_names(iter(["f1", "noisy/f1"]), "the task's metrics")
 
 
 SETS = {"validation": dataset(7), "noisy": dataset(5)}
@@ -161,32 +110,6 @@ def test_statistics_are_averaged_once_for_all_sets(tmp_path):
     session = session_of(tmp_path)
     loop.evaluate(session, session.plan())
     assert session.backend.calls.count("average") == 1
-
-
-def test_the_throughput_is_that_of_all_sets(tmp_path, monkeypatch):
-    now = SimpleNamespace(seconds=100.0)
-    clock = SimpleNamespace(perf_counter=lambda: now.seconds)
-    for module in (loop, metrics):
-        monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(metrics.Window, "__init__", _window_started_now(metrics.Window.__init__, now))
-
-    class Slow(FakeBackend):
-        def eval_step(self, batch, partial=None):
-            now.seconds += 1.0  # 4 batches: two of each set
-            return super().eval_step(batch, partial)
-
-    session = session_of(tmp_path, backend=Slow(one_worker()))
-    speeds = []
-    session.report.on_evaluation = lambda step, means, speed, bad, *, memory: speeds.append(speed)
-    loop.evaluate(session, session.plan())
-    assert speeds == [(7 + 5) / 4]
-
-
-def _window_started_now(init, now):
-    def start(self, *args, **kwargs):
-        init(self, *args, **{"started_seconds": now.seconds, **kwargs})
-
-    return start
 
 
 def test_the_metric_of_a_set_decides_which_checkpoint_is_best_and_when_to_stop(tmp_path):
@@ -229,22 +152,6 @@ def test_a_skipped_sample_is_named_with_its_set(tmp_path):
     assert session.report.bad_samples == [("eval", 0, 2)]
 
 
-def test_an_error_of_reading_names_the_set(tmp_path):
-    bad = session_of(tmp_path, {"validation": dataset(6), "noisy": Unreadable(BadSampleError("cut off"))})
-    with pytest.raises(BadSampleError, match=r"^evaluation set 'noisy': cut off$"):
-        loop.evaluate(bad, bad.plan())
-    raised = session_of(tmp_path, {"validation": dataset(6), "noisy": Unreadable(ValueError("no"))})
-    with pytest.raises(ValueError, match="no") as caught:
-        loop.evaluate(raised, raised.plan())
-    assert caught.value.__notes__ == ["sample 4 of the evaluation set 'noisy'"]
-
-
-def test_an_error_of_a_reader_process_names_the_set():
-    error = RaisedInReader("data.py, line 3: KeyError: 'x' (sample 4)", "")
-    name_the_set(error, "evaluation set 'noisy'")
-    assert where_raised(error) == "data.py, line 3: KeyError: 'x' (sample 4) (of the evaluation set 'noisy')"
-
-
 def differing(workers) -> None:
     names = ["validation", ("noisy", "shifted")[workers.rank]]
     _, values = open_sets(
@@ -271,25 +178,6 @@ def test_a_sample_that_differs_between_workers_is_named_with_its_set():
     for error in on_every_rank(["a", "b"], identify):
         assert isinstance(error, AgreementError)
         assert "sample 0 of the evaluation set 'noisy' differs under 'inputs'" in error.problem
-
-
-def test_the_batch_of_each_set_is_limited():
-    config = Config(framework="torch", epochs=1, eval_batch_size=70_000)
-    plan, large = TrainingPlan.of(config, 1, 100), dataset(1000)
-    check_eval_batch(config, plan, EvalSets(a=large, b=large), 1)
-    with pytest.raises(ConfigError, match=r"times the evaluation set 'b' \(size 3\)"):
-        check_eval_batch(config, plan, EvalSets(a=large, b=dataset(3)), 1)
-
-
-def test_the_console_has_a_line_for_each_set(tmp_path):
-    watched = Watched(tmp_path, eval_sets={"validation": None, "noisy": None})
-    watched.report.on_start(4, 0)
-    watched.report.on_evaluation(step_info(2), {"loss": 0.5, "f1": 1.0, "noisy/loss": 0.75}, 100.0)
-    assert watched.lines == [
-        "eval  step      2  epoch   0.50  validation  loss 0.5000  f1 1.0000",
-        "eval  step      2  epoch   0.50  noisy  loss 0.7500",
-    ]
-    watched.report.close()
 
 
 class Sets(NumpyDigits):
@@ -387,20 +275,3 @@ def test_a_metric_of_no_set_is_refused_with_those_that_there_are(train, metric):
         "The task has loss, accuracy. Metrics of the first set have plain names, those of the others begin "
         "with noisy/."
     )
-
-
-def test_check_data_compares_every_set(train, capsys):
-    train(Sets, steps=1, check_data=1)
-    said = capsys.readouterr().out
-    for words in ("training data", "evaluation set 'validation'", "evaluation set 'noisy'"):
-        assert f"samples of the {words} are equal on all workers" in said
-
-
-def test_a_callback_gets_the_sets_by_name(train):
-    seen = []
-    callback = SimpleNamespace(
-        on_start=lambda context: seen.append((len(context.eval_data), list(context.eval_sets))),
-        on_evaluation=lambda step, values: seen.append(sorted(set(values) & {"loss", "noisy/loss"})),
-    )
-    train(Sets, steps=1, callbacks=[callback])
-    assert seen == [(359, ["validation", "noisy"]), ["loss", "noisy/loss"]]

@@ -8,12 +8,8 @@ import pytest
 
 from hvdtrain.backends.base import Exported
 from hvdtrain.backends.portable.files import check_fit, compare
-from hvdtrain.checkpoints.storage import Checkpoint
-from hvdtrain.data.bad_samples import LocalFetch
-from hvdtrain.data.datasets import ArrayDataset
-from hvdtrain.errors import CheckpointError, EnvironmentFault, TaskError, UsageError
+from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.jobs import export
-from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 
 ONE = np.array([[1.0, -4.0], [0.0, 2.0]])
 
@@ -66,10 +62,6 @@ def test_a_difference_that_is_no_number_is_a_failure():
         export._check_difference(Exported(np.nan, 4.0), "onnx")
 
 
-def test_weights_that_fit_are_taken():
-    check_fit(Path("w.pt"), {"a": (3, 4)}, {"a": (3, 4)})
-
-
 def test_weights_that_do_not_fit_are_listed_with_the_closest():
     expected = {"a.weight": (3, 4), "b.bias": (3,), "c": (2,)}
     found = {"a_.weight": (3, 4), "c": (5,), "z": (1,)}
@@ -83,36 +75,6 @@ def test_weights_that_do_not_fit_are_listed_with_the_closest():
         "  unexpected: a_.weight (3, 4)",
         "  unexpected: z (1,)",
     ]
-
-
-def test_a_long_list_is_cut():
-    with pytest.raises(CheckpointError, match="and 20 more"):
-        check_fit(Path("w.pt"), {f"x{i}": (1,) for i in range(30)}, {})
-
-
-@pytest.mark.parametrize("format_name", EXPORT_FORMATS)
-def test_an_output_that_exists_is_refused_without_force(format_name, tmp_path):
-    output = tmp_path / f"x{EXPORT_FORMATS[format_name].suffix}"
-    export._check_output(output, format_name, force=False)
-    output.touch()
-    with pytest.raises(UsageError, match="exists"):
-        export._check_output(output, format_name, force=False)
-    export._check_output(output, format_name, force=True)
-
-
-def test_force_replaces_no_directory_but_a_saved_model(tmp_path):
-    for format_name in ("saved-model", "pt"):
-        output = tmp_path / f"x{EXPORT_FORMATS[format_name].suffix}"
-        output.mkdir()
-        with pytest.raises(UsageError, match="--force does not replace it"):
-            export._check_output(output, format_name, force=True)
-    (tmp_path / "x" / "saved_model.pb").touch()
-    export._check_output(tmp_path / "x", "saved-model", force=True)
-
-
-def test_the_ending_is_the_formats():
-    with pytest.raises(UsageError, match=r"a file of --to keras ends with \.keras"):
-        export._check_output(Path("x.h5"), "keras", force=False)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder"])
@@ -141,23 +103,6 @@ def test_what_failed_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "file").touch()
-    with (
-        pytest.raises(EnvironmentFault, match=r"cannot write .*x: "),
-        export.written_beside(tmp_path / "file" / "x"),
-    ):
-        raise AssertionError("there is no such folder")
-
-
-def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch):
-    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if "onnx" in name else object())
-    monkeypatch.setattr(export.sys, "modules", {})
-    with pytest.raises(EnvironmentFault, match=r"missing: onnx, .*\npip install onnx onnxscript onnxrunt"):
-        export._check_packages("onnx")
-    export._check_packages("safetensors")
-
-
 def failing(error: Exception) -> SimpleNamespace:
     def raise_it(*_: object) -> None:
         raise error
@@ -165,69 +110,9 @@ def failing(error: Exception) -> SimpleNamespace:
     return SimpleNamespace(export=raise_it)
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "said"),
-    [
-        (
-            RuntimeError("one\n\ntwo\nthree\nfour"),
-            TaskError,
-            "as pt: RuntimeError: one\n  two\n  three\nOther",
-        ),
-        (OSError(28, "No space left on device"), EnvironmentFault, "cannot write x.pt: No space left on dev"),
-        (TaskError("known"), TaskError, "^known$"),
-    ],
-)
-def test_what_a_framework_raises_is_said_in_few_lines(error, kind, said):
-    job = SimpleNamespace(config=SimpleNamespace(task="digits", framework="torch"))
-    with pytest.raises(kind, match=said):
-        export._write(job, failing(error), "pt", Path("x.pt"), [])
-
-
-def test_batches_are_of_real_samples_again_from_the_start_if_there_are_few():
-    data = ArrayDataset({"inputs": np.array([0.0, 10.0, 20.0])})
-    batches = export._batches(LocalFetch(data), 5)
-    found = [batch.arrays["inputs"].tolist() for batch in batches]
-    assert found == [[[0, 10, 20, 0, 10]], [[10, 20, 0, 10, 20]], [[10, 20]], [[10]]]
-    assert batches[0].weights.shape == (1, 5)
-
-
-def test_the_first_batch_has_two_samples_at_least():
-    batches = export._batches(LocalFetch(ArrayDataset({"inputs": np.zeros(1)})), 1)
-    assert [batch.indices.shape for batch in batches] == [(1, 2), (1, 2), (1, 2), (1, 1)]
-
-
 def loading(format_name: str, arguments: tuple[str, ...], *, is_plain: bool) -> str:
     exported = Exported(0.0, 1.0, arguments=arguments, is_plain=is_plain)
     return export.Export(None, False, format_name, Path("x/y"), exported)._loading()
-
-
-@pytest.mark.parametrize("format_name", EXPORT_FORMATS)
-def test_the_line_that_loads_has_the_path(format_name):
-    assert '"x/y"' in loading(format_name, ("inputs",), is_plain=True)
-
-
-def test_the_line_that_loads_has_the_inputs():
-    names = ("ids", "mask")
-    assert loading("torch-export", names, is_plain=False).endswith(".module()(ids=ids, mask=mask)")
-    assert loading("torch-export", ("inputs",), is_plain=True).endswith(".module()(inputs)")
-    assert loading("onnx", names, is_plain=False).endswith('.run(None, {"ids": ids, "mask": mask})')
-    assert loading("saved-model", names, is_plain=False).endswith('["serving_default"](ids=ids, mask=mask)')
-
-
-def test_a_checkpoint_does_not_decide_how_many_samples_are_compared():
-    data = LocalFetch(ArrayDataset({"inputs": np.zeros(9, np.float32)}))
-    assert max(len(batch.indices[0]) for batch in export._batches(data, 10**12)) == 1024
-
-
-def checkpoint_in(run_dir: Path) -> Checkpoint:
-    return Checkpoint(run_dir / "checkpoints" / "step-00000003", SimpleNamespace())
-
-
-def test_exports_do_not_follow_a_link_out_of_the_run_directory(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "exports").symlink_to(tmp_path)
-    with pytest.raises(UsageError, match=r"exports: it is a link that leads out of .*\nGive an --output"):
-        export._default_output(checkpoint_in(tmp_path / "run"), SimpleNamespace(task="digits"), "pt")
 
 
 def test_a_link_in_the_place_of_what_is_written_is_removed_and_not_followed(tmp_path):

@@ -99,12 +99,6 @@ def test_a_users_mistake_is_said_without_a_traceback(end):
     )
 
 
-def test_debug_shows_the_traceback_of_a_users_mistake(end):
-    said = end(raised(ConfigError("seed: wrong")), debug=True)[2]
-    assert said.startswith("Traceback")
-    assert said.endswith("hvdtrain: seed: wrong\n")
-
-
 def test_an_error_of_ours_is_shown_whole_and_called_a_bug(end):
     said = end(raised(ZeroDivisionError("oh")))[2]
     assert said.startswith("Traceback")
@@ -131,24 +125,9 @@ def test_rank_0_speaks_for_all_of_what_all_raise(end, rank, speaks):
     assert bool(said) == speaks
 
 
-def test_colours_do_not_reach_a_file(end):
-    cause = ValueError("\x1b[1mshapes\x1b[0m differ")
-    assert "ValueError: shapes differ" in end(raised(WorkerFailure("failed"), cause))[2]
-    assert "\x1b" not in end(raised(ConfigError("\x1b[1mno\x1b[0m")))[2]
-
-
-def test_an_interruption_says_nothing_more(end):
-    assert end(Interrupted(signal.SIGINT), 0)[2] == ""
-
-
 @pytest.mark.parametrize(("rank", "waits"), [(None, False), (0, False), (1, True)])
 def test_rank_0_speaks_first(end, rank, waits):
     assert (end(ConfigError("x"), rank)[1] > 0) == waits
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_who_lost_a_peer_lets_the_peer_speak_first(end, rank):
-    assert end(PeerLostError("x"), rank)[1] > failures._SPEAK_AFTER_SECONDS
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -230,20 +209,6 @@ def test_the_callers_handlers_come_back():
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-def test_outside_the_main_thread_signals_are_left_alone():
-    handlers = []
-
-    def work() -> None:
-        with interruptible():
-            handlers.append(signal.getsignal(signal.SIGINT))
-
-    before = signal.getsignal(signal.SIGINT)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert handlers == [before]
-
-
 def test_workers_that_do_not_answer_end_the_process(monkeypatch, capsys):
     codes, left = [], threading.Event()
 
@@ -267,12 +232,6 @@ def test_workers_that_answer_go_on(monkeypatch):
         (timer,) = set(threading.enumerate()) - before
     timer.join(60)
     assert not timer.is_alive()
-
-
-def test_closing_is_waited_for():
-    closed = []
-    do_in_time(lambda: closed.append(True))
-    assert closed == [True]
 
 
 def test_closing_that_never_ends_is_given_up(monkeypatch):

@@ -80,32 +80,6 @@ def test_batches_come_in_order_at_any_number_of_threads(threads):
     assert [int(batch.arrays["targets"][0, 0]) for batch in found] == list(range(0, 200, 2))
 
 
-def test_short_steps_of_arrays_are_read_many_at_a_time():
-    reader = Reader(dataset(1000), SequentialOrder(1000), Shard(BatchPlan(2, 1), 0, 0, 0, 1000))
-    assert [len(reader[read]) for read in range(len(reader))] == [64] * 7 + [52]
-
-
-def test_large_steps_are_read_one_at_a_time():
-    class Large:
-        def __len__(self) -> int:
-            return 8
-
-        def batch(self, indices: np.ndarray) -> dict:
-            return {"inputs": np.zeros((len(indices), 1 << 18), np.float32)}
-
-    reader = Reader(Large(), SequentialOrder(8), Shard(BatchPlan(2, 1), 0, 0, 0, 8))
-    assert [len(reader[read]) for read in range(len(reader))] == [1] * 4
-
-
-def test_samples_fetched_one_by_one_are_read_step_by_step():
-    reader = Reader(one_by_one(8), SequentialOrder(8), Shard(BatchPlan(2, 1), 0, 0, 0, 8))
-    assert [len(reader[read]) for read in range(len(reader))] == [1] * 4
-
-
-def test_a_finished_stretch_has_no_batches():
-    assert batches(dataset(8), SequentialOrder(8), Shard(BatchPlan(2, 1), 0, 4, 8, 8)) == []
-
-
 class Unreadable(Exception):
     """An exception of a user's own, which no library could make again."""
 
@@ -136,17 +110,6 @@ def test_what_a_data_set_raises_surfaces_where_its_batch_is_taken():
     assert (
         where_raised(caught.value) == f"{__file__}, line {line}: Unreadable: sample 13 of photos (sample 13)"
     )
-
-
-def test_batches_before_an_unreadable_one_are_given():
-    share = Shard(BatchPlan(4, 1), 0, 0, 0, 40)
-    taken = []
-    with Feed(Reader(Failing(), SequentialOrder(40), share), 2) as feed:
-        reading = iter(feed)
-        taken += [next(reading).step for _ in range(3)]
-        with pytest.raises(Unreadable):
-            next(reading)
-    assert taken == [0, 1, 2]
 
 
 @pytest.mark.parametrize("taken", [0, 1, 1000])

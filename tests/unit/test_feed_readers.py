@@ -21,7 +21,6 @@ from hvdtrain.errors import (
     EnvironmentFault,
     HvdtrainError,
     TaskError,
-    TrainingError,
 )
 from hvdtrain.user_errors import RaisedInReader
 
@@ -152,33 +151,14 @@ def fetch_of(index: int, skip: bool = False):
         return readers.fetch_from("data")(np.asarray([0, index]), None)
 
 
-def test_an_exception_is_raised_in_the_worker_with_its_place():
-    with pytest.raises(RaisedInReader) as caught:
-        fetch_of(1)
-    line = Ill.__getitem__.__code__.co_firstlineno + 2
-    assert caught.value.where == f"{__file__}, line {line}: ValueError: no sample 1 (sample 1)"
-    assert caught.value.traceback_text.count("Traceback") == 1
-
-
 def test_a_data_set_that_leaves_a_reader_is_an_exception_of_the_task():
     with Readers({"data": Ill()}, 1) as readers, pytest.raises(RaisedInReader, match=r"SystemExit: 0$"):
         readers.fetch_from("data")(np.asarray([6]), None)
 
 
-def test_a_bad_sample_is_the_error_that_it_was():
-    with pytest.raises(BadSampleError) as caught:
-        fetch_of(2)
-    assert (caught.value.problem, caught.value.remedy) == ("photos/2.png is cut off", "Take it away.")
-
-
 def test_a_killed_reader_is_an_error_of_the_machine():
     with pytest.raises(EnvironmentFault, match=r"reader process \d+ was killed"):
         fetch_of(3)
-
-
-def test_a_reader_that_ends_is_an_error_of_training():
-    with pytest.raises(TrainingError, match=r"reader process \d+ ended with code 7"):
-        fetch_of(4)
 
 
 def test_readers_end_although_a_sample_hangs():

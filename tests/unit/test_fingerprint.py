@@ -90,30 +90,10 @@ def test_permuted_values_are_another_sample(kind):
     assert not is_same(digest(values), digest(values.reshape(2, 20)))
 
 
-def test_large_arrays_are_told_apart_by_one_value():
-    values = np.random.default_rng(0).normal(size=(3, 100, 100)).astype(np.float32)
-    other = values.copy()
-    other[2, 99, 99] += 1
-    assert not is_same(digest(values), digest(other))
-    assert not is_same(digest(values), digest(values[::-1]))
-
-
 def test_rounding_is_no_difference():
     values = np.random.default_rng(0).normal(size=3000).astype(np.float32)
     assert is_same(digest(values), digest(np.nextafter(values, np.float32(9))))
     assert is_same(digest(values * 0), digest(values * 0))
-
-
-def test_values_that_are_not_finite_are_compared_by_place_and_kind():
-    values = np.asarray([np.nan, 1.0, np.inf])
-    assert is_same(digest(values), digest(values.copy()))
-    for other in ([1.0, np.nan, np.inf], [np.nan, 1.0, -np.inf], [np.nan, 1.0, 2.0]):
-        assert not is_same(digest(values), digest(np.asarray(other)))
-
-
-def test_texts_are_compared_as_well():
-    assert not is_same(digest(np.asarray(["a"])), digest(np.asarray(["b"])))
-    assert is_same(digest(np.asarray(["a"], object)), digest(np.asarray(["a"], object)))
 
 
 def test_transforms_that_draw_from_global_generators_are_no_difference():

@@ -1,14 +1,10 @@
 """How gradients are divided into flat tensors, and taken out of them again."""
 
-import re
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 import torch
-from horovod.torch import mpi_ops
 
 from hvdtrain.backends.portable.buckets import divide
 from hvdtrain.backends.tensorflow import all_reduce as tensorflow_reduction
@@ -16,7 +12,6 @@ from hvdtrain.backends.tensorflow import flat as tensorflow_flat
 from hvdtrain.backends.tensorflow import functions
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 from hvdtrain.backends.torch import flat as torch_flat
-from hvdtrain.backends.torch.collectives import HorovodCollectives
 
 MIB = 1 << 20
 VARIABLES = [((5, 2), "float32"), ((2, 3), "float32"), ((1,), "float64")]
@@ -37,13 +32,6 @@ def test_buckets_are_about_equal_and_not_too_small(sizes, expected):
     by_name = {str(place): size for place, size in enumerate(sizes)}
     assert divide(by_name, are_several=True) == expected
     assert divide(by_name, are_several=False) == ([list(by_name)] if sizes else [])
-
-
-def test_buckets_are_not_too_large():
-    sizes = {str(place): 20 * MIB for place in range(5)} | {"5": 70 * MIB, "6": MIB}
-    found = divide(sizes, are_several=False)
-    assert found == [["0", "1"], ["2"], ["3", "4"], ["5"], ["6"]]
-    assert divide(sizes, are_several=True) == found
 
 
 def given():
@@ -100,32 +88,6 @@ def test_pytorch_lends_parts_of_one_tensor_in_the_order_of_the_backward_pass():
         assert gradient.data_ptr() % 64 == buckets[1].flat.data_ptr() % 64
         np.testing.assert_allclose(gradient.numpy(), 2 * array)
     assert float(buckets[1].flat.sum()) == pytest.approx(2 * sum(a.sum() for a in arrays.values()))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_flat_tensors_begin_at_a_cache_line_and_are_zero(dtype):
-    flat = torch_flat.flat_zeros(1001, dtype, torch.device("cpu"))
-    assert (flat.shape, flat.dtype, flat.data_ptr() % 64) == ((1001,), dtype, 0)
-    assert not flat.any()
-    assert torch_flat.flat_zeros(0, dtype, torch.device("cpu")).shape == (0,)
-
-
-def test_large_flat_tensors_ask_for_huge_pages():
-    flat = torch_flat.flat_zeros(16 * MIB, torch.float32, torch.device("cpu"))
-    begin, flags = None, []
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
-            begin, end = int(found[1], 16), int(found[2], 16)
-        elif line.startswith("VmFlags:") and begin <= flat.data_ptr() + 32 * MIB < end:
-            flags = line.split()
-    assert "hg" in flags
-
-
-def test_fp16_takes_a_factor_before_it_rounds():
-    bucket = torch_flat.Bucket({"weight": torch.nn.Parameter(torch.ones(3))})
-    bucket.take_in([torch.full((3,), 1e-5)])
-    expected = torch.full((3,), 3 * 1e-5).to(torch.float16)
-    assert bucket.cast(torch.float16, 3)[:3].tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("reached", ["sparse", "of unknown shape", "not reached"])
@@ -250,9 +212,3 @@ def test_a_vector_has_room_behind_the_gradients():
         bucket.take_in(given)
         bucket.room.fill_(7)
         assert bucket.flat.tolist() == [1, 1] + 14 * [0] + numbers * [7]
-
-
-def test_what_nobody_has_waited_for_is_under_way(monkeypatch):
-    for begun in ({}, {7: (None, None)}):
-        monkeypatch.setattr(mpi_ops, "_handle_map", begun)
-        assert HorovodCollectives().is_under_way() == bool(begun)

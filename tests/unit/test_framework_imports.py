@@ -35,29 +35,6 @@ def test_a_postponed_module_is_loaded_at_its_first_use(package):
     assert sys.modules[USER] is module.heavy
 
 
-def test_a_postponed_module_may_be_imported_from(package):
-    with quick_imports([USER]):
-        __import__(PACKAGE)
-    namespace: dict[str, object] = {}
-    exec(f"from {USER} import ANSWER", namespace)
-    assert namespace["ANSWER"] == 42
-
-
-def test_other_modules_are_loaded_at_once(package):
-    with quick_imports(["another.module"]):
-        __import__(PACKAGE)
-    assert package in sys.modules
-
-
-def test_nothing_is_postponed_afterwards(package):
-    before = list(sys.meta_path)
-    with pytest.raises(ImportError), quick_imports([USER]):
-        raise ImportError
-    assert sys.meta_path == before
-    __import__(PACKAGE)
-    assert package in sys.modules
-
-
 @pytest.mark.parametrize("collects", [True, False])
 def test_garbage_is_collected_afterwards_as_before(collects):
     assert gc.isenabled()

@@ -30,10 +30,6 @@ def test_without_a_launcher_gloo_coordinates_the_one_worker():
     }
 
 
-def test_without_a_launcher_nothing_is_reported():
-    assert prepare({}) == {}
-
-
 def test_horovod_does_not_end_long_work_that_the_watch_knows_of(launched):
     assert prepare({}, stall_timeout=120) == {"HOROVOD_FUSION_THRESHOLD": "0"}
 

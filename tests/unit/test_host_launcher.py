@@ -1,7 +1,6 @@
 """The rank that a launcher passes, and the terminal that it writes to."""
 
 import os
-import queue
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -9,10 +8,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from hvdtrain.activity import ACTIVITY
 from hvdtrain.host import launcher
 from hvdtrain.host.launcher import host_name, launched_rank, open_console
-from hvdtrain.reporting.console import start_explained
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -57,12 +54,6 @@ def test_every_launcher_tells_the_rank(monkeypatch, variable, rank):
     assert launched_rank() == rank
 
 
-@pytest.mark.parametrize("value", ["", "x", "-1"])
-def test_an_invalid_rank_is_ignored(monkeypatch, value):
-    monkeypatch.setenv("HOROVOD_RANK", value)
-    assert launched_rank() is None
-
-
 @pytest.mark.parametrize("name", ["horovodrun", "mpirun", "prterun"])
 def test_under_a_launcher_the_console_is_its_terminal(launched_by, name):
     controller, shown = os.openpty()
@@ -84,11 +75,6 @@ def test_if_the_launcher_has_no_terminal_lines_go_to_standard_output(launched_by
     console.print("x" * 200, highlight=False)
     assert not console.is_terminal
     assert capsys.readouterr().out == "x" * 200 + "\n"  # not broken: a launcher tags every line
-
-
-def test_a_scheduler_without_a_launcher_gets_lines(launched_by):
-    launched_by("slurmstepd", "/dev/pts/0")
-    assert not open_console().is_terminal
 
 
 def run_here(code: str, **pipes: object) -> subprocess.Popen:
@@ -125,11 +111,3 @@ def test_a_reader_of_the_output_that_goes_away_does_not_end_the_job():
 )
 def test_a_host_of_an_elastic_job_has_the_name_that_its_launcher_gives_it(environ, expected):
     assert host_name(environ) == expected
-
-
-def test_a_start_that_takes_long_says_on_a_terminal_what_it_does(monkeypatch):
-    said = queue.Queue()
-    console_of = SimpleNamespace(is_terminal=True, print=lambda text, **_: said.put(text))
-    monkeypatch.setattr("hvdtrain.reporting.console.open_console", lambda: console_of)
-    with ACTIVITY.during("importing PyTorch"), start_explained(silent_seconds=0.01):
-        assert said.get(timeout=20) == "importing PyTorch (for 0 s)"

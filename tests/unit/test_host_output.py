@@ -1,13 +1,10 @@
 """Output that a job outlives, and the end of a process that has threads left."""
 
-import io
 import os
 import signal
 import subprocess
 import sys
 import time
-
-from hvdtrain.host.output import TolerantFile, tolerant
 
 
 def python(code: str, **options: object) -> subprocess.CompletedProcess:
@@ -58,23 +55,6 @@ def test_characters_that_an_encoding_lacks_become_question_marks():
     assert (done.returncode, done.stdout) == (0, b"caf? ?\n")
 
 
-def test_a_file_that_is_closed_takes_no_more_text(capsys):
-    inner = io.StringIO()
-    file = tolerant(inner, "the log")
-    assert file.write("seen") == 4
-    assert inner.getvalue() == "seen"
-    inner.close()
-    file.writelines(["lost"])
-    file.flush()
-    assert capsys.readouterr().err.count("cannot write to the log") == 1
-
-
-def test_a_tolerant_file_is_not_wrapped_again():
-    file = tolerant(io.StringIO())
-    assert tolerant(file) is file
-    assert isinstance(file, TolerantFile)
-
-
 ENDS = """
 import atexit, sys, threading, time
 from hvdtrain.host.process_end import limit_wait_for_threads
@@ -91,24 +71,6 @@ def test_a_thread_that_is_left_keeps_a_process_for_seconds_only():
     done = python(ENDS.format(seconds=500, limit=0.5, more=""), stdout=subprocess.PIPE)
     assert time.monotonic() - since < 200
     assert (done.returncode, done.stdout.split()) == (0, [b"done", b"handler"])
-    assert b"still running: left behind." in done.stderr
-
-
-def test_a_thread_that_ends_in_time_is_waited_for():
-    done = python(ENDS.format(seconds=0.3, limit=30, more=""), stdout=subprocess.PIPE)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [b"done", b"handler"], b"")
-
-
-def test_idle_threads_of_a_pool_need_no_limit():
-    pool = "import concurrent.futures as f\nf.ThreadPoolExecutor(2).submit(print, 'pool').result()"
-    done = python(ENDS.format(seconds=0, limit=30, more=pool), stdout=subprocess.PIPE)
-    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [b"pool", b"done", b"handler"], b"")
-
-
-def test_a_handler_that_waits_for_such_a_thread_does_not_keep_the_process():
-    waits = "atexit.register(lambda: threading.enumerate()[1].join())"
-    done = python(ENDS.format(seconds=500, limit=0.5, more=waits), stdout=subprocess.PIPE)
-    assert done.returncode == 0
     assert b"still running: left behind." in done.stderr
 
 

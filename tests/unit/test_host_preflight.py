@@ -23,30 +23,9 @@ def test_a_name_that_does_not_resolve_is_named_with_the_remedy(monkeypatch):
     assert "/etc/hosts" in error.value.remedy
 
 
-def test_mpi_needs_no_name(monkeypatch):
-    monkeypatch.setattr(preflight.socket, "gethostname", lambda: "no-such-host.invalid")
-    check_host({})
-
-
 def test_an_interface_that_is_not_there_is_named_with_those_that_are():
     with pytest.raises(EnvironmentFault, match="has no network interface eth77"):
         check_host({"NCCL_SOCKET_IFNAME": "eth77"})
-
-
-def test_one_of_several_interfaces_is_enough():
-    check_host({"NCCL_SOCKET_IFNAME": "eth77,lo"})
-
-
-def test_without_a_launcher_no_interface_is_checked(monkeypatch):
-    monkeypatch.setattr(preflight, "launched_rank", lambda: None)
-    check_host({"NCCL_SOCKET_IFNAME": "eth77"})
-
-
-def test_without_a_launcher_gloo_needs_the_name_as_well(monkeypatch):
-    monkeypatch.setattr(preflight, "launched_rank", lambda: None)
-    monkeypatch.setattr(preflight.socket, "gethostname", lambda: "no-such-host.invalid")
-    with pytest.raises(EnvironmentFault, match=r"host no-such-host.invalid cannot resolve its own name"):
-        check_host({})
 
 
 def test_a_worker_of_an_elastic_job_needs_the_interface_although_it_starts_alone(monkeypatch):

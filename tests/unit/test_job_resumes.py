@@ -165,27 +165,9 @@ def test_a_run_that_is_interrupted_at_every_step_still_ends_the_same(train, tmp_
     assert written(tmp_path / "run") == written(whole)
 
 
-def test_a_stop_is_told_in_the_summary_with_where_to_go_on_from(train, tmp_path):
-    with pytest.raises(Stopped):
-        train({2: send(signal.SIGTERM)}, save_every=None)
-    found = summary(tmp_path / "run")
-    assert (found["status"], found["error"], found["steps"]) == ("stopped", "SIGTERM came", 3)
-    assert found["checkpoint"] == "run/checkpoints/step-00000003"
-
-
 def test_a_signal_to_save_saves_and_training_goes_on(train, tmp_path):
     assert train({2: send(signal.SIGUSR1)}, save_every=None).status == "completed"
     assert names(tmp_path / "run" / "checkpoints") == ["step-00000003", "step-00000005"]
-
-
-def test_an_interruption_says_what_is_saved(train, tmp_path, capsys):
-    with pytest.raises(Interrupted):
-        train({4: send(signal.SIGINT)}, save_every=1)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "interrupted by SIGINT at step 3 of 5 (epoch 1.20), run directory run" in said
-    checkpoint = "run/checkpoints/step-00000003"
-    assert f"checkpoint: {checkpoint}; the same command with --resume continues from it" in said
-    assert summary(tmp_path / "run")["error"] == "interrupted by SIGINT"
 
 
 def test_what_is_being_written_when_a_job_fails_is_written_before_its_log_is_closed(
@@ -209,16 +191,6 @@ def test_what_is_being_written_when_a_job_fails_is_written_before_its_log_is_clo
         train({5: fail}, save_every=4)
     assert writing == [False]
     assert names(tmp_path / "run" / "checkpoints") == ["step-00000004"]
-
-
-def test_a_finished_run_is_finished_again_at_once(train, tmp_path):
-    first = train(resume="auto")
-    log = written(tmp_path / "run")
-    again = train(resume="auto")
-    assert (again.status, again.steps, again.final, again.checkpoint) == (
-        "completed", 5, first.final, first.checkpoint,
-    )  # fmt: skip
-    assert written(tmp_path / "run") == log
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
@@ -301,12 +273,6 @@ def test_training_goes_on_where_nothing_can_be_saved_and_the_end_says_so(train, 
     assert "5 checkpoints could not be written" in said
 
 
-def test_a_disk_that_has_room_again_gets_the_next_checkpoint(train, full_disk):
-    found = train({4: full_disk}, save_every=1)
-    assert (found.status, found.checkpoint) == ("completed", "run/checkpoints/step-00000005")
-    assert 1 <= found.failed_saves <= 3
-
-
 @pytest.mark.parametrize("save_every", [1, None])
 def test_a_save_that_fails_ends_the_job_where_the_config_says_so(train, tmp_path, full_disk, save_every):
     with pytest.raises(SaveError) as caught:
@@ -341,14 +307,6 @@ def test_a_metric_that_the_task_has_not_is_refused_before_anything_is_written(tr
     ):
         train(keep_best="recall")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_best_of_a_task_without_evaluation_data_is_refused(train, monkeypatch):
-    monkeypatch.setattr(Small, "eval_data", lambda self: None)
-    with pytest.raises(
-        ConfigError, match="loss is a metric of the evaluation, and the task has no evaluation"
-    ):
-        train(keep_best="loss")
 
 
 def test_a_run_whose_data_changed_is_resumed_on_request_alone(train, tmp_path, monkeypatch, capsys):

@@ -8,7 +8,6 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from http.client import IncompleteRead
 from unittest import mock
 
 import pytest
@@ -17,7 +16,6 @@ from horovod.runner.http import http_client, http_server
 import hvdtrain
 from hvdtrain import errors
 from hvdtrain.errors import EnvironmentFault, UsageError, WorkerFailure
-from hvdtrain.host import environment
 from hvdtrain.launching import channel, launch, running, worker
 
 
@@ -115,17 +113,6 @@ def test_what_takes_long_to_send_arrives(monkeypatch):
         assert len(worker_end(end).function["call"]) == 30_000_000
 
 
-def test_what_breaks_off_is_said(opened, monkeypatch):
-    end = worker_end(opened)
-    breaks_off = mock.Mock(side_effect=IncompleteRead(b"x", 9))
-    for name in ("read_data_from_kvstore", "put_data_into_kvstore"):
-        monkeypatch.setattr(http_client, name, breaks_off)
-    with pytest.raises(EnvironmentFault, match=r"cannot get the function from .*IncompleteRead"):
-        worker_end(opened)
-    with pytest.raises(EnvironmentFault, match=r"cannot send to .*IncompleteRead"):
-        worker._send(end, 3)
-
-
 def test_an_address_that_does_not_answer_is_given_up(opened, monkeypatch):
     limits = []
 
@@ -174,13 +161,6 @@ def test_the_cause_comes_back_and_not_the_loss_that_it_was_for_others():
     assert isinstance(raised(sent("PeerLostError", 0)), errors.PeerLostError)
 
 
-def test_other_ends_are_what_they_are():
-    assert isinstance(raised(sent("Stopped"), code=75), errors.Stopped)
-    assert isinstance(raised(sent("Interrupted", signal=2), code=130), KeyboardInterrupt)
-    assert "exit code 137" in str(raised(code=137))
-    assert "without a result" in str(raised(code=0))
-
-
 def test_what_the_launcher_ended_because_another_worker_was_killed_is_no_ctrl_c():
     ended = sent("Interrupted", 0, signal=15)
     error = raised(ended, code=137)
@@ -210,12 +190,6 @@ def test_what_workers_still_say_when_the_script_is_ended_is_shown(monkeypatch):
     assert sys.stdout.getvalue().endswith("xsaved\n")
 
 
-def test_a_launcher_has_longer_to_end_than_it_gives_its_workers(monkeypatch):
-    assert running._end_seconds() > 30
-    monkeypatch.setenv("HOROVOD_GRACEFUL_TERMINATION_SECONDS", "100")
-    assert running._end_seconds() > 100
-
-
 class Left(Exception):
     """Stands in for the end of the process."""
 
@@ -233,19 +207,6 @@ def failing(opened, monkeypatch):
     return fail
 
 
-def test_the_traceback_of_the_users_task_comes_back(failing):
-    failure = WorkerFailure("training failed at step 3", "Mend it.")
-    try:
-        raise ValueError("boom in the task")
-    except ValueError as error:
-        failure.__cause__ = error
-    found = failing(failure)
-    assert isinstance(found, WorkerFailure)
-    assert found.problem.endswith(": training failed at step 3")
-    assert found.remedy.startswith("Mend it.\nTraceback")
-    assert 'raise ValueError("boom in the task")' in found.remedy
-
-
 @pytest.mark.parametrize(
     ("error", "kind"),
     [
@@ -256,31 +217,3 @@ def test_the_traceback_of_the_users_task_comes_back(failing):
 )
 def test_signals_of_workers_come_back(failing, error, kind):
     assert type(failing(error)) is kind
-
-
-def test_a_class_of_a_worker_with_the_name_of_an_error_of_hvdtrain_is_not_taken_for_it():
-    assert type(raised(sent("TaskError", is_known=False))) is WorkerFailure
-
-
-def test_workers_do_not_get_what_a_training_here_has_set(monkeypatch):
-    monkeypatch.delenv("HOROVOD_CONTROLLER", raising=False)
-    monkeypatch.setitem(environment._set_here, "HOROVOD_CONTROLLER", "gloo")
-    monkeypatch.setenv("HOROVOD_CONTROLLER", "gloo")
-    assert "HOROVOD_CONTROLLER" not in environment.for_children()
-    monkeypatch.setenv("HOROVOD_CONTROLLER", "mpi")  # the user's
-    assert environment.for_children()["HOROVOD_CONTROLLER"] == "mpi"
-
-
-def test_a_result_that_cannot_be_sent_is_said(opened):
-    end = worker_end(opened)
-    with pytest.raises(TypeError, match="a lock, cannot be sent"):
-        worker._send(end, threading.Lock())
-    assert opened.result() == (False, None)
-
-
-def test_a_proxy_of_the_environment_is_not_asked(opened, monkeypatch):
-    monkeypatch.delenv("no_proxy", raising=False)
-    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    worker_end(opened).send_result(3)
-    assert opened.result() == (True, 3)
-    assert "no_proxy" not in os.environ

@@ -175,22 +175,3 @@ def test_an_optimizer_that_nothing_is_known_of_is_refused(module):
         module.check_optimizer(optimizer, method, config)
     assert "Adam, AdamW" in caught.value.remedy
     check_averaged(optimizer, [Own], method, config)
-
-
-@pytest.mark.parametrize("name", [one.__name__ for one in torch_steps._AVERAGED])
-def test_what_is_averaged_in_pytorch_is_shaped_as_the_parameters(name):
-    parameter = torch.nn.Parameter(torch.ones(2, 3))
-    optimizer = getattr(torch.optim, name)([parameter], lr=0.1)
-    parameter.grad = torch.ones(2, 3)
-    optimizer.step()
-    for key, value in optimizer.state[parameter].items():
-        assert key == "step" or (value.shape == parameter.shape and value.is_floating_point()), key
-
-
-@pytest.mark.parametrize("name", [one.__name__ for one in tensorflow_steps._AVERAGED])
-def test_what_is_averaged_in_keras_is_shaped_as_the_variables(name):
-    variable = keras.Variable(np.ones((2, 3), np.float32))
-    optimizer = getattr(keras.optimizers, name)(0.1)
-    optimizer.build([variable])
-    kept = tensorflow_steps._slots_of(optimizer)
-    assert all(tuple(one.shape) == (2, 3) and one.dtype.is_floating for one in kept)

@@ -16,10 +16,10 @@ from support.fakes import (
 )
 
 from hvdtrain.activity import ACTIVITY
-from hvdtrain.backends.local_steps import LocalSums, has_outer, without_outer
+from hvdtrain.backends.local_steps import has_outer, without_outer
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.config import Config
-from hvdtrain.errors import NonFiniteLossError, TaskError
+from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.jobs import local_steps_plan
 from hvdtrain.loop import run
 from hvdtrain.schedule import Cadence
@@ -83,11 +83,6 @@ def test_a_step_that_may_compile_something_is_announced_as_long(tmp_path):
         *(("in training step 3", False), ("in training step 4", False), ("averaging after step 4", False)),
         *(("in training step 5", True), ("averaging after step 5", False)),
     ]
-
-
-def test_the_time_of_a_synchronisation_counts_in_the_throughput(tmp_path):
-    backend, _, session = local(tmp_path, Observed(one_worker()))
-    assert session.state.last_step.clock_seconds >= backend.done_seconds[-1]
 
 
 @pytest.mark.parametrize(
@@ -186,36 +181,6 @@ LATE = "log_every 10 and eval_every 1epoch: at the first synchronisation at or a
 SIGTERM = "SIGTERM: at the next synchronisation, up to 4 steps later"
 
 
-@pytest.mark.parametrize(
-    ("workers", "outer", "text"),
-    [
-        (2, "average", "the result depends on the number of workers"),
-        (2, "nesterov", "the result depends on the number of workers"),
-        (1, "average", "one worker, so there is nothing to average"),
-        (1, "nesterov", "one worker, which takes an outer step after every 4 steps"),
-    ],
-)
-def test_the_plan_says_what_follows_from_local_steps(workers, outer, text):
-    fields = {"log_every": 10, "eval_every": "1epoch", "save_every": 8, "outer_optimizer": outer}
-    config = Config(framework="torch", sync_every=4, **fields)
-    plan = TrainingPlan.of(config, workers, 1000)
-    assert local_steps_plan.describe(config, plan) == f"{text}; {LATE}; {SIGTERM}"
-
-
-def test_the_plan_names_nothing_that_is_not_late():
-    config = Config(framework="torch", sync_every=5, log_every=10, eval_every=5, save_every=20)
-    plan = TrainingPlan.of(config, 2, 1000)
-    assert local_steps_plan.describe(config, plan) == (
-        "the result depends on the number of workers; SIGTERM: at the next synchronisation, up to 5 steps "
-        "later"
-    )
-    every_step = Config(framework="torch", sync_every=1, eval_every="1epoch")
-    plan = TrainingPlan.of(every_step, 2, 1000)
-    assert local_steps_plan.describe(every_step, plan) == "the result depends on the number of workers"
-    plain = Config(framework="torch")
-    assert not local_steps_plan.describe(plain, TrainingPlan.of(plain, 2, 1000))
-
-
 def test_another_number_of_workers_is_noted_on_resuming():
     config = Config(framework="torch", sync_every=4)
     assert local_steps_plan.notes_on_resuming(config, 2, 3) == [
@@ -223,13 +188,6 @@ def test_another_number_of_workers_is_noted_on_resuming():
     ]
     assert not local_steps_plan.notes_on_resuming(config, 2, 2)
     assert not local_steps_plan.notes_on_resuming(Config(framework="torch"), 2, 3)
-
-
-def test_other_metrics_than_in_the_step_before_are_refused():
-    sums = LocalSums()
-    sums.add(("loss",), (), 1.0, (), weight=1.0, step=1)
-    with pytest.raises(TaskError, match="a step gives loss, accuracy and the step before it loss"):
-        sums.add(("loss", "accuracy"), (), 1.0, (), weight=1.0, step=2)
 
 
 def test_the_outer_momentum_can_be_left_out_of_a_state():

@@ -44,46 +44,12 @@ def disk(monkeypatch):
     return made
 
 
-def test_records_are_there_as_soon_as_they_are_appended(file):
-    assert file.append(b"one\n") is None
-    assert file.path.read_bytes() == b"one\n"
-
-
 def test_records_are_added_to_what_was_there(tmp_path):
     (tmp_path / "log").write_bytes(b"before\n")
     file = AppendFile(tmp_path / "log")
     file.append(b"after\n")
     file.close()
     assert (tmp_path / "log").read_bytes() == b"before\nafter\n"
-
-
-@pytest.mark.parametrize("room", [0, 1, 5, 9])
-def test_a_record_that_does_not_fit_leaves_nothing_of_itself(file, disk, room):
-    file.append(b"one\n")
-    disk.room = room
-    assert file.append(b"number two\n").errno == errno.ENOSPC
-    assert file.path.read_bytes() == b"one\n"
-
-
-def test_what_waits_is_written_first_and_in_order(file, disk):
-    disk.room = 2
-    assert file.append(b"one\n") is not None
-    assert file.append(b"two\n") is not None
-    disk.room = None
-    assert file.append(b"three\n") is None
-    assert file.append(b"four\n") is None
-    assert file.path.read_bytes() == b"one\ntwo\nthree\nfour\n"
-
-
-def test_room_for_only_some_of_what_waits_leaves_whole_records_only(file, disk):
-    disk.room = 0
-    file.append(b"one\n")
-    disk.room = 6
-    assert file.append(b"two\n") is not None
-    assert file.path.read_bytes() == b""
-    disk.room = None
-    file.append(b"three\n")
-    assert file.path.read_bytes() == b"one\ntwo\nthree\n"
 
 
 @given(rooms=st.lists(st.integers(0, 12) | st.none(), max_size=8))
@@ -189,27 +155,6 @@ def test_a_file_is_as_readable_as_the_umask_lets_it_be(tmp_path):
     assert (tmp_path / "log").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_closed_file_is_given_back_to_the_system(tmp_path):
-    before = set(os.listdir("/proc/self/fd"))
-    AppendFile(tmp_path / "log").close()
-    assert set(os.listdir("/proc/self/fd")) == before
-
-
-def test_waiting_for_the_disk_asks_the_system(file, monkeypatch):
-    synced = []
-    monkeypatch.setattr(logs.os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
-    file.sync()
-    assert synced == [file.path.stat().st_ino]
-
-
-def test_closing_twice_is_harmless_and_nothing_is_left_to_wait_for(file):
-    file.append(b"one\n")
-    file.sync()
-    file.close()
-    file.close()
-    file.sync()
-
-
 def lines(*steps: int) -> str:
     return "".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in steps)
 
@@ -267,10 +212,6 @@ def test_a_log_with_nothing_to_cut_is_not_touched(tmp_path):
     after = path.stat()
     assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert [p.name for p in tmp_path.iterdir()] == ["log"]
-
-
-def test_an_empty_log_stays(tmp_path):
-    assert cut(tmp_path / "log", "", 0) == ""
 
 
 def test_a_run_that_starts_anew_moves_the_log_away_whole(tmp_path):

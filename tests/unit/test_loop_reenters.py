@@ -4,10 +4,10 @@ import json
 from contextlib import suppress
 
 import pytest
-from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
+from support.fakes import FakeBackend, make_loop_session, on_every_rank
 
 from hvdtrain.backends.step_signals import ControlFlags
-from hvdtrain.errors import NonFiniteLossError, PeerLostError, WorldChanged
+from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.loop import run, save_and_stop, settle
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 
@@ -133,12 +133,6 @@ def test_workers_that_are_done_do_not_change(tmp_path):
     assert (session.state.progress.step, session.stopped) == (3, False)
 
 
-def test_a_request_to_stop_comes_before_one_to_change(tmp_path):
-    session = make_loop_session(tmp_path, epochs=3)
-    run(session, lambda: ControlFlags(stop=True, change=True))
-    assert (session.stopped, session.saver.steps) == (True, [2])
-
-
 def test_a_request_to_save_outlives_the_step_that_failed(tmp_path):
     """A signal asks once; the step that carried it to the others fails."""
     session = make_loop_session(tmp_path, epochs=4, save_every=None)
@@ -184,24 +178,6 @@ def test_a_world_that_only_saves_does_the_duties_and_stops(tmp_path):
     save_and_stop(session)
     assert [step for step, _ in session.report.evaluations] == [2]
     assert (session.stopped, session.saver.steps, session.report.steps) == (True, [2], [1, 2])
-
-
-def test_a_world_that_only_saves_does_not_save_twice_nor_stop_what_is_complete(tmp_path):
-    session = make_loop_session(tmp_path, epochs=1)
-    run(session)
-    save_and_stop(session)
-    assert (session.stopped, session.saver.steps) == (False, [3])
-
-
-def test_what_is_settled_is_still_judged(tmp_path):
-    """The loss of the step before the failed one is not finite; no other worker is asked."""
-    backend = FakeBackend(one_worker(), losses={1: float("nan")})
-    session = make_loop_session(tmp_path, backend)
-    Failing(session, 3)  # on_start, the first step, the second
-    with pytest.raises(PeerLostError):
-        run(session)
-    with pytest.raises(NonFiniteLossError, match="the loss is nan at step 1"):
-        settle(session)
 
 
 def test_the_index_of_a_step_is_written_before_the_step(tmp_path):

@@ -6,12 +6,10 @@ import signal
 import pytest
 from support.fakes import FakeBackend, FakeSaver, asks, make_loop_session, on_every_rank, one_worker, trained
 
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.backends.step_signals import ControlFlags, StepStatistics
+from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.errors import ConfigError, NonFiniteLossError
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.loop import run
-from hvdtrain.run_state import RunState
 
 STOP, SAVE = ControlFlags(stop=True), ControlFlags(save=True)
 
@@ -85,31 +83,6 @@ def test_a_record_has_the_metrics_of_its_own_step_only_and_the_last_ones_beside(
     ]  # fmt: skip
 
 
-def test_a_metric_that_is_no_number_is_null_in_the_record(tmp_path):
-    backend = FakeBackend(one_worker(), eval_losses=[math.nan])
-    manifest = trained(tmp_path, backend, eval_size=7, eval_every=None)[2].saver.manifests[-1]
-    assert (manifest.metrics, manifest.last_metrics) == ({"loss": None}, {"loss": None})
-
-
-def test_a_record_has_the_window_that_it_lies_in(tmp_path):
-    manifests = trained(tmp_path, log_every=3, save_every=1)[2].saver.manifests
-    assert [(manifest.window, manifest.window_weight) for manifest in manifests] == [
-        ({"loss": 4.0}, 4.0), ({"loss": 12.0}, 8.0), ({}, 0.0), ({"loss": 16.0}, 4.0), ({}, 0.0),
-    ]  # fmt: skip
-
-
-def test_skipped_samples_of_a_window_are_kept_with_it(tmp_path):
-    """A run that resumes in the middle of a window logs what was skipped before, too."""
-    metrics = StepMetrics({"loss": 1.0}, 1.0, statistics=StepStatistics(skipped_samples=2))
-    state = RunState()
-    state.window.add(metrics, 0.0)
-    session = make_loop_session(tmp_path, log_every=2)
-    session.state = state
-    resumed = RunState.from_manifest(session.manifest(), session.config)
-    resumed.window.add(metrics, 0.0)
-    assert resumed.window.bad_samples == 4
-
-
 @pytest.mark.parametrize(
     ("keep_best", "losses", "saved_at"),
     [
@@ -126,17 +99,6 @@ def test_the_best_evaluation_so_far_is_saved_too(tmp_path, keep_best, losses, sa
     backend = FakeBackend(one_worker(), eval_losses=losses)
     fields = {"eval_size": 7, "eval_every": 1, "save_every": None, "keep_best": keep_best}
     assert saves(tmp_path, backend, **fields) == saved_at
-
-
-def test_what_was_best_before_this_job_counts(tmp_path):
-    backend = FakeBackend(one_worker(), eval_losses=[0.5, 0.4, 0.2, 0.3, 0.3])
-    session = make_loop_session(
-        tmp_path, backend, eval_size=7, eval_every=1, save_every=None, keep_best="loss"
-    )
-    session.state.best_value = 0.3
-    run(session)
-    assert session.saver.steps == [3, 5]
-    assert session.state.best_value == 0.2
 
 
 def test_a_metric_that_there_is_not_is_named_on_every_worker(tmp_path):
@@ -161,31 +123,10 @@ def test_a_save_on_request_comes_a_step_later_and_training_goes_on(tmp_path, ask
     assert (session.saver.steps, session.state.progress.step, session.stopped) == (saved_at, 5, False)
 
 
-def test_two_requests_to_save_are_two_saves(tmp_path):
-    assert requested(tmp_path, {1: SAVE, 3: SAVE}).saver.steps == [2, 4, 5]
-
-
 @pytest.mark.parametrize("asked_at", [1, 2, 3])
 def test_a_stop_on_request_comes_a_step_later_and_is_saved_once(tmp_path, asked_at):
     session = requested(tmp_path, {asked_at: STOP})
     assert (session.saver.steps, session.state.progress.step) == ([asked_at + 1], asked_at + 1)
-    assert session.stopped
-
-
-@pytest.mark.parametrize("asked_at", [4, 5])
-def test_a_stop_at_the_end_is_no_stop(tmp_path, asked_at):
-    session = requested(tmp_path, {asked_at: STOP})
-    assert (session.saver.steps, session.state.progress.step, session.stopped) == ([5], 5, False)
-
-
-def test_a_stop_that_comes_with_a_save_that_is_due_needs_no_second_one(tmp_path):
-    session = requested(tmp_path, {2: STOP}, save_every=2)
-    assert (session.saver.steps, session.state.progress.step, session.stopped) == ([2], 2, True)
-
-
-def test_a_stop_wins_over_a_save(tmp_path):
-    session = requested(tmp_path, {1: SAVE, 2: STOP}, log_every=100)
-    assert session.saver.steps[-1] == session.state.progress.step
     assert session.stopped
 
 

@@ -1,22 +1,17 @@
 """The memory that a job is said to need, and the error of one that runs out of it."""
 
-import resource
 from dataclasses import replace
 
 import pytest
 
 from hvdtrain.config import Config
 from hvdtrain.errors import LackOfMemoryError
-from hvdtrain.host import memory as host_memory
-from hvdtrain.host.memory import limit_bytes, peak_bytes
 from hvdtrain.jobs.lack_of_memory import lack_of_memory
 from hvdtrain.memory_plan import (
     MEBIBYTE,
     MeasuredMemory,
-    exchange_bytes,
     memory_plan,
     saving_bytes,
-    update_bytes,
 )
 
 SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel": (256, 16)}
@@ -91,22 +86,6 @@ def test_sharding_is_advised_where_it_saves_with_its_figure():
     assert [text.split(":")[0] for text in advised(compression="powersgd:4")] == ["--shard optimizer"]
 
 
-def test_a_frozen_parameter_has_neither_gradient_nor_slot():
-    config = Config(framework="torch", optimizer="adamw")
-    found = memory_plan(SHAPES, config, frozen_parameters=1000, micro_batch=16)
-    assert found.total_bytes == 4 * (4 * NUMBERS + 1000)
-
-
-def test_slots_of_an_optimizer_of_the_task_are_not_guessed():
-    config = Config(framework="torch", optimizer="adamw")
-    found = memory_plan(SHAPES, config, micro_batch=16, own_slots=0)
-    assert found.parts["optimizer"] == 0
-
-
-def test_the_largest_parameter_comes_first():
-    assert plan().largest[0] == ("model/a/kernel", 4 * 1024 * 256)
-
-
 def test_only_what_the_job_does_not_do_is_advised():
     assert any("--batch-size 8 --accumulate 2" in text for text in plan().remedies)
     text = " ".join(plan(checkpoint_activations=True, precision="bf16").remedies)
@@ -114,32 +93,6 @@ def test_only_what_the_job_does_not_do_is_advised():
     assert "--precision" not in text
     with_global = memory_plan(SHAPES, Config(framework="torch", global_batch_size=32), micro_batch=16)
     assert not any("--batch-size" in text for text in with_global.remedies)
-
-
-def test_a_plan_beyond_the_limit_is_said():
-    found = plan(optimizer="adamw")
-    assert found.exceeds(found.total_bytes) == ""
-    assert "may take 1.0 MiB" in found.exceeds(MEBIBYTE)
-
-
-def test_workers_of_a_host_divide_its_memory(monkeypatch):
-    monkeypatch.setattr(host_memory, "_cgroups", list)
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    assert abs(limit_bytes(4) * 4 - limit_bytes(1)) < 4
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (5 * MEBIBYTE, 5 * MEBIBYTE))
-    assert limit_bytes(4) == 5 * MEBIBYTE, "an address space is a process's own"
-
-
-def test_a_cgroup_limits_its_workers(tmp_path, monkeypatch):
-    (tmp_path / "memory.max").write_text(f"{64 * MEBIBYTE}\n")
-    monkeypatch.setattr(host_memory, "_cgroups", lambda: [tmp_path])
-    assert limit_bytes(2) == 32 * MEBIBYTE
-    (tmp_path / "memory.max").write_text("max\n")
-    assert limit_bytes(2) > 32 * MEBIBYTE
-
-
-def test_the_peak_is_in_bytes():
-    assert 10 * MEBIBYTE < peak_bytes() < 2**50
 
 
 def test_an_error_of_memory_names_what_is_large_and_what_helps():
@@ -174,11 +127,6 @@ def test_what_is_resident_and_what_comes_add_up():
     assert "besides" not in text
 
 
-def test_memory_that_is_free_for_tensors_counts_once():
-    assert measured_plan(idle=50).total_bytes == measured_plan().total_bytes - 50 * MEBIBYTE
-    assert measured_plan(idle=90).total_bytes == 4 * NUMBERS + (300 + 2 + 5) * MEBIBYTE - 4 * NUMBERS
-
-
 def test_a_job_needs_at_least_what_it_has_taken():
     found = measured_plan(peak=900)
     assert found.total_bytes == 900 * MEBIBYTE
@@ -186,13 +134,6 @@ def test_a_job_needs_at_least_what_it_has_taken():
     assert found.exceeds(100 * MEBIBYTE) == (
         "the job needs about 900 MiB per worker, and each worker of this host may take 100 MiB"
     )
-
-
-def test_a_gpu_has_tensors_and_not_the_framework():
-    found = measured_plan(resident=None)
-    assert found.total_bytes == 4 * NUMBERS * 2 + (64 + 2) * MEBIBYTE
-    assert found.describe().endswith("; besides the framework, on the GPU")
-    assert "its GPU has 10.0 MiB" in found.exceeds(10 * MEBIBYTE)
 
 
 def test_remedies_have_figures_when_activations_are_known():
@@ -230,21 +171,3 @@ def test_pages_of_a_file_are_shown_and_not_compared_with_the_limit():
         .startswith("the job needs about 33")
     )
     assert "saving 64.0 MiB in pages of a file" in in_file.describe()
-
-
-def test_compiling_an_update_takes_memory_for_each_slot_of_each_parameter():
-    config = Config(framework="tf", optimizer="adamw", ema_decay=0.9)
-    many = memory_plan({str(i): (2,) for i in range(200)}, config, micro_batch=1)
-    assert update_bytes(many, config) == 3 * update_bytes(many, Config(framework="tf")) == 200 * 450_000
-    assert update_bytes(many, Config(framework="torch")) == 0
-
-
-def test_workers_exchange_copies_of_some_gradients():
-    config = Config(framework="torch", shard="optimizer")
-    large = replace(plan(), trained_bytes=1 << 30)
-    assert exchange_bytes(large, Config(framework="torch"), 2) == 64 * MEBIBYTE
-    assert exchange_bytes(large, Config(framework="torch", compression="fp16"), 2) == 1 << 30
-    assert exchange_bytes(large, config, 2) == (64 + 16) * MEBIBYTE
-    assert exchange_bytes(plan(), config, 1) == 0
-    assert exchange_bytes(plan(), Config(framework="torch"), 2) == 4 * NUMBERS
-    assert exchange_bytes(plan(), config, 2) == 2 * 4 * NUMBERS, "and the bucket that is gathered"

@@ -2,11 +2,9 @@
 
 import math
 
-import pytest
-
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import StepStatistics
-from hvdtrain.metrics import DelayedMetrics, StepInfo, Window, is_finite
+from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
 
 
 class Pending:
@@ -33,13 +31,6 @@ def test_totals_are_read_when_the_next_step_has_been_launched():
     assert read == [1, 2]
 
 
-def test_a_flush_gives_the_last_step_once():
-    late = DelayedMetrics()
-    list(late.push(mark(1), Pending(1, [])))
-    assert [(m.step, totals.sums) for m, totals in late.flush()] == [(1, {"loss": 1.0})]
-    assert list(late.flush()) == []
-
-
 def test_a_mean_is_over_samples_not_over_steps():
     window = Window(started_seconds=0.0)
     window.add(StepMetrics({"loss": 6.0, "accuracy": 2.0}, weight=3.0), 1.0)
@@ -61,36 +52,10 @@ def test_the_share_of_waiting_is_the_mean_over_workers():
     assert window.data_wait_fraction(workers=2) == 0.25
 
 
-def test_throughput_survives_a_clock_that_stands_still():
-    window = Window(started_seconds=5.0)
-    window.add(StepMetrics({"loss": 1.0}, weight=1.0), 5.0)
-    assert window.samples_per_second() > 0
-
-
-@pytest.mark.parametrize(
-    ("loss", "finite"),
-    [(0.0, True), (-1e30, True), (float("nan"), False), (float("inf"), False), (float("-inf"), False)],
-)
-def test_only_a_number_is_finite(loss, finite):
-    assert is_finite(StepMetrics({"loss": loss, "accuracy": float("nan")}, 1.0)) == finite
-
-
 def test_a_window_that_goes_on_has_the_mean_of_all_its_samples():
     window = Window({"loss": 6.0}, 3.0, untimed_weight=3.0, started_seconds=0.0)
     window.add(StepMetrics({"loss": 4.0}, weight=1.0), 1.0)
     assert window.means() == {"loss": 2.5}
-
-
-def test_throughput_leaves_out_what_another_process_did():
-    window = Window({"loss": 1.0}, 1000.0, untimed_weight=1000.0, started_seconds=10.0)
-    window.add(StepMetrics({"loss": 1.0}, weight=30.0), 12.0)
-    assert window.samples_per_second() == 15.0
-
-
-def test_a_window_that_goes_on_may_meet_a_metric_that_it_had_not():
-    window = Window({"loss": 6.0}, 3.0)
-    window.add(StepMetrics({"loss": 2.0, "accuracy": 1.0}, weight=1.0), 1.0)
-    assert window.means() == {"loss": 2.0, "accuracy": 1.0}
 
 
 def test_a_metric_that_some_steps_leave_out_has_the_mean_of_the_others():

@@ -132,21 +132,6 @@ def test_of_labels_and_label_neither_is_taken_unnamed():
         ModelCall("torch", "mse")(Torch(one), batch)
 
 
-def test_a_flat_batch_stays_the_same_object():
-    batch = {"inputs": A, "targets": Y}
-    assert ModelCall("torch")(Torch(one), batch)[1] is batch
-
-
-def test_the_loss_is_given_a_nested_batch():
-    assert ModelCall("torch")(Torch(two), MAPPING)[1] == {"inputs": {"ids": A, "mask": B}, "targets": Y}
-
-
-def test_names_of_another_batch_are_decided_anew():
-    call = ModelCall("torch")
-    assert call(Torch(two), {"ids": A})[0]["mask"] is None
-    assert call(Torch(two), {"ids": A, "mask": B})[0]["mask"] is B
-
-
 @pytest.mark.parametrize(
     ("names", "said"),
     [

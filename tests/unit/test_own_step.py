@@ -69,10 +69,6 @@ def test_optimizers_that_are_no_mapping_of_names_are_refused(given, problem):
         named_optimizers.check_named_optimizers(given, Kind, "torch_optimizers")
 
 
-def test_each_parameter_belongs_to_one_optimizer():
-    named_optimizers.check_owners("m", ["a", "b", "c"], BOTH, {"g": 0, "d": 0})
-
-
 @pytest.mark.parametrize(
     ("trainable", "owned", "foreign", "problem"),
     [
@@ -98,20 +94,6 @@ def test_the_largest_rate_of_all_is_the_base():
 def test_a_rate_in_the_config_replaces_defaults_only_if_they_agree(other, is_default):
     rates = {"g": OwnRates("Adam", 0.001, True), "d": OwnRates("SGD", other, True)}
     assert named_optimizers.combined_rates(rates)[0].is_default == is_default
-
-
-def test_a_lone_optimizer_keeps_the_names_and_rates_that_it_has_without_a_step():
-    own = OwnRates("Adam", 0.002, False)
-    assert named_optimizers.combined_rates({"main": own}) == (own, {"main": 1.0})
-    assert named_optimizers.state_prefixes(["main"]) == {"main": ""}
-    assert named_optimizers.state_prefixes(["g", "main"]) == {"g": "g/", "main": "main/"}
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones():
-    optimizers = own_step.Optimizers({"generator": None, "discriminator": None})
-    assert list(optimizers) == ["generator", "discriminator"]
-    with pytest.raises(TaskError, match=r"no optimizer 'generater'.*\nDid you mean 'generator'"):
-        optimizers["generater"]
 
 
 torch = pytest.importorskip("torch")
@@ -278,11 +260,6 @@ def test_an_optimizer_is_of_use_within_the_step_alone():
     side.run()
     with pytest.raises(TaskError, match="'g' was used outside of the task's own step"):
         kept[0].minimize(torch.zeros(4))
-
-
-def test_an_optimizer_that_needs_a_closure_is_refused():
-    with pytest.raises(TaskError, match="the optimizer 'g', LBFGS, needs a closure"):
-        Side(good, lambda model: {n: torch.optim.LBFGS(model[n].parameters()) for n in "gd"})
 
 
 def test_parts_of_one_saved_array_belong_to_one_optimizer():

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.errors import EnvironmentFault, ExchangeError, TaskError, UsageError
+from hvdtrain.errors import EnvironmentFault, ExchangeError, TaskError
 from hvdtrain.parity import command, exchange
 from hvdtrain.parity.differences import aligned, difference
 from hvdtrain.parity.exchange import Role, find_role
@@ -14,8 +14,6 @@ from hvdtrain.parity.findings import different_beginnings
 from hvdtrain.parity.job import check_task
 from hvdtrain.parity.losses import explain_losses
 from hvdtrain.parity.matching import match
-from hvdtrain.parity.paths import layer_paths
-from hvdtrain.parity.probe import steps_to_compare
 from hvdtrain.parity.symptoms import (
     activation_between,
     constant_factor,
@@ -119,41 +117,6 @@ def test_initial_values_that_are_transposed_are_named():
     (found,) = match({"model/a/kernel": kernel}, {"model/a/kernel": kernel.T}).findings
     assert (found.suspect, found.layer) == ("initial value", "a")
     assert "transposed" in found.text
-
-
-def test_layers_have_the_paths_of_their_arrays():
-    walked = [("", 1), ("features/0", 2), ("shared", 3), ("other", 3), ("act", 4)]
-    arrays = [("features/0/kernel", "conv1/kernel"), ("other/bias", "head/bias")]
-    found = layer_paths(walked, arrays, lambda own: f"renamed/{own}")
-    assert found == {1: "", 2: "conv1", 3: "head", 4: "renamed/act"}
-
-
-def test_steps_are_powers_of_ten_and_the_last():
-    assert steps_to_compare(1) == (1,)
-    assert steps_to_compare(100) == (1, 10, 100)
-    assert steps_to_compare(250) == (1, 10, 100, 250)
-
-
-def test_half_of_the_processes_run_each_framework():
-    role = find_role(MPI)
-    assert (role.framework, role.ranks, role.is_leader, role.other_leader) == ("tf", (2, 3), True, 0)
-    assert Role(1, 4).framework == "torch"
-    assert not Role(1, 4).is_leader
-
-
-@pytest.mark.parametrize(
-    ("environ", "problem"),
-    [
-        ({}, "this is a single process"),
-        ({"HOROVOD_SIZE": "2", "HOROVOD_RANK": "0"}, "over Gloo"),
-        ({**MPI, "HOROVOD_CONTROLLER": "gloo"}, "over Gloo"),
-        ({"OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}, "found 3"),
-    ],
-)
-def test_other_launches_are_refused_with_the_command_to_type(environ, problem):
-    with pytest.raises(UsageError, match=problem) as caught:
-        find_role(environ)
-    assert "horovodrun --mpi -np 2 python -m hvdtrain parity" in caught.value.remedy
 
 
 def exchange_with(monkeypatch, size=4, sizes=(0, 0)):

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain import wire
 from hvdtrain.parity.explanation import place_of
 from hvdtrain.parity.findings import different_settings
 from hvdtrain.parity.observation import ForwardPass, LayerCall, Observation, StepState
@@ -139,10 +138,6 @@ def test_the_precision_of_the_job_is_judged_too(precision):
     assert [one.layer for one in of_gradients] == (["the gradients"] if precision == "fp32" else [])
 
 
-def test_equal_observations_have_no_cause():
-    assert causes(observed("torch"), observed("tf")) == []
-
-
 @pytest.mark.parametrize(
     ("changes", "suspect", "text"),
     [
@@ -204,12 +199,6 @@ def test_settings_of_optimizers_explain_updates():
         for name, moved, decay in (("torch", 1.0, 0.01), ("tf", 0.9, 0.0))
     ]
     assert [cause[0] for cause in causes(*sides)] == ["weight decay of the optimizer"]
-
-
-def test_an_observation_travels():
-    found = wire.decode(wire.encode((observed("torch"), "why not")))[0]
-    assert found.steps[0].loss == 1.0
-    np.testing.assert_array_equal(found.forward.outputs, np.ones((3, 2)))
 
 
 @pytest.mark.parametrize(("number", "said"), [(0, None), (1, "it is mended"), (2, "these are mended")])

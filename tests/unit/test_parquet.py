@@ -1,7 +1,6 @@
 """Parquet by row group: the rows that were written, in a bounded number of decoded row groups."""
 
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -46,32 +45,11 @@ def test_rows_are_those_that_were_written(tmp_path):
     assert data[7]["targets"] == 7
 
 
-def test_columns_with_blanks_in_their_names(tmp_path):
-    write(tmp_path, **{"a b": lambda values: values * 2})
-    data = hvdtrain.open_parquet(tmp_path, inputs="x", targets="a b", columns=["x", "a b"])
-    assert data[7]["targets"] == 14
-
-
 def test_blocks_are_known_through_what_wraps_the_data(tmp_path):
     data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y", shuffle_blocks=3)
     assert blocks_of(Augmented(data, [])) == blocks_of(data)
     assert blocks_of(as_dataset(data, collate=lambda samples: {})) == blocks_of(data)
     assert blocks_of(data).mixed == 3
-
-
-def test_a_bounded_number_of_row_groups_is_kept_and_each_is_decoded_once(tmp_path, monkeypatch):
-    data = hvdtrain.open_parquet(
-        write(tmp_path, [(0, 200)]), inputs="x", columns=["x", "y"], shuffle_blocks=2
-    )
-    rows, decoded = data._records, []
-    plain = rows._decoded
-    monkeypatch.setattr(rows, "_decoded", lambda number: decoded.append(number) or plain(number))
-    rows._kept._found.clear()
-    with ThreadPoolExecutor(8) as pool:
-        for group in range(20):
-            list(pool.map(lambda _, g=group: data[10 * g + 3], range(16)))
-            assert len(rows._kept._found) <= 4
-    assert sorted(decoded) == list(range(20))
 
 
 def test_another_process_reads_the_same(tmp_path):
@@ -113,13 +91,6 @@ def test_what_cannot_be_used_is_refused(tmp_path, change, message):
     change(tmp_path)
     with pytest.raises(DataError, match=message):
         hvdtrain.open_parquet(tmp_path)
-
-
-def test_names_that_do_not_exist_are_refused(tmp_path):
-    with pytest.raises(DataError, match="has no column 'z'"):
-        hvdtrain.open_parquet(write(tmp_path), columns=["z"])
-    with pytest.raises(DataError, match="'name', which becomes 'inputs', does not hold numbers"):
-        hvdtrain.open_parquet(tmp_path, inputs="name")
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

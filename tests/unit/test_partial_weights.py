@@ -39,29 +39,6 @@ def test_what_matches_is_taken(only, skip):
     assert chosen(only, skip).names == ("model/conv/kernel", "model/conv/bias")
 
 
-def test_the_table_says_what_and_why():
-    assert chosen((), ("model/head/*", "model/old")).text.splitlines() == [
-        "2 of 4 arrays taken, 80 of 170 numbers",
-        "  taken    model/conv/kernel (3, 3, 1, 8)",
-        "  taken    model/conv/bias (8,)",
-        "  initial  model/head/kernel (8, 10): --init-skip 'model/head/*'; there (8, 5)",
-        "  initial  model/head/bias (10,): --init-skip 'model/head/*'; there (5,)",
-        "  unused   model/old (2,): --init-skip 'model/old'",
-    ]
-    fitting = {name: shape for name, shape in MODEL.items() if name != "model/head/bias"}
-    assert chosen(("*kernel",), (), MODEL, fitting).text.splitlines()[3:] == [
-        "  initial  model/conv/bias (8,): not in --init-only",
-        "  initial  model/head/bias (10,): not in --init-only; there it is missing",
-    ]
-
-
-def test_a_long_table_is_shortened():
-    model = {f"model/{i}/kernel": (i + 1,) for i in range(40)}
-    lines = chosen((), ("model/3?/*",), model, model).text.splitlines()
-    assert len(lines) == 1 + 2 * 9
-    assert (lines[9], lines[-1]) == ("  taken    and 22 more", "  initial  and 2 more")
-
-
 @pytest.mark.parametrize(
     ("only", "skip", "problem", "remedy"),
     [
@@ -93,19 +70,6 @@ def test_the_remedy_names_the_smallest_part_that_has_nothing_good():
     assert chosen((), ("model/enc/1/*", "model/head[[]0]"), model, found).names == ("model/enc/0/kernel",)
     assert remedy_for_misfits(model, model, Choice()) == ""
     assert remedy_for_misfits(model, {"model/other": (2,)}, Choice()) == ""
-
-
-def test_patterns_match_further_names_too():
-    found = {"fc.weight": (5, 8), "conv.weight": (8, 1, 3, 3)}
-    model = {"fc.weight": (10, 8), "conv.weight": (8, 1, 3, 3)}
-    others = {"fc.weight": ["model/fc/kernel"], "conv.weight": ["model/conv/kernel"]}
-    for skip in ("model/fc/*", "fc.*"):
-        found_one = chosen((), (skip,), model, found, others)
-        assert found_one.names == ("conv.weight",)
-    assert "  taken    conv.weight = model/conv/kernel (8, 1, 3, 3)" in found_one.text
-    with pytest.raises(CheckpointError, match=r"fc\.weight = model/fc/kernel: the model's is") as caught:
-        chosen(("*",), (), model, found, others)
-    assert caught.value.remedy == "To take the rest, add: --init-skip 'model/fc/*'"
 
 
 @pytest.fixture
@@ -148,9 +112,3 @@ def test_a_head_of_another_shape_says_which_option_takes_the_rest(init):
         outcomes = on_every_rank(["here"] * workers, lambda one: start(one, init / "other"))
         assert all("does not fit the model" in error.problem for error in outcomes)
         assert all("add: --init-skip 'model/a/bias'" in error.remedy for error in outcomes)
-
-
-def test_a_part_that_does_not_fit_is_an_error_on_all_workers(init):
-    outcomes = on_every_rank(["here"] * 2, lambda one: start(one, init / "other", init_only=["model/*"]))
-    assert all(isinstance(error, CheckpointError) for error in outcomes)
-    assert all("model/a/bias: the model's is (4,), there (9,)" in error.problem for error in outcomes)

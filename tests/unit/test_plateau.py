@@ -8,15 +8,11 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_wor
 from support.twins import keras, torch
 
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.config import Config
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import ConfigError
-from hvdtrain.jobs.unused_options import plateau_notes
 from hvdtrain.loop import run
 from hvdtrain.plateau import PlateauState, plateau_from
 from hvdtrain.run_state import RunState
 from hvdtrain.schedule import LearningRate
-from hvdtrain.training_plan import TrainingPlan
 
 LOSS, ACCURACY = MetricGoal.parse("loss"), MetricGoal.parse("accuracy")
 PEAK = 0.1
@@ -74,12 +70,6 @@ def test_a_value_that_is_no_number_is_no_improvement_and_higher_may_be_better():
     assert fractions([0.5, 0.6, 0.55], 1, 0.5, 0.0, ACCURACY) == [1.0, 1.0, 0.5]
 
 
-def test_a_floor_that_was_reached_but_for_rounding_is_no_reason_to_lower_it_again():
-    state = PlateauState(metric="loss:min").lowered(0.1, 0.01).lowered(0.1, 0.01)
-    assert state.fraction > 0.01
-    assert not state.model_copy(update={"evaluations": 5}).is_due(2, 0.01)
-
-
 def test_warm_up_and_floor_hold():
     rate = LearningRate(PEAK, "plateau", total_epochs=4, warmup_epochs=1, final_fraction=0.2)
     assert rate.at(0.5) == pytest.approx(PEAK / 2)
@@ -127,12 +117,6 @@ def test_the_step_after_the_evaluation_has_the_lower_rate_and_it_is_said(tmp_pat
     ]
 
 
-def test_evaluations_in_the_warm_up_do_not_count(tmp_path):
-    session = session_of(tmp_path, one_worker(), [0.5, 0.6, 0.7, 0.8, 0.9], warmup_steps=3)
-    run(session)
-    assert session.backend.rates == pytest.approx([PEAK / 6, PEAK / 2, PEAK * 5 / 6, PEAK / 10, PEAK / 100])
-
-
 def test_all_workers_have_the_same_rates(tmp_path):
     def work(workers):
         session = session_of(tmp_path, workers, [0.5, 0.6, 0.6])
@@ -156,33 +140,3 @@ def test_a_resumed_run_has_the_rates_of_one_in_one_go(tmp_path, stop):
     run(second)
     assert first.backend.rates + second.backend.rates == whole.backend.rates
     assert second.saver.manifests[-1].plateau == whole.saver.manifests[-1].plateau
-
-
-def test_a_metric_that_there_is_not_is_named(tmp_path):
-    session = session_of(tmp_path, one_worker(), [], plateau_metric="accuracy")
-    with pytest.raises(ConfigError, match="plateau_metric: there is no metric 'accuracy'"):
-        run(session)
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"epochs": 10}, []),
-        ({"epochs": 3}, ["after 3 evaluations at the earliest: training ends before, with an evaluation"]),
-        ({"epochs": 10, "eval_every": 10}, []),
-        ({"steps": 30, "eval_every": 10}, ["after 3 evaluations at the earliest"]),
-        ({"epochs": 10, "early_stopping": "loss", "early_stopping_patience": 3}, []),
-        ({"epochs": 10, "early_stopping": "accuracy", "early_stopping_patience": 2}, []),
-        (
-            {"epochs": 10, "early_stopping": "loss", "early_stopping_patience": 2},
-            ["early_stopping ends the training after 2 evaluations without improvement of loss, and "
-             "plateau_patience is 2; it must be lower"],
-        ),
-        ({"epochs": 1, "lr_schedule": "constant"}, []),
-    ],
-)  # fmt: skip
-def test_a_schedule_that_never_lowers_the_rate_is_told(fields, said):
-    config = Config(**{"framework": "torch", "lr_schedule": "plateau", **fields})
-    notes = plateau_notes(config, TrainingPlan.of(config, 1, 100))
-    assert len(notes) == len(said)
-    assert all(part in note for part, note in zip(said, notes, strict=True))

@@ -113,14 +113,6 @@ def test_functional_sequential_and_subclassed_models(make):
     assert names(right) == ["dense1/bias", "dense1/kernel", "dense2/bias", "dense2/kernel"]
 
 
-def test_layers_of_a_sequential_may_be_named_after_their_places():
-    module = nn.Sequential(nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 2))
-    model = keras.Sequential(
-        [keras.Input((4,)), layers.Dense(5, activation="silu", name="0"), layers.Dense(2, name="2")]
-    )
-    check(TorchSide(module), KerasSide(model), [X])
-
-
 def test_state_names_make_models_of_other_names_fit():
     module = nn.Sequential(nn.Linear(4, 5), nn.SiLU(), nn.Linear(5, 2))
     x = keras.Input((4,))
@@ -277,11 +269,6 @@ def test_two_tensors_of_one_name_are_refused_naming_both():
         KerasSide(model, state_names={"tf": {"b": "a"}})
 
 
-def test_modules_without_shapes_are_refused():
-    with pytest.raises(TaskError, match=r"the model's 0\.weight has no shape yet"):
-        TorchSide(nn.Sequential(nn.LazyLinear(2)))
-
-
 def lstm(**options):
     return TorchSide(nn.LSTM(3, 4, num_layers=2, **options))
 
@@ -314,19 +301,6 @@ def test_the_biases_become_the_sum_and_zero_where_they_cannot_be_told(change):
     assert found["bias_ih_l1"].numpy().tolist() == state["model/1/bias"].tolist()
     assert not found["bias_hh_l1"].any()
     assert found["bias_hh_l0"].any()
-
-
-def test_subnormal_numbers_do_not_part_the_biases():
-    side, fresh = lstm(), lstm()
-    with torch.no_grad():
-        side.module.bias_ih_l0[0], side.module.bias_hh_l0[0] = 1e-41, 0.0
-    state = side.read()
-    torch.set_flush_denormal(True)
-    try:
-        fresh.write(state)
-    finally:
-        torch.set_flush_denormal(False)
-    assert torch.equal(biases(fresh)["bias_hh_l0"], biases(side)["bias_hh_l0"])
 
 
 def test_private_names_of_the_other_framework_are_skipped():

@@ -2,27 +2,23 @@
 
 import gzip
 import json
-import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 from support.fakes import FakeBackend, FakeReport, asks, make_loop_session, on_every_rank, one_worker
-from support.profiles import DAMAGED, MS, check_trace, horovod_events
+from support.profiles import MS, check_trace
 
 from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
 from hvdtrain.backends.recording import Busy, Operation, Operations
 from hvdtrain.backends.step_signals import ControlFlags
-from hvdtrain.config import Config
 from hvdtrain.loop import run
 from hvdtrain.session import Session
-from hvdtrain.tools.profile.recording import Recording
 from hvdtrain.tools.profile.step_profile import StepProfile
-from hvdtrain.training_plan import Progress, TrainingPlan
+from hvdtrain.training_plan import Progress
 
 DIGITS = 1437  # training samples of the default task
 
@@ -128,21 +124,6 @@ def test_windows_that_training_does_not_cover(tmp_path, window, done, recorded, 
     assert recorded or not (tmp_path / "profile").exists()
 
 
-@pytest.mark.parametrize(
-    ("fails", "note"),
-    [
-        ("start", "rank 0: the framework's profiler did not start: another profiler runs"),
-        ("stop", "rank 0: what the framework's profiler recorded cannot be read: no space left"),
-    ],
-)
-def test_what_a_profiler_fails_to_do_is_a_note(tmp_path, fails, note):
-    report = profiled("2-3", tmp_path, fails=fails)
-    assert note in "".join(report.notes)
-    assert report.steps == [1, 2, 3, 4, 5]
-    if fails == "start":
-        check_trace(trace_in(tmp_path), 1)
-
-
 def test_reading_what_was_recorded_is_announced_to_take_long(tmp_path):
     FakeRecorder.ended_in.clear()
     profiled("2-3", tmp_path)
@@ -152,51 +133,12 @@ def test_reading_what_was_recorded_is_announced_to_take_long(tmp_path):
     assert listener is None  # it would take this for a part of the steps
 
 
-def test_operations_for_which_memory_is_short_are_a_note(tmp_path, monkeypatch):
-    def fail(recording, most):
-        raise MemoryError
-
-    monkeypatch.setattr(Recording, "cut_operations", fail)
-    report = profiled("2-3", tmp_path)
-    assert "what the framework's profiler recorded cannot be read: MemoryError" in "".join(report.notes)
-    assert report.steps == [1, 2, 3, 4, 5]
-    check_trace(trace_in(tmp_path), 1)
-
-
-def test_a_timeline_by_another_clock_is_a_note(tmp_path, monkeypatch):
-    monkeypatch.setattr(FakeRecorder, "timeline_events", horovod_events())
-    report = profiled("2-3", tmp_path)
-    assert "lies outside of the recorded steps by its clock" in "".join(report.notes)
-    check_trace(trace_in(tmp_path), 1)
-
-
-def test_a_clock_that_cannot_be_read_leaves_marks_out(tmp_path):
-    report = profiled("2-3", tmp_path, fails="busy")
-    assert report.notes == []
-    assert steps_in(tmp_path) == [2, 3]
-
-
 def test_a_trace_that_cannot_be_written_is_a_note(tmp_path):
     (tmp_path / "profile").write_text("not a folder")
     report = profiled("2-3", tmp_path)
     assert report.steps == [1, 2, 3, 4, 5]
     assert "profile: it cannot be written to" in report.notes[0]
     assert "the largest shares" in report.said[0]
-
-
-def test_a_worker_that_may_not_write_writes_nothing(tmp_path):
-    profiled("2-3", tmp_path, lost_lease="another job has it")
-    assert not (tmp_path / "profile").exists()
-
-
-def test_a_link_out_of_the_run_directory_is_not_followed(tmp_path):
-    elsewhere, run_dir = tmp_path / "elsewhere", tmp_path / "run"
-    elsewhere.mkdir()
-    run_dir.mkdir()
-    (run_dir / "profile").symlink_to(elsewhere)
-    report = profiled("2-3", run_dir)
-    assert "leads out of" in report.notes[0]
-    assert not any(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]])
@@ -269,58 +211,9 @@ def test_a_worker_that_cannot_write_sends_its_recording(tmp_path):
     check_trace(trace_in(tmp_path), 2)
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_a_worker_that_cannot_pack_its_recording_does_not_leave_the_others(tmp_path, monkeypatch, ends):
-    def fail(recording):
-        raise MemoryError
-
-    monkeypatch.setattr(Recording, "to_bytes", fail)
-    monkeypatch.setattr("hvdtrain.tools.profile.gathering._WAIT_SECONDS", 0.1)
-    reports = recorded_by_two([tmp_path, tmp_path], ends)
-    assert all(isinstance(report, Shown) for report in reports), reports
-    check_trace(trace_in(tmp_path), 1)
-    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
-
-
-def test_a_recording_that_cannot_be_unpacked_is_missing(tmp_path, monkeypatch):
-    def damaged(recording):
-        return DAMAGED
-
-    monkeypatch.setattr(Recording, "to_bytes", damaged)
-    reports = recorded_by_two([tmp_path, tmp_path])
-    check_trace(trace_in(tmp_path), 1)
-    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
-
-
-def test_a_recording_that_is_too_large_to_send_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.tools.profile.gathering._MOST_SENT_BYTES", 10)
-    reports = recorded_by_two([tmp_path, tmp_path / "missing"])
-    check_trace(trace_in(tmp_path), 1)
-    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
-
-
 def test_after_a_failure_rank_0_takes_the_files_that_it_finds(tmp_path):
     recorded_by_two([tmp_path, tmp_path], ends=False)
     check_trace(trace_in(tmp_path), 2)
-
-
-def test_after_a_failure_rank_0_does_not_wait_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.tools.profile.gathering._WAIT_SECONDS", 0.1)
-    reports = recorded_by_two([tmp_path, tmp_path / "missing"], ends=False)
-    check_trace(trace_in(tmp_path), 1)
-    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
-
-
-def test_a_worker_that_joins_does_not_record_on_its_own(tmp_path):
-    def work(workers):
-        profile, _ = profile_of("1-3", tmp_path, workers)
-        if workers.rank == 0:  # it has recorded in the world before
-            profile._is_over = True
-        profile.on_workers()
-        profile.before_step(1)
-        return ACTIVITY.listener
-
-    assert on_every_rank(["here", "here"], work) == [None, None]
 
 
 def test_without_a_profile_nothing_of_it_is_loaded():
@@ -328,17 +221,3 @@ def test_without_a_profile_nothing_of_it_is_loaded():
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert not {name for name in eval(found) if name.startswith("hvdtrain")}
     assert "cProfile" not in found
-
-
-@pytest.mark.parametrize("page", ["profile.md", "speed.md"])
-def test_documented_profiles_have_no_evaluation_in_them(page):
-    text = (Path(__file__).parents[2] / "docs" / page).read_text()
-    found = re.findall(r"horovodrun -np (\d+) .*--steps (\d+) --profile (\S+)", text)
-    assert found
-    for workers, steps, window in found:
-        config = Config(framework="torch", steps=int(steps), profile=window)
-        batch = TrainingPlan.of(config, int(workers), DIGITS).batch.global_batch
-        for number in range(config.profile.first, config.profile.last + 1):
-            assert number < config.steps
-            assert not config.eval_every.due(number, batch * (number - 1), batch * number, DIGITS)
-            assert not config.save_every.due(number, batch * (number - 1), batch * number, DIGITS)

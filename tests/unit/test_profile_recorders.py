@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends.recording import HorovodTimeline, Operation, check_size, timeline_requested
+from hvdtrain.backends.recording import HorovodTimeline, Operation, timeline_requested
 from hvdtrain.backends.torch.recorder import operations_in
 from hvdtrain.config import Config
 from hvdtrain.jobs.train import run_job
@@ -58,27 +58,6 @@ def test_a_timeline_is_read_from_a_file_that_goes():
     assert timeline.stop() == [{"ph": "M"}]
     assert not os.path.exists(os.path.dirname(horovod.path))
     assert timeline.stop() == []
-
-
-def test_a_timeline_after_a_start_without_one_says_what_to_do():
-    timeline = HorovodTimeline(FakeHorovod(is_ready=False))
-    with timeline_requested(True), pytest.raises(RuntimeError, match="the first one must have the profile"):
-        timeline.start()
-    assert timeline.stop() == []  # no second problem
-
-
-def test_a_timeline_of_the_whole_job_is_left_alone(monkeypatch):
-    monkeypatch.setenv(TIMELINE, "/elsewhere.json")
-    with pytest.raises(RuntimeError, match=r"is '/elsewhere.json': Horovod writes the timeline of the whole"):
-        HorovodTimeline(FakeHorovod(is_ready=True)).start()
-
-
-def test_what_would_take_too_much_memory_is_not_read(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).write_bytes(bytes(600_000))
-    check_size(tmp_path.iterdir(), 1_200_000)
-    with pytest.raises(ValueError, match="it has 1 MB, at most 1 are read: record fewer steps"):
-        check_size(tmp_path.iterdir(), 1_199_999)
 
 
 def test_a_trace_of_pytorch_becomes_spans():

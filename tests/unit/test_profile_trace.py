@@ -7,12 +7,11 @@ import pytest
 from support.fakes import on_every_rank
 from support.profiles import DAMAGED, EPOCH_NS, MS, check_trace, horovod_events, recording
 
-from hvdtrain.activity import EVALUATING, READING_DATA, SAVING
 from hvdtrain.backends.recording import KERNEL, Operation
 from hvdtrain.step_window import StepWindow
-from hvdtrain.tools.profile.clocks import ClockOffset, measure_offset, offset_of, to_common
-from hvdtrain.tools.profile.costs import find_costs, longest_tensor
-from hvdtrain.tools.profile.recording import Phase, Recording, file_of, read_recording, write_whole
+from hvdtrain.tools.profile.clocks import ClockOffset, measure_offset, to_common
+from hvdtrain.tools.profile.costs import find_costs
+from hvdtrain.tools.profile.recording import Recording, file_of, read_recording, write_whole
 from hvdtrain.tools.profile.self_times import self_seconds
 from hvdtrain.tools.profile.timeline import Timeline, read_timeline
 from hvdtrain.tools.profile.trace import build_trace
@@ -54,21 +53,6 @@ def test_spans_of_all_ranks_are_on_one_clock():
     assert [(e["pid"], e["ts"]) for e in steps] == [(1, 1000), (1, 11000), (2, 1000), (2, 11000)]
 
 
-def test_parts_of_a_step_are_a_track():
-    trace = build_trace(TWO, Timeline())
-    parts = [
-        (e["name"], e["ts"], e["dur"])
-        for e in trace["traceEvents"]
-        if e["ph"] == "X" and e["tid"] % 1000 == 1
-    ]
-    assert parts[:3] == [
-        ("own part of the step", 1000, 3000),
-        ("waiting for rank 1", 4000, 2000),
-        ("all-reduce", 6000, 2000),
-    ]
-    assert "waiting for rank 1" not in {name for name, _, _ in parts[6:]}  # rank 1 does not wait
-
-
 def test_costs_are_shares_of_all_workers_time():
     found = shares(TWO)
     assert found == {
@@ -95,34 +79,6 @@ def test_costs_add_up_to_all_of_the_time():
     found = shares([recording(0, 6), slow])
     assert found["the recording itself, which notes what begins and ends (most on rank 1)"] == 0.0125
     assert sum(found.values()) == pytest.approx(1)
-
-
-def test_costs_add_up_where_clocks_tell_of_waiting_beyond_a_step():
-    ahead = recording(1, 6)
-    ahead.marks = [mark._replace(ready_ns=mark.ready_ns + 9 * MS) for mark in ahead.marks]
-    assert sum(shares([recording(0, 4), ahead]).values()) == pytest.approx(1)
-
-
-def test_costs_of_which_a_file_has_no_line_are_one(monkeypatch):
-    monkeypatch.setattr("hvdtrain.tools.profile.costs._KEPT", 2)
-    values = find_costs(TWO, Timeline()).values()
-    assert [cost["what"] for cost in values["costs"]][2:] == ["the 4 smallest of these costs"]
-    assert sum(cost["share"] for cost in values["costs"]) == pytest.approx(1)
-
-
-def test_what_lies_between_the_steps_is_said():
-    pair = [recording(0, 6), recording(1, 6)]
-    for one in pair:
-        at = one.phases[2].begin_ns
-        one.phases[2] = Phase(EVALUATING, 20, at, at + MS // 2)
-        one.phases.insert(3, Phase(READING_DATA, 21, at + MS // 2, at + MS))
-    one.phases.insert(3, Phase(SAVING, 20, at + MS // 2, at + MS // 2))
-    costs = find_costs(pair, Timeline())
-    assert costs.between_line() == (
-        "in it: the evaluation after step 20 and the save after step 20; without, 9.75 ms each"
-    )
-    assert costs.values()["between_steps_ms"]["the evaluation after step 20"] == pytest.approx(0.5)
-    assert find_costs(TWO, Timeline()).between_line() == ""
 
 
 def test_a_cost_of_one_worker_names_it():
@@ -158,28 +114,6 @@ def reduced(*tensors: str, shape: str = "[9453, 16]") -> Timeline:
     return Timeline(spans)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "shape", "said"),
-    [
-        ([f"{TORCH}0"], "[9453, 16]", "all gradients, which travel together, 605 kB"),
-        ([f"{TF}0"], "[9453, 16]", "all gradients, which travel together, 605 kB"),
-        ([f"{TF}0", "hvdtrain.metrics"], "[250000,  16]", "all gradients, which travel together, 16 MB"),
-        ([f"{TORCH}0", f"{TORCH}1"], "[5]", "the gradients from b to c, 20 B"),
-        ([f"{TF}0", f"{TF}1"], "[5]", "the gradients from b to c, 20 B"),
-        ([f"{TORCH}1", f"{TORCH}0"], "[]", f"gradients ({TORCH}1), 4 B"),
-        ([f"{TF}0", "allgather.hvdtrain.gradient.table"], "", "the gradients from b to c"),
-        (["allreduce.hvdtrain.bf16.conv1/kernel"], "", "gradients as bf16"),
-        (["hvdtrain.metrics"], "[7]", "hvdtrain.metrics, 28 B"),
-    ],
-)
-def test_a_message_of_many_gradients_is_not_called_by_one_of_them(monkeypatch, tensors, shape, said):
-    monkeypatch.setattr("hvdtrain.tools.profile.costs.MESSAGES", ENDS)
-    costs = find_costs(TWO, reduced(*tensors, shape=shape))
-    assert costs.values()["longest_in_horovod"] == said
-    assert longest_tensor(costs) == f"{said}, 1.25 ms a step"
-    assert longest_tensor(find_costs(TWO, Timeline())) == ""
-
-
 def test_one_worker_waits_for_none():
     found = shares([recording(0, 4)])
     assert not any(what.startswith("waiting for rank") for what in found)
@@ -201,22 +135,6 @@ def test_on_a_device_its_kernels_count():
     one = recording(0, 4)
     one.operations.spans.append(Operation(0, "gemm", EPOCH_NS + MS, EPOCH_NS + 2 * MS, KERNEL))
     assert self_seconds(one) == {"gemm": 0.001}
-
-
-def test_operations_outside_of_steps_do_not_count():
-    one = recording(0, 4)
-    one.operations.spans.append(
-        Operation(0, "early", EPOCH_NS + 10 * MS, EPOCH_NS + 10 * MS + 9, "operation")
-    )
-    assert "early" not in self_seconds(one)
-
-
-def test_a_recording_keeps_the_longest_operations():
-    one = recording(0, 4)
-    one.cut_operations(3)
-    assert len(one.operations.spans) == 3
-    assert [span.name for span in one.operations.spans].count("outer") == 2
-    assert one.problems == ["rank 0: the 1 shortest operations are left out"]
 
 
 def test_a_file_holds_a_recording(tmp_path):
@@ -251,13 +169,6 @@ def test_workers_of_one_host_need_no_barriers():
         return measure_offset(workers, "clock"), len(workers.sent)
 
     assert {(found.offset_ns, sent) for found, sent in on_every_rank(["a", "a"], measured)} == {(0, 1)}
-
-
-def test_the_closest_rounds_bound_the_offset():
-    root = [(0, 10_000), (100_000, 100_900)]
-    other = [(7_000, 7_100), (105_000, 106_000)]  # 5,000 ahead; it comes late, then rank 0 does
-    found = offset_of(root, [other])
-    assert abs(found.offset_ns - 5_000) <= found.uncertainty_ns
 
 
 def test_a_clock_that_drifts_is_followed():

@@ -106,21 +106,10 @@ def test_nested_inputs_have_the_names_of_their_keys():
     assert check(made, model).difference == 0
 
 
-def test_one_array_in_two_places_is_one_input():
-    made = program(masked, lambda model, batch: model(batch["inputs"], batch["inputs"]))
-    assert [one.name for one in made.inputs] == ["inputs"]
-
-
 def test_axes_whose_length_differs_between_batches_are_dynamic():
     batches = [{"x": array(size, n, 5)} for size, n in ((4, 7), (4, 6), (2, 7))]
     done = check(program(double, lambda model, batch: model(batch["x"]), batches), double)
     assert done.inputs == ("x float32 (batch, length, 5)",)
-
-
-def test_the_axis_of_the_batch_may_be_another_than_the_first():
-    batches = [{"samples": array(size), "x": array(7, size)} for size in SIZES]
-    done = check(program(double, lambda model, batch: model(batch["x"]), batches), double)
-    assert done.inputs == ("x float32 (7, batch)",)
 
 
 def test_a_length_that_is_a_constant_of_the_call_is_fixed():
@@ -140,15 +129,6 @@ def test_labels_are_left_out_if_the_model_has_a_default_for_them():
     assert [one.name for one in made.inputs] == ["inputs"]
     assert made.left_out == ("'labels'",)
     assert check(made, masked).notes == ("without 'labels', which training gives the model",)
-
-
-def test_labels_in_a_mapping_are_left_out():
-    def model(batch):
-        return batch["inputs"]
-
-    made = program(model, lambda model, batch: model(batch))
-    assert [one.name for one in made.inputs] == ["inputs"]
-    assert made.left_out == ("'batch.targets'",)
 
 
 def needs_labels(x, y):
@@ -300,26 +280,6 @@ def test_a_program_that_is_wrong_for_another_length_gets_a_fixed_one(wrong):
     assert done.inputs == ("x int64 (batch, 6)",)
 
 
-def test_a_program_that_refuses_long_sequences_is_said_to():
-    def run(tensors):
-        if tensors["x"].shape[1] > 6:
-            raise ValueError
-        return {"outputs": double(tensors["x"])}
-
-    done = check(token_program(), double, run)
-    assert done.batch == "any batch size, any length"
-    assert done.notes == ("the model takes a length of 12, the program does not",)
-
-
-def test_what_the_model_itself_does_not_take_is_no_dynamic_length():
-    def model(x):
-        return x @ np.ones((6, 2))
-
-    batches = [{"x": array(size, 6, dtype="int64")} for size in SIZES]
-    made = program(model, lambda model, batch: model(batch["x"][:, :6]), batches)
-    assert check(made, model).batch == "any batch size, sequences of 6 only"
-
-
 def test_a_program_that_is_wrong_for_other_batch_sizes_gets_a_fixed_one():
     def run(tensors):
         return {"outputs": double(tensors["x"]) + (len(tensors["x"]) != 4)}
@@ -329,17 +289,3 @@ def test_a_program_that_is_wrong_for_other_batch_sizes_gets_a_fixed_one():
         "batches of 4 only, sequences of 6 only",
         "batches of 4 of the task's data",
     )
-
-
-def test_a_program_that_is_always_wrong_is_returned_with_its_difference():
-    done = check(token_program(), double, lambda tensors: {"outputs": double(tensors["x"]) + 1})
-    assert done.relative > 1e-2
-
-
-def test_the_error_of_the_last_attempt_is_raised_with_that_of_the_one_before():
-    def write(inputs):
-        raise ValueError(sum(bool(axis) for one in inputs for axis in one.axes))
-
-    with pytest.raises(ValueError, match="0") as caught:
-        check(token_program(), double, write=write)
-    assert str(caught.value.__cause__) == "1"

@@ -2,13 +2,8 @@
 
 import hashlib
 import json
-import os
-import signal
-import stat
 import subprocess
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -16,7 +11,6 @@ from support import numpy_backend
 
 from hvdtrain.config import Config
 from hvdtrain.config_layers import read_file, resolve
-from hvdtrain.jobs import git_state as git_states
 from hvdtrain.jobs import provenance as provenances
 from hvdtrain.jobs.git_state import GitState, git_state
 from hvdtrain.jobs.provenance import Provenance, config_text, keep, last_start, provenance_of
@@ -57,13 +51,6 @@ def test_the_commit_and_whether_files_were_changed(repository):
     assert git_state(repository, SECONDS).describe() == f"{commit}, with changes"
 
 
-def test_another_repository_of_the_environment_is_not_asked(repository, tmp_path_factory, monkeypatch):
-    other = tmp_path_factory.mktemp("other")
-    git(other, "init", "-q")
-    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
-    assert git_state(repository, SECONDS).commit
-
-
 def test_the_file_system_monitor_of_a_repository_is_not_executed(repository):
     hook = repository / "hook.sh"
     hook.write_text(f"#!/bin/sh\ntouch {repository}/executed\n")
@@ -81,34 +68,6 @@ def test_without_a_repository_or_without_git_there_is_no_commit(tmp_path, monkey
     assert git_state(tmp_path).describe() == "none"
 
 
-def test_a_slow_git_is_given_up(tmp_path, monkeypatch):
-    slow = tmp_path / "git"
-    slow.write_text('#!/bin/sh\ncase "$*" in *status*) sleep 60;; *) echo abc;; esac\n')
-    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    clock = iter([0.0, -SECONDS, 0.0])  # the first question has as much time as it needs
-    with monkeypatch.context() as changed:
-        changed.setattr(git_states, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-        begun = time.monotonic()
-        assert git_state(tmp_path, limit_seconds=0.5).describe() == "abc, perhaps with changes"
-    assert time.monotonic() - begun < 30
-
-
-def test_a_git_that_cannot_be_killed_is_left(tmp_path, monkeypatch):
-    slow = tmp_path / "git"
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    slow.chmod(slow.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    left = []
-    with monkeypatch.context() as changed:
-        changed.setattr(os, "killpg", lambda group, number: left.append(group))
-        begun = time.monotonic()
-        assert git_state(tmp_path, limit_seconds=0.2) == GitState()
-    assert time.monotonic() - begun < 30
-    os.killpg(left[0], signal.SIGKILL)
-    os.waitpid(left[0], 0)
-
-
 def config(**fields: object) -> Config:
     return Config(**{"framework": "torch", "epochs": 1, **fields})
 
@@ -124,21 +83,6 @@ def came_from(**changes: object) -> Provenance:
         "versions": {"Python": "3.11"},
     }
     return Provenance(**{**values, **changes})
-
-
-def test_the_comments_say_where_the_run_came_from():
-    text = config_text(config(seed=3), Path("/runs/a b"), came_from())
-    comments = [line for line in text.splitlines() if line.startswith("#")]
-    assert comments == [
-        "# to repeat this run: horovodrun -np 3 -H one:2,two:1 python -m hvdtrain '/runs/a b/config.yaml'",
-        "# command: python -m hvdtrain --seed 3",
-        "# folder: /work",
-        "# workers: 3 on one, two",
-        "# commit: abc, with changes",
-        "# task file: none",
-        "# versions: Python 3.11",
-    ]
-    assert yaml.safe_load(text) == yaml.safe_load(config(seed=3).to_yaml())
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\x85", "\u2028", "\u2029", "\0", "\udc80"])
@@ -161,21 +105,6 @@ def test_paths_in_the_file_mean_the_same_in_any_folder(tmp_path, monkeypatch):
     )
     own = config(task="a/x.py:Mine", task_options={"path": "images"})
     assert yaml.safe_load(config_text(own, tmp_path))["task_options"] == {"path": "images"}
-
-
-def test_a_module_is_named_by_its_file(tmp_path, monkeypatch):
-    (tmp_path / "provenance_of_mine.py").write_text("class Mine: pass")
-    monkeypatch.syspath_prepend(tmp_path)
-    __import__("provenance_of_mine")
-    found = yaml.safe_load(config_text(config(task="provenance_of_mine:Mine"), tmp_path))
-    assert found["task"] == f"{tmp_path}/provenance_of_mine.py:Mine"
-    (tmp_path / "package_of_mine").mkdir()
-    (tmp_path / "package_of_mine" / "__init__.py").write_text("class Mine: pass")
-    __import__("package_of_mine")
-    package = yaml.safe_load(config_text(config(task="package_of_mine:Mine"), tmp_path))
-    assert package["task"] == "package_of_mine:Mine"
-    inside = yaml.safe_load(config_text(config(task="hvdtrain.tasks.digits:Digits"), tmp_path))
-    assert inside["task"] == "hvdtrain.tasks.digits:Digits"
 
 
 @pytest.mark.parametrize(
@@ -212,23 +141,6 @@ def test_starts_are_kept_and_a_changed_task_is_said(tmp_path):
     (again,) = keep(came_from(task_file=Path("/b/x.py"), source=b"three"), tmp_path, 9, tmp_path)
     assert again.endswith(f"{tmp_path}/task/{two} is what it was")
     assert (tmp_path / "task" / two).read_bytes() == b"two"
-
-
-def test_what_cannot_be_kept_is_noted(tmp_path):
-    (tmp_path / "elsewhere").mkdir()
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "task").symlink_to(tmp_path / "elsewhere")
-    (run / "provenance.jsonl").symlink_to(tmp_path / "elsewhere" / "file")
-    notes = keep(came_from(task_file=Path("/a/x.py"), source=b"one"), run, 0, None)
-    assert ["cannot keep a copy" in notes[0], "cannot write" in notes[1]] == [True, True]
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-
-
-def test_damaged_provenance_says_nothing(tmp_path):
-    assert last_start(tmp_path) == {}
-    (tmp_path / "provenance.jsonl").write_text("[1]\n{cut")
-    assert last_start(tmp_path) == {}
 
 
 def test_config_yaml_repeats_a_run_from_another_folder(train, tmp_path, monkeypatch, capsys):

@@ -5,7 +5,6 @@ import time
 
 import pytest
 
-from hvdtrain.data import read_ahead as module
 from hvdtrain.data.read_ahead import read_ahead
 
 
@@ -59,14 +58,6 @@ def test_no_more_is_read_than_two_reads_ahead_of_what_the_threads_do(threads):
     assert sorted(begun) == list(range(4 + threads + 2))
 
 
-def test_nothing_is_read_before_the_first_result_is_asked_for():
-    begun: list[int] = []
-    results = read_ahead(begun.append, 10, threads=2)
-    assert reading_threads() == []
-    results.close()
-    assert begun == []
-
-
 class Broken(Exception):
     pass
 
@@ -86,19 +77,6 @@ def test_an_exception_is_raised_in_its_place_with_the_line_that_raised_it():
     assert caught.value.__cause__ is None
     assert next(results, None) is None
     assert_threads_end()
-
-
-def test_the_first_of_several_exceptions_is_raised():
-    later = threading.Event()
-
-    def read(index: int) -> int:
-        if index == 0:
-            assert later.wait(60)
-        later.set()
-        raise Broken(f"read {index}")
-
-    with pytest.raises(Broken, match="read 0"):
-        next(read_ahead(read, 2, threads=2))
 
 
 def test_closing_waits_for_reads_that_have_begun_and_drops_the_others():
@@ -122,17 +100,6 @@ def test_closing_waits_for_reads_that_have_begun_and_drops_the_others():
     assert_threads_end()
 
 
-def test_closing_does_not_wait_for_dropped_reads(monkeypatch):
-    monkeypatch.setattr(module, "_CLOSE_SECONDS", 60)
-    first = threading.Event()
-    results = read_ahead(lambda index: first.wait(0.01 * index), 1000, threads=1)
-    next(results)
-    begun_seconds = time.perf_counter()
-    results.close()
-    assert time.perf_counter() - begun_seconds < 30
-    assert_threads_end()
-
-
 def test_a_read_that_hangs_does_not_block_closing():
     release = threading.Event()
 
@@ -146,14 +113,4 @@ def test_a_read_that_hangs_does_not_block_closing():
     results.close()
     assert time.perf_counter() - begun_seconds < 30
     release.set()
-    assert_threads_end()
-
-
-def test_an_exception_where_the_results_are_used_ends_the_threads():
-    def use() -> None:
-        for _ in read_ahead(lambda index: index, 1000, threads=2):
-            raise Broken
-
-    with pytest.raises(Broken):
-        use()
     assert_threads_end()

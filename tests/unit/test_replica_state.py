@@ -8,7 +8,7 @@ import pytest
 from support.fakes import on_every_rank
 
 from hvdtrain.backends.replica_state import ReplicaState, StateTensor
-from hvdtrain.errors import PeerLostError, ReplicaDriftError, TaskError
+from hvdtrain.errors import ReplicaDriftError, TaskError
 from hvdtrain.replicas import check_replicas
 
 
@@ -80,20 +80,6 @@ def test_batch_norm_is_averaged_other_state_is_rank_0s_and_the_rest_stays():
         assert (arrays["table"] == np.float32(0.1)).all()
 
 
-def test_a_worker_that_is_lost_meanwhile_leaves_all_state_as_it_was():
-    def work(workers, arrays, state):
-        state.expect(workers.allgather_object({"model/queue": workers.rank}))
-        arrays["norm/mean"] += workers.rank
-        arrays["queue"] += workers.rank + 1
-        before = {name: array.copy() for name, array in arrays.items()}
-        state._collectives.sum = lambda _: (_ for _ in ()).throw(PeerLostError("lost", ""))
-        with pytest.raises(PeerLostError):
-            state.combine()
-        return all((arrays[name] == value).all() for name, value in before.items())
-
-    assert replicas(work) == [True] * 3
-
-
 def test_what_each_worker_has_counted_is_added_once():
     def work(workers, arrays, state):
         for _ in range(2):
@@ -103,16 +89,6 @@ def test_what_each_worker_has_counted_is_added_once():
         return int(arrays["seen"][0])
 
     assert replicas(work, seen="sum") == [5 + 2 * 3 * 4] * 3
-
-
-def test_the_largest_and_the_mean():
-    def work(workers, arrays, state):
-        arrays["queue"] -= workers.rank + 1
-        arrays["table"] += workers.rank
-        state.combine()
-        return arrays["queue"][0, 0], round(float(arrays["table"][0]), 3)
-
-    assert replicas(work, queue="max", **{"*.table": "mean"}) == [(-1, 1.1)] * 3
 
 
 def test_what_changes_later_on_all_workers_is_combined_and_named():
@@ -133,21 +109,6 @@ def test_what_one_worker_changes_is_left_for_the_check_which_names_it():
     for error in replicas(work):
         assert isinstance(error, ReplicaDriftError)
         assert "rank 1 (here) drifted from the others, first in model/table" in error.problem
-
-
-def test_the_plan_names_what_training_changes():
-    def work(workers, arrays, state):
-        state.expect([{"model/queue": rank, "model/seen": 7} for rank in range(3)])
-        return state.describe()
-
-    assert (
-        replicas(work)
-        == [
-            "queue: each worker has its own; rank 0's is saved, as DistributedDataParallel has it (see "
-            "state_reductions); seen: changed by training, the same on all workers; rank 0's is saved"
-        ]
-        * 3
-    )
 
 
 def test_state_that_one_worker_has_no_more_is_left_as_it_is():
@@ -200,20 +161,6 @@ def test_in_an_elastic_job_one_worker_shows_what_training_changes_for_all():
 
     for said in replicas(work, size=2):
         assert "queue: each worker has its own" in said
-
-
-@pytest.mark.parametrize(
-    ("reductions", "said"),
-    [
-        ({"other": "mean"}, "the pattern 'other' matches no state other than the trained parameters"),
-        ({"queue": "median"}, "state_reductions has 'queue': 'median'"),
-        ({"*/seen": "mean"}, "model/seen has integers, of which there is no 'mean'"),
-    ],
-)
-def test_reductions_that_do_not_fit_are_refused(reductions, said):
-    for error in replicas(lambda *_: None, **reductions):
-        assert isinstance(error, TaskError)
-        assert said in error.problem
 
 
 def test_pytorch_shows_what_was_written_to_and_leaves_out_caches_of_another_shape():

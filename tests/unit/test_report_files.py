@@ -5,16 +5,11 @@ import io
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from unittest import mock
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 from support.watching import MEANS, Watched, records, run_context, step_info, summary
 
@@ -22,7 +17,6 @@ from hvdtrain.config import Config
 from hvdtrain.metric_names import LINE_FIELDS, RESERVED
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting import jsonl as logs
-from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.reporters import JsonlLog
 from hvdtrain.reporting.run_folder import RunFolder
@@ -48,16 +42,6 @@ def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
             "seconds": 1.5,
         }
     ]
-
-
-def test_skipped_samples_are_in_a_line_if_there_are_any(plain, tmp_path):
-    plain.report.on_start(10, 0)
-    for skipped in (0, 3):
-        plain.report.on_window(step_info(6), MEANS, 2000.0, bad_samples=skipped)
-        plain.report.on_evaluation(step_info(6), MEANS, 2000.0, skipped)
-    found = [(record["phase"], record.get("bad_samples")) for record in records(tmp_path)]
-    assert found == [("train", None), ("eval", None), ("train", 3), ("eval", 3)]
-    assert "bad_samples" not in plain.file.getvalue()
 
 
 def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
@@ -133,13 +117,6 @@ def test_tensorboard_drops_the_events_that_a_resumed_run_does_again(
     assert [step for step, _ in events(tmp_path)["train/loss"]] == [*kept, 5]
 
 
-def test_the_clock_goes_on_where_a_run_stood(plain, tmp_path, clock):
-    plain.report.on_start(10, 4, seconds_before=30.0)
-    clock.seconds += 2
-    plain.log(5)
-    assert records(tmp_path)[0]["seconds"] == 32.0
-
-
 def test_what_cannot_be_written_is_said_once_and_written_later(plain, tmp_path, monkeypatch):
     full = True
     write = os.write
@@ -164,20 +141,6 @@ def test_what_cannot_be_written_is_said_once_and_written_later(plain, tmp_path, 
     assert [record["step"] for record in records(tmp_path)] == [1, 2, 3]
 
 
-def test_a_summary_that_cannot_be_written_is_said(plain, tmp_path):
-    (tmp_path / "summary.json").mkdir()
-    plain.report.on_end(summary(status="failed"))
-    assert plain.lines[0].startswith(f"note: cannot write {tmp_path / 'summary.json'}: ")
-
-
-def test_what_was_logged_can_be_waited_for(plain):
-    plain.report.on_start(10, 0)
-    plain.log(1)
-    plain.report.sync()
-    plain.report.close()
-    plain.report.sync()
-
-
 def test_tensorboard_reads_the_events(plain, tmp_path, events):
     plain.report.on_start(10, 0)
     plain.log(3)
@@ -194,40 +157,6 @@ def test_tensorboard_reads_the_events(plain, tmp_path, events):
         "eval/learning_rate": [(3, 0.03125)],
         "eval/samples_per_second": [(3, 3000.0)],
     }
-
-
-def events_by_tensorboard(values: dict[str, float], step: int, resumed_step: int | None) -> bytes:
-    """Encode an event file with TensorBoard's own code, at the time of the clock that tests move."""
-    from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    seconds = 1_700_000_000.0
-    events = [Event(wall_time=seconds, file_version="brain.Event:2")]
-    if resumed_step is not None:
-        start = SessionLog(status=SessionLog.START)
-        events.append(Event(wall_time=seconds, step=resumed_step + 1, session_log=start))
-    scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    events.append(Event(wall_time=seconds, step=step, summary=Summary(value=scalars)))
-    encoded = io.BytesIO()
-    writer = RecordWriter(encoded)
-    for event in events:
-        writer.write(event.SerializeToString())
-    return encoded.getvalue()
-
-
-@given(
-    values=st.dictionaries(st.text(min_size=1, max_size=200), st.floats() | st.floats(width=32), max_size=12),
-    step=st.integers(0, 2**40),
-    resumed_step=st.none() | st.integers(0, 2**40),
-)
-def test_events_are_encoded_as_tensorboard_encodes_them(values, step, resumed_step):
-    fake = SimpleNamespace(time=lambda: 1_700_000_000.0)
-    with tempfile.TemporaryDirectory() as folder, mock.patch.object(event_file, "time", fake):
-        file = EventFile(Path(folder), resumed_step)
-        assert file.add(values, step) is None
-        file.close()
-        assert file.path.read_bytes() == events_by_tensorboard(values, step, resumed_step)
 
 
 def test_the_summary_has_the_fields_of_the_contract(plain, tmp_path):
@@ -322,10 +251,3 @@ def test_tensorboard_reads_hyperparameters_and_the_config(tmp_path, monkeypatch)
     assert end.session_end_info.status == 1
     (text,) = found.Tensors("config/text_summary")
     assert text.tensor_proto.string_val[0].decode() == f"```yaml\n{config.to_yaml()}```"
-
-
-def test_other_runs_have_no_hyperparameters(plain, tmp_path, events):
-    plain.report.on_start(8, 0)
-    plain.log(8)
-    plain.report.on_end(summary())
-    assert b"_hparams_" not in next(tmp_path.glob("events.*")).read_bytes()

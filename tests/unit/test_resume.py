@@ -1,20 +1,16 @@
 """Where a run starts from, and what is refused, changed or kept on the way."""
 
-import math
 import shutil
 
 import numpy as np
 import pytest
-from support.fakes import FakeBackend, on_every_rank, one_worker
+from support.fakes import FakeBackend, one_worker
 from support.states import contents, equal, make_record, make_state, names, saved
 
-import hvdtrain
 from hvdtrain.checkpoints import storage
-from hvdtrain.checkpoints.storage import step_of
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.run_state import RunState
 from hvdtrain.training_plan import Progress
 
 BASE = {"framework": "torch", "epochs": 1}
@@ -102,12 +98,6 @@ def test_a_checkpoint_of_the_run_itself_goes_on_in_place(tmp_path, named):
     make_run(tmp_path / "run")
     (tmp_path / "x").mkdir()
     assert start(resume=named.format(here=tmp_path), run_dir="run").resumed_step == 120
-
-
-def test_a_link_to_the_run_is_the_run(tmp_path):
-    make_run(tmp_path / "run")
-    (tmp_path / "link").symlink_to("run")
-    assert start(resume="link", run_dir="run").resumed_step == 120
 
 
 def test_newer_ones_are_set_aside_where_a_run_goes_on_from_an_older_one(tmp_path):
@@ -245,35 +235,6 @@ def test_what_changed_in_the_config_is_said(tmp_path, fields, said):
     assert start(resume="run", **fields).changes == said
 
 
-def test_another_number_of_workers_is_said(tmp_path):
-    make_run(tmp_path / "run", workers=2)
-
-    def work(workers):
-        return start(FakeBackend(workers, make_state()), resume="run").changes
-
-    assert on_every_rank(["here"] * 4, work) == [("workers 2 -> 4",)] * 4
-
-
-@pytest.mark.parametrize(
-    ("versions", "said"),
-    [
-        ({"Fake": "0.9"}, ("Fake 0.9 -> 1.0",)),
-        ({"hvdtrain": "0.0"}, (f"hvdtrain 0.0 -> {hvdtrain.__version__}",)),
-        ({"Slide rule": "3"}, ()),
-    ],
-)
-def test_other_versions_are_said_of_what_both_have(tmp_path, versions, said):
-    make_run(tmp_path / "run", versions=versions)
-    assert start(resume="run").changes == said
-
-
-def test_a_field_that_the_older_version_had_not_is_no_change(tmp_path):
-    config = Config(**BASE).model_dump(mode="json")
-    del config["keep_best"]
-    make_run(tmp_path / "run", config=config)
-    assert start(resume="run", keep_best="loss").changes == ()
-
-
 def test_another_seed_is_warned_of(tmp_path):
     make_run(tmp_path / "run")
     found = start(resume="run", seed=3)
@@ -338,21 +299,6 @@ def test_the_best_value_so_far_is_known_again(tmp_path, keep_best, values, best)
     assert restore(config, make_backend(), 100).best_value(config) == best
 
 
-def test_values_are_told_by_checkpoint(tmp_path):
-    make_run(tmp_path / "run", (1,), metrics={"loss": 0.5})
-    make_run(tmp_path / "run", (2,))
-    found = start(resume="auto", run_dir="run", keep_best="loss")
-    assert {step_of(path): value for path, value in found.values.items()} == {1: 0.5, 2: None}
-    assert {str(path.parent) for path in found.values} == {"run/checkpoints"}
-
-
-def test_null_is_no_number():
-    manifest = make_record(120, last_metrics={"loss": None, "accuracy": 0.5})
-    found = RunState.from_manifest(manifest, Config(**BASE)).last_eval
-    assert math.isnan(found["loss"])
-    assert found["accuracy"] == 0.5
-
-
 AVERAGES = {"ema/a/kernel": np.full((3, 4), 7, np.float32)}
 
 
@@ -368,12 +314,6 @@ def test_averages_are_dropped_where_the_run_makes_none(tmp_path):
     assert equal(backend.local_state(), make_state(1.0))
 
 
-def test_where_there_are_none_yet_a_note_says_what_they_start_from(tmp_path):
-    make_run(tmp_path / "run")
-    found = start(run_dir="run", resume="auto", ema_decay=0.9)
-    assert found.notes == ("the checkpoint has no average of its weights: ema_decay starts from the weights",)
-
-
 @pytest.mark.parametrize(("averages", "said"), [({}, "weights of"), (AVERAGES, "EMA weights of")])
 def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
     save_state(tmp_path, {**make_state(1.0), **averages})
@@ -384,20 +324,3 @@ def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
 
 
 OUTER = {"optimizer/outer_momentum/a/kernel": np.full((3, 4), 7, np.float32)}
-
-
-@pytest.mark.parametrize("fields", [{}, {"sync_every": 4}])
-def test_a_note_says_that_the_outer_momentum_is_dropped(tmp_path, fields):
-    save_state(tmp_path, {**make_state(1.0), **OUTER})
-    backend = make_backend()
-    found = start(backend, run_dir="run", resume="auto", **fields)
-    assert found.notes == (
-        "the momentum of the outer optimizer nesterov is dropped: this job does not use it",
-    )
-    assert equal(backend.local_state(), make_state(1.0))
-
-
-def test_the_outer_momentum_that_goes_on_needs_no_note(tmp_path):
-    save_state(tmp_path, {**make_state(1.0), **OUTER})
-    fields = {"sync_every": 4, "outer_optimizer": "nesterov"}
-    assert start(make_backend(**OUTER), run_dir="run", resume="auto", **fields).notes == ()

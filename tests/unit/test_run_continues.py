@@ -10,7 +10,6 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.loop import run
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session
-from hvdtrain.training_plan import Progress
 
 
 @pytest.fixture
@@ -71,26 +70,6 @@ def test_the_throughput_counts_what_this_process_did(tmp_path, resume):
     assert (second.state.window.weight, second.state.window.untimed_weight) == (8.0, 8.0)
 
 
-def test_time_and_last_evaluation_are_carried_on(tmp_path, resume):
-    first = stopped_at(tmp_path, 4, eval_size=7)
-    manifest = first.saver.manifests[-1].model_copy(update={"seconds": 40.0})
-    second = resume(manifest, eval_size=7)
-    assert (second.state.seconds_before, second.state.last_eval, second.state.last_eval_step) == (
-        40.0,
-        {"loss": 3.0},
-        None,
-    )
-
-
-def test_the_report_learns_how_much_is_done_and_how_long_it_took(tmp_path, resume):
-    first = stopped_at(tmp_path, 3)
-    assert first.report.started == (5, 0, 0.0)
-    second = resume(first.saver.manifests[-1].model_copy(update={"seconds": 40.0}))
-    run(second)
-    assert second.report.started == (5, 3, 40.0)
-    assert second.saver.manifests[-1].seconds >= 40.0
-
-
 def finished(tmp_path, **fields) -> Manifest:
     session = make_loop_session(tmp_path, **fields)
     run(session)
@@ -109,14 +88,6 @@ def test_a_finished_run_that_was_not_evaluated_is_evaluated_once(tmp_path, resum
     session = resume(finished(tmp_path), eval_size=7)
     run(session)
     assert (session.report.steps, session.report.evaluations) == ([], [(5, {"loss": 3.0})])
-
-
-@pytest.mark.parametrize(("fields", "evaluations"), [({"epochs": 1}, 0), ({"epochs": None, "steps": 2}, 0)])
-def test_a_run_that_is_past_its_new_end_trains_no_step(tmp_path, resume, fields, evaluations):
-    session = resume(finished(tmp_path, eval_size=7), eval_size=7, **fields)
-    run(session)
-    assert (session.report.steps, len(session.report.evaluations)) == ([], evaluations)
-    assert session.state.progress == Progress(5, 20)
 
 
 @pytest.mark.parametrize("fields", [{"epochs": 3}, {"epochs": None, "steps": 8}], ids=str)

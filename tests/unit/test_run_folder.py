@@ -24,11 +24,6 @@ def folder(tmp_path):
     opened.close()
 
 
-def test_a_directory_that_is_in_its_place_is_written_to(folder, tmp_path):
-    assert folder.check() == tmp_path / "run"
-    assert (folder.replaced, folder.take_notes()) == ("", [])
-
-
 def test_a_directory_that_was_removed_is_made_anew_and_said_once(tmp_path):
     made = []
     (tmp_path / "run").mkdir()
@@ -100,13 +95,6 @@ def test_a_run_directory_that_is_removed_just_before_a_checkpoint_is_written(
     output = capsys.readouterr().out
     assert "was removed while training; it is made anew, without" in output
     assert "cannot write" not in output
-
-
-def test_a_log_that_is_removed_is_made_anew(train, tmp_path, capsys):
-    log = tmp_path / "run" / "metrics.jsonl"
-    train(callbacks=[at_step(20, log.unlink)], **OPTIONS)
-    assert json.loads(log.read_text().splitlines()[0])["step"] == 2
-    assert f"{log.name} was removed while training" in capsys.readouterr().out.replace("\n", "")
 
 
 def test_a_directory_that_replaces_the_run_directory_is_not_written_to(train, tmp_path):

@@ -3,11 +3,9 @@
 import errno
 import fcntl
 import json
-import math
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
 
@@ -60,13 +58,6 @@ def test_the_same_job_can_acquire_it_twice(tmp_path):
         assert "in use" in other_process(tmp_path)
 
 
-def test_a_file_with_other_content_is_no_hindrance(tmp_path):
-    (tmp_path / LOCK_FILE).write_bytes(b"\xff" * 10_000)
-    with RunLock() as lock:
-        lock.acquire(tmp_path)
-        assert "process" in other_process(tmp_path)
-
-
 def test_a_link_is_not_followed(tmp_path):
     target = tmp_path / "precious"
     target.write_text("content")
@@ -84,33 +75,6 @@ def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch):
     with RunLock() as lock:
         lock.acquire(tmp_path)
         assert lock.note == f"{tmp_path} is not locked against other jobs: {os.strerror(errno.ENOLCK)}"
-
-
-def test_a_lock_that_is_held_is_no_lock_problem(tmp_path, monkeypatch):
-    def refuse(*operation):
-        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
-    with pytest.raises(EnvironmentFault, match="is in use by another job"):
-        RunLock().acquire(tmp_path)
-
-
-def test_a_pipe_is_refused(tmp_path):
-    os.mkfifo(tmp_path / LOCK_FILE)
-    with pytest.raises(OSError, match="it is not a regular file"):
-        RunLock().acquire(tmp_path)
-
-
-@pytest.mark.parametrize("mask", [0o022, 0o002])
-def test_the_file_is_as_writable_as_the_umask_lets_it_be(tmp_path, mask):
-    """Others of a group resume the run, too."""
-    before = os.umask(mask)
-    try:
-        with RunLock() as lock:
-            lock.acquire(tmp_path)
-    finally:
-        os.umask(before)
-    assert (tmp_path / LOCK_FILE).stat().st_mode & 0o777 == 0o666 & ~mask
 
 
 @pytest.mark.parametrize(
@@ -157,30 +121,3 @@ def test_it_stays_if_the_file_is_read_and_goes_with_the_process_that_took_it(tmp
         finally:
             holder.kill()
             os.kill(child, signal.SIGKILL)
-
-
-def test_a_kernel_without_locks_of_open_files_is_noted(tmp_path, monkeypatch):
-    def refuse(*operation):
-        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
-    with RunLock() as lock:
-        lock.acquire(tmp_path)
-        assert lock.note.startswith("this system has no locks of open files (F_OFD_SETLK): other jobs can")
-        assert "in use" in other_process(tmp_path)
-
-
-@pytest.mark.parametrize("is_removed", [False, True])
-def test_a_job_sees_that_another_one_has_its_lock(tmp_path, is_removed):
-    """Where the file was removed, as the message of a refused job says, or a server gave the lock away."""
-    with RunLock() as first, RunLock() as second:
-        first.acquire(tmp_path)
-        assert first.lost() == ""
-        first._looked_seconds = -math.inf
-        if is_removed:
-            (tmp_path / LOCK_FILE).unlink()
-        else:
-            fcntl.fcntl(first._file, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_UNLCK, 0, 0, 0, 0))
-        second.acquire(tmp_path)
-        assert first.lost().startswith(f"the run directory was taken over: process {os.getpid()} on ")
-        assert second.lost() == ""

@@ -13,8 +13,6 @@ from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.jobs import run_directory as rundir
 from hvdtrain.jobs.run_directory import open_run
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.report import SilentReport
-from hvdtrain.reporting.run_report import RunReport
 
 
 @pytest.fixture(autouse=True)
@@ -44,26 +42,9 @@ def refused(size: int = 3, **fields: object) -> Exception:
     return outcomes[-1]
 
 
-def test_every_rank_learns_the_directory():
-    assert {path for _, path in opened(run_dir="here/run")} == {Path("here/run")}
-
-
-def test_only_rank_0_reports():
-    assert [type(report) for report, _ in opened(run_dir="run")] == [RunReport, SilentReport, SilentReport]
-
-
 def test_the_resolved_config_is_in_the_directory():
     opened(run_dir="run", seed=3)
     assert resolve([read_file(Path("run/config.yaml"))]) == config(seed=3)
-
-
-@pytest.mark.parametrize(
-    ("task", "stem"),
-    [("digits", "digits"), ("a/my_task.py:MyTask", "mytask"), ("package.module:Outer.Task", "outer")],
-)
-def test_a_run_is_named_by_task_framework_and_time(task, stem):
-    path = opened(size=1, task=task)[0][1]
-    assert re.fullmatch(rf"runs/{stem}-torch-\d{{8}}-\d{{6}}", str(path))
 
 
 def test_two_runs_of_one_second_have_two_directories(monkeypatch):
@@ -174,11 +155,6 @@ def test_a_run_that_starts_anew_in_its_directory_moves_its_logs_away(earlier):
     assert (earlier / "indices" / "rank-0001.jsonl.old").read_text() == lines(1, 2, 3, 4)
 
 
-def test_a_run_that_may_go_on_makes_its_directory_where_there_is_none(folder):
-    gone_on(2, 0)
-    assert (folder / "run" / "config.yaml").exists()
-
-
 def test_logs_that_cannot_be_cut_are_named_on_every_rank(earlier):
     (earlier / "metrics.jsonl").unlink()
     (earlier / "metrics.jsonl").mkdir()
@@ -187,20 +163,3 @@ def test_logs_that_cannot_be_cut_are_named_on_every_rank(earlier):
     assert "metrics.jsonl" in str(outcomes[1])
     assert (earlier / "summary.json").read_text() == "{}"
     assert (earlier / "config.yaml").read_text() == "seed: 9\n"
-
-
-def test_links_in_the_place_of_logs_are_not_followed(earlier, folder):
-    (folder / "target").write_text("mine")
-    (earlier / "metrics.jsonl").unlink()
-    (earlier / "metrics.jsonl").symlink_to(folder / "target")
-    (outcome,) = on_every_rank(["here"], lambda workers: open_run(config(run_dir="run"), workers, 2))
-    assert "it is a link, which is not followed: 'run/metrics.jsonl'" in str(outcome)
-    assert (folder / "target").read_text() == "mine"
-
-
-def test_a_link_beside_the_config_is_replaced_and_not_followed(earlier, folder):
-    (folder / "target").write_text("mine")
-    (earlier / "config.yaml.new").symlink_to(folder / "target")
-    gone_on(1, 2, seed=3)
-    assert (folder / "target").read_text() == "mine"
-    assert resolve([read_file(earlier / "config.yaml")]).seed == 3

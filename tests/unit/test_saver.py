@@ -6,7 +6,6 @@ import os
 import threading
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from support.fakes import FakeReport, one_worker
 from support.states import contents, equal, make_record, make_state, names
@@ -137,25 +136,11 @@ def test_what_is_to_be_kept_makes_no_room(tmp_path, options, kept):
     assert len(job.saver.failures) == 1
 
 
-def test_nothing_is_removed_that_would_not_make_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=1, f_frsize=4096))
-    (tmp_path / "model").write_bytes(bytes(1000))
-    assert saving._makes_room(tmp_path, {"a": np.zeros(5096, np.uint8)})
-    assert not saving._makes_room(tmp_path, {"a": np.zeros(5097, np.uint8)})
-
-
 def test_what_is_no_parameter_need_not_be_finite(tmp_path):
     job = Job(tmp_path / "checkpoints", parameters=["model/a/bias"])
     job.backend.value = -math.inf  # such as the mask of an attention layer
     job.save(7)
     assert (job.saver.newest, job.saver.not_finite) == (job.folder / "step-00000007", "")
-
-
-def test_the_newest_is_known_when_it_is_written(job):
-    job.save(7)
-    job.save(9)
-    assert job.saver.newest == job.folder / "step-00000009"
-    assert (job.saver.failures, job.report.notes) == ([], [])
 
 
 def test_a_complete_checkpoint_is_reported_once(job):
@@ -164,16 +149,6 @@ def test_a_complete_checkpoint_is_reported_once(job):
     job.save(9)
     job.saver.finish()
     assert job.report.checkpoints == [(step, job.folder / f"step-{step:08d}") for step in (7, 9)]
-
-
-def test_a_checkpoint_is_reported_by_the_next_call_after_it_was_written(job):
-    job.backend.go_on.clear()
-    job.saver.save(job.backend, make_record(7))
-    job.saver.poll()
-    assert job.report.checkpoints == []
-    job.backend.go_on.set()
-    job.saver.save(job.backend, make_record(9))
-    assert [step for step, _ in job.report.checkpoints] == [7]
 
 
 def test_another_thread_leaves_the_report_to_the_one_that_trains(job):
@@ -185,12 +160,6 @@ def test_another_thread_leaves_the_report_to_the_one_that_trains(job):
     assert job.report.checkpoints == []
     job.saver.poll()
     assert [step for step, _ in job.report.checkpoints] == [7]
-
-
-def test_a_checkpoint_that_could_not_be_written_is_not_reported(job, disk):
-    disk(errno.ENOSPC)
-    job.save(7)
-    assert job.report.checkpoints == []
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(job):
@@ -241,26 +210,6 @@ def slow(job, monkeypatch):
     return job
 
 
-def test_waiting_for_the_one_before_is_told(slow):
-    slow.saver.save(slow.backend, make_record(7))
-    slow.saver.save(slow.backend, make_record(9))
-    assert slow.report.notes == ["step 9 waited 1.0 s until the checkpoint of step 7 was written"]
-    slow.saver.finish()
-
-
-def test_waiting_at_the_end_is_told(slow):
-    slow.saver.save(slow.backend, make_record(1200))
-    slow.saver.finish()
-    assert slow.report.notes == ["the end waited 1.0 s until the checkpoint of step 1,200 was written"]
-
-
-def test_a_short_wait_is_not_told(job):
-    for step in (7, 9):
-        job.saver.save(job.backend, make_record(step))
-    job.saver.finish()
-    assert job.report.notes == []
-
-
 def test_an_end_that_cannot_wait_says_what_is_not_written(slow):
     slow.backend.go_on.clear()
     slow.saver.save(slow.backend, make_record(7))
@@ -269,13 +218,6 @@ def test_an_end_that_cannot_wait_says_what_is_not_written(slow):
     assert slow.saver.newest is None
     slow.backend.go_on.set()
     slow.saver.finish()
-
-
-def test_finishing_with_nothing_in_flight_is_harmless(job):
-    job.saver.finish()
-    job.save(7)
-    job.saver.finish()
-    assert job.report.notes == []
 
 
 def test_the_log_is_on_the_disk_before_the_checkpoint(job):
@@ -313,40 +255,12 @@ def test_the_best_is_kept_beside_the_newest(tmp_path, best, values, left):
     assert Job(tmp_path, keep_last=1, best=MetricGoal.parse(best)).save_each(values) == left
 
 
-def test_a_loss_is_best_when_lowest(tmp_path):
-    job = Job(tmp_path, keep_last=1, best=MetricGoal.parse("loss"))
-    assert job.save_each([0.5, 0.1, 0.7, 0.8], "loss") == [2, 4]
-
-
 def test_what_was_best_before_this_job_is_still_the_best(tmp_path):
     Job(tmp_path).save_each([0.2, 0.9, 0.3])
     values = {tmp_path / storage.name_of(step): value for step, value in [(1, 0.2), (2, 0.9), (3, 0.3)]}
     job = Job(tmp_path, keep_last=1, best=MetricGoal.parse("accuracy"), values=values)
     job.save(4, metrics={"accuracy": 0.5})
     assert names(tmp_path) == ["step-00000002", "step-00000004"]
-
-
-def test_the_good_one_that_training_started_from_is_the_newest_until_there_is_another(tmp_path):
-    Job(tmp_path).save(3)
-    job = Job(tmp_path, newest=tmp_path / "step-00000003")
-    assert job.saver.newest == tmp_path / "step-00000003"
-    job.save(4)
-    assert job.saver.newest == tmp_path / "step-00000004"
-
-
-def test_what_cannot_be_deleted_is_no_failure(tmp_path, monkeypatch):
-    job = Job(tmp_path, keep_last=1)
-    job.save(1)
-
-    def refuse(*_):
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "_delete", refuse)
-        job.save(2)
-    assert (job.saver.failures, names(tmp_path)) == ([], ["step-00000001", "step-00000002"])
-    job.save(3)
-    assert names(tmp_path) == ["step-00000003"]
 
 
 def test_a_failure_is_said_with_what_is_still_good(job, disk):
@@ -362,12 +276,6 @@ def test_a_failure_is_said_with_what_is_still_good(job, disk):
     assert job.saver.newest == good
 
 
-def test_a_failure_without_an_older_one_says_so(job, disk):
-    disk(errno.ENOSPC)
-    job.save(7)
-    assert "; there is no older one; " in job.report.notes[0]
-
-
 def test_a_failure_leaves_older_ones_as_they_were(tmp_path, disk):
     job = Job(tmp_path, keep_last=1)
     job.save(7)
@@ -378,43 +286,6 @@ def test_a_failure_leaves_older_ones_as_they_were(tmp_path, disk):
     assert names(tmp_path) == ["step-00000007"]
 
 
-def test_a_failure_that_repeats_is_said_once_and_counted(job, disk):
-    disk(errno.ENOSPC)
-    for step in (7, 8, 9):
-        job.save(step)
-    assert len(job.report.notes) == 1
-    assert job.saver.failures == [f"step {step}: No space left on device" for step in (7, 8, 9)]
-
-
-def test_a_failure_that_names_its_file_is_said_once_too(job, monkeypatch):
-    """The file's name has the step in it."""
-
-    def refuse(folder, state, manifest, check):
-        raise OSError(errno.ENOSPC, "No space left on device", f"{folder}/.new-step-{manifest.step}/model")
-
-    monkeypatch.setattr(saving.storage, "write", refuse)
-    for step in (7, 8, 9):
-        job.save(step)
-    assert len(job.report.notes) == 1
-    assert job.saver.failures[-1] == f"step 9: No space left on device ({job.folder}/.new-step-9/model)"
-
-
-def test_another_failure_is_said_again(job, disk):
-    for number in (errno.ENOSPC, errno.EIO, errno.EIO):
-        disk(number)
-        job.save(7)
-    assert [note.split(";")[0].rpartition(": ")[2] for note in job.report.notes] == [
-        "No space left on device", "Input/output error",
-    ]  # fmt: skip
-
-
-def test_a_failure_after_a_good_save_is_said_again(job, disk):
-    for step, number in [(7, errno.ENOSPC), (8, None), (9, errno.ENOSPC)]:
-        disk(number)
-        job.save(step)
-    assert len(job.report.notes) == 2
-
-
 def test_the_next_save_tries_again(job, disk):
     disk(errno.ENOSPC)
     job.save(7)
@@ -423,13 +294,6 @@ def test_the_next_save_tries_again(job, disk):
     assert job.saver.newest == job.folder / "step-00000008"
     assert job.saver.failures == ["step 7: No space left on device"]
     assert names(job.folder) == ["step-00000008"]
-
-
-def test_a_folder_that_cannot_be_made_is_a_failure(tmp_path):
-    (tmp_path / "run").write_text("a file")
-    job = Job(tmp_path / "run" / "checkpoints")
-    job.save(7)
-    assert job.saver.failures == [f"step 7: Not a directory ({tmp_path / 'run' / 'checkpoints'})"]
 
 
 def test_a_log_that_cannot_be_synced_is_a_failure(job):
@@ -491,44 +355,3 @@ def test_the_saver_of_other_ranks_does_nothing(tmp_path, monkeypatch):
     saver.save(Backend(), make_record(7))
     saver.finish(1.0)
     assert (saver.poll(), saver.newest, saver.failures, names(tmp_path)) == (False, None, [], [])
-
-
-def test_while_a_waited_for_checkpoint_grows_the_watch_of_the_workers_sees_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "_LOOK_SECONDS", 0.01)
-    sizes = iter([100, 200, 300])
-    monkeypatch.setattr(saving, "_bytes_in", lambda _: next(sizes, 300))
-    before = saving.ACTIVITY.current.number
-    job, done = Job(tmp_path), threading.Event()
-    thread = threading.Thread(target=done.wait, name="writes")
-    thread.start()
-    job.saver._join(thread, 0.5)
-    assert saving.ACTIVITY.current.number == before + 3, "what grows no more is no progress"
-    assert saving.ACTIVITY.current.is_long
-    done.set()
-    thread.join()
-
-
-def test_the_watch_and_the_training_thread_may_wait_for_one_checkpoint(tmp_path, monkeypatch):
-    """Either may find that the other has taken note of it."""
-    job = Job(tmp_path / "checkpoints")
-    for step in range(1, 21):
-        job.backend.go_on.clear()
-        job.saver.save(job.backend, make_record(step))
-        watch = threading.Thread(target=job.saver.finish, args=(10,))
-        watch.start()
-        job.backend.go_on.set()
-        job.saver.finish()
-        watch.join()
-    assert job.saver.failures == []
-    assert [step for step, _ in job.report.checkpoints] == list(range(1, 21))
-
-
-def test_a_checkpoint_that_another_thread_takes_note_of_meanwhile_is_no_failure(job, monkeypatch):
-    def join(thread, timeout_seconds):
-        thread.join()
-        job.saver.poll()  # as the other thread does
-
-    monkeypatch.setattr(job.saver, "_join", join)
-    job.save(7)
-    assert job.saver.failures == []
-    assert names(job.folder) == ["step-00000007"]

@@ -1,7 +1,5 @@
 """What a worker does before it meets the others: config, task and data, with every check."""
 
-import signal
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +13,6 @@ from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.jobs import setup as opening
 from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_task_data, prepare
-from hvdtrain.jobs.signals import interruptible
 
 
 class Small:
@@ -75,21 +72,6 @@ def test_task_options_reach_the_task(given_options, size):
     assert opened(**given_options).task.size == size
 
 
-def test_an_offence_in_the_tasks_defaults_names_the_task():
-    with pytest.raises(ConfigError, match=r"seed: should be .*, found -1 \(defaults of task small\)"):
-        prepared(variant(defaults={"seed": -1}))
-
-
-@pytest.mark.parametrize("defaults", [None, ["epochs"], "epochs"])
-def test_defaults_that_are_no_mapping_are_a_users_mistake(defaults):
-    with pytest.raises(TaskError, match="defaults of task small must be a mapping"):
-        prepared(variant(defaults=defaults))
-
-
-def test_a_task_without_defaults_has_the_fields_own():
-    assert prepared(type("Bare", (), {**vars(Small), "defaults": {}})).config.epochs == 10.0
-
-
 NO_TASK = ("no task is given: training the built-in task digits",)
 
 
@@ -112,17 +94,6 @@ def test_a_config_without_a_task_is_noted(layers, notes):
     assert prepare(layers).notes == notes
 
 
-@pytest.mark.parametrize("task", [["digits"], 3, {"a": 1}])
-def test_a_task_that_is_no_text_is_refused(task):
-    with pytest.raises(ConfigError, match="task: should be a name or a path with a class, found "):
-        prepare([Layer("run.yaml", {"framework": "torch", "task": task})])
-
-
-def test_an_option_of_the_task_that_is_no_field_is_recognized():
-    with pytest.raises(ConfigError, match=r"there is no field 'size'\nThe task's constructor takes it"):
-        prepared(size=3)
-
-
 def test_data_becomes_data_sets():
     found = opened()
     assert len(found.train_data) == 11
@@ -138,11 +109,6 @@ def test_what_must_be_equal_on_all_workers_is_stated():
         "size of the evaluation data": 3,
         "inputs of the evaluation data": "uint8[2]",
     }
-
-
-def test_build_and_settings_are_kept_for_the_plan():
-    build = "0.28.1 for torch 2.13.0; not built by hvdtrain"
-    assert (prepared().build, prepared().settings) == (build, {"SET": "1"})
 
 
 OWN_PATCHES = patches_digest(horovod_patches())
@@ -322,27 +288,6 @@ def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):
         monkeypatch.setenv(name, value)
     prepare([Layer("options", {"framework": "torch", "task": "small"})])
     assert joined == [True, "small"]
-
-
-def test_a_signal_changes_no_error_that_is_settled(monkeypatch):
-    done = []
-    backend = SimpleNamespace(workers=None, close=lambda: done.append("closed"))
-    monkeypatch.setattr(opening, "load_backend", lambda *_: backend)
-    monkeypatch.setattr(opening, "_watched", lambda *_: nullcontext())
-    monkeypatch.setattr(opening, "forbid_restart", lambda _: done.append("forbidden"))
-
-    def ask(error, workers):
-        signal.raise_signal(signal.SIGTERM)
-        return False
-
-    monkeypatch.setattr(opening, "is_shared", ask)
-    with (
-        pytest.raises(DataError, match="no data"),
-        interruptible() as signals,
-        opening.started(prepared(), signals, stays=True),
-    ):
-        raise DataError("no data")
-    assert done == ["closed", "forbidden"]
 
 
 def test_a_second_training_of_a_process_does_not_begin_with_the_age_of_the_first(monkeypatch):

@@ -1,8 +1,5 @@
 """How parameters are divided among workers, what that refuses, and arrays in a file."""
 
-import errno
-import os
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,8 +7,6 @@ from hypothesis import strategies as st
 
 from hvdtrain.backends.portable.shards import ALIGNMENT, shard
 from hvdtrain.backends.portable.spool import Spool
-from hvdtrain.config import Config
-from hvdtrain.jobs import sharding_plan
 
 MEBI = 1 << 20
 
@@ -76,33 +71,3 @@ def test_arrays_of_a_spool_lie_in_a_file_without_a_name(tmp_path):
     assert (first == 2).all()
     assert second.tolist() == list(range(7))
     assert second.dtype == np.arange(7).dtype
-
-
-def test_arrays_without_a_folder_are_in_memory():
-    spool = Spool(None)
-    assert type(spool.keep(np.ones((2, 0, 3)))) is np.ndarray
-    assert spool.keep(np.ones(2)).tolist() == [1, 1]
-    assert Spool(None).empty((), np.int64).shape == ()
-
-
-def test_a_spool_reserves_its_room(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    spool = Spool(tmp_path)
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(OSError, match="No space left"):
-        spool.empty((3,), np.float32)
-
-
-@pytest.mark.parametrize(
-    ("fields", "workers", "said"),
-    [
-        ({"shard": "none"}, 2, ""),
-        ({"shard": "optimizer"}, 1, "one worker, which keeps all of it: sharding changes nothing"),
-        ({"shard": "optimizer"}, 2, "the optimizer's state, over 2 workers"),
-        ({"shard": "gradients"}, 4, "the optimizer's state and the gradients, over 4 workers"),
-    ],
-)
-def test_the_plan_says_what_is_sharded(fields, workers, said):
-    assert sharding_plan.describe(Config(framework="torch", **fields), workers) == said

@@ -29,41 +29,6 @@ def test_while_training_a_stop_waits_for_a_step(number):
     assert signals.number == number
 
 
-@pytest.mark.parametrize("number", ORDERLY)
-def test_before_training_a_stop_comes_at_once(number):
-    with pytest.raises(Interrupted) as caught, interruptible():
-        signal.raise_signal(number)
-    assert caught.value.signal_number == number
-
-
-@pytest.mark.parametrize("number", ORDERLY)
-def test_after_training_a_stop_comes_at_once(number):
-    def stop_late() -> None:
-        with interruptible() as signals:
-            with signals.defer_to_step_boundary():
-                pass
-            signal.raise_signal(number)
-
-    with pytest.raises(Interrupted):
-        stop_late()
-
-
-def test_under_nohup_sighup_stays_ignored():
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with interruptible() as signals:
-        signal.raise_signal(signal.SIGHUP)
-    assert signals.number is None
-
-
-def test_ctrl_c_never_waits():
-    with (
-        pytest.raises(Interrupted, match="SIGINT"),
-        interruptible() as signals,
-        signals.defer_to_step_boundary(),
-    ):
-        signal.raise_signal(signal.SIGINT)
-
-
 def test_ctrl_c_ends_what_waits_for_a_step():
     def stop_twice() -> None:
         with interruptible() as signals, signals.defer_to_step_boundary():
@@ -125,18 +90,6 @@ def test_a_request_to_save_interrupts_nothing(training):
         assert signals.number is None
 
 
-def test_a_save_and_a_stop_are_asked_for_together():
-    signals = Signals()
-    with signals.defer_to_step_boundary():
-        signals.handle(signal.SIGUSR1, None)
-        signals.handle(signal.SIGTERM, None)
-        assert signals.poll() == ControlFlags(stop=True, save=True)
-
-
-def test_where_nothing_came_nothing_is_asked():
-    assert Signals().poll() == NO_FLAGS
-
-
 def test_an_error_after_a_signal_counts_as_the_signal():
     def fail(signals: Signals) -> None:
         with signals.signals_take_precedence():
@@ -146,11 +99,6 @@ def test_an_error_after_a_signal_counts_as_the_signal():
     with pytest.raises(Interrupted, match="SIGTERM") as caught:
         fail(Signals())
     assert isinstance(caught.value.__cause__, PeerLostError)
-
-
-def test_an_error_without_a_signal_stays_itself():
-    with pytest.raises(PeerLostError), Signals().signals_take_precedence():
-        raise PeerLostError("left alone")
 
 
 def test_every_handler_comes_back():

@@ -108,19 +108,3 @@ def test_a_stopped_worker_of_this_job_is_found(job, rank):
             process.kill()
             process.wait()
             process.stdout.close()
-
-
-@pytest.mark.parametrize(
-    ("size", "mpi", "starts_again"), [(1, False, True), (1, True, False), (4, False, True), (4, True, False)]
-)
-def test_over_mpi_horovod_starts_once_in_a_process(size, mpi, starts_again, monkeypatch):
-    monkeypatch.setattr(start, "_ended", [])
-    binding = horovod(lambda: None)
-    binding.size, binding.mpi_enabled = lambda: size, lambda: mpi
-    monkeypatch.setenv("HOROVOD_SIZE", str(size))
-    start.forbid_restart(start_horovod(binding, None))
-    if starts_again:
-        start_horovod(binding, None)
-        return
-    with pytest.raises(EnvironmentFault, match="over MPI it starts once"):
-        start_horovod(binding, None)

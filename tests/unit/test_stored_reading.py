@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,10 +12,8 @@ from support.states import equal, make_state, saved
 from support.stored_runs import SUMMARY, evaluation, lines_of, make_run, window
 
 from hvdtrain import object_lines, object_urls
-from hvdtrain.checkpoints import storage
 from hvdtrain.cli import cli
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
-from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
 from hvdtrain.jobs.outputs import (
     check_not_there,
@@ -27,12 +24,12 @@ from hvdtrain.jobs.outputs import (
     written_beside,
 )
 from hvdtrain.object_lines import append_line
-from hvdtrain.object_urls import ChangedObjectError, Patience, StoreError
+from hvdtrain.object_urls import ChangedObjectError, Patience
 from hvdtrain.printable import printable
 from hvdtrain.run_views.follow import FollowedRun
 from hvdtrain.run_views.standing import Kind
 from hvdtrain.stores import fetched
-from hvdtrain.stores.fetched_runs import FetchedRun, local_runs
+from hvdtrain.stores.fetched_runs import FetchedRun
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -91,14 +88,6 @@ def test_a_copy_that_is_another_checkpoint_is_not_used(url):
     assert equal(fetched.locate(url).read(), make_state(3))
 
 
-def test_an_older_one_can_be_named_and_the_manifest_alone_is_read(url, tmp_path):
-    assert fetched.locate(f"{url}/checkpoints/step-00000001").manifest.step == 1
-    found = checkpoint_config.find_unverified(f"{url}/checkpoints/step-00000002")
-    assert found.manifest.step == 2
-    assert not found.path.exists()
-    assert checkpoint_config.verified(url, found.manifest).manifest.step == 3
-
-
 def test_the_best_one_is_chosen(url):
     assert chosen_checkpoint(url, "loss") == f"{url}/checkpoints/step-00000002"
     assert chosen_checkpoint(url, False) == url
@@ -125,12 +114,6 @@ def test_one_that_was_replaced_is_fetched_anew(store, url, tmp_path):
     assert equal(fetched.locate(url).read(), make_state(7))
 
 
-def test_a_copy_that_is_damaged_here_is_fetched_anew(url, tmp_path):
-    found = fetched.locate(url)
-    (found.path / storage.MODEL_FILE).write_bytes(b"damaged")
-    assert equal(fetched.locate(url).read(), make_state(3))
-
-
 def test_what_is_fetched_over_connections_that_are_cut_is_whole(store, url, tmp_path):
     numbers = random.Random(1)
     for _ in range(4):
@@ -148,20 +131,6 @@ def test_several_may_fetch_at_once(url, tmp_path):
     assert len({one.path for one in found}) == 1
     assert equal(found[0].read(), make_state(3))
     assert len(list((tmp_path / "cache" / "checkpoints").iterdir())) == 1
-
-
-def test_old_copies_are_removed_but_not_such_as_are_in_use(url, tmp_path, monkeypatch):
-    for step in (1, 2, 3):
-        fetched.locate(f"{url}/checkpoints/step-0000000{step}")
-    assert len(cached(tmp_path)) == 9
-    shutil.rmtree(fetched.locate(url).path.parent)
-    monkeypatch.setattr(fetched, "_KEPT", 1)
-    fetched.locate(url)
-    assert len(cached(tmp_path)) == 9
-    shutil.rmtree(fetched.locate(url).path.parent)
-    monkeypatch.setattr(fetched, "_USED_SECONDS", -1.0)
-    fetched.locate(url)
-    assert {path.parent.name for path in cached(tmp_path)} == {"step-00000003"}
 
 
 def test_what_is_not_there_or_not_reachable_is_told(store, url, monkeypatch):
@@ -196,44 +165,6 @@ def test_a_run_of_elsewhere_is_compared_and_reported(store, url, tmp_path):
     assert str(tmp_path / "cache") not in text
 
 
-def test_a_url_without_a_run_is_told_with_its_name(store):
-    shown = CliRunner().invoke(cli, ["compare", store.url("void")], standalone_mode=False)
-    assert isinstance(shown.exception, UsageError)
-    assert f"{store.url('void')}: no run" in printable(str(shown.exception))
-
-
-@pytest.mark.parametrize("words", [["compare"], ["report", "-o", "x.html"], ["watch"], ["evaluate"]])
-def test_a_missing_bucket_is_told(store, words, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shown = CliRunner().invoke(cli, [*words, "s3://nowhere/runs/a"], standalone_mode=False)
-    assert isinstance(shown.exception, EnvironmentFault)
-    assert "s3://nowhere/runs/a does not exist: The specified bucket" in printable(str(shown.exception))
-    assert not (tmp_path / "x.html").exists()
-
-
-def test_a_long_last_name_is_cut_for_the_copy(store, tmp_path):
-    long = "run " + "é" * 400
-    run = make_run(tmp_path / "made", window(1), evaluation(2))
-    saved(run / "checkpoints", 1)
-    for path in sorted(path for path in run.rglob("*") if path.is_file()):
-        store.put(f"long/{long}/{path.relative_to(run)}", path.read_bytes())
-    (copy,) = local_runs([store.url(f"long/{long}")])
-    assert (copy / "metrics.jsonl").read_bytes() == (run / "metrics.jsonl").read_bytes()
-    assert fetched.fetch(store.url(f"long/{long}")).manifest.step == 1
-    assert fetched.local_name(f"{long}x") != fetched.local_name(long)
-    with pytest.raises(UsageError, match="longer than 200 bytes"), written_beside(store.url(long)):
-        pass
-
-
-@pytest.mark.parametrize(
-    "words", [["track", "s3://b/run"], ["report", "x", "-o", "s3://b/x.html"], ["train", "s3://b/x.yaml"]]
-)
-def test_where_a_url_cannot_be_used_it_is_refused(words):
-    shown = CliRunner().invoke(cli, words)
-    assert shown.exit_code == 2
-    assert "is a URL" in shown.output
-
-
 def test_a_run_is_followed_while_it_grows_is_cut_back_and_ends(store, url):
     copy = FetchedRun(url)
     followed = FollowedRun(copy.path, copy)
@@ -250,13 +181,6 @@ def test_a_run_is_followed_while_it_grows_is_cut_back_and_ends(store, url):
     assert followed.kept is not None
     store.put(f"{key(url)}/summary.json", json.dumps(SUMMARY).encode())
     assert followed.poll().kind is Kind.ENDED
-
-
-def test_the_age_of_a_log_is_that_in_the_store(store, url):
-    (path,) = local_runs([url])
-    assert abs((path / "metrics.jsonl").stat().st_mtime - time.time()) < 600
-    modified = object_urls.info(f"{url}/metrics.jsonl").modified.timestamp()
-    assert (path / "metrics.jsonl").stat().st_mtime == modified
 
 
 def test_outputs_are_uploaded_whole_and_replace_nothing(store, request):
@@ -290,46 +214,12 @@ def test_a_folder_takes_the_place_of_an_older_one(store, request):
     check_not_there(url, force=True, may_be_folder=True)
 
 
-def test_an_output_that_cannot_be_uploaded_is_told(store, request):
-    url = store.url(request.node.name)
-    with written_beside(url) as path:
-        path.write_bytes(b"1")
-        store.proxy.is_down = True
-        with pytest.raises(EnvironmentFault, match=url):
-            put_into_place(path, url)
-    assert not path.parent.exists()
-
-
-def test_lines_are_appended(store, request):
-    url = store.url(request.node.name)
-    for line in (b"one\n", b"two\n"):
-        append_line(url, line)
-    assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}
-
-
 def test_lines_that_are_appended_at_once_are_all_there(store, request):
     url, lines = store.url(request.node.name), [f"line {number}\n".encode() for number in range(12)]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda line: append_line(url, line), lines))
     found = store.objects(key(url))[key(url)]
     assert sorted(found.splitlines(keepends=True)) == sorted(lines)
-
-
-@pytest.mark.parametrize("content", [b"", b"one\n"])
-def test_a_line_that_another_process_appends_meanwhile_stays(store, request, monkeypatch, content):
-    url, before, others = store.url(request.node.name), object_lines.request, [b"other\n"]
-
-    def let_another_write_first(*arguments, **options):
-        if others:
-            store.put(key(url), content + others.pop())
-        return before(*arguments, **options)
-
-    if content:
-        append_line(url, content)
-    monkeypatch.setattr(object_lines, "request", let_another_write_first)
-    monkeypatch.setattr(object_lines, "_WAIT_SECONDS", 0.0)
-    append_line(url, b"mine\n")
-    assert store.objects(key(url)) == {key(url): content + b"other\nmine\n"}
 
 
 def test_a_line_whose_answer_is_lost_is_there_once(store, request, monkeypatch):
@@ -345,22 +235,6 @@ def test_a_line_whose_answer_is_lost_is_there_once(store, request, monkeypatch):
     monkeypatch.setattr(object_lines, "request", lose_the_first_answer)
     append_line(url, b"two\n")
     assert lost
-    assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}
-
-
-def test_a_server_that_does_not_know_the_condition_gets_the_line(store, request, monkeypatch):
-    class Refusal(Exception):
-        response = {"Error": {"Code": "NotImplemented"}}  # noqa: RUF012
-
-    def refuse(*arguments, **options):
-        asked.append(options)
-        raise StoreError("cannot be written") from Refusal()
-
-    url, asked = store.url(request.node.name), []
-    append_line(url, b"one\n")
-    monkeypatch.setattr(object_lines, "request", refuse)
-    append_line(url, b"two\n")
-    assert list(asked[0]) == ["IfMatch"]
     assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}
 
 

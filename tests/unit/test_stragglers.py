@@ -43,26 +43,11 @@ def test_what_is_not_measured_is_left_out():
     assert notes(*[busy] * 5) == [""] * 5
 
 
-def test_a_clock_that_stands_still_gives_a_fraction():
-    assert times(0.1, 0.2).values(1e-9)["wait_fraction"] == 1.0
-
-
 def test_a_straggler_is_noted_once_when_it_has_lasted():
     found = notes(*[times(0.05, 0.1)] * 6)
     assert [bool(text) for text in found] == [False, False, True, False, False, False]
     assert "rank 1 is slower than the others: it is busy 100 ms in a step" in found[2]
     assert "the others 50 ms; they waited 1.5 s for it in 3 logged windows" in found[2]
-
-
-def test_its_end_is_noted_once():
-    found = notes(*[times(0.05, 0.1)] * 3, *[times(0.1, 0.1)] * 6)
-    assert [i for i, text in enumerate(found) if text] == [2, 5]
-    assert found[5] == "rank 1 is no longer slower than the others"
-
-
-def test_another_straggler_is_noted():
-    found = [text for text in notes(*[times(0.05, 0.1)] * 3, *[times(0.1, 0.05)] * 3) if text]
-    assert [text[:6] for text in found] == ["rank 1", "rank 0"]
 
 
 @pytest.mark.parametrize(
@@ -77,19 +62,6 @@ def test_another_straggler_is_noted():
 )
 def test_what_is_no_straggler_is_not_noted(windows):
     assert not any(notes(*windows, seconds=1.0))
-
-
-def test_two_slow_workers_of_four_are_no_straggler():
-    """One is compared with the median of the others, of which half are as slow."""
-    assert times(0.1, 0.05, 0.1, 0.05).straggler(1.0).others_seconds == pytest.approx(0.05)
-    assert times(0.1, 0.1, 0.1, 0.05).straggler(1.0) is None
-
-
-def test_other_workers_begin_anew():
-    busy = times(0.1, 0.2)
-    busy.add((0.1, 0.1, 0.4))
-    assert busy.seconds == [0.1, 0.1, 0.4]
-    assert busy.steps == 1
 
 
 def test_the_vector_of_a_step_holds_busy_seconds():

@@ -7,17 +7,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from support.documents import ROOT, blocks, named_files
-from support.fakes import on_every_rank
 from support.numpy_backend import Mlp
 
 import hvdtrain
 from hvdtrain.config import Layer
 from hvdtrain.config_layers import resolve
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import CheckpointError, ConfigError, DataError, UsageError
-from hvdtrain.jobs.run_plan import _batch_norm
-from hvdtrain.jobs.stream_plan import check_not_a_stream, check_streams, promises
+from hvdtrain.jobs.stream_plan import check_not_a_stream, check_streams
 
 SIZE, EVAL_SIZE = 50, 23
 
@@ -117,15 +114,6 @@ def test_a_place_beyond_a_length_is_refused(train):
         train(task_class=Other, batch_size=10, steps=12, resume="auto")
 
 
-def test_the_plan_says_what_holds(train, capsys):
-    train(task_class=Undeclared, steps=3)
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "an unknown number of samples to train" in shown
-    assert "what is due by epochs is due at the end: give save_every and eval_every in steps" in shown
-    assert "not shuffled" in shown
-    assert f"{2**40:,}" not in shown
-
-
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -154,51 +142,6 @@ def test_elastic_jobs_and_local_steps_are_refused():
     check_streams(plain, elastic, [], [])
     with pytest.raises(UsageError, match="predict needs data with an index"):
         check_not_a_stream(data, "predict")
-
-
-@pytest.mark.parametrize(
-    ("shards", "before", "said"),
-    [
-        (3, 0, "3 shards are dealt to 2 workers"),
-        (3, 3, "warning: resumed on 2 workers with a global batch of 64 after 3 with 96"),
-        (3, 2, "3 shards are dealt to 2 workers"),
-        (1, 3, "every worker reads all of it, since it has 1 shard"),
-        (0, 0, "since it cannot be divided"),
-    ],
-)
-def test_the_plan_of_several_workers(shards, before, said):
-    make = samples(0, 5)
-    data = hvdtrain.stream((lambda _: make()), shards=range(shards)) if shards else hvdtrain.stream(make)
-
-    def plan(workers):
-        config = resolve([Layer("test", {"framework": "torch", "batch_size": 32})])
-        manifest = SimpleNamespace(workers=before, config=config.model_dump(mode="json")) if before else None
-        backend = SimpleNamespace(workers=workers)
-        return promises(SimpleNamespace(train_data=data, backend=backend, config=config), manifest)
-
-    found = on_every_rank(["here"] * 2, plan)
-    assert said in found[0]
-    assert ("warning" in found[0]) == ("warning" in said)
-
-
-@pytest.mark.parametrize("shards", [0, 3])
-def test_the_plan_says_that_padding_of_dealt_shards_counts_in_batch_norm(shards):
-    data = (
-        hvdtrain.stream(samples(0, 5), shards=None) if not shards else hvdtrain.stream(list, shards=[1, 2, 3])
-    )
-
-    def plan(workers):
-        config = resolve([Layer("test", {"framework": "torch"})])
-        session = SimpleNamespace(train_data=data, config=config, backend=SimpleNamespace(workers=workers))
-        model, plan = (
-            SimpleNamespace(batch_norm_layers=1, synchronized_layers=0, leaves_out_padding=False),
-            SimpleNamespace(batch=BatchPlan(12, 2)),
-        )
-        return _batch_norm(session, model, plan)
-
-    found = on_every_rank(["here"] * 2, plan)[0]
-    assert ("padding (repeated samples) of workers whose shards end first counts" in found) == bool(shards)
-    assert "see --sync-batch-norm" in found
 
 
 def test_the_documented_tasks_open_their_data(tmp_path, monkeypatch):

@@ -5,11 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from hvdtrain.reporting import jsonl, tail
-from hvdtrain.reporting.tail import KEPT_IN_A_ROW, cut_tail
+from hvdtrain.reporting import tail
+from hvdtrain.reporting.tail import cut_tail
 
 
 def line(step: int, phase: str = "train", **values: object) -> bytes:
@@ -57,15 +55,6 @@ def test_an_evaluation_that_is_done_again_goes_with_what_callbacks_logged_of_it(
     assert after_cut(tmp_path / "log", whole, 10, "eval") == whole
 
 
-def test_only_the_end_is_looked_at(tmp_path):
-    path, earlier = tmp_path / "log", b"not looked at\n" + lines(*range(1000))
-    path.write_bytes(earlier + lines(1000, 1001))
-    found = cut_tail(path, 1000)
-    assert path.read_bytes() == earlier + lines(1000)
-    assert [record["step"] for record in found.records] == list(range(1001 - KEPT_IN_A_ROW, 1001))
-    assert not found.is_all
-
-
 def test_all_records_of_a_short_log_are_known(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(lines(1, 2, 3))
@@ -92,41 +81,3 @@ def test_a_line_that_is_too_long_is_no_log(tmp_path, monkeypatch):
     path.write_bytes(lines(1) + b"x" * (1 << 18))
     with pytest.raises(OSError, match="it has a line of more than"):
         cut_tail(path, 1)
-
-
-def test_a_pipe_or_a_link_is_no_log(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="not a regular file"):
-        cut_tail(tmp_path / "pipe", 1)
-    (tmp_path / "log").write_bytes(lines(1, 2))
-    (tmp_path / "link").symlink_to("log")
-    with pytest.raises(OSError, match="it is a link"):
-        cut_tail(tmp_path / "link", 1)
-    assert (tmp_path / "log").read_bytes() == lines(1, 2)
-
-
-_LINES = st.one_of(
-    st.builds(line, st.integers(0, 12), st.sampled_from(["train", "eval", "callback"])),
-    st.builds(lambda size: line(3, text="x" * size), st.integers(0, 300)),
-    st.binary(max_size=40).map(lambda text: text + b"\n"),
-)
-
-
-@settings(max_examples=60)
-@given(
-    content=st.lists(_LINES, max_size=30),
-    torn=st.binary(max_size=30),
-    step=st.integers(0, 12),
-    data=st.data(),
-)
-def test_the_cut_is_that_of_a_reader_of_all_lines(tmp_path_factory, content, torn, step, data):
-    path, block = tmp_path_factory.mktemp("tail") / "log", data.draw(st.sampled_from([7, 64, 1 << 16]))
-    path.write_bytes(b"".join(content) + torn)
-    expected = [
-        text for text in b"".join([*content, torn]).split(b"\n")[:-1] if jsonl._is_kept(text + b"\n", step)
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail, "_BLOCK_BYTES", block)
-        found = cut_tail(path, step)
-    assert path.read_bytes() == b"".join(text + b"\n" for text in expected)
-    assert found.records == [json.loads(text) for text in expected]

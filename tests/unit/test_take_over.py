@@ -22,7 +22,6 @@ from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.config import Config
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs import run_lock
 from hvdtrain.jobs.run_directory import open_run
 from hvdtrain.jobs.run_lock import RunLock
 from hvdtrain.jobs.take_over import RunServices, _missing, hand_over_run, take_over_run
@@ -192,28 +191,6 @@ def test_an_evaluation_that_is_done_again_is_in_the_log_once(run_dir, pair, eval
     if not evaluated:
         new.evaluate(4)
     assert logged(run_dir)[3:] == [("train", 4), ("eval", 4)]
-
-
-def test_a_long_log_gets_nothing_twice(run_dir, pair):
-    old, new = pair
-    for step in range(1, 201):
-        old.log(step)
-        old.session.report._log(step_info(step), {"mine": step})
-        new.log(step)
-    new.stand_at(200)
-    die(old)
-    before = (run_dir / "metrics.jsonl").read_bytes()
-    new.take_over()
-    assert (run_dir / "metrics.jsonl").read_bytes() == before
-
-
-def test_the_clock_goes_on(run_dir, pair):
-    old, new = pair
-    new.session.report.set_clock(1000.0)
-    new.stand_at(1)
-    die(old)
-    new.take_over()
-    assert 1000.0 <= new.session.report.seconds() < 1100.0
 
 
 def events(run_dir: Path, monkeypatch) -> dict[str, list[int]]:
@@ -399,19 +376,6 @@ def test_the_lock_of_a_rank_0_that_was_given_up_is_no_hindrance_and_tells_it(run
     assert frozen.stdout.readline().startswith(f"the run directory was taken over: process {os.getpid()} on ")
     new.session.report.close()
     new.services.lock.release()
-
-
-def test_the_lock_is_looked_at_once_a_second(run_dir, monkeypatch):
-    run_dir.mkdir()
-    looked, lock_file, now = [], run_lock.take_lock, [0.0]
-    monkeypatch.setattr(run_lock, "take_lock", lambda file: looked.append(file) or lock_file(file))
-    monkeypatch.setattr(run_lock.time, "clock_gettime", lambda clock: now[0])
-    with RunLock() as lock:
-        lock.job, lock.generation = JOB, 1
-        lock.acquire(run_dir)
-        for now[0] in (0.0, 0.5, 0.9, 1.1, 1.5):
-            assert lock.lost() == ""
-    assert len(looked) == 1 + 2
 
 
 def test_another_job_is_kept_out_whatever_its_generation_is(run_dir, frozen):

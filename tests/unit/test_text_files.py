@@ -1,8 +1,5 @@
 """Text files as tokens and windows: what is read is what stands there, wherever files and blocks end."""
 
-import os
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +7,7 @@ from hypothesis import strategies as st
 
 from hvdtrain.data.texts import characters
 from hvdtrain.data.texts.characters import CharacterTokens
-from hvdtrain.data.texts.files import MappedFiles, find_files, python_files
+from hvdtrain.data.texts.files import MappedFiles, find_files
 from hvdtrain.data.texts.windows import ByteTokens, Windows
 from hvdtrain.errors import DataError
 
@@ -59,15 +56,6 @@ def test_bytes_are_read_across_files(tmp_path):
     whole = "".join(TEXTS).encode()
     starts = np.arange(len(whole) - 9)
     assert [bytes(row) for row in ByteTokens(files).read(starts, 10)] == [whole[s : s + 10] for s in starts]
-
-
-def test_a_pickled_data_set_takes_no_bytes_along(tmp_path):
-    [path] = written(tmp_path, ["x" * 1_000_000])
-    tokens = ByteTokens(MappedFiles([path]))
-    tokens.read(np.zeros(1, np.int64), 5)
-    pickled = pickle.dumps(Windows(tokens, 0, len(tokens), 8, 8))
-    assert len(pickled) < 5000
-    assert pickle.loads(pickled)[0]["inputs"].tolist() == [ord("x")] * 8
 
 
 def row(length):
@@ -125,14 +113,6 @@ def test_files_of_a_folder_come_in_the_order_of_their_names(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a.txt", "b/0.txt", "b/1.txt"]
 
 
-def test_python_s_own_library_is_the_same_text_each_time():
-    paths, name = python_files()
-    assert paths == python_files()[0]
-    assert 500_000 < sum(path.stat().st_size for path in paths) <= 1_000_000
-    assert f"{len(paths)} modules" in name
-    assert len(CharacterTokens(MappedFiles(paths))) > 500_000
-
-
 UTF16 = "text".encode("utf-16")
 
 
@@ -154,26 +134,6 @@ def test_what_is_no_text_is_refused_with_its_position(tmp_path, small_parts, raw
         CharacterTokens(MappedFiles([path]))
     assert said in str(caught.value)
     assert "task_options.level=bytes" in str(caught.value)
-
-
-def test_a_nul_behind_long_characters_is_found_where_it_is(tmp_path):
-    path = tmp_path / "0.txt"
-    path.write_bytes("é🙂".encode() + b"\0")
-    with pytest.raises(DataError, match="byte 6 is NUL"):
-        CharacterTokens(MappedFiles([path]))
-
-
-def test_an_empty_file_is_refused(tmp_path):
-    with pytest.raises(DataError, match=r"0\.txt is empty"):
-        MappedFiles(written(tmp_path, [""]))
-    with pytest.raises(DataError, match="all files are empty"):
-        MappedFiles(written(tmp_path, ["", ""]))
-
-
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(DataError, match="is not a file"):
-        find_files(str(tmp_path / "pipe"), "*.txt")
 
 
 def test_a_file_that_has_become_other_text_is_noticed(tmp_path):

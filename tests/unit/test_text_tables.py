@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -44,26 +43,6 @@ def write(path, rows):
 def test_all_kinds_of_table_give_the_same_rows(tmp_path, ending):
     expected = [(a.replace("\t", " "), b) if ending == ".tsv" else (a, b) for a, b in ROWS]
     assert rows_of(table(write(tmp_path / f"rows{ending}", ROWS))) == expected
-
-
-def test_a_mark_of_byte_order_is_no_part_of_the_first_column(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_bytes(b"\xef\xbb\xbftext,label\r\nhello,ham\r\n")
-    assert rows_of(table(path)) == [("hello", "ham")]
-
-
-def test_a_field_may_be_longer_than_csv_allows_by_itself(tmp_path):
-    before = csv.field_size_limit()
-    path = write(tmp_path / "rows.csv", [("word " * 100_000, "ham")])
-    assert len(rows_of(table(path))[0][0]) == 500_000
-    assert csv.field_size_limit() == before
-
-
-def test_a_dictionary_column_is_text(tmp_path):
-    path = tmp_path / "rows.parquet"
-    labels = pa.array(["a", "b", "a"]).dictionary_encode()
-    parquet.write_table(pa.table({"text": ["x", "y", "z"], "label": labels}), path)
-    assert rows_of(table(path)) == [("x", "a"), ("y", "b"), ("z", "a")]
 
 
 # name of the file, its bytes, what is said, and how many good rows there are beside
@@ -179,23 +158,6 @@ def test_columns_of_parquet_must_have_fitting_types(tmp_path):
         rows_of(table(path))
 
 
-def test_a_row_of_parquet_without_text_is_told_by_its_number(tmp_path):
-    path = tmp_path / "a.parquet"
-    parquet.write_table(pa.table({"text": ["x", None, "y"], "label": [1, 2, 1]}), path)
-    with pytest.raises(BadSampleError, match="row 2: 'text' must be text, found nothing"):
-        rows_of(table(path))
-    skipping = table(path, "skip")
-    assert rows_of(skipping) == [("x", "1"), ("y", "1")]
-    assert len(skipping.left_out) == 1
-
-
-def test_parquet_without_pyarrow_says_how_to_get_it(tmp_path, monkeypatch):
-    path = write(tmp_path / "rows.parquet", ROWS)
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(DataError, match=r"pip install 'hvdtrain\[parquet\]'"):
-        rows_of(table(path))
-
-
 def encoded(texts, encoder, train=None):
     for text in texts:
         encoder.add(text)
@@ -220,12 +182,6 @@ def test_words_are_numbered_by_how_often_the_training_texts_have_them():
     # a: 3 times, then !, b, c once each, of which two fit; d is not in the training texts
     assert found.tokens.tolist() == [[1, 5, 3, 3, 4, 0], [1, 3, 2, 0, 0, 0], [1, 2, 2, 2, 2, 0]]
     assert found.vocabulary == 6
-
-
-def test_the_vocabulary_does_not_depend_on_the_order_of_rows():
-    one = encoded(["x y", "z"], WordEncoder(3, 10)).tokens
-    other = encoded(["z", "x y"], WordEncoder(3, 10)).tokens
-    assert np.array_equal(one, other[::-1])
 
 
 def test_classes_are_in_the_order_of_their_names_or_numbers():

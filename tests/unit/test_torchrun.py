@@ -1,7 +1,5 @@
 """What Horovod is told of workers that torchrun started."""
 
-import socket
-
 import pytest
 
 from hvdtrain.backends import torchrun
@@ -10,7 +8,6 @@ from hvdtrain.errors import EnvironmentFault
 pytest.importorskip("horovod.runner")
 
 ONE_HOST = {"GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-TWO_HOSTS = {**ONE_HOST, "GROUP_WORLD_SIZE": "2"}
 
 
 def info(group: int, local_size: int, host: str = "", **more: object) -> dict:
@@ -46,36 +43,6 @@ def test_ranks_that_are_not_in_the_order_of_hosts_are_refused():
         torchrun._allocate([info(0, 2), info(1, 1), info(0, 2)])
 
 
-def test_one_host_uses_loopback():
-    assert torchrun._own_interface(ONE_HOST) == ("lo", "127.0.0.1")
-
-
-def test_several_hosts_use_the_route_to_the_store(monkeypatch):
-    class Probe(socket.socket):
-        def connect(self, target):
-            assert target == ("localhost", 1)
-
-        def getsockname(self):
-            return "192.0.2.7", 5
-
-    monkeypatch.setattr(torchrun.socket, "socket", Probe)
-    assert torchrun._own_interface(TWO_HOSTS) == ("eth0", "192.0.2.7")
-
-
-@pytest.mark.parametrize("environ", [ONE_HOST, TWO_HOSTS])
-def test_the_user_may_choose_the_interface(environ):
-    assert torchrun._own_interface({**environ, "HOROVOD_GLOO_IFACE": "eth0"}) == ("eth0", "192.0.2.7")
-    with pytest.raises(EnvironmentFault, match="no network interface eth9"):
-        torchrun._own_interface({**environ, "HOROVOD_GLOO_IFACE": "eth9"})
-
-
-def test_a_loopback_address_does_for_one_host_only():
-    first = info(0, 1, "h0", address="127.0.1.1")
-    torchrun._check_address([first, info(1, 1, "h0")], TWO_HOSTS)
-    with pytest.raises(EnvironmentFault, match="which h1 cannot reach"):
-        torchrun._check_address([first, info(1, 1, "h1")], TWO_HOSTS)
-
-
 def test_the_rendezvous_listens_on_the_address_of_the_job_only():
     server = torchrun._start_server("127.0.0.1", "k" * 64)
     try:
@@ -86,9 +53,3 @@ def test_the_rendezvous_listens_on_the_address_of_the_job_only():
         server.server_close()
     with pytest.raises(EnvironmentFault, match="cannot connect to rank 0 on h0"):
         torchrun._check_connection(info(0, 1, address="127.0.0.1", port=server.server_address[1]))
-
-
-def test_a_store_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr(torchrun, "_EXCHANGE", "raise RuntimeError('no store')")
-    with pytest.raises(EnvironmentFault, match="store at localhost:1: RuntimeError: no store"):
-        torchrun._exchange({}, {**TWO_HOSTS, "RANK": "1", "WORLD_SIZE": "2"})

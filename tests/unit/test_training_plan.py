@@ -47,15 +47,6 @@ def test_the_peak_grows_with_the_workers_by_the_rule(rule, factor):
     assert layout(lr_scaling=rule, learning_rate=0.5).learning_rate.peak == 0.5 * factor
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4])
-def test_a_fixed_global_batch_has_one_peak_at_any_worker_count(workers):
-    assert layout(workers, global_batch_size=48, learning_rate=0.5).learning_rate.peak == 0.5
-
-
-def test_accumulation_alone_does_not_scale_the_rate():
-    assert layout(workers=1, accumulate=4, learning_rate=0.5).learning_rate.peak == 0.5
-
-
 @pytest.mark.parametrize(
     ("fields", "last_sample", "steps"),
     [
@@ -87,15 +78,6 @@ def test_every_step_moves_on_and_the_last_ends_exactly(workers, data_size, epoch
     assert samples == found.last_sample == epochs * data_size
 
 
-@pytest.mark.parametrize(("workers", "fields"), [(1, {}), (4, {}), (4, {"global_batch_size": 100})])
-def test_a_warm_up_in_steps_is_that_many_global_batches(workers, fields):
-    plan = layout(workers, 1000, warmup_steps=7, **fields)
-    assert plan.learning_rate.warmup_epochs == 7 * plan.batch.global_batch / 1000
-    fifth, seventh = (plan.learning_rate_at(Progress(n, n * plan.batch.global_batch)) for n in (4, 7))
-    assert fifth == pytest.approx(seventh * 4.5 / 7)
-    assert seventh == plan.learning_rate.peak
-
-
 @given(
     data_size=st.integers(1, 5000),
     batch_size=st.integers(1, 64),
@@ -110,11 +92,6 @@ def test_as_many_steps_are_in_a_warm_up_in_steps(data_size, batch_size, steps, w
     found = [plan.in_warmup(Progress(n, n * size)) for n in range(steps + 5)]
     assert found == [n < steps for n in range(steps + 5)]
     assert [shard.begins_in_warmup(n) for n in range(steps + 5)] == found
-
-
-def test_schedules_span_the_whole_training():
-    assert layout(epochs=3).learning_rate.total_epochs == 3.0
-    assert layout(epochs=None, steps=100).learning_rate.total_epochs == 100 * 128 / 1437
 
 
 @pytest.mark.parametrize(
@@ -153,16 +130,6 @@ def test_batches_of_an_elastic_job_have_one_shape_at_any_number_of_workers(field
     plans = [elastic(workers, **fields) for workers in range(1, 9)]
     assert len({plan.batch.micro_batch for plan in plans}) == 1
     assert len({(plan.eval_batch.micro_batch, plan.eval_batch.accumulate) for plan in plans}) == 1
-
-
-def test_all_else_is_as_with_a_fixed_number_of_workers():
-    for workers in range(1, 9):
-        found, fixed = (
-            elastic(workers, global_batch_size=50, warmup_epochs=1),
-            layout(workers, 1000, global_batch_size=50, warmup_epochs=1),
-        )
-        assert (found.learning_rate, found.steps) == (fixed.learning_rate, fixed.steps)
-    assert elastic(3, batch_size=7, accumulate=2) == layout(3, 1000, batch_size=7, accumulate=2)
 
 
 def test_a_batch_that_is_too_small_for_the_most_workers_is_refused():
@@ -221,12 +188,6 @@ def test_epochs_end_at_the_same_sample_whatever_the_batch_was(progress, batch_si
 def test_steps_end_at_the_same_step_whatever_the_batch_was(progress, batch_size, last_sample, steps):
     found = going_on(*progress, batch_size=batch_size, epochs=None, steps=6)
     assert (found.last_sample, found.steps) == (last_sample, steps)
-
-
-@pytest.mark.parametrize("length", [{"epochs": 2}, {"epochs": None, "steps": 20}], ids=str)
-def test_the_schedule_of_a_run_that_goes_on_is_that_of_the_whole(length):
-    fields = {"batch_size": 10, "lr_schedule": "cosine", **length}
-    assert going_on(7, 70, **fields).learning_rate == going_on(0, 0, **fields).learning_rate
 
 
 @given(

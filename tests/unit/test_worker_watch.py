@@ -2,7 +2,6 @@
 
 import json
 import os
-import selectors
 import signal
 import socket
 import subprocess
@@ -16,11 +15,10 @@ import pytest
 
 from hvdtrain.activity import TRAINING, ActivityMark
 from hvdtrain.watch import worker_watch
-from hvdtrain.watch.heartbeat import Peer
-from hvdtrain.watch.liveness import Left, Liveness, Silent, Stalled
-from hvdtrain.watch.watch_events import Abandoned, HostLost, Told, WatchLimits, silence_seconds
+from hvdtrain.watch.liveness import Left, Silent
+from hvdtrain.watch.watch_events import HostLost, WatchLimits, silence_seconds
 from hvdtrain.watch.worker_connections import Member
-from hvdtrain.watch.worker_watch import WorkerWatch, watch_workers
+from hvdtrain.watch.worker_watch import WorkerWatch
 
 MEMBERS = [Member(0, "h1", "m"), Member(1, "h1", "m"), Member(2, "h2", "m"), Member(3, "h3"), Member(4, "h3")]
 
@@ -125,17 +123,6 @@ def test_a_silent_host_is_named_with_its_ranks_and_the_others_are_told(watching)
     there.close()
 
 
-def test_what_rank_0_reports_is_not_printed_twice(watching):
-    here, there = socket.socketpair()
-    alarm = watching({here: MEMBERS[0]}, 2)
-    there.sendall(b'{"end": "host h3 is gone", "stopped": []}\n')
-    assert not alarm.rung.wait(0.3), "the worker that speaks is waited for"
-    there.close()
-    assert alarm.rung.wait(60)
-    assert alarm.events == [Told("host h3 is gone")]
-    assert alarm.watch.explain() == Told("host h3 is gone")
-
-
 def test_a_process_that_ends_without_a_goodbye_is_named_and_the_others_are_told(watching):
     here, there = socket.socketpair()
     other, third = socket.socketpair()
@@ -148,16 +135,6 @@ def test_a_process_that_ends_without_a_goodbye_is_named_and_the_others_are_told(
     told = [message for message in messages(third) if "state" not in message]
     assert told == [{"gone": event.problem}, {"end": event.problem, "stopped": []}]
     third.close()
-
-
-def test_if_the_training_thread_notices_it_speaks_and_the_watch_knows_the_name(watching, monkeypatch):
-    monkeypatch.setattr(worker_watch, "_NOTICES_SECONDS", 60)
-    here, there = socket.socketpair()
-    alarm = watching({here: MEMBERS[1]})
-    there.close()
-    assert isinstance(alarm.watch.explain(), Left)
-    alarm.watch.close()
-    assert not alarm.events
 
 
 def test_a_worker_that_failed_and_said_so_is_no_event(watching):
@@ -203,36 +180,6 @@ def test_rank_1_says_that_rank_0_does_not_answer(watching):
     there.close()
 
 
-@pytest.mark.parametrize(("was_stopped", "kind"), [(True, Abandoned), (False, Left)])
-@pytest.mark.parametrize("last_word", [b"", b'{"end": "rank 1 is stopped", "stopped": [1]}\n'])
-def test_a_process_that_wakes_up_when_the_others_have_ended_is_quiet(was_stopped, kind, last_word, watching):
-    watch = watching({}, 1).watch
-    here, there = socket.socketpair()
-    watch._peers = [Peer(here, MEMBERS[0])]
-    watch._liveness = Liveness(MEMBERS[1], MEMBERS[:1], 5, time.monotonic())
-    there.sendall(last_word)
-    there.close()
-    with selectors.DefaultSelector() as selector:
-        selector.register(here, selectors.EVENT_READ)
-        event = watch._read(selector, time.monotonic(), was_stopped)
-    assert isinstance(event, Told if last_word and not was_stopped else kind)
-
-
-def test_the_worker_that_is_waited_for_shows_its_stack(watching):
-    here, there = socket.socketpair()
-    members = MEMBERS[:2]
-    root = watching({here: members[1]}, 0, WatchLimits(4, shows_stacks=True), members)
-    worker = watching({there: members[0]}, 1, WatchLimits(0), members)
-    root.watch._liveness._heard[1].state = None
-    root.watch._mark.enter(TRAINING, 13)
-    assert root.rung.wait(60)
-    assert isinstance(root.events[0], Stalled)
-    assert root.events[0].ranks == (1,)
-    assert root.stacks.startswith("rank 1 on h1:\n  File ")
-    assert "test_the_worker_that_is_waited_for_shows_its_stack" in root.stacks
-    worker.watch.close()
-
-
 @pytest.mark.parametrize(("given", "seconds"), [(None, 20), ("", 20), ("0", 0), ("45", 45), ("soon", 20)])
 def test_the_user_sets_how_long_a_host_may_be_silent(given, seconds):
     environ = {} if given is None else {"HVDTRAIN_HOST_SILENCE_SECONDS": given}
@@ -243,10 +190,3 @@ class Alone:
     """A single worker."""
 
     rank, size, local_rank, local_size, host = 0, 1, 0, 1, "h1"
-
-
-def test_with_one_worker_nothing_listens_and_no_thread_runs():
-    before = threading.active_count()
-    one, note = watch_workers(Alone(), WatchLimits(120), Alarm())
-    assert (threading.active_count(), note) == (before, "")
-    one.close()

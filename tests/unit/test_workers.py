@@ -11,7 +11,7 @@ import pytest
 import hvdtrain.backends.workers
 from hvdtrain import wire
 from hvdtrain.backends.frames import GATHER, frame
-from hvdtrain.backends.workers import HorovodWorkers, first_line, is_peer_error, peer_errors
+from hvdtrain.backends.workers import HorovodWorkers, is_peer_error, peer_errors
 from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError, TrainingError
 
@@ -66,14 +66,6 @@ def two_workers(*others) -> HorovodWorkers:
     return HorovodWorkers(binding(1 + len(others)), Collectives(*others))
 
 
-@pytest.mark.parametrize(
-    ("size", "mpi", "controller"),
-    [(1, True, "none"), (1, False, "none"), (2, True, "MPI"), (2, False, "Gloo")],
-)
-def test_the_controller_is_named(size, mpi, controller):
-    assert HorovodWorkers(binding(size, mpi), Collectives()).controller == controller
-
-
 def test_one_worker_asks_nobody():
     workers = HorovodWorkers(binding(1), Collectives())
     assert workers.allgather_object("x") == ["x"]
@@ -110,20 +102,6 @@ def test_a_collective_that_fails_is_a_lost_peer(method, error):
         getattr(workers, method)(*([] if method == "barrier" else ["x"]))
     assert caught.value.__cause__ is error
     assert caught.value.remedy == str(error).strip()
-
-
-@pytest.mark.parametrize("error", [ValueError("shapes differ"), KeyboardInterrupt("HorovodInternalError")])
-def test_other_errors_pass_through(error):
-    with pytest.raises(type(error)) as caught, peer_errors():
-        raise error
-    assert caught.value is error
-
-
-@pytest.mark.parametrize(
-    ("text", "line"), [("\n\n  first \nsecond", "first"), ("", "ValueError"), ("one", "one")]
-)
-def test_the_first_line_of_an_error(text, line):
-    assert first_line(ValueError(text)) == line
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,6 @@ from support.watching import Watched, records, summary
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.elastic.world import Change, World
 from hvdtrain.jobs.world_change import follow_workers, report_change
-from hvdtrain.reporting.compare import print_table
-from hvdtrain.reporting.jsonl import cut_log
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.schedule import Rescale
@@ -151,43 +149,6 @@ def test_a_change_after_which_the_same_workers_go_on_says_its_cause(tmp_path):
     watched.report.close()
     said = "2 workers from step 151 on; cause: rank 1 on h1 lost its connection; 1.0 s without training"
     assert watched.lines == [said]
-
-
-def test_the_first_world_is_no_change(tmp_path):
-    session = session_of(tmp_path, 3)
-    report_change(session, next_world(1, 3), 5.0)
-    assert (session.state.changes, list(session.report.recent)) == (0, [])
-
-
-def test_the_bar_goes_to_the_new_number_of_steps(tmp_path):
-    session, watched = session_of(tmp_path, 2, samples=300), Watched(tmp_path, terminal=True)
-    watched.report.on_start(500, 150)
-    session.report = watched.report
-    session.backend.workers.size = 1
-    report_change(session, next_world(2, 1, joined=("rank 0 on h1",)), 2.0)
-    watched.report.close()
-    assert (
-        "1 worker from step 151 on; joined: rank 0 on h1; 2.0 s without training" in watched.file.getvalue()
-    )
-    assert "150/850" in watched.file.getvalue().replace(" ", "")
-
-
-def test_readers_of_the_log_take_the_line(tmp_path, capsys):
-    (tmp_path / "metrics.jsonl").write_text(
-        "".join(
-            json.dumps(line) + "\n"
-            for line in (
-                {"phase": "eval", "step": 5, "epoch": 1.0, "f1": 0.5, "learning_rate": 0.1},
-                {**EVENT, "seconds": 1.5},
-            )
-        )
-    )
-    print_table([tmp_path])
-    shown = capsys.readouterr().out
-    assert "0.5000" in shown
-    assert "workers 2" in shown
-    cut_log(tmp_path / "metrics.jsonl", 5)
-    assert [record["phase"] for record in records(tmp_path)] == ["eval"]
 
 
 def test_the_summary_counts_changes_where_there_were_some():

@@ -11,7 +11,7 @@ import hvdtrain
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import as_dataset, fetch, signature
 from hvdtrain.errors import BadSampleError, DataError
-from hvdtrain.jobs.data_sets import align_columns, roles_of
+from hvdtrain.jobs.data_sets import align_columns
 
 SIZE = 5
 A = np.arange(SIZE * 2, dtype=np.float32).reshape(SIZE, 2)
@@ -89,22 +89,6 @@ def test_a_data_set_can_nest_its_own_batches():
         as_dataset(Own(), inputs="a")
 
 
-def test_a_tuple_of_numbers_is_one_input():
-    assert batch_of(Samples(lambda i: ((i, 2 * i), 1)))["inputs"].tolist() == [[3, 6], [0, 0]]
-
-
-@pytest.mark.parametrize("make", [dict, frame], ids=["mapping", "frame"])
-def test_several_columns_can_be_the_inputs(make):
-    batch = batch_of(make(a=A[:, 0], b=B[:, 0], y=Y, c=Y), inputs=["a", "b"], targets="y")
-    assert sorted(batch) == ["c", "inputs/a", "inputs/b", "targets"]
-
-
-def test_a_pair_of_lists_is_a_pair():
-    batch = batch_of((A.tolist(), Y.tolist()))
-    np.testing.assert_array_equal(batch["inputs"], A[[3, 0]])
-    assert batch["targets"].tolist() == [3, 0]
-
-
 def test_columns_of_a_frame_are_names_and_text_is_left_out():
     made = frame(age=[1.5] * SIZE, flag=[True] * SIZE, name=list("abcde"), note=[None, *"abcd"], label=Y)
     dataset = as_dataset(made)
@@ -121,13 +105,6 @@ def test_a_column_that_mixes_numbers_with_others_is_named(column):
     message = r"the column 'mixed' of a data frame mixes numbers .* type object\n.*frame\['mixed'\].astype"
     with pytest.raises(DataError, match=message):
         as_dataset(made)
-
-
-def test_a_frame_in_a_pair_is_a_matrix():
-    made = frame(age=A[:, 0], flag=Y > 2)
-    assert batch_of((made, made["flag"]))["inputs"].tolist() == [[6.0, 1.0], [0.0, 0.0]]
-    with pytest.raises(DataError, match=r"'inputs' is a data frame with columns .*: name \("):
-        as_dataset((made.assign(name="x"), Y))
 
 
 def test_an_unnamed_target_in_text_is_refused():
@@ -149,11 +126,6 @@ def test_columns_of_a_hugging_face_data_set_stay_and_text_is_left_out():
     assert signature(dataset, "data") == {"input_ids": "float32[2]", "label": "int64[]"}
     chosen = as_dataset(data.with_format("torch", columns=["label"]))
     assert list(signature(chosen, "data")) == ["label"]
-
-
-@pytest.mark.parametrize("key", ["targets", "labels", "label", "targets/a"])
-def test_class_numbers_of_any_name_are_int64(key):
-    assert batch_of({"inputs": A, key: Y.astype(np.int32)})[key].dtype == np.int64
 
 
 @pytest.mark.parametrize(
@@ -183,36 +155,10 @@ def test_what_cannot_be_used_is_named_with_the_way_out(source, said):
         as_dataset(source)
 
 
-def test_real_classes_are_recognised():
-    data = pytest.importorskip("torch").utils.data
-    with pytest.raises(DataError, match=r"torch.utils.data.dataloader.DataLoader\nGive its data set"):
-        as_dataset(data.DataLoader([1, 2]))
-    dictionary = pytest.importorskip("datasets").DatasetDict({"train": hugging_face({"a": [1]})})
-    with pytest.raises(DataError, match=r"data\['train'\]"):
-        as_dataset(dictionary)
-    with pytest.raises(DataError, match="It is a stream: wrap it"):
-        as_dataset(hugging_face({"a": [1]}).to_iterable_dataset())
-
-
 def test_a_sparse_matrix_is_named():
     sparse = pytest.importorskip("scipy.sparse").csr_matrix(A)
     with pytest.raises(DataError, match=r"'inputs' is a sparse scipy\.sparse.*csr_matrix.*\n.*\.toarray\(\)"):
         as_dataset((sparse, Y))
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [lambda self, batch_size, drop_last=False: 1 / 0, lambda self: 1 / 0, 32],
-    ids=["size", "none", "number"],
-)
-def test_another_attribute_named_batch_is_not_taken_for_batch_of_indices(batch):
-    source = type("Foreign", (Samples,), {"batch": batch})(lambda i: (A[i], Y[i]))
-    np.testing.assert_array_equal(batch_of(source)["inputs"], A[[3, 0]])
-
-
-def test_ragged_lists_name_the_first_sample_and_the_way_out():
-    with pytest.raises(DataError, match=r"'ids' of sample 1 has shape \(1,\), that .*\(3,\)\n.*hvdtrain.pad"):
-        as_dataset({"ids": WORDS, "targets": Y})
 
 
 COLUMNS = {"ids": WORDS, "mask": [[1] * len(word) for word in WORDS], "labels": Y.tolist()}
@@ -274,11 +220,6 @@ def test_what_cannot_be_padded_is_named(columns, samples, said):
         hvdtrain.pad(columns)(samples)
 
 
-def test_padding_without_a_mask_is_told():
-    dataset = as_dataset({"ids": WORDS}, collate=hvdtrain.pad({"ids": 0}))
-    assert dataset.notes == ("no mask among the padded columns ids: the model must ignore padding",)
-
-
 def test_pad_refuses_what_is_longer_than_the_longest():
     with pytest.raises(DataError, match=r"a sample has length 3, and longest is 2\nTruncate"):
         hvdtrain.pad({"ids": 0}, longest=2)([{"ids": [1, 2, 3]}])
@@ -332,12 +273,6 @@ def test_what_is_no_batch_of_the_samples_is_refused():
             fetch(as_dataset((A, Y), collate=lambda samples, result=result: result), np.asarray([0, 1]))
 
 
-def test_collate_takes_the_place_of_no_augmentation():
-    source = type("Augmented", (Samples,), {"augmented": lambda self, indices, keys: {}})(lambda i: A[i])
-    with pytest.raises(DataError, match="collate cannot be combined with the augmentation"):
-        as_dataset(source, collate=hvdtrain.pad(PAD))
-
-
 def test_bad_samples_of_a_collated_data_set_are_replaced():
     def item(index: int) -> Any:
         if index == 1:
@@ -383,13 +318,6 @@ def test_columns_of_tables_are_put_in_the_order_of_the_model_or_refused(table):
         align_columns({"evaluation data": others}, train.columns, "it")
 
 
-def test_columns_with_a_role_are_said():
-    assert roles_of(["inputs", "targets", "label", "weights"], is_named=True) == (
-        "the loss compares with 'targets', not 'label'; 'weights' weighs the samples in the loss"
-    )
-    assert not roles_of(["inputs", "targets", "weights"], is_named=False)
-
-
 @pytest.mark.parametrize(
     "source",
     [
@@ -401,7 +329,3 @@ def test_columns_with_a_role_are_said():
 def test_masked_values_are_refused(source):
     with pytest.raises(DataError, match=r"is a masked array in which \d values? (is|are) masked"):
         batch_of(source)
-
-
-def test_an_array_of_which_nothing_is_masked_is_taken():
-    np.testing.assert_array_equal(batch_of((np.ma.masked_array(A), Y))["inputs"], A[[3, 0]])

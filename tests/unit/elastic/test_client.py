@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from hvdtrain.activity import ACTIVITY
 from hvdtrain.elastic import client as clients
 from hvdtrain.elastic import lease, member_thread
 from hvdtrain.elastic import orders as orders_module
@@ -21,11 +20,9 @@ from hvdtrain.elastic.driver_connection import open_connection
 from hvdtrain.elastic.handshake import DriverHandshake
 from hvdtrain.elastic.messages import (
     Abort,
-    AskStack,
     AskValues,
     Beat,
     ChangeWorld,
-    Done,
     DriverBeat,
     End,
     EnterWorld,
@@ -38,24 +35,20 @@ from hvdtrain.elastic.messages import (
     Ready,
     Refuse,
     Retry,
-    Stack,
     Stop,
     Synced,
     Values,
-    Wait,
     Welcome,
 )
 from hvdtrain.elastic.orders import Orders
 from hvdtrain.elastic.world import Place, world_key
 from hvdtrain.errors import (
-    AgreementError,
     EnvironmentFault,
     JobEnded,
     PeerLostError,
     RefusedError,
     Removed,
     TaskError,
-    UsageError,
 )
 from tests.support.elastic_driver import KEY, ScriptedDriver, accept_worker, world
 
@@ -151,12 +144,6 @@ def test_a_worker_learns_its_place_and_beats(driver, join):
     assert driver.expect(Beat).state[0]
 
 
-def test_it_trains_once(join, driver):
-    worker = join()
-    with pytest.raises(UsageError, match="a second time"):
-        connect(worker.environ, stall_timeout=1, abort=print)
-
-
 def test_what_comes_with_the_welcome_counts(driver, join):
     welcome = Welcome(
         worker="w1", job="j", slot=0, slots_on_host=1, least=1, most=2, is_training=False, lease_seconds=9
@@ -217,11 +204,6 @@ def test_a_worker_without_a_driver_says_so(driver, changes, found):
         open_connection({**driver.environ, **changes}, 0.2)
 
 
-def test_the_first_address_that_answers_counts(driver, join):
-    driver.environ["HVDTRAIN_ELASTIC"] = f"127.0.0.1:1,{driver.environ['HVDTRAIN_ELASTIC']}"
-    assert join().client.worker == "w7"
-
-
 def test_a_worker_enters_a_world(driver, join):
     worker = join()
     entered = worker.ready(place=(7, 1))
@@ -249,13 +231,6 @@ def test_the_key_of_a_later_world_is_that_of_the_job(driver, join):
         assert worker.environ["HOROVOD_RENDEZVOUS_KEY"] == world_key(KEY, generation, "salt")
 
 
-def test_an_interface_that_the_user_chose_stays(driver, join):
-    driver.environ["HOROVOD_GLOO_IFACE"] = "eth7"
-    worker = join()
-    worker.client.enter(worker.enter(driver))
-    assert worker.environ["HOROVOD_GLOO_IFACE"] == "eth7"
-
-
 @pytest.mark.parametrize(("given", "alone", "of_two"), [(None, "0.05", "1"), ("3.5", "3.5", "3.5")])
 def test_horovod_does_not_wait_for_others_in_a_world_of_one(driver, join, given, alone, of_two):
     if given:
@@ -266,17 +241,6 @@ def test_horovod_does_not_wait_for_others_in_a_world_of_one(driver, join, given,
     assert worker.environ["HOROVOD_CYCLE_TIME"] == alone
     worker.client.enter(entered.model_copy(update={"size": 2}))
     assert worker.environ["HOROVOD_CYCLE_TIME"] == of_two
-
-
-def test_equal_values_have_equal_digests(driver, join):
-    worker = join()
-    digests = []
-    for values in (VALUES, dict(reversed(VALUES.items())), {**VALUES, "size": 101}):
-        entered = worker.ready(values=values)
-        digests.append(driver.expect(Ready).digest)
-        driver.say(EnterWorld(world=world(len(digests))))
-        entered.result(60)
-    assert digests[0] == digests[1] != digests[2]
 
 
 def test_values_arrive_in_parts_that_fit(driver, join):
@@ -336,21 +300,6 @@ def test_retry_asks_a_worker_that_waits_to_say_it_again(driver, join):
     assert driver.expect(Ready).place == Place(5)
 
 
-def test_retry_while_a_worker_begins_to_wait_does_not_repeat_what_it_said_before(driver, join, monkeypatch):
-    worker = join()
-    worker.enter(driver)
-    begin, thread = worker.client._orders.begin_waiting, worker.client._thread
-
-    def begin_late() -> int:
-        generation = begin()
-        thread._take(Retry(generation=generation))
-        return generation
-
-    monkeypatch.setattr(worker.client._orders, "begin_waiting", begin_late)
-    worker.ready(place=(5, 0))
-    assert driver.expect(Ready).place == Place(5)
-
-
 def test_a_change_is_for_one_world(driver, join):
     worker = join()
     worker.enter(driver)
@@ -370,12 +319,6 @@ def test_stop(driver, join):
     assert worker.client.why_stop() == "SIGTERM came"
 
 
-def test_a_stop_that_no_signal_asked_for_says_why(driver, join):
-    worker = join()
-    driver.say(Stop(signal=signal.SIGTERM, why="all 2 workers are to leave"))
-    assert eventually(lambda: worker.client.why_stop() == "all 2 workers are to leave")
-
-
 def test_a_worker_leaves_when_the_driver_agrees(driver, join):
     worker = join()
     worker.enter(driver)
@@ -393,15 +336,6 @@ def test_a_worker_leaves_when_the_driver_agrees(driver, join):
     driver.expect(LeftWorld)
     driver.expect(Beat)  # a driver kills a worker that it cannot hear: the process may take a moment to end
     assert worker.ended == []
-
-
-def test_a_worker_that_is_removed_before_it_is_ready(driver, join):
-    worker = join()
-    worker.enter(driver)
-    driver.say(Leave(why="its host is gone"))
-    assert eventually(worker.client.change_wanted)
-    with pytest.raises(Removed, match="host is gone"):
-        worker.client.next_world(Place(), valid=True, values={})
 
 
 def test_a_worker_that_differs_is_refused(driver, join):
@@ -431,19 +365,6 @@ def test_the_end_of_a_worker_that_hangs(driver, join):
     assert (worker.ended[0].exit_code, worker.ended[0].speaks) == (4, True)
 
 
-def test_a_worker_that_notices_the_end_may_end_itself(driver, join, monkeypatch):
-    monkeypatch.setattr(member_thread, "_NOTICE_SECONDS", 60)
-    worker = join()
-    worker.enter(driver)
-    driver.say(End(problem="over", exit_code=4, speaks=True))
-    assert eventually(worker.client.change_wanted)
-    with pytest.raises(JobEnded):
-        worker.client.next_world(Place(), valid=True, values={})
-    monkeypatch.setattr(member_thread, "_NOTICE_SECONDS", 0.0)
-    time.sleep(0.8)
-    assert worker.ended == []
-
-
 def test_the_end_of_the_driver_is_the_end_of_the_job(driver, join):
     worker = join()
     worker.enter(driver)
@@ -453,23 +374,6 @@ def test_the_end_of_the_driver_is_the_end_of_the_job(driver, join):
     assert "launcher" in worker.ended[0].problem
     assert worker.aborted
     assert worker.client.lost_lease == ""  # a save that is under way may end
-
-
-def test_only_rank_0_reports_the_end_of_the_driver(driver, join):
-    worker = join()
-    worker.enter(driver, rank=1)
-    driver.close()
-    assert eventually(lambda: bool(worker.ended))
-    assert not worker.ended[0].speaks
-
-
-def test_after_the_end_nothing_is_ended(driver, join):
-    worker = join()
-    worker.client.done(0)
-    assert driver.expect(Done).exit_code == 0
-    driver.close()
-    time.sleep(0.8)
-    assert worker.ended == []
 
 
 @pytest.mark.parametrize(
@@ -489,21 +393,6 @@ def test_an_error_is_told_once(driver, join, error, blame, code):
     assert not driver.hears(Failed, 0.3)
 
 
-def test_a_driver_that_does_not_answer_an_error_delays_it_a_moment(driver, join):
-    worker = join()
-    start = time.monotonic()
-    worker.client.failed(AgreementError("x"))
-    assert time.monotonic() - start < 20
-    assert worker.client.ended is None
-
-
-def test_the_stack_is_that_of_the_training_thread(driver, join):
-    join()
-    ACTIVITY.enter("testing")
-    driver.say(AskStack())
-    assert "in test_the_stack_is_that_of_the_training_thread" in driver.expect(Stack).text
-
-
 def test_a_stopped_process_is_killed_if_it_is_the_one_that_is_meant(driver, join):
     join()
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -516,14 +405,6 @@ def test_a_stopped_process_is_killed_if_it_is_the_one_that_is_meant(driver, join
         assert other.poll() is None
         driver.say(KillProcess(pid=other.pid, process_seconds=started))
         assert other.wait(60) == -signal.SIGKILL
-
-
-def test_waiting_is_shown(driver, join):
-    worker, shown = join(), []
-    worker.client.on_wait(shown.append)
-    driver.say(Wait(have=1, need=2, left_seconds=590))
-    assert eventually(lambda: bool(shown))
-    assert shown[0].need == 2
 
 
 def test_a_flood_of_what_is_no_message_does_nothing(driver, join):
@@ -562,19 +443,6 @@ def test_nobody_waits_for_ever_for_a_lease(driver, join, monkeypatch, is_member_
     asked.start()
     asked.join(seconds)
     assert not asked.is_alive()
-
-
-def test_a_signal_handler_may_leave_while_the_worker_waits(driver, join):
-    worker = join()
-    before = signal.signal(signal.SIGUSR2, lambda *_: worker.client.leave("SIGUSR2 came"))
-    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR2)).start()
-    answer = worker.pool.submit(lambda: (driver.expect(Leaving), driver.say(Leave(why="as asked"))))
-    try:
-        with pytest.raises(Removed):
-            worker.client.next_world(Place(), valid=True, values={})
-    finally:
-        signal.signal(signal.SIGUSR2, before)
-    answer.result(60)
 
 
 FROZEN = """

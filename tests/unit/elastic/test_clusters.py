@@ -9,7 +9,7 @@ pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed"
 
 from hvdtrain.elastic import clusters
 from hvdtrain.elastic.cluster import Slot
-from hvdtrain.elastic.clusters import HostCluster, StepCluster
+from hvdtrain.elastic.clusters import HostCluster
 from hvdtrain.elastic.processes import StartOptions
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import HostSlots
@@ -86,34 +86,3 @@ def test_what_runs_at_the_end_is_killed():
     one.start("w1", Slot("localhost", 0), ends.put)
     assert one.close(0.0) == ["w1"]
     assert ends.get(timeout=SECONDS) == -9
-
-
-def test_a_store_is_open_until_it_is_closed():
-    store = cluster().open_store("a" * 64, 2)
-    assert store.port > 0
-    store.close()
-
-
-def test_a_step_gets_the_key_and_the_address_in_its_environment(networks):
-    step = StepCluster(KEY, {"PATH": "/bin", "HOROVOD_RANK": "0"}, name="test")
-    step.addresses = [("10.1.0.1", 7), ("10.2.0.1", 7)]
-    environ = step.environment()
-    assert environ["HVDTRAIN_ELASTIC"] == "10.1.0.1:7,10.2.0.1:7"
-    assert environ["HOROVOD_RENDEZVOUS_KEY"] == KEY
-    assert (environ["PATH"], "HOROVOD_RANK" in environ) == ("/bin", False)
-    assert list(step.hosts()) == []
-
-
-@pytest.mark.parametrize("is_slurm", [True, False])
-def test_a_process_of_a_step_is_killed_through_slurm_or_ssh(monkeypatch, is_slurm):
-    calls = []
-    monkeypatch.setattr(clusters.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setattr(clusters, "kill_by_command", lambda words, *rest: calls.append((words[-1], *rest)))
-    monkeypatch.setattr(clusters, "kill_process", lambda options, *rest: calls.append(rest))
-    StepCluster(KEY, {"SLURM_JOB_ID": "7"} if is_slurm else {}).kill_far("n2", 9, 1.5)
-    assert calls == [("--nodelist=n2", 9, 1.5) if is_slurm else ("n2", 9, 1.5)]
-
-
-def test_what_is_said_has_the_launchers_name_and_no_controls(capsys):
-    cluster(name="horovodrun").say("one\ntwo\x1b[2J")
-    assert capsys.readouterr().err == "horovodrun: one\n  two?[2J\n"

@@ -1,7 +1,6 @@
 """The driver's loop with fake workers on sockets: who is let in, who disturbs nobody, how all are ended."""
 
 import contextlib
-import errno
 import os
 import signal
 import socket
@@ -110,13 +109,6 @@ def test_strangers_hold_up_nobody_and_their_number_is_bounded(job, monkeypatch):
             pass  # the oldest were closed
 
 
-def test_a_stranger_that_says_nothing_is_closed(job, monkeypatch):
-    monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 0.3)
-    with socket.create_connection(job.driver.addresses[0], 5) as stranger:
-        while stranger.recv(4096):
-            pass
-
-
 @pytest.mark.parametrize(
     "sent", [b"x" * 100_000, b"\n" * 50, b'{"kind": "hello"}\n', b"GET / HTTP/1.1\r\n\r\n"]
 )
@@ -125,13 +117,6 @@ def test_what_is_no_handshake_ends_the_connection(job, sent):
         stranger.sendall(sent)
         while stranger.recv(4096):
             pass
-    assert is_welcome(FakeWorker(job))
-
-
-def test_who_proves_the_key_and_speaks_before_hello_is_dropped(job):
-    worker = FakeWorker(job)
-    worker.send(Beat(state=[]))
-    assert worker.receive() is None
     assert is_welcome(FakeWorker(job))
 
 
@@ -154,12 +139,6 @@ def test_a_worker_that_reads_nothing_disturbs_nobody(job):
     assert [one["stage"] for one in job.state()["members"]] == ["building"]
 
 
-def test_a_worker_hears_the_driver(job):
-    worker = FakeWorker(job)
-    assert is_welcome(worker)
-    assert worker.receive().kind == "driver_beat"
-
-
 def test_workers_that_still_save_at_the_end_hear_the_driver(job):
     worker = FakeWorker(job)
     assert is_welcome(worker)
@@ -167,43 +146,6 @@ def test_workers_that_still_save_at_the_end_hear_the_driver(job):
     assert worker.receive(End)
     for _ in range(3):
         assert worker.receive(DriverBeat)
-
-
-def test_a_worker_that_comes_when_the_job_has_ended_is_told_how_it_ended(job):
-    worker, late = FakeWorker(job), FakeWorker(job)
-    assert is_welcome(worker)
-    worker.send(Failed(blame="code", problem="epochs: -1", exit_code=2))
-    assert worker.receive(End).speaks
-    answer = late.hello()
-    assert isinstance(answer, End)
-    assert (answer.exit_code, answer.speaks) == (2, False)
-
-
-def test_a_driver_without_free_files_says_so_once_and_does_not_spin(monkeypatch):
-    monkeypatch.setattr(links, "PAUSE_SECONDS", 0.2)
-    said, tries, accept = [], [], socket.socket.accept
-
-    def fail(listener):
-        tries.append(listener)
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    driver = links.Links(["127.0.0.1"], "key", 20.0, said.append)
-    with socket.create_connection(driver.addresses[0], 5) as worker:
-        monkeypatch.setattr(socket.socket, "accept", fail)
-        since = time.monotonic()
-        while len(tries) < 5:
-            driver.wait(1.0)
-            assert time.monotonic() - since < 60
-        assert len(tries) <= 2 + (time.monotonic() - since) / 0.2
-        assert len(said) == 1
-        assert "cannot take the connection of a worker: Too many open files" in said[0]
-        monkeypatch.setattr(socket.socket, "accept", accept)
-        driver.wait(1.0)
-        driver.wait(1.0)
-        worker.settimeout(60)
-        assert worker.recv(10)  # the connection waited, and is taken now
-    assert len(said) == 2
-    driver.close_all()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -220,14 +162,6 @@ def test_a_worker_that_cannot_be_started_is_reported(tmp_path):
         outcome = job.ended()
     assert outcome.exit_code == 3
     assert "cannot start a worker on h1, slot 0" in job.cluster.said[0]
-
-
-def test_a_command_that_ends_at_once_ends_the_job_with_a_hint(tmp_path):
-    with ToyJob(tmp_path, ONE, [("h1", 1)], words=["false"]) as job:
-        outcome = job.ended()
-    assert outcome.exit_code == 1
-    assert "ended with exit code 1 before it joined the job" in outcome.problem
-    assert "hvd.elastic" in outcome.remedy
 
 
 def test_workers_that_do_not_end_are_killed_at_the_end(tmp_path):

@@ -5,7 +5,7 @@ import time
 import psutil
 import pytest
 
-from hvdtrain.elastic.hosts import FixedHosts, HostWatch, ScriptHosts, parse_hosts
+from hvdtrain.elastic.hosts import HostWatch, ScriptHosts, parse_hosts
 from hvdtrain.errors import DiscoveryError
 from hvdtrain.host.hostfile import HostSlots
 
@@ -42,12 +42,6 @@ def test_a_line_that_is_no_host_is_refused_and_quoted(line):
     assert "host:slots" in refused.value.remedy
 
 
-def test_hosts_keep_their_order_and_count_once():
-    found = parse_hosts("z:1\na:2\nm:1\na:3\nz\n", 1)
-    assert found.hosts == [("z", 1), ("a", 3), ("m", 1)]
-    assert [note.split()[0] for note in found.notes] == ["a", "z"]
-
-
 def test_a_host_without_slots_is_left_out():
     assert parse_hosts("h1:0\nh2:1").hosts == [("h2", 1)]
 
@@ -65,10 +59,6 @@ def test_a_script_names_hosts(tmp_path):
     assert hosts.find() == hosts.find() == [("h2", 2), ("h1", 3)]
     assert len(notes) == 1
     assert "h1 is named twice" in notes[0]
-
-
-def test_a_script_may_have_arguments(tmp_path):
-    assert ScriptHosts(script(tmp_path, 'echo "$1:2"') + " h7").find() == [("h7", 2)]
 
 
 def test_a_script_that_names_no_host_yet_is_no_error(tmp_path):
@@ -101,11 +91,6 @@ def test_a_script_that_fails_is_named_and_leaves_nothing_behind(tmp_path, text, 
     assert words in failed.value.problem
     assert time.monotonic() - since < 120
     assert running() <= before
-
-
-def test_a_script_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(DiscoveryError, match=r"no\.sh.*exit code 127"):
-        ScriptHosts(str(tmp_path / "no.sh")).find()
 
 
 def test_a_process_that_a_script_leaves_behind_holds_nobody_up(tmp_path):
@@ -170,25 +155,3 @@ def test_hosts_are_looked_up_again_in_a_thread(tmp_path):
         assert watch.hosts() == [("h1", 1), ("h2", 1)]
     finally:
         watch.close()
-
-
-def test_fixed_hosts_are_as_given():
-    hosts = FixedHosts([HostSlots("h1", 2)])
-    hosts.find().clear()
-    assert hosts.find() == [("h1", 2)]
-
-
-def test_a_script_that_names_no_host_at_the_start_is_said(tmp_path):
-    said = []
-    watch = HostWatch(ScriptHosts("true"), said.append)
-    watch.start()
-    watch.close()
-    assert said == ["the host discovery script names no host with slots yet; it is run again every second"]
-
-
-def test_a_script_of_this_folder_needs_a_path(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "nodes.sh").write_text("#!/bin/sh\necho h1\n")
-    with pytest.raises(DiscoveryError) as caught:
-        ScriptHosts("nodes.sh --all").find()
-    assert caught.value.remedy == "It is in this folder: write ./nodes.sh --all"

@@ -9,10 +9,8 @@ from hvdtrain.config import Config
 from hvdtrain.elastic import client as clients
 from hvdtrain.elastic import interface
 from hvdtrain.elastic.interface import interface_for
-from hvdtrain.elastic.messages import End, Refuse
-from hvdtrain.elastic.orders import Orders
 from hvdtrain.elastic.world import MemberInfo
-from hvdtrain.errors import DataError, PeerLostError, RefusedError, UsageError
+from hvdtrain.errors import DataError, UsageError
 from hvdtrain.jobs import setup
 from hvdtrain.jobs.elastic_member import join_elastic_job
 from hvdtrain.jobs.setup import JobSpec, started
@@ -87,11 +85,6 @@ def test_the_driver_is_told_of_an_error_before_horovod_is_stopped(backend):
     assert backend.closed == [True]
 
 
-def test_a_lost_worker_is_named_in_the_drivers_words(backend):
-    with pytest.raises(PeerLostError, match="rank 1 on h2: killed"):
-        _raise_in(Member(), PeerLostError("a collective failed"))
-
-
 def test_a_job_that_cannot_be_elastic_is_refused(backend, monkeypatch):
     monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:4000")
     with pytest.raises(UsageError, match="fixed number of workers"):
@@ -114,12 +107,3 @@ def test_several_hosts_connect_over_the_interface_between_them(monkeypatch, rout
     members = tuple(MemberInfo(worker=f"w{n}", rank=n, host=f"h{n + 1}", pid=1) for n in range(2))
     one = world(one_host=False, store=("10.0.0.9", 1), members=members)
     assert interface_for(one) == expected
-
-
-def test_a_refusal_is_not_taken_for_the_end_of_the_launcher():
-    orders = Orders(abort=lambda why: None)
-    orders.begin_waiting()
-    orders.take(Refuse(problem="it differs"))
-    orders.take(End(problem="the launcher is gone", exit_code=3))
-    with pytest.raises(RefusedError, match="it differs"):
-        orders.wait()

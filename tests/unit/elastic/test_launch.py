@@ -78,14 +78,6 @@ def test_a_job_on_one_host_runs_to_its_end(tmp_path):
     assert {environ["HVDTRAIN_SLOT"] for environ in found.values()} == {"0", "1"}
 
 
-def test_a_request_to_stop_ends_with_75(tmp_path):
-    job = horovodrun(tmp_path, "-np", "2", "--min-np", "1", worker=["wait"])
-    job.wait_for(2)
-    code, output = job.end(signal.SIGUSR2)
-    assert code == 75, output
-    assert "can be resumed" in output
-
-
 def test_a_killed_worker_leaves_the_job_to_the_others_and_is_replaced(tmp_path):
     job = horovodrun(
         tmp_path, "-np", "2", "--min-np", "1", "--output-filename", str(tmp_path / "out"), worker=["wait"]
@@ -146,30 +138,6 @@ STEP = 'for i in 0 1; do SLURM_LOCALID=$i "$@" & done; wait'
 
 def step(folder, *words):
     return ["bash", "-c", STEP, "step", sys.executable, str(WORKER), str(folder), *words]
-
-
-def test_workers_of_a_step_come_by_themselves(tmp_path):
-    code, output = elastic(tmp_path, "-np", "2", "--min-np", "1", command=step(tmp_path)).end()
-    assert code == 0, output
-    assert sorted(path.name for path in tmp_path.glob("*.world")) == [
-        "localhost-0.world",
-        "localhost-1.world",
-    ]
-
-
-def test_a_step_goes_on_without_a_killed_worker_and_stops_on_request(tmp_path):
-    job = elastic(tmp_path, "-np", "2", "--min-np", "1", command=step(tmp_path, "wait"))
-    os.kill(job.wait_for(2)["localhost-1"], signal.SIGKILL)
-    job.wait_for(1, generation=2)
-    code, output = job.end(signal.SIGTERM)
-    assert code == 75, output
-
-
-def test_a_command_that_ends_before_the_job_ends_it(tmp_path):
-    code, output = elastic(tmp_path, "-np", "2", command=["bash", "-c", "exit 5"]).end()
-    assert code == 5
-    assert "`bash -c 'exit 5'` ended with exit code 5, and no worker had come" in output
-    assert "It must start python -m hvdtrain for each worker" in output
 
 
 def test_ctrl_c_before_the_driver_runs_ends_the_launcher_in_one_line(tmp_path):

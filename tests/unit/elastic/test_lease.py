@@ -65,20 +65,3 @@ def test_what_arrived_while_the_process_was_stopped_renews_nothing(clock, lease)
     assert lease.is_lost
     run(clock, lease, 2, hears=True)  # this one was sent after it woke
     assert not lease.is_lost
-
-
-def test_a_short_stop_does_not_renew_it_either(clock, lease):
-    run(clock, lease, 10, hears=True)
-    clock.now += 15
-    lease.renew()
-    assert lease.silent_seconds == 15
-    assert lease.was_stopped
-    run(clock, lease, 4)
-    assert not lease.was_stopped
-
-
-def test_a_new_lease_is_renewed_at_once(clock, lease):
-    clock.now += 1
-    lease.renew()
-    assert lease.silent_seconds == 0
-    assert not lease.was_stopped

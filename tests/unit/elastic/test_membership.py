@@ -4,7 +4,7 @@ import pytest
 from support.elastic_play import Play, training
 
 from hvdtrain.elastic.cluster import Limits, Slot
-from hvdtrain.elastic.events import CloseStore, Exited, Kill, Lost, OpenWorld, Send, StoreFailed, Woke
+from hvdtrain.elastic.events import CloseStore, Exited, Kill, Lost, OpenWorld, Send, Woke
 from hvdtrain.elastic.messages import (
     Abort,
     AskStack,
@@ -68,18 +68,6 @@ def test_a_worker_that_never_reports_is_given_up():
     assert "was still starting after 120 s, twice --start-timeout" in play.said
 
 
-def test_a_start_timeout_that_is_too_short_is_named():
-    play = Play(Limits(wanted=2, least=1, most=2, start_timeout=1))
-    for _ in range(2):
-        play.wait(2.1)
-        for worker in play.killed[-2:]:
-            play.die(worker)
-        play.wait(1.1)
-    assert play.finish.exit_code == 3
-    assert "was still starting after 2 s, twice --start-timeout" in play.finish.problem
-    assert "Give more time with --start-timeout" in play.finish.remedy
-
-
 def test_workers_that_build_are_waited_for_beyond_the_start_timeout():
     play = Play(Limits(wanted=2, least=1, most=2))
     play.arrive("w1")
@@ -108,17 +96,6 @@ def test_first_workers_that_differ_end_the_job_with_what_differs():
     )
     assert play.finish.remedy == "Give every worker the same command, files and installation."
     assert play.told("w1", End)[0].exit_code == 3
-
-
-def test_workers_that_differ_and_say_nothing_end_the_job_all_the_same():
-    play = Play()
-    play.arrive("w1")
-    play.arrive("w2")
-    play.ready("w1", "one")
-    play.ready("w2", "two")
-    play.wait(11)
-    assert play.finish.exit_code == 3
-    assert "the workers disagree before training" in play.finish.problem
 
 
 def test_joiners_are_collected_and_enter_at_a_step_boundary():
@@ -240,15 +217,6 @@ def test_rank_0_is_who_got_furthest_and_the_old_rank_0_among_equals():
     assert play.names == ["w1", "w2"]
 
 
-def test_the_exit_code_of_a_lost_worker_is_awaited_for_a_moment():
-    play = training(2)
-    play.take(Lost("w2"))
-    play.ready("w1")
-    assert play.state == "changing"
-    play.wait(0.25)
-    assert play.world.change.left == ("rank 1 on h1: ended without a message",)
-
-
 def test_a_dead_rank_0_is_followed_by_another():
     play = training(2)
     play.die("w1")
@@ -327,20 +295,6 @@ def test_a_member_that_does_not_leave_a_broken_world_is_given_up():
     assert "did not leave the world within 120 s" in play.world.change.left[0]
 
 
-def test_announced_work_has_longer_to_leave_a_broken_world():
-    play = training(3)
-    beat(play, "w2", 12, 1.0, is_long=True)
-    play.die("w3")
-    play.ready("w1")
-    for _ in range(300):
-        play.now += 1
-        play.say("w1", Beat(state=["waiting", 1, 0, 0, False, 0.0, ""]))
-        beat(play, "w2", 12, 1.0, is_long=True)
-    assert play.state == "changing"
-    play.ready("w2")
-    assert play.names == ["w1", "w2"]
-
-
 def test_a_member_that_lost_its_connection_breaks_the_world_though_nobody_died():
     play = training(2)
     play.ready("w2")
@@ -396,15 +350,6 @@ def test_a_world_that_does_not_form_is_tried_again_without_the_silent():
     assert play.names == ["w1"]
 
 
-def test_many_workers_have_longer_to_enter_a_world():
-    play = Play(Limits(wanted=128, least=1, most=128), (("h1", 128),))
-    play.come(*[f"w{number + 1}" for number in range(128)])
-    play.wait(100)
-    assert play.state == "forming"
-    play.wait(4)
-    assert play.state == "changing"
-
-
 def test_a_world_that_cannot_be_entered_is_tried_again():
     play = training(2)
     for _ in range(9):
@@ -445,14 +390,6 @@ def test_worlds_that_break_alike_though_they_trained_end_the_job():
     assert "rank 1 on h1 lost its connection to the others" in play.finish.problem
 
 
-def test_worlds_that_break_after_a_step_do_not_end_the_job():
-    play = training(2)
-    for step in range(20):
-        play.step(20 + step)
-        fail_alike(play)
-    assert play.state == "training"
-
-
 def test_a_failure_while_the_state_is_sent_leaves_a_valid_source():
     play = training(2, Limits(wanted=2, least=1, most=3))
     play.come("w3")
@@ -478,18 +415,6 @@ def join(play, *members, joiner="w2"):
         play.ready(member)
     for worker in play.names:
         play.say(worker, Formed(generation=play.members.generation))
-    assert play.state == "syncing"
-
-
-def test_a_large_state_may_take_any_time_while_a_worker_makes_progress():
-    play = training(1, Limits(wanted=1, least=1, most=2))
-    join(play, "w1")
-    for number in range(30):
-        play.wait(100)
-        for worker in ("w1", "w2"):
-            play.say(worker, Beat(state=["receiving the state", number, 0, 0, True, 0.0, ""]))
-    assert play.state == "syncing"
-    play.wait(100)
     assert play.state == "syncing"
 
 
@@ -559,15 +484,6 @@ def test_new_workers_are_told_the_run_directory_of_those_that_trained_and_are_lo
     play.wait(60)
     play.come("w2")
     assert (play.worlds["w2"].source, play.worlds["w2"].run_dir) == ("checkpoint", "runs/one")
-
-
-def test_before_anything_was_trained_the_next_world_starts_as_the_first():
-    play = Play(Limits(wanted=2, least=1, most=2))
-    play.come("w1", "w2")
-    play.take(Lost("w2"))
-    play.ready("w1")
-    assert play.world.source == "start"
-    assert play.world.change is None
 
 
 def test_a_new_process_is_never_the_source_whatever_it_says():
@@ -659,13 +575,6 @@ def test_a_failure_that_all_would_have_ends_the_job_once():
     assert [one.speaks for one in play.told("w2", End)] == [True]
 
 
-def test_a_failure_of_a_joiners_own_does_not_end_the_job():
-    play = training(1, Limits(wanted=1, least=1, most=2))
-    play.arrive("w2")
-    play.say("w2", Failed(blame="code", problem="no module named task", exit_code=2))
-    assert play.state == "training"
-
-
 def test_a_failure_of_the_environment_costs_that_worker_only():
     play = training(2)
     play.say("w2", Failed(blame="environment", problem="disk full", exit_code=3))
@@ -676,13 +585,6 @@ def test_a_failure_of_the_environment_costs_that_worker_only():
     assert "w2" in play.killed  # it had time to end by itself
     play.die("w2", 3)
     assert play.world.change.left == ("rank 1 on h1: failed: disk full",)
-
-
-def test_exit_0_in_the_middle_is_a_failure_with_a_name():
-    play = training(2)
-    play.die("w2", 0)
-    play.ready("w1")
-    assert "exit code 0 in the middle" in play.world.change.left[0]
 
 
 def test_a_job_whose_workers_cannot_start_ends_with_their_failure():
@@ -736,13 +638,6 @@ def test_workers_that_are_lost_at_one_step_for_ever_end_the_job(code):
     assert "memory" in play.finish.remedy
 
 
-def test_workers_that_are_lost_at_different_steps_do_not_end_the_job():
-    play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
-    for step in range(10, 20):
-        crash(play, step, -9)
-    assert play.state == "training"
-
-
 @pytest.mark.parametrize(
     ("code", "exit_code", "words"),
     [
@@ -763,13 +658,6 @@ def test_a_command_that_ends_before_it_joins_is_named_with_its_exit_code(code, e
     assert play.finish.exit_code == exit_code
     assert words in play.finish.problem
     assert ("hvd.elastic" in play.finish.remedy) == (code in (0, 1)), play.finish
-
-
-def test_crashes_at_different_steps_do_not_end_the_job():
-    play = training(2, Limits(wanted=2, least=1, most=2, cooldown_seconds=(1, 2)))
-    for step in (10, 11, 12, 13):
-        crash(play, step)
-    assert play.state == "training"
 
 
 def test_the_reset_limit_counts_broken_worlds():
@@ -823,17 +711,6 @@ def test_if_all_want_out_they_save_and_stop():
     assert play.finish.exit_code == 75
 
 
-def test_if_the_last_also_wants_out_during_the_change_they_save_and_stop():
-    play = training(2)
-    play.say("w1", Leaving(why="SIGTERM"))
-    play.wait(2.1)
-    play.say("w2", Leaving(why="SIGTERM"))
-    play.ready("w1")
-    play.ready("w2")
-    assert play.world.purpose == "stop"
-    assert play.world.size == 2
-
-
 def test_workers_on_a_host_that_is_gone_leave_in_order():
     play = training(4, hosts=(("h1", 2), ("h2", 2)))
     play.discover(("h1", 2))
@@ -858,18 +735,6 @@ def test_workers_on_a_host_that_is_back_in_a_moment_stay():
     assert not play.told("w1", ChangeWorld)
 
 
-def test_workers_on_a_host_that_is_back_during_the_change_stay():
-    play = training(4, hosts=(("h1", 2), ("h2", 2)))
-    play.discover(("h1", 2))
-    play.wait(2.1)
-    play.ready("w3")
-    play.discover(("h1", 2), ("h2", 2))
-    for worker in ("w1", "w2", "w4"):
-        play.ready(worker)
-    assert play.members.generation == 2
-    assert play.names == ["w1", "w2", "w3", "w4"]
-
-
 def test_a_host_that_is_back_does_not_keep_a_worker_that_wants_out_itself():
     play = training(4, hosts=(("h1", 2), ("h2", 2)))
     play.discover(("h1", 2))
@@ -880,36 +745,6 @@ def test_a_host_that_is_back_does_not_keep_a_worker_that_wants_out_itself():
         play.ready(worker)
     play.obey("w3")
     assert play.names == ["w1", "w2", "w4"]
-
-
-def test_a_slot_that_is_back_while_its_worker_leaves_is_used_at_once():
-    play = training(4, hosts=(("h1", 2), ("h2", 2)))
-    play.discover(("h1", 2))
-    play.wait(2.1)
-    for worker in ("w1", "w2", "w3", "w4"):
-        play.ready(worker)
-    play.discover(("h1", 2), ("h2", 2))
-    play.obey("w3", "w4")
-    assert len(play.started) == 6
-
-
-def test_a_host_that_comes_during_a_change_gets_workers_afterwards():
-    play = training(2, Limits(wanted=2, least=1, most=4), (("h1", 2),))
-    play.die("w2")
-    play.discover(("h1", 2), ("h2", 2))
-    assert [str(play.slot(worker)) for worker in play.started[2:]] == ["h2, slot 0", "h2, slot 1"]
-    play.ready("w1")
-    assert play.names == ["w1"]
-
-
-def test_a_host_that_goes_during_a_change_is_not_in_the_next_world():
-    play = training(3, hosts=(("h1", 2), ("h2", 1)))
-    play.die("w2")
-    play.discover(("h1", 2))
-    play.ready("w1")
-    play.ready("w3")
-    play.obey("w3")
-    assert play.names == ["w1"]
 
 
 def test_training_is_complete_when_all_say_so():
@@ -931,13 +766,6 @@ def test_a_death_after_the_end_is_no_failure():
     assert play.finish.exit_code == 0
 
 
-def test_who_does_not_end_after_the_end_holds_up_the_job_for_a_limited_time():
-    play = training(2)
-    play.done("w1")
-    play.wait(121)
-    assert play.finish.exit_code == 0
-
-
 def test_a_late_message_of_an_earlier_world_is_dropped():
     play = training(3)
     play.die("w3")
@@ -956,21 +784,6 @@ def test_who_leaves_without_being_asked_breaks_the_world():
     play.die("w2", 0)
     play.ready("w1")
     assert play.names == ["w1"]
-
-
-def test_a_silent_joiner_is_given_up():
-    play = training(1, Limits(wanted=1, least=1, most=2))
-    play.arrive("w2")
-    play.wait(121, silent=("w2",))
-    assert "w2" in play.killed
-    assert play.state == "training"
-
-
-def test_a_store_that_cannot_be_opened_ends_the_job():
-    play = training(1)
-    play.take(StoreFailed("no port"))
-    assert play.finish.exit_code == 3
-    assert "no port" in play.finish.problem
 
 
 def test_nobody_is_blamed_for_the_time_in_which_the_driver_was_stopped():

@@ -24,7 +24,6 @@ from hvdtrain.elastic.processes import (
     kill_process,
     start_worker,
 )
-from hvdtrain.host.side_process import kill_if_same
 
 HERE = Slot("localhost", 1)
 SECONDS = 120
@@ -121,33 +120,6 @@ def test_sigterm_lets_a_worker_end_in_order(tmp_path):
     wait_for(tmp_path / "pid")
     process.signal(signal.SIGTERM)
     assert ends.get(timeout=SECONDS) == 75
-
-
-def test_a_worker_that_is_killed_before_it_runs_ends():
-    process, ends = start("import time; time.sleep(60)")
-    process.kill()
-    assert ends.get(timeout=SECONDS) == -9
-
-
-def test_no_shell_waits_for_a_worker(tmp_path):
-    """It would be killed in place of a worker that it is about to start."""
-    process, ends = start(waits(tmp_path / "pid"))
-    parent = psutil.Process(int(wait_for(tmp_path / "pid"))).parent()
-    found = parent.cmdline()
-    process.kill()
-    assert ends.get(timeout=SECONDS) == -9
-    assert found[:2] != ["/bin/sh", "-c"]
-
-
-def test_a_process_that_has_the_number_of_another_is_not_killed(tmp_path):
-    process, ends = start(waits(tmp_path / "pid"))
-    pid = int(wait_for(tmp_path / "pid"))
-    kill_if_same(pid, psutil.Process(pid).create_time() - 60)
-    kill_if_same(10**9, 0.0)
-    time.sleep(0.2)
-    assert psutil.pid_exists(pid)
-    process.kill()
-    assert ends.get(timeout=SECONDS) == -9
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from hvdtrain.elastic.messages import MAX_TEXT
-from hvdtrain.elastic.reports import blame_for, failure_of, hello, sendable
+from hvdtrain.elastic.reports import blame_for, hello
 from hvdtrain.errors import (
     AgreementError,
     ConfigError,
@@ -16,7 +15,6 @@ from hvdtrain.errors import (
     HorovodBuildError,
     Interrupted,
     NonFiniteLossError,
-    PeerLostError,
     ReplicaDriftError,
     SaveError,
     TaskError,
@@ -60,10 +58,6 @@ def test_the_others_go_on_without_a_worker_whose_host_failed(error):
     assert blame_for(error) == "environment"
 
 
-def test_a_lost_peer_is_another_workers_error():
-    assert blame_for(PeerLostError("x", everywhere=True)) == "peer"
-
-
 @pytest.mark.parametrize(
     ("cause", "blame"),
     [
@@ -77,17 +71,6 @@ def test_an_error_of_the_task_counts_by_its_cause(cause, blame):
     error = WorkerFailure("the task failed")
     error.__cause__ = cause
     assert blame_for(error) == blame
-
-
-def test_a_failure_is_told_with_its_exit_code():
-    told = failure_of(DataError("no\udc80 file", "make one"))
-    assert (told.problem, told.remedy, told.exit_code) == ("no\\udc80 file", "make one", 2)
-    assert failure_of(ValueError("a bug")).problem == "ValueError: a bug"
-    assert failure_of(Interrupted(2)).exit_code == 130
-
-
-def test_a_text_has_a_limit():
-    assert len(sendable("\ud800" * 10**6)) == MAX_TEXT
 
 
 @pytest.mark.parametrize(

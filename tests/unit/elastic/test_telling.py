@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hvdtrain.elastic.messages import Done, End, Failed, LeftWorld
+from hvdtrain.elastic.messages import End, Failed
 from tests.support.elastic_driver import KEY, ScriptedDriver, accept_worker
 
 ENDS = """
@@ -47,11 +47,6 @@ def test_a_worker_that_nobody_else_speaks_for_says_it(driver):
     assert said.endswith("no loss\n  Add one.\n")
 
 
-def test_a_worker_of_an_elastic_job_names_its_host_as_the_launcher_does(driver):
-    driver.environ["HOROVOD_HOSTNAME"] = "h7"
-    assert "hvdtrain: worker w7 on h7: no loss" in _end(driver, "TaskError('no loss')")[1]
-
-
 def test_a_worker_that_finds_the_job_ended_by_the_same_error_says_nothing(driver):
     command = [sys.executable, "-c", ENDS, "ConfigError('epochs: -1')", ""]
     environ = {**os.environ, **driver.environ}
@@ -63,10 +58,6 @@ def test_a_worker_that_finds_the_job_ended_by_the_same_error_says_nothing(driver
     assert (worker.returncode, said) == (2, "")
 
 
-def test_a_worker_for_which_another_one_speaks_says_nothing(driver):
-    assert _end(driver, "TaskError('no loss')", End(problem="no loss", exit_code=2)) == (2, "")
-
-
 def test_a_worker_that_failed_because_the_job_ended_ends_as_the_job(driver):
     assert _end(driver, "EnvironmentFault('lost')", End(problem="no loss", exit_code=2)) == (2, "")
 
@@ -75,13 +66,6 @@ def test_a_worker_tells_of_an_error_that_comes_before_it_joined(driver):
     code, said = _end(driver, "ConfigError('epochs: -1')", joined=False)
     assert code == 2
     assert "epochs: -1" in said
-
-
-@pytest.mark.parametrize(
-    ("error", "told", "code"), [("Stopped()", Done, 75), ("Removed('SIGTERM came')", LeftWorld, 0)]
-)
-def test_a_worker_that_ends_in_order_says_nothing(driver, error, told, code):
-    assert _end(driver, error, told=told) == (code, "")
 
 
 def test_all_workers_have_an_error_of_the_command_line_and_one_says_it(driver):
@@ -97,14 +81,3 @@ def test_all_workers_have_an_error_of_the_command_line_and_one_says_it(driver):
         driver.say(End(problem="another worker said it", exit_code=2))
         assert said.result() == (None, "")
         assert worker.returncode == 2
-
-
-def test_what_needs_a_fixed_number_of_workers_is_refused(driver, tmp_path):
-    command = [sys.executable, "-m", "hvdtrain", "--check", "--framework", "torch"]
-    environ = {**os.environ, **driver.environ}
-    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as worker:
-        driver.accept()
-        assert "fixed number of workers" in driver.expect(Failed, 300).problem
-        _, said = worker.communicate(timeout=300)
-    assert worker.returncode == 2
-    assert "--min-np" in said

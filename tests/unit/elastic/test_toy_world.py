@@ -31,14 +31,6 @@ def kill(job, rank, number=signal.SIGKILL):
     return member
 
 
-def test_an_undisturbed_job(tmp_path):
-    with ToyJob(tmp_path, limits(3), [("h1", 2), ("h2", 1)], 50) as job:
-        assert job.ended() == (0, "", "")
-    assert_whole(job)
-    assert job.cluster.said == ["training with 3 workers (world 1)"]
-    assert job.state()["members"] == []
-
-
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path, rank):
     with ToyJob(tmp_path, limits(3), [("h1", 3)]) as job:
@@ -67,21 +59,6 @@ def test_a_frozen_worker_is_killed_before_the_next_world(tmp_path):
     )
 
 
-def test_workers_come_and_go_with_their_hosts(tmp_path):
-    with ToyJob(tmp_path, limits(2, most=4), [("h1", 2)], TOY_STALL="20") as job:
-        job.trains(2, 10)
-        job.cluster.now_hosts = [("h1", 2), ("h2", 2)]
-        job.trains(4)
-        job.cluster.now_hosts = [("h2", 1)]
-        job.trains(1)
-        job.cluster.now_hosts = [("h1", 2), ("h2", 1)]
-        job.trains(3)
-        assert job.finish().exit_code == 0
-    assert_whole(job)
-    codes = {name: one.process.poll() for name, one in job.cluster.processes.items()}
-    assert set(codes.values()) == {0}, (codes, job.cluster.said)
-
-
 def test_sigterm_to_one_worker_lets_it_leave_and_the_others_go_on(tmp_path):
     with ToyJob(tmp_path, limits(2), [("h1", 2)]) as job:
         job.trains(2, 10)
@@ -99,47 +76,6 @@ def test_sigterm_to_the_launcher_lets_all_save_and_the_job_can_be_continued(tmp_
         job.driver.signal(signal.SIGTERM)
         assert job.ended() == (75, "", "")
     assert (tmp_path / "checkpoint").read_text().startswith(f"[{job.step()},")
-
-
-def test_below_the_least_the_rest_saves_and_ends(tmp_path):
-    with ToyJob(tmp_path, limits(2, least=2, elastic_timeout=1), [("h1", 1), ("h2", 1)]) as job:
-        job.trains(2, 10)
-        job.cluster.now_hosts = [("h1", 1)]
-        outcome = job.ended()
-    assert outcome.exit_code == 75
-    assert outcome.problem.startswith("only 1 worker was left of at least 2 (--min-np) for 1 s")
-    assert outcome.problem.endswith(": the state is saved")
-    assert (tmp_path / "checkpoint").read_text().startswith(f"[{job.step()},")
-    assert any("waiting for workers: 1 of at least 2" in text for text in job.cluster.said), job.cluster.said
-
-
-def test_a_worker_that_crashes_at_one_step_again_and_again_ends_the_job(tmp_path):
-    with ToyJob(tmp_path, limits(2, least=2), [("h1", 2)], 100, TOY_CRASH="30") as job:
-        outcome = job.ended()
-    assert outcome.exit_code == 4
-    assert "crashed 3 times in a row at the same place" in outcome.problem
-
-
-@pytest.mark.parametrize(("blame", "code"), [("code", 4), ("environment", 4)])
-def test_workers_that_fail_at_once_end_the_job(tmp_path, blame, code):
-    with ToyJob(tmp_path, limits(2), [("h1", 2)], 100, TOY_FAIL=blame) as job:
-        outcome = job.ended()
-    assert outcome.exit_code == code
-    assert ("the toy fails" in outcome.problem) == (blame == "environment")
-    assert len(job.cluster.processes) == 2 if blame == "code" else 4
-
-
-def test_a_joiner_that_differs_or_never_comes_up_pauses_nobody(tmp_path):
-    with ToyJob(tmp_path, limits(1, most=3), [("h1", 1)]) as job:
-        job.trains(1, 10)
-        job.cluster.environ_of = lambda worker, slot: (
-            {"TOY_BUILD": "60"} if slot.host == "h2" else {"TOY_DIGEST": "other"}
-        )
-        job.cluster.now_hosts = [("h1", 1), ("h2", 1), ("h3", 1)]
-        job.until(lambda job: "was refused: the workers disagree" in " ".join(job.cluster.said))
-        assert job.finish().exit_code == 0
-    assert_whole(job)
-    assert {row[2] for row in job.rows()} == {1}
 
 
 @pytest.mark.parametrize("seed", [1])

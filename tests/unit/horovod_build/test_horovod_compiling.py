@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import os
-import sys
 from pathlib import Path
 
 import psutil
@@ -35,37 +34,6 @@ def test_the_first_errors_are_shown_with_their_surroundings():
     assert "  9 | uint8_t x;" in digest
     assert digest.endswith("... and 98 more.")
     assert len(digest.splitlines()) < 30
-
-
-def test_what_cmake_says_below_its_error_is_shown():
-    lines = ["CMake Error at CMakeLists.txt:1 (message):", *(f"  line {number}" for number in range(40))]
-    digest = compiling.error_digest(lines)
-    assert "line 9" in digest
-    assert "line 30" not in digest
-
-
-def test_without_errors_the_end_of_the_log_is_shown():
-    digest = compiling.error_digest([f"line {number}" for number in range(1000)])
-    assert digest.splitlines()[-1] == "  line 999"
-    assert len(digest.splitlines()) == 20
-
-
-def test_long_command_lines_are_cut():
-    assert len(compiling.error_digest(["x" * 5000 + " error: y"])) < 250
-
-
-def test_progress_is_said_every_ten_percent(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    said = []
-    with compiling._progress(said.append) as show:
-        for percent in (1, 5, 11, 12, 19, 20, 47, 100):
-            show(percent)
-    assert [line.split(" %")[0].strip() for line in said] == ["11", "20", "47", "100"]
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(4.2, "4 s"), (59.6, "1 min 0 s"), (247, "4 min 7 s")])
-def test_durations_are_written_for_people(seconds, text):
-    assert compiling.duration(seconds) == text
 
 
 def test_the_users_own_variables_do_not_reach_the_build(the_plan, tmp_path, monkeypatch):

@@ -1,19 +1,13 @@
 """The configure step of a build, by CMake itself, with a stand-in for PyTorch that cannot be imported."""
 
-import dataclasses
-import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.documents import ROOT
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build import BuildRequest, compiling, plan
-from hvdtrain.horovod_build.frameworks import OLDEST, installed_framework
+from hvdtrain.horovod_build.frameworks import installed_framework
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import make_plan
 from hvdtrain.horovod_build.toolchain import Toolchain, find_toolchain
@@ -53,13 +47,6 @@ def test_a_framework_before_the_range_is_left_out_if_there_is_another_one(site, 
     assert said.startswith("Left out: TensorFlow 2.15.1 is too old: hvdtrain needs 2.18 or newer.")
 
 
-def test_the_ranges_are_those_of_setup_cfg():
-    text = (ROOT / "setup.cfg").read_text()
-    assert f"    torch>={OLDEST['torch']}\n" in text
-    assert f"    tensorflow>={OLDEST['tf']}\n" in text
-    assert f"    tensorflow-cpu>={OLDEST['tf']}\n" in text
-
-
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory) -> Toolchain:
     """The compiler and CMake of this machine, found before there are stand-ins."""
@@ -73,46 +60,3 @@ def source(pristine, tmp_path_factory) -> Path:
     apply_patches(folder, horovod_patches())
     (folder / compiling.RECORD_FILE).write_text("{}")
     return folder
-
-
-@pytest.mark.parametrize(
-    ("version", "header", "standard"),
-    [("2.13.0+cu130", "201703L", "17"), ("2.14.1+cu130", "202002L", "20")],
-)
-def test_a_build_for_cpus_does_not_ask_pytorch_or_look_for_cuda(
-    *, source, site, the_plan, tools, tmp_path, program, monkeypatch, version, header, standard
-):
-    """A CUDA build of PyTorch, an nvcc outside of its toolkit on PATH, and CUDA_HOME without CUDA."""
-    site.torch(version, cuda="13.0", standard=header)
-    asked = tmp_path / "asked"
-    program(tmp_path / "bin" / "nvcc", f"echo nvcc >>{asked}; exit 1")
-    notes = f'case "$*" in *import*torch*) echo "$*" >>{asked} ;; esac'
-    python = program(tmp_path / "python", f'{notes}\nexec {sys.executable} "$@"')
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "bin"))
-    torch = installed_framework("torch")
-    build = dataclasses.replace(the_plan, frameworks={"torch": torch}, mpi=None, toolchain=tools)
-    done = subprocess.run(
-        [tools.cmake, source, f"-DPYTHON_EXECUTABLE={python}", "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON",
-         "-DCMAKE_BUILD_TYPE=RelWithDebInfo", f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY_RELWITHDEBINFO={tmp_path}"],
-        cwd=tmp_path, env=compiling.build_environment(build, tmp_path, 1), capture_output=True, text=True,
-        timeout=120, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert not asked.exists(), asked.read_text()
-    assert json.loads((tmp_path / "horovod" / "metadata.json").read_text())["pytorch"] == version
-    commands = {
-        Path(entry["file"]).name: entry["command"]
-        for entry in json.loads((tmp_path / "compile_commands.json").read_text())
-        if "pytorch.dir" in entry["output"]
-    }
-    of_torch = commands["mpi_ops_v2.cc"]
-    assert f"-std=c++{standard}" in of_torch
-    assert f"-isystem {site.folder}/torch/include/torch/csrc/api/include" in of_torch
-    assert "-D_GLIBCXX_USE_CXX11_ABI=1" in of_torch
-    assert not any("cuda_operations" in name or "HAVE_CUDA" in text for name, text in commands.items())
-    link = (tmp_path / "horovod/torch/CMakeFiles/pytorch.dir/link.txt").read_text()
-    # by folder and name, since the stand-ins are empty files
-    assert f"-L{site.folder}/torch/lib " in link
-    assert "-lc10 -ltorch -ltorch_cpu -ltorch_python" in link
-    assert "cudart" not in link

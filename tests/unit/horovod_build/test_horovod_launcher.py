@@ -5,7 +5,6 @@ Every test runs the patched source: the real modules, in this process or in one 
 
 import contextlib
 import ctypes
-import json
 import signal
 import subprocess
 import sys
@@ -21,34 +20,6 @@ import pytest
 def shell_exec(horovod):
     """The module that runs workers."""
     return horovod("horovod.runner.common.util.safe_shell_exec")
-
-
-@pytest.fixture
-def build_record(horovod, monkeypatch, tmp_path):
-    """The module that reads the record of a build, with its package moved to the test's folder."""
-    util = horovod("horovod.common.util")
-    monkeypatch.setattr(util, "__file__", str(tmp_path / "common" / "util.py"))
-    return util
-
-
-@pytest.mark.parametrize(
-    ("extension", "question", "answer"),
-    [
-        ("tensorflow", "built with MPI", True),
-        ("tensorflow", "built with NCCL", False),
-        ("torch", "built", True),
-        ("tensorflow", "built", False),
-        ("torch", "running with GPU", None),
-    ],
-)
-def test_horovodrun_reads_what_was_built(build_record, tmp_path, extension, question, answer):
-    metadata = {"pytorch": "2.13.0", "have_mpi": True, "have_gloo": True, "have_nccl": False}
-    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
-    assert build_record._recorded(extension, question) is answer
-    if answer is not None:
-        assert build_record._check_extension_lambda(extension, None, question, verbose=False) is answer
-    (tmp_path / "metadata.json").unlink()
-    assert build_record._recorded(extension, question) is None
 
 
 @pytest.mark.parametrize(("given", "passed"), [(None, "0"), ("random", "random")])
@@ -159,28 +130,6 @@ print("up", flush=True)
 while True:
     time.sleep(0.05)  # a sleep may miss a signal that comes just before it
 """
-
-
-@SHELLS
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_the_intermediate_process_passes_on_what_was_requested(shell_exec, worker, shell, number):
-    process = worker(TELLS, shell)
-    shell_exec._pass_signal_on(process.pid, signal.SIGUSR1)
-    assert process.stdout.readline() == "SIGUSR1\n"
-    shell_exec._pass_signal_on(process.pid, number)
-    assert process.stdout.readline() == f"{number.name}\n"
-    assert process.wait(timeout=120) == 75
-
-
-def test_an_ssh_client_is_not_signalled_before_the_grace_is_over(shell_exec, monkeypatch, tmp_path):
-    ssh = tmp_path / "ssh"
-    ssh.symlink_to("/bin/sleep")
-    process = subprocess.Popen([str(ssh), "60"])
-    monkeypatch.setattr(shell_exec, "GRACEFUL_TERMINATION_TIME_S", 0.2)
-    shell_exec._pass_signal_on(process.pid, signal.SIGUSR1)
-    assert process.poll() is None
-    shell_exec._pass_signal_on(process.pid, signal.SIGTERM)
-    assert process.wait(timeout=120) == -signal.SIGKILL
 
 
 INTERMEDIATE = """
@@ -323,25 +272,11 @@ def test_a_request_to_stop_reaches_mpirun_as_sigusr2_and_its_exit_code_is_kept(h
     assert process.wait(timeout=120) == 75
 
 
-def test_sigusr1_reaches_mpirun_and_ends_nothing(horovodrun):
-    process, _ = horovodrun(MPIRUN)
-    process.send_signal(signal.SIGUSR1)
-    assert process.stdout.readline() == "SIGUSR1\n"
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 75
-
-
 def test_an_mpirun_that_does_not_end_in_time_gets_sigterm(horovodrun):
     process, _ = horovodrun(STAYS, grace=2)
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "SIGUSR2\n"
     assert process.wait(timeout=120) == 128 + signal.SIGTERM
-
-
-def test_sigint_ends_an_mpirun_without_workers_here_as_ctrl_c_ends_a_command(horovodrun):
-    process, _ = horovodrun(STAYS)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=120) == 128 + signal.SIGINT
 
 
 # as mpirun does, it starts its worker in a group of its own and without a mask, and tells its exit code
@@ -384,20 +319,6 @@ def test_ctrl_c_ends_with_130_whatever_mpirun_makes_of_it(horovodrun):
     assert process.wait(timeout=120) == 128 + signal.SIGINT
 
 
-def test_the_terminal_does_not_interrupt_mpirun(horovodrun):
-    process, mpirun = horovodrun(STAYS)
-    mpirun.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGUSR1)
-    assert process.stdout.readline() == "SIGUSR1\n"
-
-
-def test_a_hangup_is_ignored_under_nohup(horovodrun):
-    process, _ = horovodrun(STAYS, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
-    process.send_signal(signal.SIGHUP)
-    process.send_signal(signal.SIGUSR1)
-    assert process.stdout.readline() == "SIGUSR1\n"
-
-
 @pytest.mark.parametrize("without_prctl", [False, True])
 def test_an_mpirun_whose_horovodrun_is_killed_ends(horovodrun, without_prctl):
     if not without_prctl and not hasattr(ctypes.CDLL(None), "prctl"):
@@ -413,17 +334,6 @@ def wait_until_it_sleeps(process: subprocess.Popen) -> None:
     deadline = time.monotonic() + 0.5
     while psutil.Process(process.pid).status() != psutil.STATUS_SLEEPING or time.monotonic() < deadline:
         time.sleep(0.02)
-
-
-def test_an_mpirun_that_sigusr2_kills_counts_as_stopped_by_the_signal_that_came(horovodrun):
-    process, _ = horovodrun("import os, time; print(os.getpid(), flush=True); time.sleep(60)")
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=120) == 128 + signal.SIGTERM
-
-
-def test_mpiruns_exit_code_and_streams_are_its_own(horovodrun):
-    process, _ = horovodrun("import sys; print(sys.stdin.read()); sys.exit(3)", stdin=subprocess.DEVNULL)
-    assert process.wait(timeout=120) == 3
 
 
 @pytest.fixture
@@ -460,16 +370,6 @@ def test_elastic_jobs_go_to_the_driver_of_hvdtrain(launched, words):
 def test_an_elastic_job_on_this_host_has_a_slot_for_every_worker_that_may_come(launched):
     assert launched("-np", "2", "--min-np", "1", "true")[1].hosts == "localhost:2"
     assert launched("-np", "2", "--min-np", "1", "--max-np", "4", "true")[1].hosts == "localhost:4"
-
-
-def test_other_jobs_are_run_as_before(launched):
-    assert launched("-np", "2", "true")[0] == "fixed"
-    assert launched("-np", "2", "--mpi", "true")[0] == "fixed"
-
-
-def test_horovods_own_driver_can_be_chosen(launched, monkeypatch):
-    monkeypatch.setenv("HVDTRAIN_ELASTIC_DRIVER", "horovod")
-    assert launched("-np", "2", "--min-np", "1", "-H", "h1:1,h2:1", "true")[0] == "horovod"
 
 
 def test_without_hvdtrain_horovods_own_driver_runs_elastic_jobs(launched, monkeypatch):

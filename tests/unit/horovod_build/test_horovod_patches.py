@@ -1,25 +1,21 @@
 """The patches for Horovod's source: complete, exact, documented, and part of every installation."""
 
 import dataclasses
-import os
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build import compiling
-from hvdtrain.horovod_build.patch_table import patch_table
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches, parse_patch, patches_digest
 from hvdtrain.horovod_build.unified_diff import split_lines
 
 REPOSITORY = Path(__file__).parents[3]
-DOCS = REPOSITORY / "docs" / "horovod.md"
 PATCHES = horovod_patches()
 CHANGES = [(patch, diff) for patch in PATCHES for diff in patch.files if not diff.is_new]
 # the last one of each patch, so that all others were compared before
@@ -44,22 +40,6 @@ def test_every_patch_applies_to_horovods_source(tree):
                 assert tuple(lines[first : first + len(hunk.after)]) == hunk.after, patch.name
                 assert hunk.before != hunk.after, patch.name
                 shift += len(hunk.after) - len(hunk.before)
-
-
-def test_all_patches_at_once_do_what_each_one_does_in_turn(tree, patched):
-    apply_patches(tree, PATCHES)
-    for path in contents(tree):
-        assert path.read_bytes() == (patched / path.relative_to(tree)).read_bytes()
-
-
-@pytest.mark.may_skip
-@pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
-def test_git_makes_the_same_of_the_patches(tree, patched):
-    for patch in PATCHES:
-        file = files("hvdtrain.horovod_build") / "patches" / f"{patch.name}.patch"
-        subprocess.run(["git", "apply", "--whitespace=nowarn", str(file)], cwd=tree, check=True)
-    for path in contents(tree):
-        assert path.read_bytes() == (patched / path.relative_to(tree)).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -128,14 +108,6 @@ def test_the_digest_follows_what_is_done_and_not_the_reasons():
     assert len(digests) == len(PATCHES) + 1
 
 
-def test_the_fields_of_a_header_are_read():
-    patch = parse_patch("build/0001-one", HEADER + DIFF)
-    assert (patch.subject, patch.needed, patch.why, patch.upstream) == (
-        "a change", "always", "because of this", "none found",
-    )  # fmt: skip
-    assert patch.diff == DIFF
-
-
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
@@ -151,38 +123,6 @@ def test_the_fields_of_a_header_are_read():
 def test_a_malformed_patch_is_an_error_that_names_it(name, text, message):
     with pytest.raises(HorovodBuildError, match=f"Patch {name}.*{message}"):
         parse_patch(name, text)
-
-
-def test_every_patch_says_why_and_names_an_upstream_thread_or_none():
-    for patch in PATCHES:
-        assert patch.why, patch.name
-        assert re.search(r"none found|[\w.-]+/[\w.-]+#\d+", patch.upstream), patch.name
-
-
-def test_patches_are_numbered_without_gaps_in_each_set():
-    names = [patch.name for patch in PATCHES]
-    for group in ("build", "launcher"):
-        numbers = [int(name.partition("/")[2][:4]) for name in names if name.startswith(group)]
-        assert numbers == list(range(1, len(numbers) + 1))
-    assert names == sorted(names)
-
-
-@pytest.mark.parametrize("name", ["build", "launcher"])
-def test_the_documented_tables_are_those_of_the_headers(name):
-    assert f"\n\n{patch_table(name, PATCHES)}\n\n" in DOCS.read_text()
-
-
-def test_the_tables_hold_every_patch_and_can_be_printed():
-    printed = subprocess.run(
-        [sys.executable, "-m", "hvdtrain.horovod_build.patch_table"],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stdout
-    rows = re.findall(r"^\| `(\d{4}-.+?)` \|", printed, re.MULTILINE)
-    assert rows == [patch.name.partition("/")[2] for patch in PATCHES]
-    assert printed == "\n\n".join(patch_table(name, PATCHES) for name in ("build", "launcher")) + "\n"
 
 
 def test_the_record_file_is_the_one_that_cmake_reads(patched):
@@ -221,9 +161,3 @@ def test_a_wheel_that_is_built_from_the_source_distribution_holds_the_patches(tm
         for patch in PATCHES:
             path = f"hvdtrain/horovod_build/patches/{patch.name}.patch"
             assert wheel.read(path) == (REPOSITORY / path).read_bytes()
-
-
-def test_an_installation_without_patches_builds_nothing(monkeypatch, tmp_path):
-    monkeypatch.setattr("hvdtrain.horovod_build.patching.files", lambda package: tmp_path)
-    with pytest.raises(HorovodBuildError, match="has no patches for Horovod"):
-        horovod_patches.__wrapped__()

@@ -1,7 +1,6 @@
 """What a build needs and finds, and the key that follows."""
 
 import dataclasses
-import os
 import re
 import sys
 from pathlib import Path
@@ -86,14 +85,6 @@ def test_every_missing_tool_is_named_at_once_with_how_to_get_it(tmp_path, no_pro
         assert part in problem
 
 
-def test_a_compiler_without_cxx17_is_named_with_what_it_said(tmp_path, no_programs, monkeypatch, program):
-    program(no_programs / "old++", "echo 'unrecognized option -std=c++17' >&2; exit 1")
-    monkeypatch.setenv("CXX", "old++")
-    problem = missing(tmp_path)
-    assert "'old++' cannot compile a C++17 program" in problem
-    assert "unrecognized option" in problem
-
-
 def test_a_compiler_without_the_standard_of_pytorch_is_refused_with_both_named(
     tmp_path, no_programs, monkeypatch, program
 ):
@@ -111,42 +102,12 @@ def test_a_compiler_without_the_standard_of_pytorch_is_refused_with_both_named(
     assert "old++" not in error.value.problem
 
 
-@pytest.mark.parametrize("standard", [17, 20])
-def test_the_compiler_of_this_machine_has_the_standard(tmp_path, standard):
-    new = dataclasses.replace(TORCH, cxx_standard=standard)
-    assert toolchain.find_toolchain(tmp_path / "cache", [new]).cxx
-
-
-def test_an_old_cmake_is_named_with_its_version(tmp_path, no_programs, program):
-    program(no_programs / "cmake", "echo cmake version 3.10.2")
-    assert f"No CMake 3.18 or newer: {no_programs}/cmake (3.10.2)" in missing(tmp_path)
-
-
-def test_the_environments_cmake_goes_before_that_on_path(tmp_path, monkeypatch, program):
-    program(tmp_path / "env" / "cmake", "echo cmake version 4.1.0")
-    program(tmp_path / "path" / "cmake", "echo cmake version 3.20.0")
-    monkeypatch.delenv("HOROVOD_CMAKE", raising=False)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'path'}:{os.environ['PATH']}")
-    monkeypatch.setattr(toolchain, "scripts_folder", lambda: tmp_path / "env")
-    assert toolchain._find_cmake() == (tmp_path / "env" / "cmake", [])
-
-
 def test_a_full_disk_is_named_with_what_is_needed(tmp_path, no_programs, monkeypatch):
     usage = type("Usage", (), {"free": 2**20})
     monkeypatch.setattr(toolchain.shutil, "disk_usage", lambda path: usage)
     problem = missing(tmp_path)
     assert f"{tmp_path / 'cache'} has 0.0 GiB free; the build needs 0.1" in problem
     assert "set TMPDIR" in problem
-
-
-def test_missing_packages_are_named_in_one_pip_command(tmp_path, no_programs, monkeypatch):
-    monkeypatch.setattr(toolchain, "_BUILD_MODULES", {"no_such_one": "one", "no_such_two": "two"})
-    assert "pip install one two" in missing(tmp_path)
-
-
-def test_missing_python_headers_are_named(tmp_path, no_programs, monkeypatch):
-    monkeypatch.setattr(toolchain.sysconfig, "get_path", lambda name: str(tmp_path))
-    assert f"{tmp_path / 'Python.h'}" in missing(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -196,38 +157,6 @@ def test_a_gpu_build_for_cpu_frameworks_is_refused(site, asked):
         chosen(frameworks=asked, gpu="nccl")
 
 
-def test_an_mpi_of_the_environment_is_linked_relatively(tmp_path, no_programs, monkeypatch, program):
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setattr(plan, "packages_folder", lambda: tmp_path / "lib" / "python3.11" / "site-packages")
-    monkeypatch.setattr(plan, "package_folder", lambda name: None)
-    program(no_programs / "mpicxx", f"echo {tmp_path}/lib")
-    program(no_programs / "mpirun", 'echo "mpirun (Open MPI) 5.0.11"')
-    found = mpi.find_mpi()
-    assert (str(found), found.identity) == ("Open MPI 5.0.11", "Open MPI 5.0.11")
-    assert plan._rpath({}, found, None) == ("$ORIGIN/../../../..",)
-
-
-def test_a_system_mpi_is_linked_where_it_is(tmp_path, no_programs, monkeypatch, program):
-    home = tmp_path / "opt"
-    monkeypatch.setenv("MPI_HOME", str(home))
-    program(home / "bin" / "mpicxx", 'test "$1" = -show && echo "g++ -L/opt/mpich/lib -lmpi"')
-    program(home / "bin" / "mpirun", "echo 'HYDRA build details:'; echo '    Version:   4.2.0'")
-    found = mpi.find_mpi()
-    assert found.identity == f"MPICH 4.2.0 in {home}"
-    assert plan._rpath({}, found, None) == ("/opt/mpich/lib",)
-
-
-def test_without_a_compiler_there_is_no_mpi(no_programs):
-    assert mpi.find_mpi() is None
-
-
-def test_an_mpi_compiler_without_mpirun_is_refused(no_programs, program):
-    program(no_programs / "mpicxx", "echo")
-    with pytest.raises(HorovodBuildError, match="no working mpirun") as error:
-        mpi.find_mpi()
-    assert "openmpi-bin" in error.value.remedy
-
-
 def test_mpi_that_is_required_must_be_there(site, no_programs, the_plan, monkeypatch):
     site.torch()
     monkeypatch.setattr(plan, "find_toolchain", lambda folder, frameworks: the_plan.toolchain)
@@ -271,12 +200,3 @@ def test_nccl_without_its_header_is_refused(cuda):
         pytest.skip("this machine has NCCL's header in /usr")
     with pytest.raises(HorovodBuildError, match=r"nccl\.h"):
         gpu.find_gpu("13")
-
-
-def test_extensions_find_cudas_runtime_where_its_wheel_is(cuda, tmp_path):
-    wheel = tmp_path / "wheel"
-    wheel.mkdir()
-    (wheel / "libcudart.so.13").touch()
-    assert gpu.find_gpu("13").runtime is None
-    (cuda / "lib" / "libcudart.so").symlink_to(wheel / "libcudart.so.13")
-    assert plan._rpath({}, None, gpu.find_gpu("13")) == (str(cuda / "lib"), str(wheel))

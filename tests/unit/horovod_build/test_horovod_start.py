@@ -2,11 +2,7 @@
 
 import contextlib
 import multiprocessing
-import os
 import socket
-import subprocess
-import sys
-import tempfile
 import time
 from types import SimpleNamespace
 
@@ -45,18 +41,6 @@ def test_workers_that_do_not_arrive_are_named_by_host_and_slot(driver_service, m
     assert said.startswith(f"horovodrun: {names} did not start Horovod within 0.5 s of the first worker")
 
 
-def test_without_known_slots_the_ranks_are_named(driver_service, monkeypatch, capsys):
-    assert "horovodrun: rank 1 did not" in named(driver_service, monkeypatch, capsys, [None, None], {0})
-    many = named(driver_service, monkeypatch, capsys, [None] * 30, {0})
-    assert "rank 15, rank 16 and 13 more did not" in many
-
-
-@pytest.mark.parametrize("found", [[{0}, {0, 1, 2, 3}], [{0}, {0, 1}, set()], [{1}, None]], ids=str)
-def test_nothing_is_said_of_workers_that_arrive(driver_service, monkeypatch, capsys, found):
-    """The store is emptied when all have met; over MPI, a worker says that they have."""
-    assert named(driver_service, monkeypatch, capsys, SLOTS, *found, seconds=60) == ""
-
-
 def wait_for(reports, expected) -> None:
     deadline = time.monotonic() + 60
     while (found := reports.arrived()) != expected:
@@ -87,11 +71,6 @@ def test_a_stranger_reports_nothing(driver_service):
         time.sleep(0.2)
         assert reports.arrived() == set()
     reports.close()
-
-
-def test_a_worker_without_a_launcher_sends_nothing():
-    with reported_start(None, {"HOROVOD_START_REPORT": "127.0.0.1:9:00"}), reported_start(0, {}):
-        pass
 
 
 @pytest.mark.parametrize(
@@ -145,31 +124,3 @@ folder = '$PRTE_MCA_prte_local_tmpdir_base'
 command = f"sh -c 'echo {{folder}}; test -d {{folder}} && exit 7'"
 sys.exit(mpi_run._run_in_own_session_folder(command, dict(os.environ)))
 """
-
-
-@pytest.mark.parametrize("chosen", [False, True])
-def test_each_mpirun_has_a_folder_of_its_own_that_is_removed(patched, tmp_path, chosen):
-    environ = {name: value for name, value in os.environ.items() if "prte_local_tmpdir" not in name}
-    if chosen:
-        environ["PRTE_MCA_prte_local_tmpdir_base"] = str(tmp_path)
-    command = [sys.executable, "-c", RUNS.format(source=str(patched))]
-    runs = [
-        subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False) for _ in range(2)
-    ]
-    assert [run.returncode for run in runs] == [7, 7]
-    folders = {run.stdout.strip() for run in runs}
-    assert folders == {str(tmp_path)} if chosen else len(folders) == 2
-    assert not any(os.path.exists(folder) for folder in folders - {str(tmp_path)})
-
-
-def test_folders_of_launchers_that_were_killed_are_removed(horovod, tmp_path, monkeypatch):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    for name in ("hvd-mpirun-killed", "hvd-mpirun-running", "hvd-other"):
-        (tmp_path / name / "session").mkdir(parents=True)
-    mpi_run = horovod("horovod.runner.mpi_run")
-    running = mpi_run._locked(tmp_path / "hvd-mpirun-running")
-    folder, held = mpi_run._session_folder()
-    os.close(running)
-    os.close(held)
-    left = {path.name for path in tmp_path.iterdir()} - {os.path.basename(folder)}
-    assert left == {"hvd-mpirun-running", "hvd-other"}

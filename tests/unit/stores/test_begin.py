@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from support.faulty_store import FaultyFileSystem
 from support.states import contents, saved
 from support.store_jobs import Job, stored
 
@@ -11,7 +10,6 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.errors import CheckpointError
 from hvdtrain.object_urls import StoreError
 from hvdtrain.reporting.report import SilentReport
-from hvdtrain.stores.log_files import never_uploaded
 from hvdtrain.stores.saver import UploadingSaver
 from hvdtrain.stores.stored_checkpoints import StoredCheckpoints
 
@@ -67,33 +65,6 @@ def test_a_step_that_is_saved_again_is_uploaded_again(store, tmp_path):
     assert contents(found) == contents(path)
 
 
-def test_a_log_that_the_store_says_is_missing_is_an_error(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    store.fail(lambda method, path: "metrics" in path, FileNotFoundError("gone"))
-    with pytest.raises(StoreError, match=r"metrics.jsonl does not exist"):
-        job.uploader.round(is_last=True)
-    assert stored(store) == []  # no checkpoint is newer than its log
-
-
-def test_answers_that_are_cut_short_damage_no_checkpoint(store, tmp_path, monkeypatch):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    job.save(2)
-    job.end()
-    whole = FaultyFileSystem.cat_file
-
-    def short(self, path, start=None, end=None, **options):
-        found = whole(self, path, start, end, **options)
-        return found[:-1] if "model" in path else found
-
-    monkeypatch.setattr(FaultyFileSystem, "cat_file", short)
-    with pytest.raises(StoreError, match=r"cannot be read: .* bytes came"):
-        Job(store, tmp_path / "elsewhere", "auto")
-    monkeypatch.undo()
-    assert Job(store, tmp_path / "third", "auto", start=None).begun.newest == storage.name_of(2)
-
-
 def test_a_run_of_which_no_checkpoint_verifies_does_not_begin_anew(store, tmp_path):
     job = Job(store, tmp_path / "copy")
     job.save(1)
@@ -106,17 +77,6 @@ def test_a_run_of_which_no_checkpoint_verifies_does_not_begin_anew(store, tmp_pa
     store.heal()
     assert {name: data for name, data in store.objects().items() if "checkpoints" in name} == before
     assert Job(store, tmp_path / "third", "auto", start=None).begun.newest == storage.name_of(2)
-
-
-def test_what_is_never_uploaded_is_found(tmp_path):
-    folder = saved(tmp_path / "checkpoints", 1).parent
-    (tmp_path / "metrics.jsonl").write_text("")
-    (tmp_path / ".store").mkdir()
-    assert never_uploaded(tmp_path) == []
-    saved(folder, 2).rename(folder / "set-aside-step-00000002")
-    (tmp_path / "exports").mkdir()
-    (tmp_path / "link").symlink_to(folder)
-    assert never_uploaded(tmp_path) == ["checkpoints/set-aside-step-00000002", "exports", "link"]
 
 
 @pytest.mark.parametrize("is_all_uploaded", [True, False])

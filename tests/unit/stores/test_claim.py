@@ -1,8 +1,6 @@
 """Who has a run directory at a URL: one job at a time, and who takes over from a dead one."""
 
 import json
-import os
-import subprocess
 import threading
 import time
 from dataclasses import asdict, replace
@@ -137,78 +135,3 @@ def test_no_permission_to_write_is_found_at_the_start(store):
     store.fail(lambda method, path: method == "pipe_file", PermissionError("Access Denied"))
     with pytest.raises(StorePermissionError, match=r"hvdtrain.claim cannot be written: Access Denied"):
         Claim(store.url).acquire()
-
-
-SINCE = (b"NaN", b"-1e18", b"1e18", b"-Infinity", b"1e999", b'"x"')
-NO_CLAIMS = [
-    *(b"", b"{", b"[]", b"NaN", b"\xff"),
-    *(b'{"id": 3}', b'{"beat": "x", "id": "a"}', b'{"id": "a", "host": ["h"]}'),
-    *(b'{"id": "a", "since": %b}' % since for since in SINCE),
-]
-
-
-@pytest.mark.parametrize("content", NO_CLAIMS)
-def test_an_object_that_is_no_claim_is_replaced_once_it_is_old(store, content, monkeypatch):
-    monkeypatch.setattr(claim, "FRESH_SECONDS", 0.2)
-    notes = []
-    store.put(CLAIM_FILE, content)
-    Claim(store.url, notes.append).acquire()
-    assert "whose hvdtrain.claim is damaged or of another version of hvdtrain: waiting" in notes[0]
-    store.put(CLAIM_FILE, content)
-    own = Claim(store.url)
-    own.acquire()
-    assert claimed(store) == own.holder
-
-
-def test_a_claim_that_is_half_written_is_of_a_job_that_lives(store, monkeypatch):
-    monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
-    store.put(CLAIM_FILE, b"")
-    whole = json.dumps(asdict(other(beat=1))).encode()
-    before, reads = claim.read, []
-
-    def read(*arguments):
-        reads.append(None)
-        if len(reads) == 8:
-            store.put(CLAIM_FILE, whole)
-        return before(*arguments)
-
-    monkeypatch.setattr(claim, "read", read)
-    with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
-        Claim(store.url).acquire()
-    assert store.objects()[CLAIM_FILE] == whole
-
-
-def test_an_own_claim_that_is_damaged_is_not_lost(store):
-    own = Claim(store.url)
-    own.acquire()
-    store.put(CLAIM_FILE, b'{"id": "x')
-    with pytest.raises(StoreError, match="is not what was written"):
-        own.check()
-    assert not own.lost
-    own.beat()
-    assert claimed(store) == own.holder
-    own.check()
-
-
-def test_a_process_that_proc_hides_is_not_taken_for_dead(monkeypatch, tmp_path):
-    own = Holder.of_this_process()
-    there = replace(own, process=os.getppid(), started=own.started)
-    path = claim.Path
-    hidden = f"/proc/{there.process}/stat"
-    monkeypatch.setattr(claim, "Path", lambda name: tmp_path / "no" if name == hidden else path(name))
-    assert not there.has_ended
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert replace(own, process=ended.pid).has_ended
-
-
-def test_a_store_that_deletes_nothing_is_claimed_and_released(store, monkeypatch):
-    monkeypatch.setattr(claim, "FRESH_SECONDS", 0.2)
-    store.fail(lambda method, path: method == "rm_file", PermissionError("denied"))
-    put(store, other())
-    Claim(store.url).acquire()
-    store.remove(CLAIM_FILE)
-    own = Claim(store.url)
-    own.acquire()
-    own.release()
-    assert claimed(store).is_released

@@ -4,12 +4,11 @@ import shutil
 
 import pytest
 from support.states import contents
-from support.store_jobs import ONCE, Job, stored
+from support.store_jobs import Job, stored
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.errors import CheckpointError, ConfigError
 from hvdtrain.object_urls import StoreError
-from hvdtrain.stores import stored_checkpoints
 from hvdtrain.stores.stored_checkpoints import StoredCheckpoints
 
 
@@ -141,44 +140,3 @@ def test_a_copy_that_is_in_no_store_refuses_a_new_run(store, tmp_path):
     with pytest.raises(ConfigError, match="holds a run of faulty://bucket/run that is not in the store"):
         Job(store, tmp_path / "copy")
     assert Job(store, tmp_path / "copy", "auto").begun.newest == storage.name_of(1)
-
-
-def test_a_run_that_was_removed_from_the_store_can_begin_anew(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    job.end()
-    for name in list(store.objects()):
-        store.remove(name)
-    again = Job(store, tmp_path / "copy")
-    assert again.uploader.copy.steps() == []
-    assert "no longer has the run" in again.begun.notes[0]
-    assert (tmp_path / "copy-set-aside-1" / "checkpoints" / storage.name_of(1)).is_dir()
-
-
-def test_the_summary_of_the_job_before_goes_when_the_run_goes_on(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    (job.folder / "summary.json").write_text("{}")
-    job.end()
-    other = Job(store, tmp_path / "elsewhere", "auto", start=None)
-    (other.folder / "summary.json").unlink()
-    other.uploader.start(1)
-    other.uploader.round()
-    assert "summary.json" not in store.objects()
-
-
-def test_a_large_object_may_take_longer_to_be_copied_in_the_store(store, tmp_path, monkeypatch):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    job.end()
-    before, allowed = stored_checkpoints.request, []
-
-    def request(url, done, patience, method, *arguments, **options):
-        allowed.append(patience.stall_seconds)
-        return before(url, done, patience, method, *arguments, **options)
-
-    monkeypatch.setattr(stored_checkpoints, "request", request)
-    monkeypatch.setattr(stored_checkpoints, "_COPIED_BYTES_PER_SECOND", 1.0)
-    StoredCheckpoints(store.url, ONCE).set_aside(storage.name_of(1))
-    assert min(allowed) > 100.0
-    assert stored(store) == []

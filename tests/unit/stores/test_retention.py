@@ -112,28 +112,3 @@ def test_the_store_does_not_fill_up_while_uploads_lag_behind(store, tmp_path):
     store.heal()
     assert stored(store) == [11]
     assert max(most) <= 2
-
-
-def test_a_store_that_deletes_nothing_gets_checkpoints_and_logs(store, tmp_path):
-    first = Job(store, tmp_path / "first")
-    first.save(1)
-    (first.folder / "summary.json").write_text("{}")
-    first.end()
-    store.fail(lambda method, path: method == "rm_file", PermissionError("denied"))
-    job = Job(store, tmp_path / "copy", "auto", start=1, keep_last=1)
-    (job.folder / "summary.json").unlink()
-    for step in (2, 3):
-        job.save(step)
-        storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / storage.name_of(step)})
-        job.uploader.round()
-    job.end()
-    assert stored(store) == [1, 2, 3]
-    assert store.objects()["metrics.jsonl"] == (job.folder / "metrics.jsonl").read_bytes()
-    assert len([text for text in job.notes if "denied" in text]) == 1
-
-
-def test_a_new_run_deletes_nothing(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    job.uploader.round()
-    assert "rm_file" not in [method for method, _ in store.requests()]

@@ -1,9 +1,6 @@
 """The process beside rank 0: what a job tells it and hears of it, and what it does when the job is gone."""
 
-import os
-import signal
 import subprocess
-import threading
 import time
 from contextlib import suppress
 
@@ -11,9 +8,6 @@ import pytest
 from support.states import make_record, saved
 
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.stores import messages as process_messages
-from hvdtrain.stores import process
-from hvdtrain.stores.begin import Begun
 from hvdtrain.stores.run_store import RunStore
 
 
@@ -93,26 +87,6 @@ def test_what_is_left_is_uploaded_though_the_job_was_killed(opened, tmp_path):
     assert opened("h2", "auto").begun.newest == "step-00000003"
 
 
-def test_a_process_that_was_killed_is_said_and_succeeded_at_once(opened, tmp_path):
-    store = opened()
-    store.start(None)
-    save(store, 3)
-    assert store.flush(long)
-    assert store._process is not None
-    os.killpg(store._process.pid, signal.SIGKILL)
-    notes = []
-    wait_for(lambda: notes.extend(store.notes()) or notes)
-    assert "the process that uploads ended with -9" in notes[0]
-    assert "nothing more is uploaded" in notes[0]
-    store._ended_seconds -= 300.0
-    store.refresh()
-    assert store.state.failing_seconds >= 300.0
-    assert not store.flush(long)
-    assert "not all of the run is in" in store.problem()
-    store.close(0.0)
-    assert opened("h2", "auto").begun.newest == "step-00000003"
-
-
 @pytest.mark.parametrize(("fault", "seconds"), [("refused", 5.0), ("full", 12.0)])
 def test_what_cannot_be_uploaded_is_not_awaited_though_the_claim_is_still_written(
     fault, seconds, opened, tmp_path, small_disk
@@ -132,61 +106,9 @@ def test_what_cannot_be_uploaded_is_not_awaited_though_the_claim_is_still_writte
     assert (f"{small_disk}: No space left" if fault == "full" else "checkpoints") in store.problem()
 
 
-def test_a_wait_for_the_store_can_be_shortened(opened, tmp_path):
-    store = opened()
-    store.start(None)
-    (tmp_path / "store/a run/checkpoints").write_text("no folder")
-    save(store, 3)
-    began = time.monotonic()
-    assert not store.flush(lambda: (240.0, 1.0 if time.monotonic() > began + 1.0 else 240.0))
-    assert time.monotonic() - began < 60.0
-
-
 def test_a_store_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "store").write_text("a file")
     store = RunStore(f"file://{tmp_path}/store/run", tmp_path / "copy")
     with pytest.raises(EnvironmentFault, match="store/run"):
         store.begin("")
     assert not store.is_open
-
-
-class ClientError(Exception):
-    """An error of a store's client, which is no OSError."""
-
-
-def service_over(monkeypatch, tmp_path, begin):
-    """Return a service whose uploader begins so, what its job writes to, and what it reads."""
-    (there, job), (heard, outbox) = os.pipe(), os.pipe()
-    monkeypatch.setattr(process.Uploader, "begin", begin)
-    service = process.UploadService(
-        "faulty://bucket/run", tmp_path, process.Retention(), process.Outbox(outbox), there
-    )
-    return service, job, heard
-
-
-def test_an_error_of_a_client_is_told(store, monkeypatch, tmp_path):
-    def fail(uploader, resume):
-        raise ClientError("no default credentials")
-
-    service, job, heard = service_over(monkeypatch, tmp_path, fail)
-    assert service.run("") == 1
-    os.close(job)
-    assert b"ClientError: no default credentials" in os.read(heard, 65536)
-
-
-def test_a_request_that_never_ends_does_not_keep_the_process(store, monkeypatch, tmp_path):
-    exits, is_over = [], threading.Event()
-    monkeypatch.setattr(process, "KILLED_SECONDS", 0.1)
-    monkeypatch.setattr(process, "_RELEASE_SECONDS", 0.1)
-    monkeypatch.setattr(process.os, "_exit", lambda code: (exits.append(code), is_over.set()))
-    service, job, _ = service_over(monkeypatch, tmp_path, lambda uploader, resume: Begun())
-
-    def hang(uploader, step):
-        os.close(job)
-        is_over.wait(60.0)
-
-    monkeypatch.setattr(process.Uploader, "start", hang)
-    os.write(job, process_messages.encode(process_messages.START, None))
-    service.run("")
-    assert exits
-    assert is_over.is_set()

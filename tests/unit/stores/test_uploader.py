@@ -177,9 +177,3 @@ def test_a_damaged_checkpoint_here_is_not_uploaded_and_does_not_hold_up_others(s
     assert stored(store) == [1]
     assert "step-00000002 is damaged and is not uploaded" in " ".join(job.notes)
     assert not job.uploader.is_done()
-
-
-def test_a_store_that_is_down_at_the_start_is_named(store, tmp_path):
-    store.fail(lambda method, path: method != "rm_file")
-    with pytest.raises(StoreError, match=r"run/hvdtrain.claim cannot be read: the store is down"):
-        Job(store, tmp_path / "copy")
