@@ -1,87 +1,15 @@
 """What cannot be combined: one table, for checks before training, for notes and for docs/config.md."""
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
 
 from hvdtrain import frameworks
-from hvdtrain.agreement import Workers
-from hvdtrain.backends.named_optimizers import own_optimizer_method
-from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError
+from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError, UsageError
 from hvdtrain.frameworks import FRAMEWORKS
-
-_MOST_WORKERS = 256  # of an elastic job
-# settings of Horovod that keep what they learned, or their groups of workers, for the life of a process
-_FIXED_SETTINGS = (
-    "HOROVOD_HIERARCHICAL_ALLREDUCE",
-    "HOROVOD_HIERARCHICAL_ALLGATHER",
-    "HOROVOD_TORUS_ALLREDUCE",
-    "HOROVOD_AUTOTUNE",
-)
-
-
-@dataclass(frozen=True)
-class Job:
-    """What is known of a job when it is checked.
-
-    Attributes:
-        config: the resolved config.
-        task: the task; None before it is made.
-        workers: the workers; None before they have started.
-        uses_nccl: whether Horovod reduces gradients by NCCL.
-        command: what is done; empty for training.
-    """
-
-    config: Config
-    task: Any = None
-    workers: Workers | None = None
-    uses_nccl: bool = False
-    command: str = ""
-
-    @property
-    def own_step(self) -> str:
-        """The task's method in place of a training step; empty if it has none."""
-        method = FRAMEWORKS[self.config.framework].step_method
-        return method if getattr(self.task, method, None) is not None else ""
-
-    @property
-    def own_optimizer(self) -> str:
-        """The task's method that makes its optimizers; empty if it has none."""
-        return own_optimizer_method(self.task, self.config)
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the number of workers may change."""
-        return self.workers is not None and self.workers.is_elastic
-
-    def describe(self, text: str) -> str:
-        """Return a text filled in with the job's values."""
-        values: dict[str, object] = {name: _shown(value) for name, value in self.config}
-        values |= {name: os.environ.get(name, "") for name in _FIXED_SETTINGS}
-        values |= {"own_step": self.own_step, "own_optimizer": self.own_optimizer}
-        if self.workers is not None:
-            values |= {"host": self.workers.host, "most": self.workers.most}
-        return text.format_map(values)
-
-
-@dataclass(frozen=True)
-class Feature:
-    """Something that a job may have, or lack.
-
-    Attributes:
-        name: its name in the documentation.
-        text: its name in messages, filled in with the job's values.
-        holds: whether a job has it.
-        joined: the word before it as the second of a row.
-    """
-
-    name: str
-    text: str
-    holds: Callable[[Job], bool]
-    joined: str = "with"
+from hvdtrain.jobs import features as f
+from hvdtrain.jobs.features import Feature, Job, commands, no_option, option, setting
+from hvdtrain.trackers import senders
 
 
 @dataclass(frozen=True)
@@ -110,180 +38,164 @@ class Row:
         return self.kind(problem, job.describe(self.remedy), everywhere=everywhere)
 
 
-def _set(field: str, *values: object) -> Feature:
-    """Return that a field has one of some values, or any other value than its default."""
-    default = Config.model_fields[field].default
-    name = f"`{field}` {' or '.join(map(str, values))}".strip()
-    text = field if default is False else f"{field} {{{field}}}"
-
-    def holds(job: Job) -> bool:
-        value = getattr(job.config, field)
-        return value in values if values else value != default
-
-    return Feature(name, text, holds)
-
-
-def _of_config(name: str, field: str, holds: Callable[[Config], bool]) -> Feature:
-    """Return that a config meets a condition.
-
-    Args:
-        name: its name in the documentation.
-        field: the field that messages name with its value.
-        holds: whether a config meets it.
-    """
-    return Feature(name, f"{field} {{{field}}}", lambda job: holds(job.config))
-
-
-def _unset(field: str) -> Feature:
-    """Return that a field has its default."""
-    given = _set(field).holds
-    return Feature(f"`{field}`", field, lambda job: not given(job), "without")
-
-
-def _command(name: str) -> Feature:
-    return Feature(f"the command `{name}`", name, lambda job: job.command == name, "by")
-
-
-def _setting(name: str) -> Feature:
-    """Return that a setting of Horovod is on."""
-
-    def holds(_: Job) -> bool:
-        return os.environ.get(name, "").strip().lower() not in ("", "0", "false")
-
-    return Feature(f"`{name}`", f"{name}={{{name}}}", holds)
-
-
-SHARD, STAGES, SYNC_EVERY = _set("shard"), _set("stages"), _set("sync_every")
-COMPRESSED, BF16, SYNC_NORM = _set("compression"), _set("compression", "bf16"), _set("sync_batch_norm")
-POWERSGD = _of_config("`compression` powersgd", "compression", lambda c: rank_of(c.compression) is not None)
-WARMUP_EPOCHS = _of_config(
-    "`warmup_epochs`", "warmup_epochs", lambda c: c.warmup_steps is None and c.warmup_epochs > 0
-)
-WARMUP_STEPS = _of_config("`warmup_steps`", "warmup_steps", lambda c: bool(c.warmup_steps))
-LATE_PROFILE = _of_config(
-    "`profile` of later steps", "profile", lambda c: bool(c.profile and c.steps and c.profile.first > c.steps)
-)
-XLA = Feature(
-    "`compile` in TensorFlow", "compile", lambda job: job.config.compile and job.config.framework == "tf"
-)
-ELASTIC = Feature("an elastic job", "an elastic job", lambda job: job.is_elastic, "in")
-ELASTIC_BATCH = Feature(
-    "`global_batch_size` in an elastic job",
-    "global_batch_size in an elastic job",
-    lambda job: job.is_elastic and job.config.global_batch_size is not None,
-)
-MANY = Feature(
-    f"more than {_MOST_WORKERS} workers",
-    "up to {most} workers",
-    lambda job: job.workers is not None and job.is_elastic and job.workers.most > _MOST_WORKERS,
-)
-NCCL = Feature("reductions by NCCL", "NCCL for gradients on {host}", lambda job: job.uses_nccl)
-GLOO = Feature("Gloo", "Gloo", lambda job: job.workers is not None and job.workers.controller == "Gloo")
-OWN_STEP = Feature(
-    "a training step of the task's own", "the task's own {own_step}", lambda job: bool(job.own_step)
-)
-OWN_OPTIMIZER = Feature(
-    "an optimizer of the task's own", "the task's own {own_optimizer}()", lambda job: bool(job.own_optimizer)
-)
-
 _LEAVE_ONE, _NO_STAGES, _NO_SHARD = "Leave one of them out.", "Leave stages out.", "Leave shard out."
 _NO_LOCAL_STEPS, _SIMPLER = "Leave sync_every out.", "Use compression none or fp16."
+_INDEXED = "hvdtrain.open_parquet and open_webdataset read data in many files by an index, which allows it."
+_DECLARED = "Declare the number of samples of an epoch: hvdtrain.stream(..., length=...)"
 _OWN_WARMUP, _OWN_LOSSES = "it has a warm-up of its own", "it computes the training losses itself"
 _OWN_MIXING = "Mix the samples in the task's train_collate, and their losses there."
 
 # fmt: off
 ROWS = (
     # fields of the config
-    Row(_set("lr_schedule", "step"), _unset("lr_step_epochs"), "it lowers the learning rate at these epochs",
+    Row(option("lr_schedule", "step"), no_option("lr_step_epochs"), "it lowers the rate at these epochs",
         "Give lr_step_epochs, for example [30, 60, 80]."),
-    Row(_set("lr_schedule", "one_cycle"), WARMUP_EPOCHS, _OWN_WARMUP, "Leave warmup_epochs out."),
-    Row(_set("lr_schedule", "one_cycle"), WARMUP_STEPS, _OWN_WARMUP, "Leave warmup_steps out."),
-    Row(_set("lr_schedule", "plateau"), _set("lr_final_fraction", 1),
+    Row(option("lr_schedule", "one_cycle"), f.WARMUP_EPOCHS, _OWN_WARMUP, "Leave warmup_epochs out."),
+    Row(option("lr_schedule", "one_cycle"), f.WARMUP_STEPS, _OWN_WARMUP, "Leave warmup_steps out."),
+    Row(option("lr_schedule", "plateau"), option("lr_final_fraction", 1),
         "it would never lower the learning rate", "Give a lower lr_final_fraction."),
-    Row(_set("init_only"), _unset("init"), "it chooses among the weights of init", "Give init too."),
-    Row(_set("init_skip"), _unset("init"), "it chooses among the weights of init", "Give init too."),
-    Row(_set("resume", "auto"), _unset("run_dir"), "it searches the run directory", "Give --run-dir too."),
-    Row(LATE_PROFILE, _set("steps"), "training ends before the first step to record",
+    Row(option("init_only"), no_option("init"), "it chooses among the weights of init", "Give init too."),
+    Row(option("init_skip"), no_option("init"), "it chooses among the weights of init", "Give init too."),
+    Row(option("resume", "auto"), no_option("run_dir"), "it searches that directory", "Give --run-dir too."),
+    Row(f.LATE_PROFILE, option("steps"), "training ends before the first step to record",
         "Give earlier steps to profile."),
-    Row(_set("outer_optimizer"), _unset("sync_every"), "it follows local steps",
+    Row(option("outer_optimizer"), no_option("sync_every"), "it follows local steps",
         "Give sync_every too, or leave outer_optimizer out."),
-    Row(_set("stage_cuts"), _unset("stages"), "it divides a model into stages",
+    Row(option("stage_cuts"), no_option("stages"), "it divides a model into stages",
         "Give stages too, or leave stage_cuts out."),
-    Row(XLA, SYNC_NORM, "XLA cannot communicate between workers", _LEAVE_ONE),
-    Row(COMPRESSED, SYNC_EVERY, "it is for gradients, and with local steps none travel", _LEAVE_ONE),
-    Row(SYNC_NORM, SYNC_EVERY,
+    Row(f.XLA, f.SYNC_NORM, "XLA cannot communicate between workers", _LEAVE_ONE),
+    Row(f.COMPRESSED, f.SYNC_EVERY, "it is for gradients, and with local steps none travel", _LEAVE_ONE),
+    Row(f.SYNC_NORM, f.SYNC_EVERY,
         "it makes the workers wait for one another in every layer, which local steps are there to avoid",
         _LEAVE_ONE),
-    Row(SHARD, SYNC_EVERY,
+    Row(f.SHARD, f.SYNC_EVERY,
         "it divides one state among the workers, and with local steps each has its own", _LEAVE_ONE),
-    Row(_set("shard", "gradients"), POWERSGD, "PowerSGD needs the whole gradient, which no worker has",
+    Row(option("shard", "gradients"), f.POWERSGD, "PowerSGD needs the whole gradient, which no worker has",
         "Use shard optimizer, or another compression."),
-    Row(SHARD, STAGES, "it divides the state of whole models among the workers, and no worker has one",
+    Row(f.SHARD, f.STAGES, "it divides the state of whole models among the workers, and no worker has one",
         _LEAVE_ONE),
-    Row(SYNC_EVERY, STAGES, "each worker would train a whole model, and no worker has one", _LEAVE_ONE),
-    Row(POWERSGD, STAGES, "it compresses the gradients of a whole model, and no worker has one", _SIMPLER),
-    Row(BF16, STAGES, "it divides the gradients of a whole model, and no worker has one", _SIMPLER),
-    Row(XLA, STAGES, "the passes of a stage are functions of their own, not for XLA", "Leave compile out."),
+    Row(f.SYNC_EVERY, f.STAGES, "each worker would train a whole model, and no worker has one", _LEAVE_ONE),
+    Row(f.POWERSGD, f.STAGES, "it compresses gradients of a whole model, and no worker has one", _SIMPLER),
+    Row(f.BF16, f.STAGES, "it divides the gradients of a whole model, and no worker has one", _SIMPLER),
+    Row(f.XLA, f.STAGES, "the passes of a stage are several functions, not for XLA", "Leave compile out."),
     # a number of workers that changes, and what connects them
-    Row(MANY, ELASTIC, f"the vector that is reduced in every step has places for {_MOST_WORKERS}",
-        f"Lower --max-np to {_MOST_WORKERS} or less."),
-    Row(POWERSGD, ELASTIC, "what a worker has not sent yet of its gradients is lost with it", _SIMPLER),
-    Row(BF16, ELASTIC, "gradients are divided among a fixed number of workers", _SIMPLER),
-    *(Row(_setting(name), ELASTIC, "Horovod keeps what it found for a fixed number of workers",
+    Row(f.MANY, f.ELASTIC, f"the vector that is reduced in every step has places for {f.MOST_WORKERS}",
+        f"Lower --max-np to {f.MOST_WORKERS} or less."),
+    Row(f.POWERSGD, f.ELASTIC, "what a worker has not sent yet of its gradients is lost with it", _SIMPLER),
+    Row(f.BF16, f.ELASTIC, "gradients are divided among a fixed number of workers", _SIMPLER),
+    *(Row(setting(name), f.ELASTIC, "Horovod keeps what it found for a fixed number of workers",
           f"Leave {name} out, or start the job without --min-np and --host-discovery-script.",
-          EnvironmentFault) for name in _FIXED_SETTINGS),
-    Row(NCCL, ELASTIC, "it needs a fixed number of workers", "Use --device cpu, a Horovod that is built "
+          EnvironmentFault) for name in f.FIXED_SETTINGS),
+    Row(f.NCCL, f.ELASTIC, "it needs a fixed number of workers", "Use --device cpu, a Horovod that is built "
         "without --gpu nccl, or a fixed number of workers.", EnvironmentFault),
-    Row(STAGES, ELASTIC, "a lost worker takes its stage with it", _NO_STAGES),
-    Row(SHARD, ELASTIC, "the part of the state that a worker keeps is lost with it", _NO_SHARD),
-    Row(SYNC_EVERY, ELASTIC, "what a worker has learned since the last synchronisation is lost with it",
+    Row(f.STAGES, f.ELASTIC, "a lost worker takes its stage with it", _NO_STAGES),
+    Row(f.SHARD, f.ELASTIC, "the part of the state that a worker keeps is lost with it", _NO_SHARD),
+    Row(f.SYNC_EVERY, f.ELASTIC, "what a worker has learned since the last synchronisation is lost with it",
         _NO_LOCAL_STEPS),
-    Row(STAGES, GLOO, "stages send activations to one another by MPI's point-to-point messages",
+    Row(f.RUN_DIR_URL, f.ELASTIC, "uploads do not follow workers that come and go yet",
+        "Give a directory that all hosts share, or start the job with a fixed number of workers."),
+    Row(f.STAGES, f.GLOO, "stages send activations to one another by MPI's point-to-point messages",
         "Start the job over MPI: horovodrun --mpi, or mpirun."),
+    # commands
+    Row(f.STAGES, commands("export", "predict", "load"), "no worker has the whole model",
+        "Leave stages out for {command}."),
+    Row(option("on_bad_sample", "skip"), commands("predict"), "predictions have a row for every sample",
+        "Leave it out, or give the task predict_data() without the samples that cannot be read.", UsageError),
+    Row(f.STREAM, commands("predict"), "predictions go by the index of their samples", _INDEXED, UsageError),
+    # data without an index
+    Row(f.STREAM, f.ELASTIC, "its place in each shard depends on a fixed number of workers", _INDEXED),
+    Row(f.STREAM, option("on_bad_sample", "skip"), "the sample after a bad one is not known",
+        "Leave the samples out in the source, or leave on_bad_sample out."),
+    Row(f.STREAM, f.STAGES, "all workers of a replica read the same samples, and parts of a stream are "
+        "distributed to single workers", _INDEXED),
+    Row(f.TRAINING_STREAM, f.SYNC_EVERY, "local steps need an index", _INDEXED),
+    Row(f.UNCOUNTED, f.EPOCHS, "there are no epochs", f"{_DECLARED}, or give --steps."),
+    Row(f.UNCOUNTED, f.WARMUP_EPOCHS, "there are no epochs", f"{_DECLARED}, or give warmup_steps."),
+    Row(f.UNCOUNTED, option("lr_schedule", "step", "cyclic"), "there are no epochs", f"{_DECLARED}."),
     # what a task brings
-    Row(STAGES, OWN_STEP, "it calls the whole model itself", "Leave stages out, or {own_step}."),
-    Row(SHARD, OWN_STEP, "it updates whole parameters itself", _NO_SHARD),
-    Row(SYNC_EVERY, OWN_STEP, "it sums its gradients over all workers itself", _NO_LOCAL_STEPS),
-    Row(_set("accumulate"), OWN_STEP,
+    Row(f.STAGES, f.OWN_STEP, "it calls the whole model itself", "Leave stages out, or {own_step}."),
+    Row(f.SHARD, f.OWN_STEP, "it updates whole parameters itself", _NO_SHARD),
+    Row(f.SYNC_EVERY, f.OWN_STEP, "it sums its gradients over all workers itself", _NO_LOCAL_STEPS),
+    Row(option("accumulate"), f.OWN_STEP,
         "it updates the parameters itself, and micro-batches would each be updated",
         "Use a smaller model or batch_size, or leave accumulate out."),
-    Row(ELASTIC_BATCH, OWN_STEP,
+    Row(f.ELASTIC_BATCH, f.OWN_STEP,
         "with fewer workers a step has more micro-batches, and each would update the parameters",
         "Give batch_size, that of one worker."),
-    Row(_set("precision", "fp16"), OWN_STEP,
+    Row(option("precision", "fp16"), f.OWN_STEP,
         "fp16 needs one scale of the loss, and a step may have several losses",
         "Use precision bf16, which needs none."),
-    Row(POWERSGD, OWN_STEP,
+    Row(f.POWERSGD, f.OWN_STEP,
         "what is not sent yet belongs to one gradient of a step, and a step may reduce several",
         "Use compression fp16 or none."),
-    Row(_set("compile"), OWN_STEP, "there is no single forward and backward pass to compile",
+    Row(option("compile"), f.OWN_STEP, "there is no single forward and backward pass to compile",
         "Compile the parts in the task itself."),
-    Row(_set("mixup"), OWN_STEP, _OWN_LOSSES, _OWN_MIXING),
-    Row(_set("cutmix"), OWN_STEP, _OWN_LOSSES, _OWN_MIXING),
-    Row(_set("label_smoothing"), OWN_STEP, _OWN_LOSSES, "Smooth the targets there."),
-    Row(SHARD, OWN_OPTIMIZER, "whether it computes the same with a part of the parameters is not known",
+    Row(option("mixup"), f.OWN_STEP, _OWN_LOSSES, _OWN_MIXING),
+    Row(option("cutmix"), f.OWN_STEP, _OWN_LOSSES, _OWN_MIXING),
+    Row(option("label_smoothing"), f.OWN_STEP, _OWN_LOSSES, "Smooth the targets there."),
+    Row(f.SHARD, f.OWN_OPTIMIZER, "whether it computes the same with a part of the parameters is not known",
         "Leave shard out, or choose one of hvdtrain's optimizers."),
-    Row(STAGES, OWN_OPTIMIZER, "whether it computes the same with the parameters of one stage is not known",
+    Row(f.STAGES, f.OWN_OPTIMIZER, "whether it computes the same with parameters of one stage is not known",
         "Leave stages out, or choose one of hvdtrain's optimizers."),
 )
 # fmt: on
 
 # what an option needs of a backend
 NEEDS = (
-    (_set("compile"), frameworks.COMPILE),
-    (SYNC_NORM, frameworks.SYNC_BATCH_NORM),
-    (_set("checkpoint_activations"), frameworks.ACTIVATION_CHECKPOINTING),
-    (_set("precision"), frameworks.HALF_PRECISION),
-    (COMPRESSED, frameworks.COMPRESSION),
-    (SYNC_EVERY, frameworks.LOCAL_STEPS),
-    (SHARD, frameworks.SHARDED_STATE),
-    (STAGES, frameworks.SPLIT_MODELS),
-    (_set("ema_decay"), frameworks.EMA),
-    (_set("label_smoothing"), frameworks.LABEL_SMOOTHING),
-    (_set("parameter_groups"), frameworks.PARAMETER_GROUPS),
-    (_set("decay_norms_and_biases"), frameworks.PARAMETER_GROUPS),
-    (_set("optimizer", "lars", "lamb"), frameworks.LARGE_BATCH),
+    (option("compile"), frameworks.COMPILE),
+    (f.SYNC_NORM, frameworks.SYNC_BATCH_NORM),
+    (option("checkpoint_activations"), frameworks.ACTIVATION_CHECKPOINTING),
+    (option("precision"), frameworks.HALF_PRECISION),
+    (f.COMPRESSED, frameworks.COMPRESSION),
+    (f.SYNC_EVERY, frameworks.LOCAL_STEPS),
+    (f.SHARD, frameworks.SHARDED_STATE),
+    (f.STAGES, frameworks.SPLIT_MODELS),
+    (option("ema_decay"), frameworks.EMA),
+    (option("label_smoothing"), frameworks.LABEL_SMOOTHING),
+    (option("parameter_groups"), frameworks.PARAMETER_GROUPS),
+    (option("decay_norms_and_biases"), frameworks.PARAMETER_GROUPS),
+    (option("optimizer", "lars", "lamb"), frameworks.LARGE_BATCH),
 )
+
+# fmt: off
+_BUILT_IN = ("optimizer", "momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+             "lars_trust_coefficient", "decay_norms_and_biases")
+_OUTER = ("outer_optimizer", "outer_learning_rate", "outer_momentum")
+# options and the values of another one that use them
+_USED_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("optimizer", ("sgd", "lars"), ("momentum",)),
+    ("optimizer", ("adamw", "lamb"), ("adam_beta1", "adam_beta2", "adam_epsilon")),
+    ("optimizer", ("lars",), ("lars_trust_coefficient",)),
+    ("optimizer", ("sgd", "adamw"), ("decay_norms_and_biases",)),
+    ("lr_schedule", ("cosine", "linear", "cyclic", "plateau"), ("lr_final_fraction",)),
+    ("lr_schedule", ("step",), ("lr_step_epochs", "lr_step_factor")),
+    ("lr_schedule", ("cyclic",), ("lr_cycle_epochs",)),
+    ("lr_schedule", ("plateau",), ("plateau_metric", "plateau_patience", "plateau_factor")),
+)
+# options, when they have no effect, and why; the last row that holds counts
+_UNUSED: tuple[tuple[tuple[str, ...], Callable[[Config], object], str], ...] = (
+    *(
+        (names, lambda c, by=by, ok=values: getattr(c, by) not in ok, f"{by} {{{by}}} does not use it")
+        for by, values, names in _USED_WITH
+    ),
+    (("decay_norms_and_biases",), lambda c: not c.weight_decay, "weight_decay is 0"),
+    (("early_stopping_patience",), lambda c: c.early_stopping is None, "early_stopping names no metric"),
+    (_OUTER[1:], lambda c: c.outer_optimizer != "nesterov", "outer_optimizer is not nesterov"),
+    (_OUTER, lambda c: c.sync_every is None, "sync_every is not given"),
+    (("base_batch_size",), lambda c: c.lr_scaling == "none", "lr_scaling is none"),
+    (("lr_scaling",), lambda c: c.global_batch_size and not c.base_batch_size,
+     "with global_batch_size, learning_rate refers to the global batch unless base_batch_size is set"),
+    (("lr_scaling",), lambda c: c.sync_every and not c.base_batch_size,
+     "with sync_every, learning_rate refers to each worker's batch unless base_batch_size is set"),
+    (("rescale_epochs",), lambda c: c.lr_scaling == "none", "lr_scaling is none"),
+    (("rescale_epochs",), lambda c: c.global_batch_size and c.sync_every is None,
+     "with global_batch_size, the peak does not depend on the number of workers"),
+    (("rescale_epochs",), lambda c: c.sync_every and not (c.global_batch_size and c.base_batch_size),
+     "with sync_every, the peak does not depend on the number of workers"),
+    (("track_checkpoints",), lambda c: not senders(c.track), "track names no tracker"),
+    (("read_threads",), lambda c: c.read_workers > 0, "read_workers reads the samples"),
+)
+# fmt: on
 
 
 def find_conflict(job: Job, *, everywhere: bool = True) -> HvdtrainError | None:
@@ -323,7 +235,25 @@ def check(job: Job, *, everywhere: bool = True) -> None:
         raise error
 
 
-def _shown(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(list(value)) if isinstance(value, tuple) else str(value)
+def unused_options(
+    config: Config, given: Collection[str], *, own_optimizer: bool, has_eval_data: bool
+) -> list[str]:
+    """Return a note for each field that the user set and that has no effect.
+
+    Args:
+        config: the resolved config.
+        given: the fields that the user set.
+        own_optimizer: whether the task brings its own optimizer.
+        has_eval_data: whether the task has evaluation data.
+    """
+    own = dict.fromkeys(_BUILT_IN if own_optimizer else (), "the task brings its own optimizer")
+    found = {name: reason for names, holds, reason in _UNUSED if holds(config) for name in names}
+    reasons = {**own, **found, **own}
+    if not has_eval_data:
+        reasons |= dict.fromkeys(("eval_every", "eval_batch_size"), "the task has no evaluation data")
+    job = Job(config)
+    return [
+        job.describe(f"{name} {{{name}}} has no effect: {reason}")
+        for name, reason in reasons.items()
+        if name in given
+    ]

@@ -21,7 +21,9 @@ from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskErro
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.quiet import quiet_output
 from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.outputs import (
     Place,
     check_not_there,
@@ -38,7 +40,6 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.object_urls import shown
 from hvdtrain.regular_files import NotAFileError, check_link
 from hvdtrain.seeding import seeded_frameworks
-from hvdtrain.stages import check_not_split
 from hvdtrain.stores.fetched import run_place_of
 
 # how training computed is no part of a model that others serve
@@ -132,7 +133,7 @@ def export_checkpoint(
     layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
-        check_not_split(job.config, "export", "calls the whole model, which no worker has then")
+        check(Job(job.config, command="export"))
         output = output or _default_output(found, job.config, format_name)
         _check_output(output, format_name, force)
         with started(job, signals, stays=from_python) as backend:

@@ -9,12 +9,13 @@ from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
+from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.evaluate import checkpoint_path, given_layer, load_verified, print_note
 from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.setup import build, check_alone, new_task, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.seeding import seeded_frameworks
-from hvdtrain.stages import check_not_split
 from hvdtrain.task import task_class_of
 
 # how training computed is no part of the model
@@ -58,7 +59,7 @@ def load(
     with interruptible() as signals, seeded_frameworks():
         found = checkpoint_config.find_unverified(path)
         job = prepare(checkpoint_config.layers_of(found, [_PLAIN, given]), task_class)
-        check_not_split(job.config, "load", "returns the whole model, which no worker has then")
+        check(Job(job.config, command="load"))
         with started(job, signals, stays=True) as backend:
             check_alone(backend, "load")
             build(job.config, new_task(job), backend)

@@ -16,14 +16,16 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Layer
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, TaskError, UsageError, WorkerFailure
+from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, TaskError, WorkerFailure
 from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.batch_limits import check_eval_batch
 from hvdtrain.jobs.checkpoint_data import open_checkpoint_data
+from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.data_identity import words_for
 from hvdtrain.jobs.evaluate import evaluation_session, load_verified
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.outputs import Place, check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.prediction_files import Arrays, PredictionFile, Rows, check_suffix, prediction_file
 from hvdtrain.jobs.setup import (
@@ -34,11 +36,10 @@ from hvdtrain.jobs.setup import (
     started,
 )
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.jobs.stream_plan import check_not_a_stream
+from hvdtrain.jobs.stream_plan import streams_of
 from hvdtrain.object_urls import shown
 from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
-from hvdtrain.stages import check_not_split
 from hvdtrain.user_errors import where_raised
 from hvdtrain.words import counted
 
@@ -141,13 +142,7 @@ def _started(
     with interruptible() as signals, seeded_frameworks():
         found = checkpoint_config.find_unverified(path)
         job = prepare(checkpoint_config.layers_of(found, [_LAYER, *given]), task_class)
-        check_not_split(job.config, "predict", "calls the whole model, which no worker has then")
-        if job.config.on_bad_sample == "skip":
-            raise UsageError(
-                "on_bad_sample skip: predictions have a row for every sample",
-                "Leave it out, or give the task predict_data() without the samples that cannot be read.",
-                everywhere=True,
-            )
+        check(Job(job.config, command="predict"))
         with started(job, signals, stays=from_python) as backend, signals.signals_take_precedence():
             yield job, backend, found
 
@@ -185,7 +180,7 @@ def _predict(
     handshake(job, backend)
     task, _, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
     name, data = next(iter(identity.datasets.items()))  # of several sets, the first
-    check_not_a_stream(data, "predict, which writes a row for each sample,")
+    check(Job(job.config, streams=streams_of(None, data), command="predict"))
     build_together(job.config, task, backend, data=identity)
     found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)

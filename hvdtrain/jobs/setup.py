@@ -40,7 +40,7 @@ from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, stated_launch
 from hvdtrain.host.preflight import check_host
 from hvdtrain.jobs.batch_limits import check_eval_batch, check_train_batch, check_training_length
-from hvdtrain.jobs.compatibility import Job, check
+from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.data_identity import (
     DATA,
     NO_DATA,
@@ -61,10 +61,11 @@ from hvdtrain.jobs.failures import (
     leave_open,
     name_lost_worker,
 )
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.stage_cuts import with_cuts_before
-from hvdtrain.jobs.stream_plan import check_streams, notes_on_streams
+from hvdtrain.jobs.stream_plan import notes_on_streams, streams_of
 from hvdtrain.jobs.unused_options import given_fields
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.seeding import seed_generators
@@ -459,8 +460,8 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     build = installed_build()
     on_cpu = backend.info.description.endswith(" on the CPU")
     uses_nccl = build is not None and build.nccl and not on_cpu
-    check(Job(config, task_data.task, workers, uses_nccl))
-    check_streams(config, workers, task_data.train_data, task_data.eval_data)
+    streams = streams_of(task_data.train_data, task_data.eval_data)
+    check(Job(config, task_data.task, workers, uses_nccl, streams))
     if config.stages > 1:
         Layout.of(workers, config.stages)
     size = len(task_data.train_data)

@@ -10,8 +10,10 @@ from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.checkpoints.storage import NAME, Checkpoint, step_of
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, EnvironmentFault
+from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
+from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.object_urls import is_url, join, shown
 from hvdtrain.paths import run_folder
@@ -38,12 +40,7 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
     if config.run_dir is None or not is_url(config.run_dir):
         yield None
         return
-    if is_elastic():
-        raise ConfigError(
-            "run_dir: an elastic job cannot have a run directory at a URL yet",
-            "Give a directory that all hosts share, or start the job with a fixed number of workers.",
-            everywhere=True,
-        )
+    check(Job(config, elastic=is_elastic()))
     from hvdtrain.stores.run_store import RunStore
 
     store = RunStore(config.run_dir, run_folder(config.run_dir), _options(config))

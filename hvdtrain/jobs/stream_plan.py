@@ -3,77 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from hvdtrain.agreement import Workers
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.stream import Stream
-from hvdtrain.errors import ConfigError, UsageError
 from hvdtrain.schedule import Cadence
 from hvdtrain.session import Session
 from hvdtrain.words import counted
 
-_INDEXED = "hvdtrain.open_parquet and open_webdataset read data in many files by an index, which allows it."
 
-
-def check_streams(config: Config, workers: Workers, train_data: Any, eval_data: Any) -> None:
-    """Check that a job can be done with the streams among its data. Local: no collective.
-
-    Raises:
-        ConfigError: If it needs an index or a length that a stream does not have.
-    """
+def streams_of(train_data: Any, eval_data: Any) -> dict[str, Stream]:
+    """Return the streams among a job's data, by their names in messages."""
     data = {TRAINING_DATA: train_data, **{set_words(name): one for name, one in sets_of(eval_data).items()}}
-    streams = {words: one for words, one in data.items() if isinstance(one, Stream)}
-    if not streams:
-        return
-    words = next(iter(streams))
-    if workers.is_elastic:
-        raise _refused(f"the {words} is a stream, which an elastic job cannot read: its place in each shard "
-                       "depends on a fixed number of workers", _INDEXED)  # fmt: skip
-    if config.on_bad_sample == "skip":
-        raise _refused(f"on_bad_sample skip: the {words} is a stream, and the sample after it is not known",
-                       "Leave the samples out in the source, or leave on_bad_sample out.")  # fmt: skip
-    if config.stages > 1:
-        raise _refused(f"stages: all workers of a replica read the same samples, and the {words} is a "
-                       "stream, whose parts are dealt to single workers", _INDEXED)  # fmt: skip
-    stream = streams.get(TRAINING_DATA)
-    if stream is None:
-        return
-    if config.sync_every is not None:
-        raise _refused("sync_every: local steps need an index, and the training data is a stream", _INDEXED)
-    if stream.length is None:
-        _check_unknown_length(config)
-
-
-def check_not_a_stream(dataset: Any, doing: str) -> None:
-    """Check that data has an index.
-
-    Raises:
-        UsageError: If it is a stream.
-    """
-    if any(isinstance(one, Stream) for one in sets_of(dataset).values()):
-        raise UsageError(f"{doing} needs data with an index, and found a stream", _INDEXED, everywhere=True)
-
-
-def _check_unknown_length(config: Config) -> None:
-    """Check that nothing is counted in epochs."""
-    remedy = "Declare the number of samples of an epoch: hvdtrain.stream(..., length=...)"
-    if config.steps is None:
-        raise _refused(
-            "the training data is a stream whose length is not declared, so there are no epochs",
-            f"{remedy}, or give --steps.",
-        )
-    in_epochs = {
-        "warmup_epochs": bool(config.warmup_epochs) and config.warmup_steps is None,
-        "lr_step_epochs": config.lr_schedule == "step",
-        "lr_cycle_epochs": config.lr_schedule == "cyclic",
-    }
-    if found := next((field for field, is_used in in_epochs.items() if is_used), None):
-        raise _refused(f"{found}: the training data is a stream whose length is not declared", f"{remedy}.")
-
-
-def _refused(problem: str, remedy: str) -> ConfigError:
-    return ConfigError(problem, remedy, everywhere=True)
+    return {words: one for words, one in data.items() if isinstance(one, Stream)}
 
 
 def promises(session: Session, before: Manifest | None) -> str:

@@ -92,7 +92,7 @@ def test_what_cannot_be_predicted_is_refused(framework, tmp_path):
             f"task {TASK}:Served has no predict_data()",
             "--output x.csv: predictions are written to files that end with .npz or .parquet",
             "there.npz exists",
-            "on_bad_sample skip: predictions have a row for every sample",
+            "on_bad_sample skip cannot be used by predict: predictions have a row for every sample",
             "eval_batch_size: a batch of all workers has 100,000,000 samples",
         ),
         strict=True,

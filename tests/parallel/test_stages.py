@@ -235,7 +235,7 @@ def test_what_needs_the_whole_model_refuses_stages(name, options, tmp_path):
     words = ["python", "-m", "hvdtrain", name, source, *task("Gpt"), "--set", "stages=2", *options]
     result = run([*launcher(2, "mpi"), *words], tmp_path)
     assert result.returncode == 2, result.output[-3000:]
-    assert f"stages 2: {name} calls the whole model" in result.output
+    assert f"stages 2 cannot be used by {name}: no worker has the whole model" in result.output
 
 
 @pytest.mark.parametrize(

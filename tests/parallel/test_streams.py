@@ -119,10 +119,13 @@ def test_streams_of_other_packages(framework, task, is_dealt):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "length is not declared, so there are no epochs"),
-        (("--steps", "5", "--set", "warmup_epochs=1"), "warmup_epochs: the training data is a stream"),
-        (("--steps", "5", "--on-bad-sample", "skip"), "on_bad_sample skip: the training data is a stream"),
-        (("--steps", "5", "--set", "sync_every=2"), "sync_every: local steps need an index"),
+        ((), "length is not declared, cannot be used with epochs"),
+        (
+            ("--steps", "5", "--set", "warmup_epochs=1"),
+            "cannot be used with warmup_epochs 1",
+        ),
+        (("--steps", "5", "--on-bad-sample", "skip"), "a stream, cannot be used with on_bad_sample skip"),
+        (("--steps", "5", "--set", "sync_every=2"), "a stream, cannot be used with sync_every 2"),
     ],
 )
 def test_what_a_stream_cannot_do_is_refused(options, said):

@@ -2,7 +2,6 @@
 
 import json
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,11 +9,9 @@ from support.documents import ROOT, blocks, named_files
 from support.numpy_backend import Mlp
 
 import hvdtrain
-from hvdtrain.config import Layer
-from hvdtrain.config_layers import resolve
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.errors import CheckpointError, ConfigError, DataError, UsageError
-from hvdtrain.jobs.stream_plan import check_not_a_stream, check_streams
+from hvdtrain.errors import CheckpointError, ConfigError, DataError
+from hvdtrain.jobs.stream_plan import streams_of
 
 SIZE, EVAL_SIZE = 50, 23
 
@@ -114,34 +111,17 @@ def test_a_place_beyond_a_length_is_refused(train):
         train(task_class=Other, batch_size=10, steps=12, resume="auto")
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"epochs": 2}, "length is not declared, so there are no epochs"),
-        ({"steps": 5, "warmup_epochs": 1.0}, "warmup_epochs: the training data is a stream"),
-        ({"steps": 5, "lr_schedule": "cyclic"}, "lr_cycle_epochs: the training data is a stream"),
-        ({"steps": 5, "on_bad_sample": "skip"}, "on_bad_sample skip: the training data is a stream"),
-    ],
-)
-def test_what_a_stream_cannot_do_is_refused(train, fields, said):
+def test_what_a_stream_cannot_do_is_refused(train):
+    said = "the training data, a stream whose length is not declared, cannot be used with epochs"
     with pytest.raises(ConfigError, match=said):
-        train(task_class=Undeclared, **fields)
+        train(task_class=Undeclared, epochs=2)
 
 
-def test_elastic_jobs_and_local_steps_are_refused():
-    data = as_dataset(hvdtrain.stream(samples(0, 5), length=5))
-    elastic, fixed = SimpleNamespace(is_elastic=True), SimpleNamespace(is_elastic=False)
-    plain = resolve([Layer("test", {"framework": "torch"})])
-    local = resolve([Layer("test", {"framework": "torch", "sync_every": 2})])
-    with pytest.raises(ConfigError, match="an elastic job cannot read"):
-        check_streams(plain, elastic, data, None)
-    with pytest.raises(ConfigError, match="evaluation data is a stream, which an elastic job"):
-        check_streams(plain, elastic, [], data)
-    with pytest.raises(ConfigError, match="sync_every: local steps need an index"):
-        check_streams(local, fixed, data, None)
-    check_streams(plain, elastic, [], [])
-    with pytest.raises(UsageError, match="predict needs data with an index"):
-        check_not_a_stream(data, "predict")
+def test_streams_are_found_among_all_data():
+    data, other = as_dataset(hvdtrain.stream(samples(0, 5), length=5)), as_dataset(np.zeros(3))
+    assert streams_of(data, None) == {"training data": data}
+    assert streams_of(other, data) == {"evaluation data": data}
+    assert streams_of(other, other) == {}
 
 
 def test_the_documented_tasks_open_their_data(tmp_path, monkeypatch):

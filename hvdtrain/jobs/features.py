@@ -1,0 +1,192 @@
+"""What a job may have of options, data, workers and commands: the features of jobs/compatibility.py."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hvdtrain.agreement import Workers
+from hvdtrain.backends.named_optimizers import own_optimizer_method
+from hvdtrain.compression import rank_of
+from hvdtrain.config import Config
+from hvdtrain.data.eval_sets import TRAINING_DATA
+from hvdtrain.data.stream import Stream
+from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.object_urls import is_url
+
+MOST_WORKERS = 256  # of an elastic job
+# settings of Horovod that keep what they learned, or their groups of workers, for the life of a process
+FIXED_SETTINGS = (
+    "HOROVOD_HIERARCHICAL_ALLREDUCE",
+    "HOROVOD_HIERARCHICAL_ALLGATHER",
+    "HOROVOD_TORUS_ALLREDUCE",
+    "HOROVOD_AUTOTUNE",
+)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is known of a job when it is checked.
+
+    Attributes:
+        config: the resolved config.
+        task: the task; None before it is made.
+        workers: the workers; None before they have started.
+        uses_nccl: whether Horovod reduces gradients by NCCL.
+        streams: those of the data that have no index, by their names in messages.
+        command: what is done; empty for training.
+        elastic: whether the launcher started an elastic job, before the workers have started.
+    """
+
+    config: Config
+    task: Any = None
+    workers: Workers | None = None
+    uses_nccl: bool = False
+    streams: Mapping[str, Stream] = field(default_factory=dict)
+    command: str = ""
+    elastic: bool = False
+
+    @property
+    def own_step(self) -> str:
+        """The task's method in place of a training step; empty if it has none."""
+        method = FRAMEWORKS[self.config.framework].step_method
+        return method if getattr(self.task, method, None) is not None else ""
+
+    @property
+    def own_optimizer(self) -> str:
+        """The task's method that makes its optimizers; empty if it has none."""
+        return own_optimizer_method(self.task, self.config)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the number of workers may change."""
+        return self.elastic or (self.workers is not None and self.workers.is_elastic)
+
+    def describe(self, text: str) -> str:
+        """Return a text filled in with the job's values."""
+        values: dict[str, object] = {name: _shown(value) for name, value in self.config}
+        values |= {name: os.environ.get(name, "") for name in FIXED_SETTINGS}
+        values |= {"own_step": self.own_step, "own_optimizer": self.own_optimizer, "command": self.command}
+        values["stream"] = next(iter(self.streams), "")
+        if self.workers is not None:
+            values |= {"host": self.workers.host, "most": self.workers.most}
+        return text.format_map(values)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something that a job may have, or lack.
+
+    Attributes:
+        name: its name in the documentation.
+        text: its name in messages, filled in with the job's values.
+        holds: whether a job has it.
+        joined: the word before it as the second of a row.
+    """
+
+    name: str
+    text: str
+    holds: Callable[[Job], bool]
+    joined: str = "with"
+
+
+def option(field: str, *values: object) -> Feature:
+    """Return that a field has one of some values, or any other value than its default."""
+    default = Config.model_fields[field].default
+    name = f"`{field}` {' or '.join(map(str, values))}".strip()
+    text = field if default is False else f"{field} {{{field}}}"
+
+    def holds(job: Job) -> bool:
+        value = getattr(job.config, field)
+        return value in values if values else value != default
+
+    return Feature(name, text, holds)
+
+
+def _of_config(name: str, field: str, holds: Callable[[Config], bool]) -> Feature:
+    """Return that a config meets a condition.
+
+    Args:
+        name: its name in the documentation.
+        field: the field that messages name with its value.
+        holds: whether a config meets it.
+    """
+    return Feature(name, f"{field} {{{field}}}", lambda job: holds(job.config))
+
+
+def no_option(field: str) -> Feature:
+    """Return that a field has its default."""
+    given = option(field).holds
+    return Feature(f"`{field}`", field, lambda job: not given(job), "without")
+
+
+def commands(*names: str) -> Feature:
+    """Return that one of some commands is given."""
+    title = " or ".join(f"`{name}`" for name in names)
+    return Feature(title, "{command}", lambda job: job.command in names, "by")
+
+
+def setting(name: str) -> Feature:
+    """Return that a setting of Horovod is on."""
+
+    def holds(_: Job) -> bool:
+        return os.environ.get(name, "").strip().lower() not in ("", "0", "false")
+
+    return Feature(f"`{name}`", f"{name}={{{name}}}", holds)
+
+
+SHARD, STAGES, SYNC_EVERY = option("shard"), option("stages"), option("sync_every")
+COMPRESSED, BF16, SYNC_NORM = option("compression"), option("compression", "bf16"), option("sync_batch_norm")
+POWERSGD = _of_config("`compression` powersgd", "compression", lambda c: rank_of(c.compression) is not None)
+WARMUP_EPOCHS = _of_config(
+    "`warmup_epochs`", "warmup_epochs", lambda c: c.warmup_steps is None and c.warmup_epochs > 0
+)
+WARMUP_STEPS = _of_config("`warmup_steps`", "warmup_steps", lambda c: bool(c.warmup_steps))
+LATE_PROFILE = _of_config(
+    "`profile` of later steps", "profile", lambda c: bool(c.profile and c.steps and c.profile.first > c.steps)
+)
+XLA = Feature(
+    "`compile` in TensorFlow", "compile", lambda job: job.config.compile and job.config.framework == "tf"
+)
+ELASTIC = Feature("an elastic job", "an elastic job", lambda job: job.is_elastic, "in")
+ELASTIC_BATCH = Feature(
+    "`global_batch_size` in an elastic job",
+    "global_batch_size in an elastic job",
+    lambda job: job.is_elastic and job.config.global_batch_size is not None,
+)
+MANY = Feature(
+    f"more than {MOST_WORKERS} workers",
+    "up to {most} workers",
+    lambda job: job.workers is not None and job.is_elastic and job.workers.most > MOST_WORKERS,
+)
+NCCL = Feature("reductions by NCCL", "NCCL for gradients on {host}", lambda job: job.uses_nccl)
+GLOO = Feature("Gloo", "Gloo", lambda job: job.workers is not None and job.workers.controller == "Gloo")
+STREAM = Feature("data that are a stream", "the {stream}, a stream,", lambda job: bool(job.streams))
+TRAINING_STREAM = Feature(
+    "training data that are a stream",
+    "the training data, a stream,",
+    lambda job: TRAINING_DATA in job.streams,
+)
+UNCOUNTED = Feature(
+    "training data that are a stream without `length`",
+    "the training data, a stream whose length is not declared,",
+    lambda job: TRAINING_DATA in job.streams and job.streams[TRAINING_DATA].length is None,
+)
+EPOCHS = Feature("`epochs`", "epochs", lambda job: job.config.steps is None)
+RUN_DIR_URL = Feature(
+    "a URL as `run_dir`",
+    "a URL as run_dir",
+    lambda job: is_url(job.config.run_dir or ""),
+)
+OWN_STEP = Feature(
+    "a training step of the task's own", "the task's own {own_step}", lambda job: bool(job.own_step)
+)
+OWN_OPTIMIZER = Feature(
+    "an optimizer of the task's own", "the task's own {own_optimizer}()", lambda job: bool(job.own_optimizer)
+)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(list(value)) if isinstance(value, tuple) else str(value)
