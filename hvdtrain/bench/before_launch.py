@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
-from hvdtrain.stages import SPEED_OF_STAGES, check_not_split
+from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.features import Job
 from hvdtrain.training_plan import batch_plan
 
 _TITLES = {"mpi": "MPI", "gloo": "Gloo"}
@@ -23,8 +24,7 @@ def check_before_launch(config: Config, counts: Iterable[int], controller: str |
         UsageError: If Horovod was built without the controller.
         ConfigError: If a worker would have no samples.
     """
-    reason = "measures what a worker computes by itself, and no stage trains alone"
-    check_not_split(config, "bench", reason, SPEED_OF_STAGES)
+    check(Job(config, command="bench"))
     build = installed_build()
     if build is not None and controller is not None:
         has = {"mpi": build.mpi is not None, "gloo": build.gloo}[controller]

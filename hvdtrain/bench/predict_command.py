@@ -13,7 +13,7 @@ from hvdtrain.bench.launch import Program, exchange_folder, horovodrun, run_prog
 from hvdtrain.bench.picture import check_picture, draw
 from hvdtrain.bench.predict_options import PlanOptions
 from hvdtrain.bench.predict_result import Record, make_plan, read_records
-from hvdtrain.bench.predict_scope import check_cluster, check_predictable, check_task
+from hvdtrain.bench.predict_scope import check_cluster
 from hvdtrain.bench.sweep import check_slots
 from hvdtrain.bench.worker import layers_to_json
 from hvdtrain.config import Layer
@@ -22,6 +22,8 @@ from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.host.launches import stated_launch
+from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.printable import printable
@@ -92,8 +94,7 @@ def _records(layers: list[Layer], options: PlanOptions, *, launched: bool) -> li
     if not any(layer.values.get("framework") for layer in layers):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     task_class, config = settle(layers)  # what is wrong is reported before workers are started
-    check_predictable(config)
-    check_task(config, task_class)
+    check(Job(config, task_class, command="plan"))
     check_before_launch(config, (), options.controller)
     # a framework that cannot be loaded is reported by the workers
     gpus = 0 if config.device == "cpu" else len(probe(config.framework, _PROBE_SECONDS).get("gpus", ()))

@@ -16,11 +16,13 @@ from hvdtrain.bench.measure import measure_steps
 from hvdtrain.bench.message_times import LEAST_BYTES, MOST_BYTES, measure_messages
 from hvdtrain.bench.predict import Measured
 from hvdtrain.bench.predict_result import Record
-from hvdtrain.bench.predict_scope import check_hosts, check_predictable, check_task
+from hvdtrain.bench.predict_scope import check_hosts
 from hvdtrain.bench.predict_ways import way_of
 from hvdtrain.bench.spread import Spread
 from hvdtrain.bench.worker import layers_from_json, run_worker
 from hvdtrain.config import Layer
+from hvdtrain.jobs import compatibility
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
@@ -47,14 +49,14 @@ def measure_job(
     """
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, None)
-        check_predictable(job.config)
+        compatibility.check(Job(job.config, command="plan"))
         if job.config.profile is not None:  # a recording takes time
             job = replace(job, config=job.config.model_copy(update={"profile": None}))
         with started(job, signals) as backend, signals.signals_take_precedence():
             task_data, model, hosts = open_together(job, backend)
             check_hosts(hosts, backend.workers.allgather_object(backend.workers.local_size))
             check(len(set(hosts)), max(Counter(hosts).values()))
-            check_task(job.config, task_data.task)
+            compatibility.check(Job(job.config, task_data.task, command="plan"))
             bench_module(job.config.framework, "allreduce").check_dense(backend)
             job = replace(job, config=with_learning_rate(job.config, model.own_rates))
             return _measured(job, backend, task_data, model, hosts, seconds=seconds)

@@ -1,57 +1,12 @@
-"""What a plan predicts, and what it refuses."""
+"""Which hosts and numbers of workers a plan predicts."""
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
-from hvdtrain.backends.named_optimizers import own_optimizer_method
 from hvdtrain.bench.predict import counts_for
 from hvdtrain.bench.predict_options import PlanOptions
-from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
-from hvdtrain.frameworks import FRAMEWORKS
 from hvdtrain.words import counted
-
-_MEASURE = "Plan without it; bench --sweep measures such jobs."
-
-
-def check_predictable(config: Config) -> None:
-    """Check that a job has nothing that a plan does not predict.
-
-    Raises:
-        UsageError: naming what it has, and what to do.
-    """
-    problem, remedy = "", _MEASURE
-    if config.global_batch_size is not None:
-        problem = "with global_batch_size a worker's batch shrinks as workers are added: it is not measured"
-        remedy = "Give --batch-size, that of a worker: G/N for G samples on N workers, and read their row."
-    elif config.sync_batch_norm:
-        problem = "sync_batch_norm sends messages in every batch-norm layer, which a plan does not predict"
-    elif config.compression == "bf16":
-        problem = "compression bf16 exchanges parts of gradients, of which a plan has no measured sums"
-        remedy = "Plan with --compression fp16, which has as many bytes."
-    elif config.shard != "none":
-        problem = f"shard {config.shard} gathers parameters in every step, which a plan does not predict"
-    elif config.stages > 1:
-        problem = f"stages {config.stages} passes activations between workers, which a plan does not predict"
-        remedy = "Plan without it; metrics.jsonl has the speed of a training with stages."
-    if problem:
-        raise UsageError(problem, remedy, everywhere=True)
-
-
-def check_task(config: Config, task: Any) -> None:
-    """Check that the messages of a task's steps are known.
-
-    Raises:
-        UsageError: If it has a training step of its own, or local steps with an optimizer of its own.
-    """
-    method, problem = FRAMEWORKS[config.framework].step_method, ""
-    if hasattr(task, method):
-        problem = f"the task's own {method} may sum gradients several times in a step, which is not predicted"
-    elif config.sync_every is not None and (own := own_optimizer_method(task, config)):
-        problem = f"sync_every {config.sync_every}: how much the optimizer of {own}() sends is unknown"
-    if problem:
-        raise UsageError(problem, "Measure it with bench --sweep.", everywhere=True)
 
 
 def check_hosts(hosts: Sequence[str], local_sizes: Sequence[int]) -> None:

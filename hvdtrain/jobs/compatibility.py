@@ -40,6 +40,8 @@ class Row:
 
 _LEAVE_ONE, _NO_STAGES, _NO_SHARD = "Leave one of them out.", "Leave stages out.", "Leave shard out."
 _NO_LOCAL_STEPS, _SIMPLER = "Leave sync_every out.", "Use compression none or fp16."
+_NO_STAGE_SPEED = "Leave stages out; metrics.jsonl has the speed of a training with stages."
+_BENCH = "Plan without it; bench --sweep measures such jobs."
 _INDEXED = "hvdtrain.open_parquet and open_webdataset read data in many files by an index, which allows it."
 _DECLARED = "Declare the number of samples of an epoch: hvdtrain.stream(..., length=...)"
 _OWN_WARMUP, _OWN_LOSSES = "it has a warm-up of its own", "it computes the training losses itself"
@@ -99,6 +101,25 @@ ROWS = (
     # commands
     Row(f.STAGES, commands("export", "predict", "load"), "no worker has the whole model",
         "Leave stages out for {command}."),
+    Row(f.STAGES, commands("bench"), "it measures what a worker computes alone, and no stage trains alone",
+        _NO_STAGE_SPEED),
+    Row(f.STAGES, commands("batch-find"), "it tries sizes with few workers, each with the whole model",
+        _NO_STAGE_SPEED),
+    Row(f.SYNC_EVERY, commands("batch-find", "lr-find"),
+        "it compares single steps of all workers, and local steps are each worker's own",
+        "Leave sync_every out, and start {command} with one worker, whose steps local steps are."),
+    Row(option("global_batch_size"), f.PLAN,
+        "a worker's batch shrinks as workers are added, which is not measured",
+        "Give --batch-size, that of a worker: G/N for G samples on N workers, and read their row.",
+        UsageError),
+    Row(f.SYNC_NORM, f.PLAN, "messages in every batch-norm layer are not predicted", _BENCH, UsageError),
+    Row(f.BF16, f.PLAN, "it exchanges parts of gradients, of which no sums are measured",
+        "Plan with --compression fp16, which has as many bytes.", UsageError),
+    Row(f.SHARD, f.PLAN, "it gathers parameters in every step, which is not predicted", _BENCH, UsageError),
+    Row(f.STAGES, f.PLAN, "messages between stages are not predicted", _NO_STAGE_SPEED, UsageError),
+    Row(f.OWN_STEP, f.PLAN, "it may sum gradients several times in a step, which is not predicted", _BENCH,
+        UsageError),
+    Row(f.PLANNED_STEPS, f.OWN_OPTIMIZER, "how much of its state it sends is unknown", _BENCH, UsageError),
     Row(option("on_bad_sample", "skip"), commands("predict"), "predictions have a row for every sample",
         "Leave it out, or give the task predict_data() without the samples that cannot be read.", UsageError),
     Row(f.STREAM, commands("predict"), "predictions go by the index of their samples", _INDEXED, UsageError),

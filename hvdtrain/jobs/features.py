@@ -161,6 +161,12 @@ MANY = Feature(
 )
 NCCL = Feature("reductions by NCCL", "NCCL for gradients on {host}", lambda job: job.uses_nccl)
 GLOO = Feature("Gloo", "Gloo", lambda job: job.workers is not None and job.workers.controller == "Gloo")
+PLAN = commands("plan")
+PLANNED_STEPS = Feature(
+    "`sync_every` in a `plan`",
+    "sync_every {sync_every} in a plan",
+    lambda job: job.command == "plan" and job.config.sync_every is not None,
+)
 STREAM = Feature("data that are a stream", "the {stream}, a stream,", lambda job: bool(job.streams))
 TRAINING_STREAM = Feature(
     "training data that are a stream",

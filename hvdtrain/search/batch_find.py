@@ -15,14 +15,14 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.memory import free_bytes
+from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.setup import settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.search import batch_sizes
 from hvdtrain.search.batch_sizes import BatchSize, BatchSizes, Tried, curve_difference
 from hvdtrain.search.batch_worker import MARKER, OUT_OF_MEMORY_CODE
-from hvdtrain.search.job import check_synchronous
 from hvdtrain.search.options import BatchOptions
-from hvdtrain.stages import SPEED_OF_STAGES, check_not_split
 
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # beside the measurement: to start, and to compile
 _KILLED = re.compile(rf"exit (code|status):? *(-9|137|{OUT_OF_MEMORY_CODE})\b|signal 9|SIGKILL|\bKilled\b")
@@ -40,9 +40,7 @@ def run_batch_find(layers: list[Layer], options: BatchOptions, say: Callable[[st
     hosts = check_slots((workers,), options.hosts, may_share=False)
     hosts = hosts if options.hosts else f"localhost:{workers}"
     _, config = settle(layers)  # what is wrong is said before workers are started
-    check_synchronous(config, "batch-find")
-    reason = "tries sizes with few workers, each of which has the whole model"
-    check_not_split(config, "batch-find", reason, SPEED_OF_STAGES)
+    check(Job(config, command="batch-find"))
     own, limit = batch_sizes.batch_size_of(config, workers), options.memory or free_bytes()
     here = max(host.slots for host in parse_host_list(hosts))
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:

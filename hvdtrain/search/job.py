@@ -8,7 +8,6 @@ from typing import Any
 from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import ConfigError
 from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.resume import ResumePoint, restore
@@ -60,18 +59,3 @@ def opened_run(
                 ACTIVITY.enter("in the dry run", is_long=True)
                 notes = dry_run(session, task_data.task).notes
                 yield SearchRun(own, session, model, (*job.notes, *model.notes, *task_data.notes, *notes))
-
-
-def check_synchronous(config: Config, command: str) -> None:
-    """Check that the workers average their gradients in every step.
-
-    Raises:
-        ConfigError: If the job has local steps.
-    """
-    if config.sync_every is not None:
-        raise ConfigError(
-            f"sync_every {config.sync_every}: {command} compares single steps of all workers, and local "
-            "steps are each worker's own",
-            f"Leave sync_every out, and start {command} with one worker, whose steps local steps are.",
-            everywhere=True,
-        )

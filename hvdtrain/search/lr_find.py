@@ -13,11 +13,13 @@ from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.bench.measure import bench_config
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import HvdtrainError, NonFiniteLossError, UsageError
+from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.features import Job
 from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import SilentReport
-from hvdtrain.search.job import SearchRun, check_synchronous, opened_run
+from hvdtrain.search.job import SearchRun, opened_run
 from hvdtrain.search.learning_rates import BatchScale, Curve, LearningRates, Rise, notes_of_ends
 from hvdtrain.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS
 from hvdtrain.session import Session
@@ -144,7 +146,7 @@ def rising_config(config: Config, rise: Rise) -> Config:
     Raises:
         ConfigError: If the job has local steps.
     """
-    check_synchronous(config, "lr-find")
+    check(Job(config, command="lr-find"))
     changes = {
         "steps": rise.steps, "learning_rate": config.base_learning_rate, "lr_schedule": "constant",
         "warmup_epochs": 0.0, "warmup_steps": None,

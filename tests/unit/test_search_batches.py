@@ -200,5 +200,5 @@ def test_a_job_that_fails_for_another_reason_is_no_lack_of_memory(monkeypatch):
 def test_local_steps_are_refused(monkeypatch):
     Jobs(monkeypatch, most=8)
     layers = [*LAYERS, Layer("--set", {"sync_every": 4})]
-    with pytest.raises(ConfigError, match="sync_every 4: batch-find compares single steps"):
+    with pytest.raises(ConfigError, match="sync_every 4 cannot be used by batch-find"):
         batch_find.run_batch_find(layers, BatchOptions(num_proc=2), lambda _: None)
