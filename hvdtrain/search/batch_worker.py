@@ -1,5 +1,6 @@
 """A worker of a job that tries one micro-batch: a real training of some steps, in a process of its own."""
 
+import itertools
 import json
 import os
 import threading
@@ -20,9 +21,8 @@ from hvdtrain.search.job import SearchRun, opened_run
 
 OUT_OF_MEMORY_CODE = 12  # ENOMEM
 MARKER = ".out-of-memory"
-_FIRST_STEPS = 5
-_LOSSES = 8  # of the first steps, which tell whether the curve is the same
-_POLL_SECONDS, _CHILDREN_SECONDS = 0.02, 1.0
+_FIRST_STEPS, _LOSSES = 5, 8  # the losses of the first steps tell whether the curve is the same
+_LOOKS_PER_SECOND = 50
 
 
 class _LossRecorder(Recorder):
@@ -39,7 +39,7 @@ class _LossRecorder(Recorder):
             self.losses.append(metrics.mean("loss"))
 
 
-class MemoryWatch:
+class MemoryWatch(threading.Thread):
     """A thread that ends this process when it takes more memory than it may, and says so in a file.
 
     The kernel would end a process too, but perhaps another one, and after the host has swapped.
@@ -50,29 +50,22 @@ class MemoryWatch:
     """
 
     def __init__(self, limit: int, marker: Path) -> None:
-        self._limit, self._marker = limit, marker
-        self._own_bytes = self._children_bytes = 0
-        threading.Thread(target=self._watch, daemon=True, name="watch memory").start()
+        super().__init__(daemon=True, name="watch memory")
+        self._limit, self._marker, self.peak = limit, marker, 0
 
-    @property
-    def peak(self) -> int:
-        """The most memory that this process has had, with the most that those it started had together."""
-        return max(self._own_bytes, taken_bytes()) + self._children_bytes
-
-    def _watch(self) -> None:
-        looked_seconds, children = 0.0, 0
-        while True:
-            if time.monotonic() >= looked_seconds + _CHILDREN_SECONDS:
-                started = psutil.Process().children(recursive=True)
-                children, looked_seconds = sum(taken_bytes(one.pid) for one in started), time.monotonic()
-                self._children_bytes = max(self._children_bytes, children)
-            own = taken_bytes()
-            self._own_bytes = max(self._own_bytes, own)
-            if own + children > self._limit:
-                taken = f"{(own + children) / 2**20:,.0f}"
-                mark(self._marker, f"a worker took {taken} of {self._limit / 2**20:,.0f} MiB")
+    def run(self) -> None:
+        """Look until the process ends, at other processes about once a second: finding them takes long."""
+        for look in itertools.count():
+            if look % _LOOKS_PER_SECOND == 0:
+                children = psutil.Process().children(recursive=True)
+                of_children = sum(taken_bytes(child.pid) for child in children)
+            taken = taken_bytes() + of_children
+            self.peak = max(self.peak, taken)
+            if taken > self._limit:
+                mib = f"{taken / 2**20:,.0f} of {self._limit / 2**20:,.0f} MiB"
+                mark(self._marker, f"a worker took {mib}")
                 os._exit(OUT_OF_MEMORY_CODE)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(1 / _LOOKS_PER_SECOND)
 
 
 def mark(marker: Path, why: str) -> None:
@@ -87,6 +80,7 @@ def work(specification: dict[str, Any]) -> None:
     found = Path(specification["found"])
     marker = found.with_suffix(MARKER)
     watch = MemoryWatch(specification["limit"], marker)
+    watch.start()
     try:
         with opened_run(layers_from_json(specification["layers"]), bench_config) as run:
             measured = _measured(run, watch, specification["seconds"])

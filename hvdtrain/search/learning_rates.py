@@ -15,8 +15,11 @@ _MARGIN = 0.1  # of the whole fall, by which a divergence that ends on a plateau
 _SIGMAS = 6.0  # of a mean, by which it falls where losses do not merely scatter
 _MEDIAN_JUMP = 0.6745 * math.sqrt(2)  # of normally distributed losses, in their standard deviation
 _WIDTHS = 50  # of the centred mean's standard deviation, in the length of the curve
-_ROWS, _DIGITS = 16, 3
-_OF_DIVERGENCE = 0.1
+_ROWS, _DIGITS, _OF_DIVERGENCE = 16, 3, 0.1
+_NO_SUGGESTION = (
+    "no suggestion: the loss did not fall by more than it scatters; lower --lowest-rate, take more "
+    "--rising-steps or a larger batch, or check the task"
+)
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ class Curve:
         rose to a plateau, it has to pass its first value clearly. None if it did not diverge.
         """
         means = smoothed(self.losses)
-        if self.stopped is None and not self._falls(means):
+        if self.stopped is None and not self._calm_lowest(means):
             return None
         lowest = means.index(min(means))
         limit = means[0] + (_MARGIN * (means[0] - means[lowest]) if self.stopped is None else 0.0)
@@ -91,34 +94,25 @@ class Curve:
         had fallen: a fall after that is a recovery. None if the loss does not fall by more than it scatters.
         """
         means = smoothed(self.losses)
-        last = min(self._calm_until(means), len(means) - 2)
-        if last < 1 or not self._falls(means):
-            return None
+        last = min(self._calm_lowest(means), len(means) - 2)
         slopes = [means[at + 1] - means[at - 1] for at in range(1, last + 1)]
-        return self.rates[1 + slopes.index(min(slopes))] if min(slopes) < 0 else None
+        return self.rates[1 + slopes.index(min(slopes))] if slopes and min(slopes) < 0 else None
 
-    def _falls(self, means: Sequence[float]) -> bool:
-        """Return whether the means fall by more than they do where losses are nothing but noise."""
-        return len(means) >= 3 and means[0] - means[self._calm_until(means)] > _SIGMAS * self._noise()
-
-    def _noise(self) -> float:
-        """Return by how much a centred mean scatters, from the median jump of the losses from step to step.
-
-        Unlike the mean jump, the median does not count how they rise where they diverge.
-        """
-        jump = float(np.median(np.abs(np.diff(self.losses)))) if len(self.losses) > 1 else 0.0
-        return jump / _MEDIAN_JUMP / math.sqrt(2 * math.sqrt(math.pi) * _width(len(self.losses)))
-
-    def _calm_until(self, means: Sequence[float]) -> int:
-        """Return the place of the lowest mean before the first one that is far above it."""
-        fall, lowest, noise = means[0] - min(means), 0, _SIGMAS * self._noise()
+    def _calm_lowest(self, means: Sequence[float]) -> int:
+        """Return the place of the lowest mean before one that is far above it; 0 if all is noise."""
+        if len(means) < 3:
+            return 0
+        # the median jump, unlike the mean one, does not count how losses rise where they diverge
+        scatter = float(np.median(np.abs(np.diff(self.losses)))) / _MEDIAN_JUMP
+        noise = _SIGMAS * scatter / math.sqrt(2 * math.sqrt(math.pi) * _width(len(means)))
+        fall, lowest = means[0] - min(means), 0
         for at, mean in enumerate(means):
             fallen = means[0] - means[lowest]
             if fallen > _SMALL_FALL * fall and mean - means[lowest] > max(_RECOVERY * fallen, noise):
                 break
             if mean < means[lowest]:
                 lowest = at
-        return lowest
+        return lowest if means[0] - means[lowest] > noise else 0
 
 
 def _width(count: int) -> float:
@@ -147,13 +141,13 @@ class Suggestion(NamedTuple):
 
 
 class BatchScale(NamedTuple):
-    """For which batch a learning rate is quoted: ``factor`` is the peak learning rate by the quoted one."""
+    """For which batch a learning rate is quoted, with the names of the JSON document."""
 
-    global_batch: int
-    base_batch: int
-    rule: str
-    factor: float
     workers: int
+    global_batch: int
+    base_batch_size: int
+    lr_scaling: str
+    peak_by_learning_rate: float
 
 
 @dataclass(frozen=True)
@@ -198,28 +192,25 @@ class LearningRates:
         return self.suggestions[0].learning_rate if self.suggestions else None
 
     def _suggestion(self, reason: str, peak: float) -> Suggestion:
-        quoted = float(f"{peak / self.scale.factor:.{_DIGITS}g}")
-        return Suggestion(reason, quoted, quoted * self.scale.factor)
+        quoted = float(f"{peak / self.scale.peak_by_learning_rate:.{_DIGITS}g}")
+        return Suggestion(reason, quoted, quoted * self.scale.peak_by_learning_rate)
 
     def describe(self) -> str:
         """Return it as the text that is shown."""
         scale, means = self.scale, smoothed(self.losses)
         lines = [f"lr-find: {self.task} with {self.device}, global batch {scale.global_batch}"]
         lines += [f"  {'peak rate':>10}  {'loss':>10}  smoothed"]
-        for at in range(0, len(self.rates), max(1, -(-len(self.rates) // _ROWS))):
+        for at in range(0, len(self.rates), -(-len(self.rates) // _ROWS)):
             lines.append(f"  {self.rates[at]:>10.3g}  {self.losses[at]:>10.4g}  {means[at]:.4g}")
-        lines.append(
-            f"the loss did not diverge up to {self.highest:g}: raise --highest-rate to find where"
-            if self.diverged is None
-            else f"the loss diverged at a peak rate of {self.diverged:.3g}"
-        )
-        lines.append(
-            f"for a global batch of {scale.global_batch} (base_batch_size {scale.base_batch}, lr_scaling "
-            f"{scale.rule}: the peak is {scale.factor:g} times --learning-rate):"
-            if self.suggestions
-            else "no suggestion: the loss did not fall by more than it scatters; lower --lowest-rate, take "
-            "more --rising-steps or a larger batch, or check the task"
-        )
+        if self.diverged is None:
+            lines.append(
+                f"the loss did not diverge up to {self.highest:g}: raise --highest-rate to find where"
+            )
+        else:
+            lines.append(f"the loss diverged at a peak rate of {self.diverged:.3g}")
+        batch = f"global batch of {scale.global_batch} (base_batch_size {scale.base_batch_size}, lr_scaling"
+        times = f"{scale.lr_scaling}: the peak is {scale.peak_by_learning_rate:g} times --learning-rate):"
+        lines.append(f"for a {batch} {times}" if self.suggestions else _NO_SUGGESTION)
         for one in self.suggestions:
             lines.append(f"  --learning-rate {one.learning_rate:<9g} peak {one.peak:<9.3g} {one.reason}")
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
@@ -231,11 +222,7 @@ class LearningRates:
             "version": VERSION,
             "task": self.task,
             "device": self.device,
-            "workers": self.scale.workers,
-            "global_batch": self.scale.global_batch,
-            "base_batch_size": self.scale.base_batch,
-            "lr_scaling": self.scale.rule,
-            "peak_by_learning_rate": self.scale.factor,
+            **self.scale._asdict(),
             "diverged_at": self.diverged,
             "suggestions": [one._asdict() for one in self.suggestions],
             "curve": [{"rate": rate, "loss": loss, "smoothed": mean} for rate, loss, mean in steps],
@@ -261,8 +248,7 @@ def draw_rates(figure: Any, document: Mapping[str, Any]) -> None:
     for style, one in zip(("--", ":"), document["suggestions"], strict=False):
         label = f"{one['reason']}: --learning-rate {one['learning_rate']:g}"
         axes.axvline(one["peak"], color="black", linestyle=style, label=label)
-    axes.set_xscale("log")
-    axes.set_xlabel(f"peak learning rate, global batch {document['global_batch']}")
-    axes.set_ylabel("loss")
-    axes.set_title(f"{document['task']}, {document['device']}")
+    label = f"peak learning rate, global batch {document['global_batch']}"
+    title = f"{document['task']}, {document['device']}"
+    axes.set(xscale="log", xlabel=label, ylabel="loss", title=title)
     axes.legend()

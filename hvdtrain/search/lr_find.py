@@ -157,7 +157,7 @@ def rising_config(config: Config, rise: Rise) -> Config:
 def batch_scale(config: Config, plan: TrainingPlan, workers: int) -> BatchScale:
     """Return for which batch ``learning_rate`` is quoted, given the plan of a ``rising_config``."""
     factor = plan.learning_rate.peak / config.base_learning_rate
-    return BatchScale(plan.batch.global_batch, plan.base_batch, config.lr_scaling, factor, workers)
+    return BatchScale(workers, plan.batch.global_batch, plan.base_batch, config.lr_scaling, factor)
 
 
 def _notes(run: SearchRun) -> list[str]:

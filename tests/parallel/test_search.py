@@ -15,9 +15,9 @@ RATES = (
 )
 
 
-def rates_of(framework: str, controller: str, workers: int, folder: Path, *options: str) -> dict:
+def rates_of(framework: str, controller: str, workers: int, folder: Path) -> dict:
     folder.mkdir()
-    words = ["lr-find", "--framework", framework, *RATES, *options]
+    words = ["lr-find", "--framework", framework, *RATES]
     result = pool.command(workers, controller, framework, *words, cwd=folder)
     assert result.returncode == 0, result.output[-5000:]
     assert [path.name for path in folder.iterdir()] == ["rates.json"], "lr-find leaves nothing else"
@@ -59,13 +59,6 @@ def test_from_python_a_model_that_began_with_weights_of_a_run_has_them_again(fra
     key = pool.Key(framework, "mpi", 2)
     found = pool.call(key, f"{CASES}:found_after_init", tmp_path, framework=framework).values
     assert found == 2 * [[True, False]]
-
-
-def test_the_rate_is_quoted_for_the_base_batch(tmp_path):
-    options = ("--base-batch-size", "8", "--lr-scaling", "sqrt")
-    found = rates_of("torch", "none", 1, tmp_path / "1", *options)
-    assert found["peak_by_learning_rate"] == 2.0
-    assert all(one["peak"] == 2.0 * one["learning_rate"] for one in found["suggestions"])
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

@@ -3,6 +3,7 @@
 import json
 import mmap
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -176,7 +177,7 @@ def test_lack_of_memory_without_words_is_told(monkeypatch, tmp_path):
         raise MemoryError
 
     monkeypatch.setattr(batch_worker, "opened_run", opened)
-    monkeypatch.setattr(batch_worker, "MemoryWatch", lambda *_: None)
+    monkeypatch.setattr(batch_worker, "MemoryWatch", mock.Mock())
     with pytest.raises(MemoryError):
         batch_worker.work({"found": str(tmp_path / "found"), "limit": 2**50, "layers": [], "seconds": 1})
     marker = (tmp_path / "found").with_suffix(batch_find.MARKER)

@@ -116,7 +116,7 @@ def test_means_do_not_lag():
 
 
 def found_of(curve: Curve, factor: float = 1.0) -> LearningRates:
-    scale = BatchScale(global_batch=64, base_batch=32, rule="linear", factor=factor, workers=2)
+    scale = BatchScale(2, 64, 32, "linear", factor)
     return LearningRates(
         "digits", "PyTorch on the CPU", scale, curve.rates, curve.losses, curve.diverged, curve.steepest, 10.0
     )
@@ -150,7 +150,7 @@ def test_the_suggestion_is_quoted_as_the_job_scales_it_whatever_the_compression(
         batch_size=16, base_batch_size=16, lr_scaling="linear",
     )  # fmt: skip
     plan = TrainingPlan.of(rising_config(job, RISE), 2, 1000)
-    assert batch_scale(job, plan, 2).factor == pytest.approx(2.0)
+    assert batch_scale(job, plan, 2).peak_by_learning_rate == pytest.approx(2.0)
     assert plan.learning_rate.peak == TrainingPlan.of(job, 2, 1000).learning_rate.peak
 
 
