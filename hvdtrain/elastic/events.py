@@ -8,7 +8,7 @@ from hvdtrain.elastic.world import World
 from hvdtrain.host.hostfile import HostSlots
 
 # for the workers to end by themselves when the job is over: rank 0 may wait for what it sends to trackers
-END_SECONDS = 15.0
+END_SECONDS = 25.0
 
 
 @dataclass(frozen=True)

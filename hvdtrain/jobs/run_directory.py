@@ -22,7 +22,7 @@ from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
-from hvdtrain.reporting.run_report import CallbackReport, RunReport, Tracking
+from hvdtrain.reporting.run_report import CallbackReport, Reporter, RunReport
 
 CHECKPOINTS = "checkpoints"
 
@@ -37,7 +37,7 @@ def open_run(
     lock: RunLock | None = None,
     lost_lease: Callable[[], str] = lambda: "",
     provenance: Provenance | None = None,
-    new_tracking: Callable[[], Tracking | None] = lambda: None,
+    new_reporters: Callable[[Path], Sequence[Reporter]] = lambda path: (),
 ) -> tuple[Report, Path]:
     """Collective. Make the run directory, or cut one back to where training resumes, and the report.
 
@@ -50,7 +50,7 @@ def open_run(
         lock: the caller's lock, which rank 0 acquires here if it has not done so; none if not given.
         lost_lease: returns why this worker may no longer write files; empty while it may.
         provenance: where the run came from, which config.yaml says; rank 0 may know.
-        new_tracking: makes what has the run sent to trackers; rank 0 calls it.
+        new_reporters: makes further built-in callbacks, by the run directory; rank 0 calls it.
 
     Returns:
         The report of this rank, and the run directory.
@@ -74,7 +74,7 @@ def open_run(
                 on_made_anew=lambda made: fill_anew(made, config, lock, provenance),
                 lost_lease=lost_lease,
                 lost_lock=lock.lost if lock is not None else lambda: "",
-                tracking=new_tracking(),
+                reporters=new_reporters(path),
             )
             (path / SUMMARY_FILE).unlink(missing_ok=True)  # last: until here, the run before is as it was
         except OSError as error:

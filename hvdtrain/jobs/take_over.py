@@ -15,7 +15,7 @@ from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.failure_cause import forget_causes
 from hvdtrain.jobs.run_directory import CHECKPOINTS, fill_anew
 from hvdtrain.jobs.run_lock import RunLock
-from hvdtrain.jobs.tracked_run import tracking_of
+from hvdtrain.jobs.tracked_run import trackers_of
 from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.index_trace import INDICES, cut_traces
 from hvdtrain.reporting.records import EVAL, RecentRecords, key_of
@@ -142,7 +142,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
         on_made_anew=lambda made: fill_anew(made, session.config, lock),
         lost_lease=services.lost_lease,
         lost_lock=lock.lost,
-        tracking=tracking_of(session.config, session.state.tracking_id, [], [moved])(),
+        reporters=trackers_of(session.config, session.state.tracking_id, [], [moved])(path),
     )
     (path / SUMMARY_FILE).unlink(missing_ok=True)
     report.append(missing)

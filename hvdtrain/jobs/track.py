@@ -4,20 +4,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.regular_files import read_regular
+from hvdtrain.checkpoints import storage
+from hvdtrain.errors import EnvironmentFault, HvdtrainError, UsageError
+from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.tracked_run import open_checkpoint
 from hvdtrain.reporting.file_access import access_remedy, refused_file
-from hvdtrain.reporting.run_status import UNKNOWN
+from hvdtrain.reporting.run_status import RUNNING
 from hvdtrain.reporting.stored_runs import FILES, StoredRun, read_run
 from hvdtrain.trackers import TRACKERS, check_installed, senders, split_trackers
-from hvdtrain.tracking.loading import LOADERS, tracked_run
-from hvdtrain.tracking.process import describe_error
-from hvdtrain.tracking.sender import Sender
-from hvdtrain.tracking.sender_lock import lock_file, take
-
-_MAX_BYTES = 1 << 22
+from hvdtrain.tracking.sender import Sender, describe_error, read_tracked_run
 
 
 def track_runs(
@@ -43,79 +38,68 @@ def track_runs(
             raise EnvironmentFault(
                 f"cannot read the run {run_dir}: {error}", access_remedy(error, run_dir)
             ) from None
-        for name in _names_for(run_dir, names):
-            _send(run_dir, name, with_checkpoints, say)
+        run = read_run(run_dir)
+        for name in _trackers_for(run, names):
+            _send(run, name, with_checkpoints, say)
 
 
-def _names_for(run_dir: Path, names: Sequence[str]) -> list[str]:
+def _trackers_for(run: StoredRun, names: Sequence[str]) -> list[str]:
     """Return the trackers to send a run to.
 
     Raises:
         UsageError: If none is named, or one that nothing is sent to.
     """
     try:
-        found: Any = split_trackers(list(names)) if names else _of_config(run_dir)
+        found: Any = split_trackers(list(names) or run.config.get("track") or [])
     except ValueError as error:
-        raise UsageError(f"--to: {error}") from None
-    for name in found:
-        if names and not TRACKERS[name].has_sender:
-            raise UsageError(
-                f"--to {name}: {TRACKERS[name].title} reads the files in the run directory, nothing is sent",
-                f"tensorboard --logdir {run_dir}",
-            )
-    if not (chosen := senders(found)):
+        raise UsageError(f"{'--to' if names else run.path}: {error}") from None
+    if names and (others := [name for name in found if not TRACKERS[name].has_sender]):
         raise UsageError(
-            f"{run_dir}: the run's config names no tracker", f"Add --to {' or --to '.join(LOADERS)}."
+            f"--to {others[0]}: {TRACKERS[others[0]].title} reads the files in the run directory, nothing is "
+            "sent",
+            f"tensorboard --logdir {run.path}",
         )
+    if not isinstance(found, tuple) or not (chosen := senders(found)):
+        known = " or --to ".join(senders(TRACKERS))
+        raise UsageError(f"{run.path}: the run's config names no tracker", f"Add --to {known}.")
     check_installed(chosen)
     return chosen
 
 
-def _of_config(run_dir: Path) -> list[str]:
-    try:
-        config = yaml.safe_load(read_regular(run_dir / "config.yaml", _MAX_BYTES))
-        names = split_trackers(config.get("track") or [])
-    except (OSError, yaml.YAMLError, ValueError, AttributeError, RecursionError):
-        return []
-    return list(names) if isinstance(names, tuple) else []
-
-
-def _send(run_dir: Path, name: str, with_checkpoints: bool, say: Callable[[str], None]) -> None:
-    title = TRACKERS[name].title
-    try:
-        run = tracked_run(run_dir)
-        with lock_file(run_dir, name) as lock:
-            if not take(lock):
-                raise EnvironmentFault(
-                    f"{title}: another process sends {run_dir} now", "The job that trains does it by itself."
-                )
-            sender = Sender(run, name, LOADERS[name], with_checkpoints)
-            stored = read_run(run_dir)
-            _send_all(sender, stored, title)
-            for note in sender.notes():
-                say(f"{title}: {note}")
-    except OSError as error:
-        remedy = access_remedy(error, run_dir, writes=True)
-        raise EnvironmentFault(f"{title}: {run_dir} cannot be sent: {error}", remedy) from None
-    say(f"{title}: {run_dir} is sent; {sender.state.where()}")
-    if stored.may_train:
-        seen = ", whether a job trains it cannot be seen here" if stored.status == UNKNOWN else ""
-        say(f"{title}: {run_dir} has not ended{seen}; its end is sent by its job, or by this command then")
-
-
-def _send_all(sender: Sender, run: StoredRun, title: str) -> None:
-    """Send what is left, and how the run ended if it did.
+def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str], None]) -> None:
+    """Send what is left of a run, and how it ended if it did.
 
     Raises:
-        EnvironmentFault: If the tracker does not take it.
+        UsageError: If the directory holds no run.
+        EnvironmentFault: If it cannot be sent now.
     """
+    title, path = TRACKERS[name].title, run.path
+    if run.status == RUNNING:
+        raise EnvironmentFault(
+            f"{title}: a job trains {path} now",
+            "With --track it sends the run by itself. Otherwise give this command when it has ended.",
+        )
+    try:
+        read_tracked_run(path)  # which is given a name
+        sender = Sender(path, name, open_checkpoint)
+    except OSError as error:
+        remedy = access_remedy(error, path, writes=True)
+        raise EnvironmentFault(f"{title}: {path} cannot be sent: {error}", remedy) from None
+    if with_checkpoints:
+        sender.checkpoint = next(reversed(storage.checkpoints_in(path / CHECKPOINTS)), None)
     try:
         if run.may_train:
-            sender.round()
+            sender.send()
         else:
-            sender.end(run.status)
+            sender.end(run.status, str((run.summary or {}).get("error") or ""))
+    except HvdtrainError:
+        raise
     except Exception as error:
-        raise EnvironmentFault(
-            f"{title}: {describe_error(error)}",
-            "What was sent until then is noted; the same command goes on.",
-        ) from None
+        remedy = "What was sent until then is noted; the same command sends the rest."
+        raise EnvironmentFault(f"{title}: {describe_error(error)}", remedy) from None
+    finally:
+        for note in sender.take_notes():
+            say(note)
+    say(f"{title}: {path} is sent; this run is {sender.place}")
+    if run.may_train:
+        say(f"{title}: {path} has not ended, as far as can be seen here; give this command again then")

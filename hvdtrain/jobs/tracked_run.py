@@ -1,15 +1,22 @@
-"""The trackers of a job: the run's name among them, and what they are told of the job."""
+"""The trackers of a job: the run's name among them, and what they are sent of the job."""
 
 import shlex
-from collections.abc import Callable, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
+from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints.linked_copy import copied
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.config import Config
+from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import host_name
 from hvdtrain.jobs.provenance import Provenance, provenance_of
 from hvdtrain.paths import run_folder
-from hvdtrain.reporting.run_report import Tracking
+from hvdtrain.reporting.run_report import Reporter
 from hvdtrain.trackers import senders
 
 
@@ -29,15 +36,15 @@ def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: b
         return known
 
     def choose() -> str:
-        from hvdtrain.tracking.folder import new_id, read_id  # most jobs do without
+        from hvdtrain.tracking.sender import read_id  # most jobs do without
 
         found = read_id(run_folder(config.run_dir)) if in_place and config.run_dir else None
-        return found or new_id()
+        return found or uuid.uuid4().hex
 
     return run_on_rank_zero(workers, choose)
 
 
-def tracking_of(
+def trackers_of(
     config: Config,
     tracking_id: str | None,
     hosts: Sequence[str],
@@ -45,35 +52,58 @@ def tracking_of(
     *,
     origin: str = "",
     provenance: Provenance | None = None,
-) -> Callable[[], Tracking | None]:
-    """Return what makes the callback that has the run sent; it makes none if no tracker has a sender.
+) -> Callable[[Path], Sequence[Reporter]]:
+    """Return what makes the callback that has the run sent; it makes none if no tracker is sent anything.
 
     Args:
         config: the resolved config.
         tracking_id: the run's name among trackers.
         hosts: the host of each worker, as far as they are known.
-        changes: what differs from the run's last job, in words.
-        origin: the checkpoint that the run goes on from, in words.
+        changes: descriptions of what differs from the run's last job.
+        origin: a description of the checkpoint that the run continues from.
         provenance: where this start of the run comes from; it is found out if it is None.
     """
     names = senders(config.track)
     if not names or tracking_id is None:
-        return lambda: None
+        return lambda run_dir: ()
 
-    def make() -> Tracking:
-        from hvdtrain.tracking.job_tracking import JobTracking
+    def make(run_dir: Path) -> Sequence[Reporter]:
+        from hvdtrain.tracking.sender import JobTracking, Sender
 
         own = provenance or provenance_of(config, hosts, {}, is_instance=False)
         facts: dict[str, Any] = {"hosts": list(hosts) or [host_name()], **_facts_of(own)}
         facts |= {"changes": list(changes)} if changes else {}
         facts |= {"resumed_from": origin} if origin else {}
-        return JobTracking(names, tracking_id, facts, config.track_checkpoints)
+        made = [Sender(run_dir, name, open_checkpoint) for name in names]
+        return [JobTracking(made, run_dir, tracking_id, facts, config.track_checkpoints)]
 
     return make
 
 
+@contextmanager
+def open_checkpoint(checkpoint: Path, folder: Path, name: str) -> Iterator[Path | None]:
+    """Return a context with a verified copy of a checkpoint, which stays whatever retention deletes.
+
+    Args:
+        checkpoint: the checkpoint.
+        folder: where the copy lies meanwhile, whose files are links.
+        name: the tracker that it is for.
+
+    Returns:
+        The copy; None if the checkpoint is gone or damaged.
+    """
+    with copied(checkpoint, folder, name) as found:
+        is_good = found is not None
+        try:
+            if found is not None:
+                verification.verify(found)
+        except (CorruptCheckpoint, EnvironmentFault):
+            is_good = False
+        yield found if is_good else None
+
+
 def _facts_of(provenance: Provenance) -> dict[str, str]:
-    """Return what trackers are told of a job's code."""
+    """Return what trackers are sent of a job's code."""
     facts = {"command": shlex.join(provenance.command)}
     if provenance.task_file is not None:
         facts |= {"task_file": str(provenance.task_file), "task_sha256": provenance.sha256}

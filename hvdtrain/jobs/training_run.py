@@ -40,7 +40,7 @@ from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.jobs.setup import JobSpec, TaskData, names_of_batch, open_together
 from hvdtrain.jobs.stage_cuts import with_cuts_of
 from hvdtrain.jobs.stored_run_dir import begin_in_store, end_uploads, values_in_store
-from hvdtrain.jobs.tracked_run import agree_on_id, tracking_of
+from hvdtrain.jobs.tracked_run import agree_on_id, trackers_of
 from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.jobs.world_change import follow_workers
 from hvdtrain.memory_peak import MemoryPeak
@@ -236,7 +236,7 @@ def open_services(
         lock=run.lock,
         lost_lease=lost_lease,
         provenance=provenance,
-        new_tracking=tracking_of(
+        new_reporters=trackers_of(
             config, tracking_id, run.hosts, point.changes, origin=point.origin, provenance=provenance
         ),
     )

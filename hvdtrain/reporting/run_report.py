@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import rich.console
 
 
-class Tracking(Protocol):
-    """A built-in callback that has a run sent to trackers."""
+class Reporter(Protocol):
+    """A built-in callback that is chosen for a run, such as one that has it sent to trackers."""
 
     def close(self) -> None:
-        """Wait in limited time until all is sent."""
+        """End what it does, in limited time. All files of the report are written."""
         ...
 
 
@@ -118,7 +118,7 @@ class RunReport(CallbackReport):
         callbacks: users' callbacks, in order.
         on_made_anew: called with the run directory if it was removed and is made anew.
         lost_lease, lost_lock: as of ``RunFolder``.
-        tracking: the built-in callback that has the run sent to trackers; None if it is not sent.
+        reporters: further built-in callbacks, which are closed with the report.
 
     Raises:
         OSError: If a file cannot be opened.
@@ -134,7 +134,7 @@ class RunReport(CallbackReport):
         on_made_anew: Callable[[Path], None] = lambda path: None,
         lost_lease: Callable[[], str] = lambda: "",
         lost_lock: Callable[[], str] = lambda: "",
-        tracking: Tracking | None = None,
+        reporters: Sequence[Reporter] = (),
     ) -> None:
         run_dir = context.run_dir
         folder = RunFolder(run_dir, on_made_anew, lost_lease, lost_lock)
@@ -142,10 +142,9 @@ class RunReport(CallbackReport):
         self._metrics = JsonlLog(run_dir / METRICS_FILE, self.note, folder)
         self._events = TensorBoard(run_dir, resumed_step, self.note, folder)
         self._summary = SummaryFile(SUMMARY_FILE, self.note, folder)
-        self._tracking = tracking
+        self._reporters = reporters
         built_in = (self._metrics, self._events, self._summary, self._console)
-        tracked = () if tracking is None else (tracking,)
-        super().__init__(context, callbacks, (*built_in, *tracked))
+        super().__init__(context, callbacks, (*built_in, *reporters))
         self.folder = folder
 
     def add_events(self, records: Iterable[Mapping[str, Any]]) -> None:
@@ -205,8 +204,8 @@ class RunReport(CallbackReport):
         self._console.close()
         self._metrics.close()
         self._events.close()
-        if self._tracking is not None:  # when all that it sends is written
-            self._tracking.close()
+        for reporter in self._reporters:  # when all that they send is written
+            reporter.close()
         if self.folder is not None:
             self.folder.close()
 

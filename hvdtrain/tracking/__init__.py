@@ -1,1 +1,1 @@
-"""Sending a run to trackers: each is a reader of the run directory, in a process of its own."""
+"""Sending a run to trackers while it trains, and later by the command ``track``."""

@@ -1,93 +1,118 @@
-"""What a sender asks of a tracker."""
+"""What is asked of a tracker's library, and what it is sent."""
 
+import json
+import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hvdtrain.tracking.rows import Row
-from hvdtrain.tracking.state import SenderState
+from hvdtrain.metric_names import LINE_FIELDS
+from hvdtrain.reporting.records import EVENT
+
+_ADDRESS = re.compile(r"(?<=://)\S+")
 
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What is known of a run beside its log.
+    """What is known of a run besides its log.
 
     Attributes:
         folder: the run directory.
-        tracking_id: its name among trackers.
-        config: the resolved config of its last job in this directory.
+        tracking_id: the name of the run that all trackers have.
+        config: the resolved config.
         began_seconds: when training began, since the epoch of the system's clock.
+        facts: what is known of its last job: the step it began after, hosts, command, commit, changes.
     """
 
     folder: Path
     tracking_id: str
-    config: Mapping[str, Any] = field(default_factory=dict)
-    began_seconds: float = 0.0
+    config: Mapping[str, Any]
+    began_seconds: float
+    facts: Mapping[str, Any]
 
     @property
-    def name(self) -> str:
-        """The name that people see."""
-        return self.folder.resolve().name
+    def resumed(self) -> str:
+        """What the last job changed, if it resumed; empty if it did not."""
+        changes = "; ".join(map(str, self.facts.get("changes") or [])) or "nothing changed"
+        return f"after step {self.facts['step']}: {changes}" if self.facts.get("step") else ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of metrics.jsonl.
+
+    Attributes:
+        step: the last step before it.
+        seconds: when it was written, since the epoch of the system's clock.
+        values: its numbers, by names that begin with the phase: "train/loss"; and its samples and epochs.
+    """
+
+    step: int
+    seconds: float
+    values: Mapping[str, float]
 
 
 class Tracker(Protocol):
-    """A tracker's library, as a sender uses it. Every method may raise any exception: it is tried again.
+    """A tracker's library. Every method may raise any exception, and is called again then.
 
     Attributes:
         notes: what the user should know; whoever shows it removes it.
-        ends_last: whether checkpoints can be sent only as long as the run has not ended.
     """
 
     notes: list[str]
-    ends_last: bool
 
-    def open(self, run: TrackedRun, state: SenderState) -> bool:
-        """Find the run there, or make it; note in the state where it is, and its last step if that changed.
-
-        Returns:
-            Whether it is the run that the state named: what was sent is there.
-        """
-        ...
-
-    def is_up_to_date(self, state: SenderState) -> bool:
-        """Return whether a run that has nothing new need not be opened: it is where it would be sent.
-
-        Args:
-            state: what the sender keeps of it.
-        """
-        ...
-
-    def start(self, start: Mapping[str, Any], number: int) -> None:
-        """Send what is known of a job.
-
-        Args:
-            start: its values by name.
-            number: how many jobs of the run came before.
-        """
+    def open(self, run: TrackedRun) -> str:
+        """Find the run there, or make it, and send what is known of it; return its place: a URL or a name."""
         ...
 
     def send(self, rows: Sequence[Row]) -> None:
         """Send lines of the log."""
         ...
 
-    def repeat(self, first: int, last: int) -> None:
-        """Say that steps that were sent are done again, and will be sent again."""
-        ...
-
     def checkpoint(self, folder: Path) -> None:
-        """Send a checkpoint of the run that was opened last."""
+        """Send a checkpoint."""
         ...
 
-    def end(self, status: str, summary: Mapping[str, Any]) -> None:
+    def end(self, status: str, error: str) -> None:
         """Send how the run ended, and wait until all of it has arrived.
 
         Args:
-            status: one of the words of ``reporting.run_status``.
-            summary: what the run says of its end.
+            status: one of the words of ``reporting.run_status``; empty if another worker continues the run.
+            error: what went wrong, if something did.
         """
         ...
 
 
-class PermanentError(Exception):
-    """A tracker cannot be sent to until the user changes something; the text says what."""
+def row_of(line: bytes, began_seconds: float) -> Row | None:
+    """Return a line of metrics.jsonl as trackers are sent it; None if it holds no record."""
+    try:
+        record = json.loads(line)
+        step, phase = record["step"], str(record["phase"])
+        seconds = float(record.get("seconds") or 0.0)
+        left_out = LINE_FIELDS - {"workers"} | {"generation"} if phase == EVENT else LINE_FIELDS
+        found = {f"{phase}/{name}": value for name, value in record.items() if name not in left_out}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    if not isinstance(step, int) or not 0 <= step < 2**63 or not math.isfinite(seconds):
+        return None
+    found |= {name: record[name] for name in ("samples", "epoch") if name in record}
+    values = {
+        name: math.nan if value is None else float(value)
+        for name, value in found.items()
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    }
+    return Row(step, began_seconds + seconds, values)
+
+
+def without_password(text: str) -> str:
+    """Return a text for files and messages: its addresses have no user, password and query."""
+    return _ADDRESS.sub(_shown, text)
+
+
+def _shown(address: re.Match[str]) -> str:
+    before, _, query = address[0].partition("?")
+    if "@" in query:  # the question mark may be one of the password's
+        return "..."
+    return before.rpartition("@")[2]

@@ -13,7 +13,7 @@ from hvdtrain.reporting.log_records import is_window, parse_record
 from hvdtrain.run_views import follow
 from hvdtrain.run_views.command import write_report
 from hvdtrain.run_views.follow_view import open_view
-from hvdtrain.tracking.state import SenderState
+from hvdtrain.tracking import sender
 
 TORN = '{"phase": "train", "st'
 ONE = "line 2 of metrics.jsonl holds no record and is left out"
@@ -23,22 +23,17 @@ TWO = "2 lines of metrics.jsonl hold no record and are left out; the first is li
 class FakeTracker:
     """Takes everything."""
 
-    ends_last = False
-
     def __init__(self) -> None:
         self.notes: list[str] = []
         self.steps: list[int] = []
 
-    def open(self, run: object, state: SenderState) -> bool:
-        return True
-
-    def is_up_to_date(self, state: SenderState) -> bool:
-        return False
+    def open(self, run: object) -> str:
+        return "here"
 
     def send(self, rows) -> None:
         self.steps += [row.step for row in rows]
 
-    def end(self, status: str, summary: object) -> None:
+    def end(self, status: str, error: str) -> None:
         pass
 
 
@@ -82,7 +77,7 @@ def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, sa
     shown["watch"] = watched(run, is_terminal=False)
     shown["watch live"] = watched(run, is_terminal=True)
     tracker, notes = FakeTracker(), []
-    monkeypatch.setattr(track, "LOADERS", {"mlflow": lambda: tracker})
+    monkeypatch.setattr(sender, "_load", lambda name: tracker)
     monkeypatch.setattr(track, "check_installed", lambda names: None)
     track.track_runs([run], ["mlflow"], False, notes.append)
     shown["track"] = "\n".join(notes)

@@ -16,7 +16,6 @@ from hvdtrain.reporting.lock_state import LockState
 from hvdtrain.reporting.run_status import FAR_SECONDS, status_of
 from hvdtrain.run_views.page import read_for_page
 from hvdtrain.run_views.standing import StandingWatch
-from hvdtrain.tracking import sender
 
 HELD, FREE, UNSEEN = LockState(True), LockState(False), LockState(None)
 FAR = LockState(False, 7, "another-host")
@@ -52,18 +51,18 @@ class FakeSender:
     """Keeps how it is told that a run ended."""
 
     ended: str | None = None
-    state = sender.SenderState("here", "run")
+    place = "here"
 
     def __init__(self, *arguments: object) -> None:
         FakeSender.ended = None
 
-    def round(self) -> None:
+    def send(self) -> None:
         pass
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, error: str) -> None:
         FakeSender.ended = status
 
-    def notes(self) -> list[str]:
+    def take_notes(self) -> list[str]:
         return []
 
 
