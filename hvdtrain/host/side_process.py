@@ -49,23 +49,6 @@ def end_with_parent(parent: int | None, number: int = signal.SIGTERM) -> None:
         os._exit(1)
 
 
-def own_output() -> Callable[[str], None]:
-    """Keep standard output for what the worker reads; what libraries print goes to standard error.
-
-    Returns:
-        What writes a line of text to the worker, which need not read it.
-    """
-    output = os.dup(1)
-    os.dup2(2, 1)
-    os.set_blocking(output, False)
-
-    def say(text: str) -> None:
-        with suppress(OSError):  # the job is gone, or does not read
-            os.write(output, (" ".join(text.split()) + "\n").encode())
-
-    return say
-
-
 def stay_out_of_the_way() -> None:
     """Leave the cores to training: a launcher may have bound the job, and so this process, to one of them."""
     with suppress(OSError):

@@ -142,7 +142,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
         on_made_anew=lambda made: fill_anew(made, session.config, lock),
         lost_lease=services.lost_lease,
         lost_lock=lock.lost,
-        reporters=trackers_of(session.config, session.state.tracking_id, [], [moved])(path),
+        reporters=trackers_of(session.config, session.state.tracking_id, [], [moved], done=step)(path),
     )
     (path / SUMMARY_FILE).unlink(missing_ok=True)
     report.append(missing)

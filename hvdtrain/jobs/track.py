@@ -7,10 +7,9 @@ from typing import Any
 from hvdtrain.checkpoints import storage
 from hvdtrain.errors import EnvironmentFault, HvdtrainError, UsageError
 from hvdtrain.jobs.run_directory import CHECKPOINTS
-from hvdtrain.jobs.tracked_run import open_checkpoint
-from hvdtrain.reporting.file_access import access_remedy, refused_file
+from hvdtrain.reporting.file_access import access_remedy
 from hvdtrain.reporting.run_status import RUNNING
-from hvdtrain.reporting.stored_runs import FILES, StoredRun, read_run
+from hvdtrain.reporting.stored_runs import StoredRun, find_runs, read_run
 from hvdtrain.trackers import TRACKERS, check_installed, senders, split_trackers
 from hvdtrain.tracking.sender import Sender, describe_error, read_tracked_run
 
@@ -21,7 +20,7 @@ def track_runs(
     """Send runs to trackers.
 
     Args:
-        run_dirs: their directories.
+        run_dirs: their directories, or folders of them.
         names: the trackers; those of the run's config if none is given.
         with_checkpoints: whether to send the newest checkpoint, too.
         say: shows a line of text.
@@ -30,15 +29,10 @@ def track_runs(
         UsageError: If a directory holds no run, or no tracker is named.
         EnvironmentFault: If a directory cannot be read or written, or a tracker refuses what it is sent.
     """
-    for run_dir in run_dirs:
-        try:
-            if (refused := refused_file(run_dir, FILES)) is not None:
-                raise refused
-        except OSError as error:
-            raise EnvironmentFault(
-                f"cannot read the run {run_dir}: {error}", access_remedy(error, run_dir)
-            ) from None
-        run = read_run(run_dir)
+    paths, notes = find_runs(run_dirs)
+    for note in notes:
+        say(f"note: {note}")
+    for run in map(read_run, paths):
         for name in _trackers_for(run, names):
             _send(run, name, with_checkpoints, say)
 
@@ -70,7 +64,6 @@ def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str]
     """Send what is left of a run, and how it ended if it did.
 
     Raises:
-        UsageError: If the directory holds no run.
         EnvironmentFault: If it cannot be sent now.
     """
     title, path = TRACKERS[name].title, run.path
@@ -81,7 +74,7 @@ def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str]
         )
     try:
         read_tracked_run(path)  # which is given a name
-        sender = Sender(path, name, open_checkpoint)
+        sender = Sender(path, name)
     except OSError as error:
         remedy = access_remedy(error, path, writes=True)
         raise EnvironmentFault(f"{title}: {path} cannot be sent: {error}", remedy) from None

@@ -2,17 +2,12 @@
 
 import shlex
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.agreement import Workers, run_on_rank_zero
-from hvdtrain.checkpoints import verification
-from hvdtrain.checkpoints.linked_copy import copied
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.config import Config
-from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import host_name
 from hvdtrain.jobs.provenance import Provenance, provenance_of
 from hvdtrain.paths import run_folder
@@ -51,6 +46,7 @@ def trackers_of(
     changes: Sequence[str] = (),
     *,
     origin: str = "",
+    done: int | None = None,
     provenance: Provenance | None = None,
 ) -> Callable[[Path], Sequence[Reporter]]:
     """Return what makes the callback that has the run sent; it makes none if no tracker is sent anything.
@@ -61,6 +57,7 @@ def trackers_of(
         hosts: the host of each worker, as far as they are known.
         changes: descriptions of what differs from the run's last job.
         origin: a description of the checkpoint that the run continues from.
+        done: steps that are done, if the job does not begin here.
         provenance: where this start of the run comes from; it is found out if it is None.
     """
     names = senders(config.track)
@@ -74,32 +71,11 @@ def trackers_of(
         facts: dict[str, Any] = {"hosts": list(hosts) or [host_name()], **_facts_of(own)}
         facts |= {"changes": list(changes)} if changes else {}
         facts |= {"resumed_from": origin} if origin else {}
-        made = [Sender(run_dir, name, open_checkpoint) for name in names]
+        facts |= {"step": done} if done is not None else {}
+        made = [Sender(run_dir, name) for name in names]
         return [JobTracking(made, run_dir, tracking_id, facts, config.track_checkpoints)]
 
     return make
-
-
-@contextmanager
-def open_checkpoint(checkpoint: Path, folder: Path, name: str) -> Iterator[Path | None]:
-    """Return a context with a verified copy of a checkpoint, which stays whatever retention deletes.
-
-    Args:
-        checkpoint: the checkpoint.
-        folder: where the copy lies meanwhile, whose files are links.
-        name: the tracker that it is for.
-
-    Returns:
-        The copy; None if the checkpoint is gone or damaged.
-    """
-    with copied(checkpoint, folder, name) as found:
-        is_good = found is not None
-        try:
-            if found is not None:
-                verification.verify(found)
-        except (CorruptCheckpoint, EnvironmentFault):
-            is_good = False
-        yield found if is_good else None
 
 
 def _facts_of(provenance: Provenance) -> dict[str, str]:

@@ -164,8 +164,7 @@ def _check_uri(uri: str) -> None:
         raise EnvironmentFault("MLFLOW_TRACKING_URI is not set", "Set it to the server to send to.")
     if uri.partition(":")[0].partition("+")[0] in _DATABASES and find_spec("sqlalchemy") is None:
         raise EnvironmentFault(
-            "MLFLOW_TRACKING_URI names a database, which mlflow-skinny cannot open",
-            "python -m pip install mlflow",
+            f"mlflow-skinny cannot open {without_password(uri)}", "python -m pip install mlflow"
         )
 
 

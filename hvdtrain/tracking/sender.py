@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +18,10 @@ import yaml
 from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 
 from hvdtrain.callbacks import Callback, RunContext, Summary
-from hvdtrain.errors import HvdtrainError, UsageError
+from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints.linked_copy import copied
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint
+from hvdtrain.errors import EnvironmentFault, HvdtrainError
 from hvdtrain.metrics import StepInfo
 from hvdtrain.regular_files import check_link, open_regular, read_regular
 from hvdtrain.reporting.jsonl import LONGEST_LINE, write_json
@@ -39,9 +42,6 @@ _NO_ANSWER = re.compile(r"Pool\(host='([^']*)', port=(\d+)\)")  # what the libra
 _NOT_SENT = ("run_dir", "resume", "track", "track_checkpoints")
 
 _Model = TypeVar("_Model", bound=BaseModel)
-
-# opens a checkpoint: its path, a folder for a copy, the tracker's name -> the copy; None if it is damaged
-OpenCheckpoint = Callable[[Path, Path, str], AbstractContextManager[Path | None]]
 
 
 class _Start(BaseModel):
@@ -82,15 +82,9 @@ def read_tracked_run(run_dir: Path) -> TrackedRun:
     """Return what trackers are sent of a run besides its log; a run that was never tracked gets a name.
 
     Raises:
-        UsageError: If the directory holds no run.
-        OSError: If it can be neither read nor written.
+        OSError: If the directory can be neither read nor written.
     """
     path = run_dir / "config.yaml"
-    if not path.is_file():
-        raise UsageError(
-            f"{run_dir} is no run directory: it has no config.yaml",
-            f"Give a directory that a run was written to, with config.yaml and {METRICS_FILE}.",
-        )
     if (start := _read(run_dir / FOLDER / ID_FILE, _Start)) is None:
         start = _Start(id=uuid.uuid4().hex, began_seconds=path.stat().st_mtime)
         note_start(run_dir, start.id, start.began_seconds, {})
@@ -108,17 +102,16 @@ class Sender:
     Args:
         run_dir: the run directory; if the run resumes in it, its log has been cut back.
         name: the tracker's name.
-        open_checkpoint: opens a checkpoint to send it.
 
     Attributes:
         checkpoint: the newest checkpoint that is to be sent; None if there is none, or it was sent.
         place: where the run is at the tracker; empty until that is known.
     """
 
-    def __init__(self, run_dir: Path, name: str, open_checkpoint: OpenCheckpoint) -> None:
+    def __init__(self, run_dir: Path, name: str) -> None:
         self.title, self.place = TRACKERS[name].title, ""
         self.checkpoint: Path | None = None
-        self._run_dir, self._name, self._open_checkpoint = run_dir, name, open_checkpoint
+        self._run_dir, self._name = run_dir, name
         self._log, self._path = run_dir / METRICS_FILE, run_dir / FOLDER / f"{name}.json"
         self._tracker: Tracker | None = None
         self._run: TrackedRun | None = None  # while it is open
@@ -194,8 +187,9 @@ class Sender:
     def _send_checkpoint(self) -> None:
         if (newest := self.checkpoint) is None:
             return
-        with self._open_checkpoint(newest, self._path.parent, self._name) as folder:
+        with copied(newest, self._path.parent, self._name) as folder, suppress(CorruptCheckpoint, EnvironmentFault):
             if folder is not None:
+                verification.verify(folder)
                 self._opened()[0].checkpoint(folder)
         if self.checkpoint == newest:  # no other one was written meanwhile
             self.checkpoint = None

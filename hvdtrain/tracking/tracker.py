@@ -35,8 +35,8 @@ class TrackedRun:
     @property
     def resumed(self) -> str:
         """What the last job changed, if it resumed; empty if it did not."""
-        changes = "; ".join(map(str, self.facts.get("changes") or [])) or "nothing changed"
-        return f"after step {self.facts['step']}: {changes}" if self.facts.get("step") else ""
+        step, changes = self.facts.get("step"), "; ".join(map(str, self.facts.get("changes") or []))
+        return f"after step {step}: {changes or 'nothing changed'}" if step else ""
 
 
 @dataclass(frozen=True)

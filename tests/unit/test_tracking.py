@@ -4,7 +4,6 @@ import hashlib
 import json
 import threading
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.jobs import track
 from hvdtrain.jobs.git_state import GitState
 from hvdtrain.jobs.provenance import Provenance
-from hvdtrain.jobs.tracked_run import agree_on_id, open_checkpoint, trackers_of
+from hvdtrain.jobs.tracked_run import agree_on_id, trackers_of
 from hvdtrain.reporting.jsonl import cut_log
 from hvdtrain.trackers import check_installed
 from hvdtrain.tracking import sender as sending
@@ -92,13 +91,18 @@ def tracker(monkeypatch):
     made.waits_for.set()
 
 
-@contextmanager
-def opened(checkpoint: Path, folder: Path, name: str):
-    yield checkpoint
-
-
 def sender_of(folder: Path) -> Sender:
-    return Sender(folder, "mlflow", opened)
+    return Sender(folder, "mlflow")
+
+
+@pytest.fixture
+def checkpoint(run_dir, monkeypatch):
+    """Gives a checkpoint that is good."""
+    monkeypatch.setattr("hvdtrain.checkpoints.verification.verify", lambda path: None)
+    folder = run_dir / "step-1"
+    folder.mkdir()
+    (folder / "file").write_text("x")
+    return folder
 
 
 @pytest.mark.parametrize("given", ["mlflow,wandb", ["mlflow", "wandb"], ("mlflow, wandb", "mlflow")])
@@ -202,11 +206,11 @@ def test_another_run_of_the_tracker_gets_all_lines(run_dir, tracker):
     assert [step for step, _ in tracker.rows] == [1, 2, 1, 2]
 
 
-def test_a_refused_checkpoint_does_not_keep_back_the_end(run_dir, tracker):
+def test_a_refused_checkpoint_does_not_keep_back_the_end(run_dir, tracker, checkpoint):
     tracker.refuses_checkpoints = True
     write(run_dir, 1)
     sender = sender_of(run_dir)
-    sender.checkpoint = run_dir / "step-1"
+    sender.checkpoint = checkpoint
     with pytest.raises(ConnectionError):
         sender.send()
     sender.end("completed")
@@ -214,38 +218,39 @@ def test_a_refused_checkpoint_does_not_keep_back_the_end(run_dir, tracker):
     assert sender.take_notes() == [f"MLflow: {run_dir}/step-1 is not sent: no space"]
 
 
-def test_a_checkpoint_precedes_the_end(run_dir, tracker):
+def test_a_checkpoint_precedes_the_end(run_dir, tracker, checkpoint):
     sender = sender_of(run_dir)
-    sender.checkpoint = run_dir / "step-1"
+    sender.checkpoint = checkpoint
     sender.end("completed")
     assert tracker.ends == ["step-1", "completed"]
     assert sender.checkpoint is None
 
 
-def test_a_checkpoint_stays_while_it_is_sent(tmp_path, monkeypatch):
-    monkeypatch.setattr("hvdtrain.checkpoints.verification.verify", lambda path: None)
-    checkpoint = tmp_path / "step-1"
-    checkpoint.mkdir()
-    (checkpoint / "file").write_text("x")
-    with open_checkpoint(checkpoint, tmp_path, "mlflow") as folder:
+def test_a_checkpoint_stays_while_it_is_sent(run_dir, tracker, checkpoint, monkeypatch):
+    def send(folder: Path) -> None:
         (checkpoint / "file").unlink()
         checkpoint.rmdir()
-        assert folder is not None
-        assert (folder / "file").read_text() == "x"
-    (tmp_path / "sending-mlflow-x").mkdir()  # of a job that was killed
-    with open_checkpoint(checkpoint, tmp_path, "mlflow") as gone:
-        assert gone is None
-    assert list(tmp_path.glob("sending-*")) == []
+        tracker.ends.append((folder / "file").read_text())
+
+    monkeypatch.setattr(tracker, "checkpoint", send)
+    (run_dir / "tracking" / "sending-mlflow-x").mkdir()  # of a job that was killed
+    sender = sender_of(run_dir)
+    for _ in range(2):  # it is gone the second time
+        sender.checkpoint = checkpoint
+        sender.send()
+    assert tracker.ends == ["x"]
+    assert list((run_dir / "tracking").glob("sending-*")) == []
 
 
-def test_a_damaged_checkpoint_is_not_sent(tmp_path, monkeypatch):
+def test_a_damaged_checkpoint_is_not_sent(run_dir, tracker, checkpoint, monkeypatch):
     def verify(path: Path) -> None:
         raise CorruptCheckpoint("bad")
 
     monkeypatch.setattr("hvdtrain.checkpoints.verification.verify", verify)
-    (tmp_path / "step-1").mkdir()
-    with open_checkpoint(tmp_path / "step-1", tmp_path, "mlflow") as folder:
-        assert folder is None
+    sender = sender_of(run_dir)
+    sender.checkpoint = checkpoint
+    sender.send()
+    assert (tracker.ends, sender.checkpoint) == ([], None)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"lines": -1}', "[]"])
@@ -285,11 +290,11 @@ def wait_for(condition) -> None:
         time.sleep(0.01)
 
 
-def test_a_job_is_sent_while_it_trains_and_its_end(job, run_dir, tracker):
+def test_a_job_is_sent_while_it_trains_and_its_end(job, run_dir, tracker, checkpoint):
     tracking, notes = job()
     write(run_dir, 1)
     wait_for(lambda: tracker.rows)
-    tracking.on_checkpoint(1, run_dir / "step-1")
+    tracking.on_checkpoint(1, checkpoint)
     tracking.on_end(summary(status="failed", error="x"))
     tracking.close()
     assert tracker.ends == ["step-1", "failed"]
@@ -450,8 +455,8 @@ def test_the_command_says_that_a_tracker_does_not_answer(command, tracker):
 
 
 def test_the_command_refuses_what_is_no_run(tmp_path):
-    with pytest.raises(UsageError, match="no run directory"):
-        read_tracked_run(tmp_path)
+    with pytest.raises(UsageError, match="no run"):
+        track.track_runs([tmp_path / "tracking"], ["mlflow"], False, print)
 
 
 @pytest.mark.parametrize(
