@@ -187,7 +187,10 @@ class Sender:
     def _send_checkpoint(self) -> None:
         if (newest := self.checkpoint) is None:
             return
-        with copied(newest, self._path.parent, self._name) as folder, suppress(CorruptCheckpoint, EnvironmentFault):
+        with (
+            copied(newest, self._path.parent, self._name) as folder,
+            suppress(CorruptCheckpoint, EnvironmentFault),
+        ):
             if folder is not None:
                 verification.verify(folder)
                 self._opened()[0].checkpoint(folder)
