@@ -68,7 +68,7 @@ class Times:
         from importlib import import_module
 
         from hvdtrain.checkpoints import saver as saving
-        from hvdtrain.frameworks import FRAMEWORKS
+        from hvdtrain.host.frameworks import FRAMEWORKS
 
         module = import_module(FRAMEWORKS[framework].module)
         backend = {"torch": "TorchBackend", "tf": "TensorFlowBackend"}[framework]

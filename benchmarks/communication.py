@@ -26,8 +26,8 @@ import peer_programs
 from peer_programs import DECAY, MODELS, MOMENTUM, RATE
 from peers import ENVIRON
 
-from hvdtrain.bench.launch import Program, run_program
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.tools.bench.launch import Program, run_program
 
 BYTES_OF_A_NUMBER = 4
 

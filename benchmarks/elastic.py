@@ -24,8 +24,8 @@ from pathlib import Path
 import click
 
 from hvdtrain.drill.history import History, differences, log_lines
-from hvdtrain.drill.jobs import Launch, RunningJob
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.tools.drill.jobs import Launch, RunningJob
 
 STATE = "HVDTRAIN_ELASTIC_STATE"
 LIMIT_SECONDS = 180.0

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hvdtrain.bench.predict import ENDS, Cluster, Measured, Parts, parts_of
 from hvdtrain.bench.predict_link import parse_link
-from hvdtrain.bench.predict_result import describe_rounded
 from hvdtrain.bench.predict_ways import buffers, local_steps, low_rank
-from hvdtrain.bench.spread import Spread
+from hvdtrain.tools.bench.forecast import ENDS, Cluster, Measured, Parts, parts_of
+from hvdtrain.tools.bench.plan_result import describe_rounded
+from hvdtrain.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = {"link": ROOT / "docs" / "speed-link.svg", "workers": ROOT / "docs" / "speed-workers.svg"}

@@ -45,38 +45,38 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Block": "hvdtrain.block",
+    "Block": "hvdtrain.models.block",
     "Callback": "hvdtrain.callbacks",
     "Dataset": "hvdtrain.task",
     "EvalSets": "hvdtrain.data.eval_sets",
-    "GatheredMetric": "hvdtrain.backends.stateful_metrics",
-    "MetricObject": "hvdtrain.backends.metric_objects",
+    "GatheredMetric": "hvdtrain.backends.objective.stateful_metrics",
+    "MetricObject": "hvdtrain.backends.objective.metric_objects",
     "RunContext": "hvdtrain.callbacks",
-    "SumMetric": "hvdtrain.backends.stateful_metrics",
+    "SumMetric": "hvdtrain.backends.objective.stateful_metrics",
     "Summary": "hvdtrain.callbacks",
-    "Weighted": "hvdtrain.backends.counting",
-    "all_gather": "hvdtrain.backends.gathering",
+    "Weighted": "hvdtrain.backends.objective.counting",
+    "all_gather": "hvdtrain.backends.objective.gathering",
     "as_dataset": "hvdtrain.data.datasets",
-    "evaluate": "hvdtrain.jobs.evaluate",
-    "export": "hvdtrain.jobs.functions",
-    "import_weights": "hvdtrain.jobs.functions",
+    "evaluate": "hvdtrain.jobs.serving.evaluate",
+    "export": "hvdtrain.jobs.serving.functions",
+    "import_weights": "hvdtrain.jobs.serving.functions",
     "launch": "hvdtrain.launching.launch",
     "load": "hvdtrain.jobs.load",
-    "lr_find": "hvdtrain.search.lr_find",
+    "lr_find": "hvdtrain.tools.search.lr_find",
     "open_parquet": "hvdtrain.data.parquet",
     "open_webdataset": "hvdtrain.data.webdataset",
     "pad": "hvdtrain.data.collate",
-    "predict": "hvdtrain.jobs.functions",
+    "predict": "hvdtrain.jobs.serving.functions",
     "stream": "hvdtrain.data.stream",
     "train": "hvdtrain.jobs.train",
 }
 
 if TYPE_CHECKING:
     from hvdtrain import errors
-    from hvdtrain.backends.counting import Weighted
-    from hvdtrain.backends.gathering import all_gather
-    from hvdtrain.backends.metric_objects import MetricObject
-    from hvdtrain.backends.stateful_metrics import GatheredMetric, SumMetric
+    from hvdtrain.backends.objective.counting import Weighted
+    from hvdtrain.backends.objective.gathering import all_gather
+    from hvdtrain.backends.objective.metric_objects import MetricObject
+    from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, SumMetric
     from hvdtrain.callbacks import Callback, RunContext, Summary
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset
@@ -84,13 +84,13 @@ if TYPE_CHECKING:
     from hvdtrain.data.parquet import open_parquet
     from hvdtrain.data.stream import stream
     from hvdtrain.data.webdataset import open_webdataset
-    from hvdtrain.jobs.evaluate import evaluate
-    from hvdtrain.jobs.functions import export, import_weights, predict
     from hvdtrain.jobs.load import load
+    from hvdtrain.jobs.serving.evaluate import evaluate
+    from hvdtrain.jobs.serving.functions import export, import_weights, predict
     from hvdtrain.jobs.train import train
     from hvdtrain.launching.launch import launch
-    from hvdtrain.search.lr_find import lr_find
     from hvdtrain.task import Dataset
+    from hvdtrain.tools.search.lr_find import lr_find
 
 
 def __dir__() -> list[str]:

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import NOT_THE_TASKS, TaskError
-from hvdtrain.user_errors import where_raised
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.wire_types import travels
 
 if TYPE_CHECKING:
     from hvdtrain.backends.step_metrics import StepMetrics

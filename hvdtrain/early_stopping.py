@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.metric_names import SEPARATOR
-from hvdtrain.wire_types import travels
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
+from hvdtrain.workers.wire_types import travels
 
 # metrics that are best when lowest, by the last word of their name; any other is best when highest
 _LOWEST_IS_BEST = ("loss", "error", "mae", "mse", "rmse", "perplexity", "distance")

@@ -2,7 +2,7 @@
 
 import re
 
-from hvdtrain.object_urls import PASSWORD, TOKEN, scheme_of, shown
+from hvdtrain.storage.urls import PASSWORD, TOKEN, scheme_of, shown
 
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://.*[^/].*", re.DOTALL | re.IGNORECASE)
 _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|memory|file):/(?!/).+", re.DOTALL | re.IGNORECASE)

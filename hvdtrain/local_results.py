@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.divergence import is_diverged, local_divergence
@@ -12,6 +11,7 @@ from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.metrics import DelayedMetrics, StepInfo
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.workers.activity import ACTIVITY
 
 
 class LocalResults:

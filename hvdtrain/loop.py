@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdtrain.activity import ACTIVITY, EVALUATING, READING_DATA, SAVING, TRAINING
 from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.replicas import check_replicas, follow_trained
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.callbacks import ON_STEP
 from hvdtrain.checkpoints.digest import digest_of
@@ -16,7 +16,6 @@ from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.data.feed import Feed
 from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.metrics import StepInfo, Window
-from hvdtrain.replicas import check_replicas, follow_trained
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 from hvdtrain.session import Session
 from hvdtrain.stages import speaks_for_replica
@@ -30,6 +29,7 @@ from hvdtrain.step_results import (
     stops_early,
 )
 from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.workers.activity import ACTIVITY, EVALUATING, READING_DATA, SAVING, TRAINING
 
 _FIRST_STEPS = 2
 

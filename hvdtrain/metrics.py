@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.stragglers import BusyTimes
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.stragglers import BusyTimes
+from hvdtrain.workers.wire_types import travels
 
 
 @travels

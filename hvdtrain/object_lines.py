@@ -3,7 +3,7 @@
 import random
 import time
 
-from hvdtrain.object_urls import (
+from hvdtrain.storage.urls import (
     PATIENCE,
     ChangedObjectError,
     ExistingObjectError,

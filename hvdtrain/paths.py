@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.given_urls import check_is_no_lost_url
-from hvdtrain.object_urls import is_url
+from hvdtrain.storage.urls import is_url
 
 _NAME_BYTES, _PATH_BYTES = 255, 4095  # of Linux
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|(\w+))")

@@ -3,7 +3,7 @@
 from pydantic import BaseModel, ConfigDict
 
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.wire_types import travels
 
 _ABOVE = 1 + 1e-9  # 0.1 x 0.1 is a little more than 0.01
 

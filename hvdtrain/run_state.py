@@ -8,13 +8,13 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState, early_stopping_from
-from hvdtrain.elastic.world import Place
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.plateau import PlateauState, plateau_from
 from hvdtrain.reporting.jsonl import finite
 from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.wire_types import travels
+from hvdtrain.workers.world import Place
 
 # what of a step's end is done: the step alone; its evaluation, and what follows from that; its save
 STEPPED, JUDGED, SAVED = range(3)

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.wire_types import travels
 
 _MAX_DIGITS = 100
 _EPOCHS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*epochs?")

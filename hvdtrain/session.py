@@ -11,6 +11,7 @@ from typing import Any
 import hvdtrain
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import LoopHooks
+from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
 from hvdtrain.checkpoints.digest import ArrayForm
 from hvdtrain.checkpoints.manifest import Manifest
@@ -27,12 +28,11 @@ from hvdtrain.data.stream import Stream
 from hvdtrain.data.stream_feed import StreamFeed
 from hvdtrain.data.stream_part import StreamPart
 from hvdtrain.errors import PeerLostError
-from hvdtrain.memory_plan import MemoryPlan
 from hvdtrain.metrics import StepInfo
-from hvdtrain.object_urls import is_url, join
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import STEPPED, RunState
 from hvdtrain.stages import replica, replicas, speaks_for_replica
+from hvdtrain.storage.urls import is_url, join
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 

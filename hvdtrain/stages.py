@@ -1,7 +1,7 @@
 """Which replica of the model a worker belongs to: with stages, several workers make up one."""
 
-from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
+from hvdtrain.workers.agreement import Workers
 
 
 def replicas(workers: Workers, config: Config) -> int:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.replicas import follow_trained
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, Callback, name_of
 from hvdtrain.divergence import divergence, is_diverged
@@ -13,12 +13,12 @@ from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, TaskError, WorkerFailure
 from hvdtrain.local_results import LocalResults
 from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
-from hvdtrain.replicas import follow_trained
 from hvdtrain.session import Session
-from hvdtrain.stragglers import StragglerWatch
+from hvdtrain.storage.text import some
 from hvdtrain.training_plan import TrainingPlan
-from hvdtrain.user_errors import where_raised
-from hvdtrain.words import some
+from hvdtrain.workers.agreement import run_on_rank_zero
+from hvdtrain.workers.stragglers import StragglerWatch
+from hvdtrain.workers.user_errors import where_raised
 
 _SMALL_WEIGHT = 0.02  # a masked language model that looks at a tenth of its tokens is well above
 _NAMED = 5  # skipped samples, and unused parameters, that a message names

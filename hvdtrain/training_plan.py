@@ -2,13 +2,13 @@
 
 from dataclasses import dataclass
 
-from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
 from hvdtrain.data.order import BatchPlan, lies_in_warmup
 from hvdtrain.errors import ConfigError
 from hvdtrain.metrics import StepInfo
 from hvdtrain.schedule import Cadence, LearningRate, Ramp, Rescale, scaling_factor
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.wire_types import travels
 
 
 @travels

@@ -10,7 +10,7 @@ from support.jobs import CONTROLLERS, FRAMEWORKS, remove_temporary_folders, star
 from support.pool import POOLS, Pool
 from support.tiers import is_left_out
 
-from hvdtrain.frameworks import load_triton
+from hvdtrain.host.frameworks import load_triton
 
 load_triton()  # tests of both frameworks share processes, and TensorFlow would be in the way of it
 

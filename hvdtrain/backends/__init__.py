@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
-from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import Backend, ModelFiles
 from hvdtrain.backends.imports import quick_imports
 from hvdtrain.config import Config
-from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import HorovodBuildError, UsageError
-from hvdtrain.frameworks import EXPORT, FRAMEWORKS, Framework, require_triton_before_tensorflow
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
+from hvdtrain.host.frameworks import EXPORT, FRAMEWORKS, Framework, require_triton_before_tensorflow
+from hvdtrain.workers.activity import ACTIVITY
 
 
 def load_backend(config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()) -> Backend:

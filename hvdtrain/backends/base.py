@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.recording import StepRecorder
 from hvdtrain.backends.replica_state import ReplicaState
@@ -24,6 +23,7 @@ from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
+from hvdtrain.workers.agreement import Workers
 
 PortableState = dict[str, NDArray[Any]]
 # a portable state, or a part of one, that is only read: an array may be fetched when it is asked for

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain import wire
 from hvdtrain.errors import ExchangeError
+from hvdtrain.workers import wire
 
 GATHER = -1  # in place of the root of a broadcast
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.data.unsupported import type_name
 from hvdtrain.errors import TaskError
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 
 _NAMES = {
     "torch": {

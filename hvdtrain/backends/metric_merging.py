@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.agreement import Workers
-from hvdtrain.backends.stateful_metrics import Part
+from hvdtrain.backends.objective.stateful_metrics import Part
 from hvdtrain.errors import TaskError
+from hvdtrain.workers.agreement import Workers
 
 _CHUNK_BYTES = 1 << 26  # rows of one worker that travel at once
 _OF_ROWS = {"max": np.max, "min": np.min}

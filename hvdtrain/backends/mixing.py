@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hvdtrain.backends.counting import Weighted
+from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.data.mixing import SHARE, partner_of
 from hvdtrain.errors import TaskError
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.metric_objects import TakenObject
-from hvdtrain.backends.stateful_metrics import Part, Rows
+from hvdtrain.backends.objective.metric_objects import TakenObject
+from hvdtrain.backends.objective.stateful_metrics import Part, Rows
 
 Parts = Mapping[str, Part]
 

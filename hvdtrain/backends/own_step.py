@@ -10,12 +10,12 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from hvdtrain.backends.counting import counting_of
-from hvdtrain.backends.model_call import nested_batch
-from hvdtrain.backends.objective import checked_result
+from hvdtrain.backends.objective.counting import counting_of
+from hvdtrain.backends.objective.model_call import nested_batch
+from hvdtrain.backends.objective.objective import checked_result
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 
 # (model, batch, optimizers) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Step = Callable[[Any, Mapping[str, Any], "Optimizers"], tuple[Any, dict[str, Any]]]

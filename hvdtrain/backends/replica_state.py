@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.agreement import Workers
 from hvdtrain.errors import TaskError
-from hvdtrain.words import some
+from hvdtrain.storage.text import some
+from hvdtrain.workers.agreement import Workers
 
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.float64]

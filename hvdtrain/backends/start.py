@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdtrain.backends.abort import check_abort
 from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers, without_sources
-from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import launched_rank

@@ -1,6 +1,6 @@
 """How long a worker is busy with its part of a step; each framework's ``step_clock.py`` takes the time."""
 
-from hvdtrain.agreement import Workers
+from hvdtrain.workers.agreement import Workers
 
 
 class StepClockBase:

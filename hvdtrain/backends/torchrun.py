@@ -17,7 +17,7 @@ from typing import Any
 from hvdtrain.backends.torchrun_key import offer_key, take_key
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.network import interfaces
-from hvdtrain.host.side_process import end_with_parent
+from hvdtrain.host.processes import end_with_parent
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 
 _STORE_SECONDS = 60

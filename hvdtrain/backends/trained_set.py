@@ -6,7 +6,7 @@ from typing import Any
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
-from hvdtrain.words import counted, some
+from hvdtrain.storage.text import counted, some
 
 # names of what is trained from now on, is not trained any more, and was replaced: parameters or layers
 Change = tuple[Sequence[str], Sequence[str], Sequence[str]]

@@ -6,15 +6,15 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain import wire
 from hvdtrain.backends.abort import abort_collectives
 from hvdtrain.backends.frames import GATHER, frame, messages_in
-from hvdtrain.elastic.member import Membership
-from hvdtrain.elastic.world import World
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import EnvironmentFault, PeerLostError, TrainingError
 from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.launcher import host_name
 from hvdtrain.host.launches import check_launch_is_seen, stated_launch
+from hvdtrain.workers import wire
+from hvdtrain.workers.world import World
 
 
 class Sized(Protocol):

@@ -5,12 +5,12 @@ from importlib import import_module
 from typing import Any
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.local_steps import LoneWorker
+from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.jobs.opening.setup import TaskData, build
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.setup import TaskData, build
 from hvdtrain.jobs.training_run import new_session
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan

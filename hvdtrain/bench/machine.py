@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.wire_types import travels
 
 _OTHERS = 0.1  # of a core, beside 2 % of all cores
 _OTHERS_SHARE = 0.02

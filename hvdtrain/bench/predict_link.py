@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.bench.spread import Spread
+from hvdtrain.tools.bench.spread import Spread
 
 # of 1538 bytes on the wire, 1448 are a message's; some interfaces and shapers count fewer of the others
 PAYLOAD = Spread(0.95, 0.94, 0.96)

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from hvdtrain.backends.local_steps import in_parts
 from hvdtrain.backends.portable.buckets import divide
-from hvdtrain.backends.portable.low_rank import matrix_shape
-from hvdtrain.bench.predict import Way
+from hvdtrain.backends.reduction.local_steps import in_parts
+from hvdtrain.backends.reduction.low_rank import matrix_shape
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.tools.bench.forecast import Way
 
 Shapes = Iterable[tuple[int, ...]]
 

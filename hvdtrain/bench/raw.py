@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.agreement import Workers
+from hvdtrain.workers.agreement import Workers
 
 _START_SECONDS = 60
 _INTERFACE = "GLOO_SOCKET_IFNAME"

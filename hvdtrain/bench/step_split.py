@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hvdtrain.bench.spread import Spread
+from hvdtrain.tools.bench.spread import Spread
 
 
 @dataclass(frozen=True)

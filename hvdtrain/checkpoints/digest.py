@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from hvdtrain.backends.base import Backend, BackendInfo
-from hvdtrain.backends.gathering import parted
+from hvdtrain.backends.objective.gathering import parted
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.numeric import distance, leaves_of
-from hvdtrain.seeding import random_state_kept
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.seeding import random_state_kept
+from hvdtrain.workers.wire_types import travels
 
 _SAMPLES = 4
 _MOST_VALUES = 8  # different whole numbers of an array that are drawn from

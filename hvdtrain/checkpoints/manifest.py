@@ -13,9 +13,9 @@ from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.plateau import PlateauState
-from hvdtrain.regular_files import NotAFileError, read_regular
 from hvdtrain.schedule import Rescale
-from hvdtrain.wire_types import travels
+from hvdtrain.storage.files import NotAFileError, read_regular
+from hvdtrain.workers.wire_types import travels
 
 _FORMAT = 1
 MAX_BYTES = 16_000_000  # of trainer.json

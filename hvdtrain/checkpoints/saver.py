@@ -12,13 +12,13 @@ from typing import Protocol
 
 import numpy as np
 
-from hvdtrain.activity import ACTIVITY
-from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.base import Backend, PendingState, PortableState
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.reporting.report import Report
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import waiting_for_rank_zero
 
 _REPORTED_WAIT_SECONDS = 0.1
 _WRITING = "finishing an earlier save"

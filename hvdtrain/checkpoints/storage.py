@@ -20,13 +20,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.base import PortableState
-from hvdtrain.backends.portable.low_rank import PREFIX
 from hvdtrain.backends.portable.names import is_private
+from hvdtrain.backends.reduction.low_rank import PREFIX
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.wire_types import travels
 
 MODEL_FILE = "model.safetensors"
 _COMPLEX128 = "complex128"  # in a file's metadata: the arrays that it holds as pairs, as the format has none

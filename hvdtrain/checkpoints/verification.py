@@ -8,7 +8,6 @@ from dataclasses import replace
 from io import BufferedReader
 from pathlib import Path
 
-from hvdtrain.activity import ACTIVITY
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
 from hvdtrain.checkpoints.storage import (
@@ -21,7 +20,8 @@ from hvdtrain.checkpoints.storage import (
     quarantine,
 )
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.regular_files import NotAFileError, open_regular
+from hvdtrain.storage.files import NotAFileError, open_regular
+from hvdtrain.workers.activity import ACTIVITY
 
 _PIECE_BYTES = 1 << 20
 

@@ -7,9 +7,9 @@ import click
 from hvdtrain.cli.group import cli
 from hvdtrain.cli.hosts import build_horovod, doctor, drill, elastic
 from hvdtrain.cli.jobs import evaluate, export, import_, predict, train
-from hvdtrain.cli.measuring import bench, parity, plan
 from hvdtrain.cli.runs import compare, report, track, watch
 from hvdtrain.cli.searching import batch_find, lr_find
+from hvdtrain.cli.tools import bench, parity, plan
 from hvdtrain.errors import Interrupted, Removed, Stopped
 
 _COMMANDS = (

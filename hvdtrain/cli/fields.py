@@ -6,10 +6,10 @@ from typing import Any, Literal, get_args, get_origin
 
 import click
 
-from hvdtrain.cli_options import NULL, FieldChoice, OrNull
 from hvdtrain.config import Config, Layer, is_nullable
-from hvdtrain.config_layers import parse_assignments, read_file
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.config.layers import parse_assignments, read_file
+from hvdtrain.config.options import NULL, FieldChoice, OrNull
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
 
 # config fields that have their own option; --set sets any field

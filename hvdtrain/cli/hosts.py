@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from hvdtrain.cli_options import ExpandedPath
+from hvdtrain.config.options import ExpandedPath
 from hvdtrain.errors import UsageError
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 
 
 def _ssh_options(command: Any) -> Any:
@@ -41,7 +41,7 @@ def doctor(debug: bool, **options: Any) -> None:
     It checks the local host, the hosts of --hostfile or --hosts over ssh, or, under a launcher, the hosts
     of the job.
     """
-    from hvdtrain.doctor.command import run_doctor
+    from hvdtrain.tools.doctor.command import run_doctor
 
     sys.exit(run_doctor(options))
 
@@ -98,7 +98,7 @@ def drill(debug: bool, **options: Any) -> None:
     An undisturbed run is followed by the same run disturbed in each way. The table shows how long training
     paused. The exit code is 4 if a step or a sample was lost or done twice.
     """
-    from hvdtrain.drill.command import run_drill
+    from hvdtrain.tools.drill.command import run_drill
 
     sys.exit(run_drill(options))
 

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
-from hvdtrain.cli_options import ExpandedPath, JobCommand, PathOrUrl
+from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
 from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 from hvdtrain.printable import printable
 
@@ -47,7 +47,7 @@ def evaluate(
     Evaluation works with any number of workers and in either framework. Fields that are not given have the
     values of the checkpoint.
     """
-    from hvdtrain.jobs.evaluate import evaluate_checkpoint
+    from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
 
     evaluate_checkpoint(checkpoint, given_layers(assignments, options), output=output)
 
@@ -80,7 +80,7 @@ def export(
     CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
     The export is loaded back and compared with the model.
     """
-    from hvdtrain.jobs.export import export_checkpoint
+    from hvdtrain.jobs.serving.export import export_checkpoint
 
     done = export_checkpoint(checkpoint, format_name, given_layers(assignments, options), output, force)
     click.echo(printable(done.describe()))
@@ -110,7 +110,7 @@ def predict(
     Prediction works with any number of workers and in either framework. The rows have the order of the task's
     data.
     """
-    from hvdtrain.jobs.predict import predict_checkpoint
+    from hvdtrain.jobs.serving.predict import predict_checkpoint
 
     predict_checkpoint(checkpoint, given_layers(assignments, options), output, split, force)
 

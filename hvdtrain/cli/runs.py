@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from hvdtrain.cli_options import ExpandedPath, PathOrUrl
+from hvdtrain.config.options import ExpandedPath, PathOrUrl
 from hvdtrain.printable import printable
 
 
@@ -18,8 +18,8 @@ def compare(run_dirs: tuple[Path | str, ...], sort: str | None, as_csv: bool) ->
 
     A folder that holds run directories, such as runs, stands for all of them; it can be a URL.
     """
+    from hvdtrain.checkpoints.remote.fetched_runs import local_runs
     from hvdtrain.reporting.compare import print_csv, print_table
-    from hvdtrain.stores.fetched_runs import local_runs
 
     (print_csv if as_csv else print_table)(local_runs(run_dirs), sort)
 
@@ -36,8 +36,8 @@ def report(run_dirs: tuple[Path | str, ...], output: Path, verify: bool, debug: 
     The page needs no network. Runs may still be going on. A folder that holds run directories, such as runs,
     stands for all of them; it can be a URL.
     """
+    from hvdtrain.checkpoints.remote.fetched_runs import local_runs
     from hvdtrain.run_views.command import write_report
-    from hvdtrain.stores.fetched_runs import local_runs
 
     click.echo(printable(write_report(local_runs(run_dirs, for_report=True), output, verify)))
 
@@ -53,7 +53,7 @@ def watch(run_dir: Path | str, wait: float | None, debug: bool) -> None:
 
     It ends when the run ends.
     """
-    from hvdtrain.run_views.follow import follow
+    from hvdtrain.tools.report.follow import follow
 
     follow(run_dir, wait)
 

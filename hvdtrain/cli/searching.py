@@ -5,10 +5,10 @@ from typing import Any
 
 import click
 
-from hvdtrain.bench.options import take_options
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
-from hvdtrain.cli_options import ExpandedPath, JobCommand
-from hvdtrain.search.options import BatchOptions, RateOptions, batch_options, rate_options
+from hvdtrain.config.options import ExpandedPath, JobCommand
+from hvdtrain.tools.bench.options import take_options
+from hvdtrain.tools.search.options import BatchOptions, RateOptions, batch_options, rate_options
 
 
 @click.command("lr-find", cls=JobCommand)
@@ -24,7 +24,7 @@ def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool,
     It takes the options of train and leaves no run directory behind; the length of the training and its
     schedule do not matter.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.search.commands import run_lr_find
+    from hvdtrain.tools.search.commands import run_lr_find
 
     chosen, fields = take_options(options, RateOptions)
     run_lr_find(given_layers(assignments, fields, config_file), chosen)
@@ -43,7 +43,7 @@ def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bo
     The global batch stays, by more or fewer micro-batches per step, so the curve does not change. Each
     micro-batch is tried by a job of its own. It takes the options of train and leaves no run directory.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.search.commands import run_batch_find_command
+    from hvdtrain.tools.search.commands import run_batch_find_command
 
     chosen, fields = take_options(options, BatchOptions)
     layers = given_layers(assignments, fields, config_file)

@@ -28,7 +28,7 @@ from hvdtrain.data.numeric import narrowed
 from hvdtrain.data.unsupported import check_supported, check_unmasked, type_name
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.task import Arrays, Dataset
-from hvdtrain.user_errors import SAMPLE_NOTE
+from hvdtrain.workers.user_errors import SAMPLE_NOTE
 
 _LARGEST = np.iinfo(np.int64).max
 _NAMED = 3  # samples of a batch that an exception names

@@ -12,7 +12,7 @@ from hvdtrain.data.frames import is_frame, names_of
 from hvdtrain.data.nesting import TARGETS
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.metric_names import RESERVED, SEPARATOR
-from hvdtrain.user_errors import SAMPLE_NOTE, RaisedInReader
+from hvdtrain.workers.user_errors import SAMPLE_NOTE, RaisedInReader
 
 # what messages call the data, and reader processes know them by
 TRAINING_DATA, EVALUATION_DATA = "training data", "evaluation data"

@@ -15,8 +15,8 @@ from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.drawn import undrawn
 from hvdtrain.data.numeric import narrowed
 from hvdtrain.data.order import sample_keys
-from hvdtrain.seeding import generator_digest, seed_generators
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.seeding import generator_digest, seed_generators
+from hvdtrain.workers.wire_types import travels
 
 _SAMPLES = 32
 _SECONDS = 10.0  # a data set that is slow to read is represented by fewer samples

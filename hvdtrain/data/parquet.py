@@ -14,7 +14,7 @@ from hvdtrain.data.blocks import Blocks
 from hvdtrain.data.indexed import Decode, Divided, IndexedDataset
 from hvdtrain.data.shard_files import Paths, find_files, open_file
 from hvdtrain.errors import DataError
-from hvdtrain.object_urls import is_url
+from hvdtrain.storage.urls import is_url
 
 _FOOTERS = 16  # that are read at the same time
 _MIXED = 8

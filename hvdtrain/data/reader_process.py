@@ -17,8 +17,8 @@ from hvdtrain.data.ipc import receive, send
 from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.data.serialization import load_payload
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.host.side_process import HANDLED, end_with_parent
-from hvdtrain.user_errors import RaisedInReader, where_raised
+from hvdtrain.host.processes import HANDLED, end_with_parent
+from hvdtrain.workers.user_errors import RaisedInReader, where_raised
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from hvdtrain.data.numeric import float_bits
 from hvdtrain.data.reader_process import RemoteError
 from hvdtrain.data.serialization import Payload
 from hvdtrain.errors import EnvironmentFault, TrainingError
-from hvdtrain.host.side_process import HANDLED
+from hvdtrain.host.processes import HANDLED
 
 _CLOSE_SECONDS = 1.0
 # a reader computes with one thread: the cores are for the workers' compute threads

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 from uuid import uuid4
 
-from hvdtrain import object_urls
 from hvdtrain.errors import DataError
-from hvdtrain.object_urls import StoreError, is_url
+from hvdtrain.storage import urls as object_urls
+from hvdtrain.storage.urls import StoreError, is_url
 
 Paths = str | Path | Sequence[str | Path]
 

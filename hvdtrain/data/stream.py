@@ -13,8 +13,8 @@ from hvdtrain.data.naming import named
 from hvdtrain.data.numeric_columns import NumericColumns
 from hvdtrain.data.stream_sources import Source, is_same, shard_numbers, shuffled, source_of
 from hvdtrain.errors import DataError
+from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
-from hvdtrain.words import counted
 
 # what stands for the length of a stream where a number is needed; no run gets there
 UNKNOWN_LENGTH = 1 << 40

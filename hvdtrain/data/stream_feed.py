@@ -7,8 +7,8 @@ from typing import Any
 
 from hvdtrain.data.feed import Feed, HostBatch
 from hvdtrain.data.read_ahead import read_ahead
-from hvdtrain.data.stream_dealing import Exchange, dealt
 from hvdtrain.data.stream_part import STEPS, StreamPart
+from hvdtrain.data.stream_sharding import Exchange, dealt
 from hvdtrain.data.stream_trace import Summary, Trace, are_alike
 from hvdtrain.errors import DataError
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.errors import DataError
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
 
 _STREAM = (
     "It is a stream: wrap it, hvdtrain.stream(data, length=...), or give arrays, or an object with __len__ "

@@ -3,9 +3,9 @@
 from functools import partial
 
 from hvdtrain.doctor.libraries import advice
-from hvdtrain.doctor.report import Finding, HostInfo, Report, Status, compare
 from hvdtrain.horovod_build.frameworks import TITLES
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
+from hvdtrain.tools.doctor.report import Finding, HostInfo, Report, Status, compare
 
 _SAME = "Install the same version on every host; an image or a shared environment keeps them equal."
 # by name: the status of a host whose version differs, and the remedy

@@ -3,8 +3,8 @@
 from statistics import median
 from typing import Any
 
-from hvdtrain.doctor.report import Finding, Report
-from hvdtrain.doctor.speed import MIB, bytes_per_second
+from hvdtrain.tools.doctor.report import Finding, Report
+from hvdtrain.tools.doctor.speed import MIB, bytes_per_second
 
 _SLOW = 0.4  # of the median
 _STARVED = 0.6  # of a core; a process that gets less competes with others, or is limited

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdtrain.doctor.checks_machine import check_machines
-from hvdtrain.doctor.checks_network import check_network
 from hvdtrain.doctor.checks_software import check_software
 from hvdtrain.doctor.checks_speed import check_speed
-from hvdtrain.doctor.report import Finding, Report, worst_status
 from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT
+from hvdtrain.tools.doctor.checks_machine import check_machines
+from hvdtrain.tools.doctor.checks_network import check_network
+from hvdtrain.tools.doctor.report import Finding, Report, worst_status
 
 _CHECKS = (check_software, check_network, check_machines, check_speed)
 

@@ -2,10 +2,10 @@
 
 import time
 
-from hvdtrain.doctor.report import Finding
-from hvdtrain.elastic.hosts import ScriptHosts
+from hvdtrain.elastic.driver.hosts import ScriptHosts
 from hvdtrain.errors import DiscoveryError
 from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.tools.doctor.report import Finding
 
 _CHECK = "host discovery"
 _RUNS = 3

@@ -13,10 +13,10 @@ from importlib import import_module
 from statistics import median
 from typing import Any
 
-from hvdtrain.doctor.launcher_transports import MpiTransport
-from hvdtrain.doctor.speed import SIZES
 from hvdtrain.doctor.transport import Transport, wait_until
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.tools.doctor.launcher_transports import MpiTransport
+from hvdtrain.tools.doctor.speed import SIZES
 
 _START_SECONDS = 60.0
 _ALLREDUCE_SECONDS = 60.0

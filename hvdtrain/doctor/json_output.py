@@ -6,8 +6,8 @@ from typing import Any
 import hvdtrain
 from hvdtrain.doctor.checks_speed import compute_results, pair_times
 from hvdtrain.doctor.diagnosis import Diagnosis
-from hvdtrain.doctor.report import Finding
-from hvdtrain.doctor.speed import bus_bytes_per_second, bytes_per_second, latency_seconds
+from hvdtrain.tools.doctor.report import Finding
+from hvdtrain.tools.doctor.speed import bus_bytes_per_second, bytes_per_second, latency_seconds
 
 _FORMAT = 1
 _INTERNAL = ("name", "slots", "is_leader", "process")

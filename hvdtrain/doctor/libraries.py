@@ -19,7 +19,7 @@ _STATEMENTS = {
 }
 _CODE = """
 import json
-from hvdtrain.user_errors import innermost_cause
+from hvdtrain.workers.user_errors import innermost_cause
 info = {{}}
 try:
     {statement}

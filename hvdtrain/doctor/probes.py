@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-from hvdtrain.host.side_process import run_limited
+from hvdtrain.host.processes import run_limited
 
 _PREFIX = "hvdtrain-probe:"
 # Each one sets `info`, which is printed after the prefix; what the framework itself prints is ignored.

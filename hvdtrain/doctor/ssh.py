@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.doctor.report import Finding
+from hvdtrain.tools.doctor.report import Finding
 
 _CONNECT_SECONDS = 5
 # the variables that decide which Python runs; never the whole environment, which may contain secrets

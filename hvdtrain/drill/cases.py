@@ -11,9 +11,9 @@ from pathlib import Path
 
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.drill.history import History, differences
-from hvdtrain.drill.jobs import Launch, RunningJob
-from hvdtrain.drill.task import CUT_SECONDS, MARK
 from hvdtrain.errors import EXIT_DONE, EXIT_STOPPED
+from hvdtrain.tools.drill.jobs import Launch, RunningJob
+from hvdtrain.tools.drill.task import CUT_SECONDS, MARK
 
 AT_STEP = 45
 _FULL_BYTES = 3 << 20

@@ -11,7 +11,7 @@ from typing import Any
 
 from hvdtrain.reporting.index_trace import read_indices
 from hvdtrain.reporting.report import SUMMARY_FILE
-from hvdtrain.words import some
+from hvdtrain.storage.text import some
 
 LOG = "metrics.jsonl"
 _SHOWN = 5  # steps in a message

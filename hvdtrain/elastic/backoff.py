@@ -1,6 +1,6 @@
 """Slots that failed, and for how long they are left out."""
 
-from hvdtrain.elastic.cluster import Slot
+from hvdtrain.elastic.driver.cluster import Slot
 
 FIRST_SECONDS = 1.0
 FORGOTTEN_SECONDS = 600.0

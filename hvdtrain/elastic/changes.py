@@ -2,8 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
-from hvdtrain.elastic.roster import Worker
-from hvdtrain.elastic.world import Change
+from hvdtrain.elastic.driver.roster import Worker
+from hvdtrain.workers.world import Change
 
 
 class ChangeLog:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hvdtrain.agreement import SAME_COMMAND, disagreement
 from hvdtrain.elastic.messages import Values
 from hvdtrain.errors import AgreementError
+from hvdtrain.workers.agreement import SAME_COMMAND, disagreement
 
 VALUES_SECONDS = 10.0
 

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from hvdtrain.elastic.handshake import prove_to_driver
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, FromWorker, encode, from_driver
+from hvdtrain.elastic.watch.connections import end_if_silent
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 from hvdtrain.watch.lines import LineConnection
 from hvdtrain.watch.watch_events import silence_seconds
-from hvdtrain.watch.worker_connections import end_if_silent
 
 CONNECT_SECONDS = 20.0  # for all addresses together; the driver listens before it starts a worker
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvdtrain.elastic.cluster import Limits
 from hvdtrain.elastic.crashes import COMMAND_NOT_FOUND, SAME_STEP, SAME_STEP_LOST, SSH_FAILED
-from hvdtrain.elastic.roster import Worker
-from hvdtrain.elastic.world import Place
+from hvdtrain.elastic.driver.cluster import Limits
+from hvdtrain.elastic.driver.roster import Worker
 from hvdtrain.errors import EXIT_ENVIRONMENT, EXIT_USAGE
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
+from hvdtrain.workers.world import Place
 
 RESUME = "Continue from the newest checkpoint with --resume."
 MEND_AND_RESUME = "Mend what they wait for, then use --resume."

@@ -4,8 +4,8 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from hvdtrain.elastic.world import World
 from hvdtrain.host.network import interfaces, own_addresses
+from hvdtrain.workers.world import World
 
 _LOOPBACK = "127."
 

@@ -19,7 +19,7 @@ def run_elastic(args: Any) -> None:
         ValueError: If they contradict each other, with which `horovodrun` ends with exit code 2.
     """
     signal.signal(signal.SIGINT, _end_at_once)
-    from hvdtrain.elastic.host_job import run_host_job
+    from hvdtrain.elastic.driver.host_job import run_host_job
 
     run_host_job(args)
 

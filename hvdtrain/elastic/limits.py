@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hvdtrain.elastic.cluster import Limits
+from hvdtrain.elastic.driver.cluster import Limits
 from hvdtrain.errors import UsageError
 from hvdtrain.host.start_reports import start_limit
 from hvdtrain.watch.watch_events import silence_seconds

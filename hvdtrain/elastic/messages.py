@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from hvdtrain.elastic.world import Place, World
+from hvdtrain.workers.world import Place, World
 
 MAX_LINE_BYTES = 1 << 18
 MAX_TEXT = 1 << 16

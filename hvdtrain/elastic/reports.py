@@ -10,6 +10,7 @@ from typing import Any, Literal
 import psutil
 
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, MAX_TEXT, Failed, Hello, Values
+from hvdtrain.elastic.watch.connections import machine_id
 from hvdtrain.errors import (
     AgreementError,
     EnvironmentFault,
@@ -21,7 +22,6 @@ from hvdtrain.errors import (
     WorkerFailure,
 )
 from hvdtrain.host.launcher import SLOT_VARIABLE, host_name
-from hvdtrain.watch.worker_connections import machine_id
 
 Blame = Literal["code", "environment", "peer"]
 

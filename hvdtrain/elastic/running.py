@@ -4,7 +4,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from hvdtrain.elastic.driver import Driver, Outcome
+from hvdtrain.elastic.driver.driver import Driver, Outcome
 from hvdtrain.elastic.notices import say
 from hvdtrain.errors import EXIT_STOPPED
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 
 from hvdtrain.elastic.backoff import Backoff
-from hvdtrain.elastic.cluster import Limits, Slot
-from hvdtrain.elastic.events import Action, Kill, Say, Start
-from hvdtrain.elastic.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
+from hvdtrain.elastic.driver.cluster import Limits, Slot
+from hvdtrain.elastic.driver.events import Action, Kill, Say, Start
+from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
 from hvdtrain.host.hostfile import HostSlots
 
 _ATTEMPTS = 2  # for each worker, while nothing has been trained: then the last failure ends the job

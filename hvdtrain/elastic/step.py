@@ -10,14 +10,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from hvdtrain.elastic.clusters import StepCluster
 from hvdtrain.elastic.crashes import COMMAND_NOT_FOUND
-from hvdtrain.elastic.driver import Driver
+from hvdtrain.elastic.driver.clusters import StepCluster
+from hvdtrain.elastic.driver.driver import Driver
 from hvdtrain.elastic.limits import LimitOptions, make_limits
 from hvdtrain.elastic.notices import say
 from hvdtrain.elastic.running import report, run_driver
 from hvdtrain.errors import EXIT_ENVIRONMENT, UsageError
-from hvdtrain.host.side_process import start_group
+from hvdtrain.host.processes import start_group
 
 _NAME = "hvdtrain elastic"
 _WORKERS_SECONDS = 5.0  # from the end of the command to that of the job

@@ -2,7 +2,7 @@
 
 import os
 
-from hvdtrain.elastic.client import Client, connect, current
+from hvdtrain.elastic.member.client import Client, connect, current
 from hvdtrain.errors import EXIT_STOPPED, JobEnded, RefusedError, Removed, Stopped
 
 _CONNECT_SECONDS = 2.0

@@ -20,7 +20,7 @@ from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import Plan
 from hvdtrain.horovod_build.processes import path_with, run_logged
 from hvdtrain.horovod_build.source import fetch_source, unpack
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
 
 # What is being built, at the root of the source tree. The patch build/0010-build-record makes CMake
 # copy it into horovod/metadata.json, where `installed_build` reads it.

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 
 # The names, for people, of the frameworks that Horovod has an extension for.
 TITLES = {flag: framework.title for flag, framework in FRAMEWORKS.items() if framework.horovod}

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hvdtrain.backends.step_signals import ControlFlags
-from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.jobs.signals import Signals
 
 

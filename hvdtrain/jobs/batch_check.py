@@ -5,8 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.activity import ACTIVITY
-from hvdtrain.agreement import Workers
 from hvdtrain.config import Config
 from hvdtrain.data.blocks import training_order
 from hvdtrain.data.feed import Order
@@ -14,9 +12,11 @@ from hvdtrain.data.fingerprint import differing_keys, sample_reader
 from hvdtrain.data.order import SequentialOrder
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import AgreementError
-from hvdtrain.jobs.data_identity import JobData, disagreement, hash_of, words_for
+from hvdtrain.jobs.opening.data_identity import JobData, disagreement, hash_of, words_for
 from hvdtrain.stages import replicas
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import Workers
 
 _SAME_SAMPLE = (
     "__getitem__ must return the same sample at every reading. Give a random transform a generator that is "

@@ -6,10 +6,10 @@ from typing import Any
 
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.checkpoints.remote.fetched import manifests_in
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
-from hvdtrain.jobs.run_directory import CHECKPOINTS
-from hvdtrain.stores.fetched import manifests_in
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 
 
 def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:

@@ -6,33 +6,33 @@ from dataclasses import replace
 from typing import Any
 
 from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.memory import MemoryPlan, mebibytes
 from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
 from hvdtrain.host.launcher import open_console
 from hvdtrain.host.memory import peak_bytes
 from hvdtrain.jobs import stages_plan
 from hvdtrain.jobs.batch_check import check_batches
-from hvdtrain.jobs.dry_run import Dry, dry_run
-from hvdtrain.jobs.dry_run_checks import Pass
 from hvdtrain.jobs.learning_rate import with_learning_rate
-from hvdtrain.jobs.memory_check import (
+from hvdtrain.jobs.opening.dry_run import Dry, dry_run
+from hvdtrain.jobs.opening.dry_run_checks import Pass
+from hvdtrain.jobs.opening.memory_check import (
     heaviest_plan,
     measured_plan,
     memory_limit,
     notes_on_memory,
     plan_memory,
 )
+from hvdtrain.jobs.opening.options import notes_on_options
+from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_together, prepare, started
+from hvdtrain.jobs.plan_text import describe_model
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.run_plan import describe_model
-from hvdtrain.jobs.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.training_run import new_session
-from hvdtrain.jobs.unused_options import notes_on_options
-from hvdtrain.memory_plan import MemoryPlan, mebibytes
-from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import readers_for
+from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
-from hvdtrain.words import counted
+from hvdtrain.workers.seeding import seeded_frameworks
 
 _WIDTH = 11
 

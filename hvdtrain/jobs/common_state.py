@@ -7,13 +7,13 @@ from typing import Any
 
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.data.fingerprint import Fingerprint
-from hvdtrain.jobs.data_identity import first_samples
-from hvdtrain.jobs.setup import common_values, model_values
+from hvdtrain.jobs.opening.data_identity import first_samples
+from hvdtrain.jobs.opening.setup import common_values, model_values
 from hvdtrain.jobs.training_run import TrainingRun
 from hvdtrain.reporting.records import RecentRecords
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, SkippedSamples
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.wire_types import travels
 
 _SPEEDS = 1000  # logged windows, of whose speeds the summary has the median
 

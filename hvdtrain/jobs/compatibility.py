@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from hvdtrain import frameworks
 from hvdtrain.config import Config
+from hvdtrain.config.values import senders
 from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError, UsageError
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host import frameworks
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs import features as f
 from hvdtrain.jobs.features import Feature, Job, commands, no_option, option, setting
-from hvdtrain.trackers import senders
 
 
 @dataclass(frozen=True)

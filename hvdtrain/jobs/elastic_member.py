@@ -4,8 +4,8 @@ import os
 
 from hvdtrain.backends.abort import abort_collectives
 from hvdtrain.config import Config
-from hvdtrain.elastic.client import connect
-from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.member.client import connect
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.failures import end_of_job
 from hvdtrain.jobs.signals import ElasticSignals, Signals

@@ -5,20 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.activity import ACTIVITY
-from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.callbacks import RunContext
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.data.eval_sets import sets_of
-from hvdtrain.elastic.world import World
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.training_run import TrainingRun, find_start
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
 from hvdtrain.reporting.run_report import CallbackReport
-from hvdtrain.seeding import random_state_kept
 from hvdtrain.session import Session
 from hvdtrain.training_plan import Progress
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import run_on_rank_zero
+from hvdtrain.workers.seeding import random_state_kept
+from hvdtrain.workers.world import World
 
 
 def start_of(

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 from hvdtrain.errors import HvdtrainError, PeerLostError
-from hvdtrain.regular_files import read_regular
 from hvdtrain.reporting.jsonl import write_whole
+from hvdtrain.storage.files import read_regular
 
 _NAME = ".failed-rank-"
 _WAIT_SECONDS = 0.5  # for a file system that shows another host's files late

@@ -15,8 +15,8 @@ from types import TracebackType
 
 import click
 
-from hvdtrain.agreement import Workers
 from hvdtrain.elastic.telling import tell_driver
+from hvdtrain.elastic.watch.liveness import WatchEvent
 from hvdtrain.errors import (
     EXIT_ENVIRONMENT,
     HvdtrainError,
@@ -30,12 +30,12 @@ from hvdtrain.errors import (
 from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import WORKER_VARIABLE, host_name, is_elastic, launched_rank
 from hvdtrain.host.launches import output_rank
-from hvdtrain.host.side_process import HANDLED
+from hvdtrain.host.processes import HANDLED
 from hvdtrain.host.start_reports import exit_at_once
 from hvdtrain.printable import printable
-from hvdtrain.user_errors import traceback_of
-from hvdtrain.watch.liveness import WatchEvent
 from hvdtrain.watch.watch_events import Abandoned, Told
+from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.user_errors import traceback_of
 
 # A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
 # ends this one before it repeats it.

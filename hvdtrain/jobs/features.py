@@ -5,14 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdtrain.agreement import Workers
-from hvdtrain.backends.named_optimizers import own_optimizer_method
+from hvdtrain.backends.optimizers import own_optimizer_method
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.stream import Stream
-from hvdtrain.frameworks import FRAMEWORKS
-from hvdtrain.object_urls import is_url
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.storage.urls import is_url
+from hvdtrain.workers.agreement import Workers
 
 MOST_WORKERS = 256  # of an elastic job
 # settings of Horovod that keep what they learned, or their groups of workers, for the life of a process

@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.host.side_process import run_limited
+from hvdtrain.host.processes import run_limited
 
 LIMIT_SECONDS = 2.0
 # of a hook that runs git; they would name another repository than the folder's

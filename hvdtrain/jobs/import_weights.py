@@ -11,15 +11,15 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.quiet import quiet_output
-from hvdtrain.jobs.outputs import Place, local_file
-from hvdtrain.jobs.run_directory import CHECKPOINTS
-from hvdtrain.jobs.setup import JobSpec, build, check_alone, open_task_data, prepare, started
+from hvdtrain.jobs.opening.setup import JobSpec, build, check_alone, open_task_data, prepare, started
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.jobs.serving.outputs import Place, local_file
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.object_urls import shown
-from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import versions_with
+from hvdtrain.storage.urls import shown
+from hvdtrain.workers.seeding import seeded_frameworks
 
 # ending of a file's name: the framework that saves such files
 _FILE_ENDINGS = {

@@ -1,12 +1,12 @@
 """The weights that ``--init`` loads: all of a checkpoint's, or the part that patterns choose."""
 
-from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState, Shapes
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.names import OF_LAYERS, is_private
 from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.errors import CheckpointError, TaskError
+from hvdtrain.workers.agreement import run_on_rank_zero
 
 
 def load_initial_weights(

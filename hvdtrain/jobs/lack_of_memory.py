@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
+from hvdtrain.backends.memory import MemoryPlan, describe_activations, mebibytes
 from hvdtrain.errors import LackOfMemoryError
 from hvdtrain.host.memory import is_out_of_memory, peak_bytes
-from hvdtrain.memory_plan import MemoryPlan, describe_activations, mebibytes
-from hvdtrain.user_errors import where_raised
+from hvdtrain.workers.user_errors import where_raised
 
 
 def lack_of_memory(

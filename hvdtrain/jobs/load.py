@@ -5,18 +5,18 @@ from typing import Any
 
 from hvdtrain.backends import model_files
 from hvdtrain.config import Layer
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs import checkpoint_config
 from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
 from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.evaluate import checkpoint_path, given_layer, load_verified, print_note
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.features import Job
-from hvdtrain.jobs.setup import build, check_alone, new_task, prepare, started
+from hvdtrain.jobs.opening import checkpoint_config
+from hvdtrain.jobs.opening.setup import build, check_alone, new_task, prepare, started
+from hvdtrain.jobs.serving.evaluate import checkpoint_path, given_layer, load_verified, print_note
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.task import task_class_of
+from hvdtrain.workers.seeding import seeded_frameworks
 
 # how training computed is no part of the model
 _PLAIN = Layer(

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from hvdtrain.backends.metric_objects import logged_names
-from hvdtrain.backends.objective import REGULARIZATION_LOSS
+from hvdtrain.backends.objective.metric_objects import logged_names
+from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import metric_prefixes
 from hvdtrain.errors import ConfigError
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.metric_names import SEPARATOR
 
 

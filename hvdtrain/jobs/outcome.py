@@ -10,7 +10,6 @@ from typing import Protocol
 
 import numpy as np
 
-from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.callbacks import Best, Summary
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
@@ -18,13 +17,14 @@ from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError, Stopped
 from hvdtrain.jobs.failures import do_in_time
-from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.memory_peak import own_peak_mib
 from hvdtrain.metric_names import PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.reporting.history import best_of, read_lines
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.session import Session
+from hvdtrain.workers.agreement import waiting_for_rank_zero
 
 LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
 LOST_SAVE_SECONDS = 10  # likewise if another worker is gone or stalls

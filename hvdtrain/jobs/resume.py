@@ -6,15 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.local_steps import has_outer, without_outer
 from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, without_ema
-from hvdtrain.backends.portable.low_rank import fitting_state
+from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
+from hvdtrain.backends.reduction.low_rank import fitting_state
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.digest import describe_changes
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
+from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
@@ -22,16 +22,16 @@ from hvdtrain.data.stream import is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.jobs import local_steps_plan
 from hvdtrain.jobs.initial_weights import load_initial_weights
-from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.jobs.run_directory.stored import origin_of, resumed_checkpoint
 from hvdtrain.jobs.same_task import same_field, same_task
-from hvdtrain.jobs.stored_run_dir import origin_of, resumed_checkpoint
 from hvdtrain.paths import run_folder
 from hvdtrain.place_names import with_urls
 from hvdtrain.session import versions_with
-from hvdtrain.stores import fetched
+from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import Progress
-from hvdtrain.wire_types import travels
-from hvdtrain.words import counted
+from hvdtrain.workers.agreement import run_on_rank_zero
+from hvdtrain.workers.wire_types import travels
 
 # fields that say where a run is written or starts from, not what it computes
 _MAX_SHOWN = 200  # characters of a value in a note

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.checkpoints.storage import Checkpoint
-from hvdtrain.jobs.provenance import PATH_OPTIONS, last_start
+from hvdtrain.jobs.run_directory.provenance import PATH_OPTIONS, last_start
 
 
 def same_task(one: str, other: str) -> bool:

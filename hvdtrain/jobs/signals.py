@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from types import FrameType
 
 from hvdtrain.backends.step_signals import ControlFlags
-from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import ENDINGS, Interrupted, Removed, WorkerFailure
 from hvdtrain.host.launcher import is_elastic
-from hvdtrain.host.side_process import HANDLED
-from hvdtrain.user_errors import where_raised
+from hvdtrain.host.processes import HANDLED
+from hvdtrain.workers.user_errors import where_raised
 
 _LEAVES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.jobs.checkpoint_config import find_unverified
-from hvdtrain.object_urls import is_url
+from hvdtrain.jobs.opening.checkpoint_config import find_unverified
+from hvdtrain.storage.urls import is_url
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
 
 def with_cuts_before(config: Config, workers: Workers) -> Config:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from hvdtrain.backends.pipeline.schedule import bubble
 from hvdtrain.config import Config
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
 
 _LOW = 0.2  # part of a step in which a stage waits, from which on more micro-batches are proposed
 

@@ -9,7 +9,7 @@ from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.stream import Stream
 from hvdtrain.schedule import Cadence
 from hvdtrain.session import Session
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
 
 
 def streams_of(train_data: Any, eval_data: Any) -> dict[str, Stream]:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.checkpoints import storage
+from hvdtrain.config.values import TRACKERS, check_installed, senders, split_trackers
 from hvdtrain.errors import EnvironmentFault, HvdtrainError, UsageError
-from hvdtrain.jobs.run_directory import CHECKPOINTS
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.reporting.file_access import access_remedy
 from hvdtrain.reporting.run_status import RUNNING
 from hvdtrain.reporting.stored_runs import StoredRun, find_runs, read_run
-from hvdtrain.trackers import TRACKERS, check_installed, senders, split_trackers
-from hvdtrain.tracking.sender import Sender, describe_error, read_tracked_run
+from hvdtrain.trackers.sender import Sender, describe_error, read_tracked_run
 
 
 def track_runs(

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.config import Config
+from hvdtrain.config.values import senders
 from hvdtrain.host.launcher import host_name
-from hvdtrain.jobs.provenance import Provenance, provenance_of
+from hvdtrain.jobs.run_directory.provenance import Provenance, provenance_of
 from hvdtrain.paths import run_folder
 from hvdtrain.reporting.run_report import Reporter
-from hvdtrain.trackers import senders
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
 
 def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: bool) -> str | None:
@@ -31,7 +31,7 @@ def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: b
         return known
 
     def choose() -> str:
-        from hvdtrain.tracking.sender import read_id  # most jobs do without
+        from hvdtrain.trackers.sender import read_id  # most jobs do without
 
         found = read_id(run_folder(config.run_dir)) if in_place and config.run_dir else None
         return found or uuid.uuid4().hex
@@ -65,7 +65,7 @@ def trackers_of(
         return lambda run_dir: ()
 
     def make(run_dir: Path) -> Sequence[Reporter]:
-        from hvdtrain.tracking.sender import JobTracking, Sender
+        from hvdtrain.trackers.sender import JobTracking, Sender
 
         own = provenance or provenance_of(config, hosts, {}, is_instance=False)
         facts: dict[str, Any] = {"hosts": list(hosts) or [host_name()], **_facts_of(own)}

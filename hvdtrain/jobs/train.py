@@ -7,17 +7,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
 from hvdtrain.errors import ENDINGS, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import muted_console
-from hvdtrain.jobs.elastic_job import train_in_worlds
+from hvdtrain.jobs.elastic.job import train_in_worlds
 from hvdtrain.jobs.elastic_member import join_elastic_job
 from hvdtrain.jobs.failure_cause import exchange_cause
 from hvdtrain.jobs.failures import end_if_uncaught, name_lost_worker
 from hvdtrain.jobs.lack_of_memory import lack_of_memory
+from hvdtrain.jobs.opening.setup import prepare, started
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
     end_together,
@@ -29,10 +29,9 @@ from hvdtrain.jobs.outcome import (
     write_summary_on_loss,
 )
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.run_lock import RunLock
-from hvdtrain.jobs.setup import prepare, started
+from hvdtrain.jobs.run_directory.lock import RunLock
+from hvdtrain.jobs.run_directory.stored import end_uploads, publish, storing
 from hvdtrain.jobs.signals import Signals, interruptible
-from hvdtrain.jobs.stored_run_dir import end_uploads, publish, storing
 from hvdtrain.jobs.training_run import (
     TrainingRun,
     close_services,
@@ -47,11 +46,12 @@ from hvdtrain.jobs.training_run import (
 )
 from hvdtrain.loop import run as run_loop
 from hvdtrain.reporting.console import start_explained
-from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec
-from hvdtrain.user_errors import where_raised
 from hvdtrain.watch.watch_events import Watching
+from hvdtrain.workers.agreement import waiting_for_rank_zero
+from hvdtrain.workers.seeding import seeded_frameworks
+from hvdtrain.workers.user_errors import where_raised
 
 
 def train(

@@ -5,8 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.activity import ACTIVITY
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.hooks import LoopHook, LoopHooks
 from hvdtrain.callbacks import (
@@ -23,38 +21,40 @@ from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import ConfigError
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.memory import peak_bytes
 from hvdtrain.jobs.batch_check import check_batches
-from hvdtrain.jobs.data_identity import compare_with_checkpoint
-from hvdtrain.jobs.data_sets import roles_of
-from hvdtrain.jobs.dry_run import dry_run
 from hvdtrain.jobs.learning_rate import with_learning_rate
-from hvdtrain.jobs.memory_check import heaviest_plan, measured_plan, notes_on_memory, plan_memory
+from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint
+from hvdtrain.jobs.opening.data_sets import roles_of
+from hvdtrain.jobs.opening.dry_run import dry_run
+from hvdtrain.jobs.opening.memory_check import heaviest_plan, measured_plan, notes_on_memory, plan_memory
+from hvdtrain.jobs.opening.options import notes_on_options
+from hvdtrain.jobs.opening.setup import JobSpec, TaskData, names_of_batch, open_together
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
-from hvdtrain.jobs.provenance import Provenance, keep, provenance_of
+from hvdtrain.jobs.plan_text import describe_plan
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.run_directory import CHECKPOINTS, lock_run, note_on_links, open_run, run_dir_of
-from hvdtrain.jobs.run_lock import RunLock
-from hvdtrain.jobs.run_plan import describe_plan
-from hvdtrain.jobs.setup import JobSpec, TaskData, names_of_batch, open_together
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run, note_on_links, open_run, run_dir_of
+from hvdtrain.jobs.run_directory.lock import RunLock
+from hvdtrain.jobs.run_directory.provenance import Provenance, keep, provenance_of
+from hvdtrain.jobs.run_directory.stored import begin_in_store, end_uploads, values_in_store
 from hvdtrain.jobs.stage_cuts import with_cuts_of
-from hvdtrain.jobs.stored_run_dir import begin_in_store, end_uploads, values_in_store
 from hvdtrain.jobs.tracked_run import agree_on_id, trackers_of
-from hvdtrain.jobs.unused_options import notes_on_options
 from hvdtrain.jobs.world_change import follow_workers
 from hvdtrain.memory_peak import MemoryPeak
 from hvdtrain.paths import run_folder
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
-from hvdtrain.seeding import seed_generators, seed_host_generators
 from hvdtrain.session import Session, versions_with
 from hvdtrain.stages import speaks_for_replica
 from hvdtrain.task import GivenTask
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.seeding import seed_generators, seed_host_generators
 
 if TYPE_CHECKING:
-    from hvdtrain.stores.run_store import RunStore
+    from hvdtrain.checkpoints.remote.run_store import RunStore
 
 # by config field, what makes the hook of a tool; a tool is imported only where it is used
 _TOOL_HOOKS = {"profile": "hvdtrain.tools.profile.step_profile:StepProfile"}

@@ -1,10 +1,10 @@
 """What follows from another number of workers: the learning rate's way to its new peak, a line in the log."""
 
-from hvdtrain.elastic.world import World
 from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.schedule import Rescale
 from hvdtrain.session import Session
 from hvdtrain.training_plan import TrainingPlan, most_workers
+from hvdtrain.workers.world import World
 
 
 def follow_workers(session: Session) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
-from hvdtrain.host.side_process import start_group
+from hvdtrain.host.processes import start_group
 
 _POLL_SECONDS = 0.2
 _LATE_OUTPUT_SECONDS = 1.0  # of processes that outlive the launcher

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from hvdtrain.host.side_process import end_with_parent
+from hvdtrain.host.processes import end_with_parent
 
 
 def main() -> None:

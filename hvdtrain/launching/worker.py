@@ -13,7 +13,7 @@ from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, HvdtrainError, I
 from hvdtrain.host.launcher import host_name, launched_rank
 from hvdtrain.host.start_reports import exit_at_once, report_begin
 from hvdtrain.launching.channel import WorkerEnd
-from hvdtrain.user_errors import traceback_of
+from hvdtrain.workers.user_errors import traceback_of
 
 _EXIT_FAILED = 1
 

@@ -11,7 +11,7 @@ parameters: BERT's 109,482,240 but for the two token types.
 
 from typing import Any
 
-from hvdtrain.models._transformer import check_heads
+from hvdtrain.models.transformer import check_heads
 
 EPSILON = 1e-12  # of layer norms
 
@@ -100,7 +100,7 @@ def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: embedding, transformer blocks, head."""
     from functools import partial
 
-    from hvdtrain.block import Block
+    from hvdtrain.models.block import Block
 
     blocks = [Block(partial(model.attend, block), block) for block in model.blocks]
     embed = Block(model.embed, model.tokens, model.positions, model.norm, model.dropout)
@@ -151,7 +151,7 @@ def tf_model(  # noqa: PLR0917 - as above
     from keras import layers as kl
     from keras import ops
 
-    from hvdtrain.models._transformer import keras_positions
+    from hvdtrain.models.transformer import keras_positions
 
     check_heads(heads, channels)
     tokens = keras.Input((None,), dtype="int32")
@@ -187,7 +187,7 @@ def _keras_block(name: str, heads: int, channels: int, dropout: float) -> Any:
     import keras
     from keras import layers, ops
 
-    from hvdtrain.models._transformer import keras_attention
+    from hvdtrain.models.transformer import keras_attention
 
     x, seen = keras.Input((None, channels)), keras.Input((None,))
     y = layers.Dense(3 * channels, name="qkv")(x)

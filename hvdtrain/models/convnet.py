@@ -54,7 +54,7 @@ def torch_model(image_shape: tuple[int, int, int], classes: int) -> Any:
 
 def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: one for each layer."""
-    from hvdtrain.block import Block
+    from hvdtrain.models.block import Block
 
     parts = ((model.begin, model.conv1), (model.pool, model.conv2), (model.hide, model.dense1))
     return [*(Block(*part) for part in parts), model.dense2]

@@ -9,7 +9,7 @@ shape, (50257, 1024, 12, 12, 768), it has 124,439,808 parameters.
 
 from typing import Any
 
-from hvdtrain.models._transformer import check_heads
+from hvdtrain.models.transformer import check_heads
 
 EPSILON = 1e-5  # of layer norms
 
@@ -64,7 +64,7 @@ def torch_model(  # noqa: PLR0917 - sizes in their usual order
 
 def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: embedding, transformer blocks, output layer."""
-    from hvdtrain.block import Block
+    from hvdtrain.models.block import Block
 
     embed = Block(model.embed, model.tokens, model.positions, model.dropout)
     return [embed, *model.blocks, Block(model.predict, model.norm, model.tokens)]
@@ -110,7 +110,7 @@ def tf_model(  # noqa: PLR0917 - as above
     from keras import layers as kl
     from keras import ops
 
-    from hvdtrain.models._transformer import keras_attention, keras_positions
+    from hvdtrain.models.transformer import keras_attention, keras_positions
 
     check_heads(heads, channels)
 

@@ -61,7 +61,7 @@ def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: embedding, LSTMs, output layer."""
     from functools import partial
 
-    from hvdtrain.block import Block
+    from hvdtrain.models.block import Block
 
     lstms = [Block(partial(model.read, lstm), lstm) for lstm in model.lstms]
     return [Block(model.embed, model.tokens), *lstms, Block(model.predict, model.logits)]
@@ -73,7 +73,7 @@ def tf_model(vocabulary: int, classes: int, channels: int = 128, layers: int = 1
     from keras import layers as kl
     from keras import ops
 
-    from hvdtrain.models._transformer import keras_positions
+    from hvdtrain.models.transformer import keras_positions
 
     tokens = keras.Input((None,), dtype="int32")
     x = kl.Embedding(vocabulary, channels, name="tokens")(tokens)

@@ -41,7 +41,7 @@ def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: one for each dense layer."""
     from torch import nn
 
-    from hvdtrain.block import Block
+    from hvdtrain.models.block import Block
 
     def hidden(layer: Any) -> Block:
         return Block(lambda x: nn.functional.silu(layer(x.flatten(1))), layer)

@@ -88,7 +88,7 @@ def torch_model(
 
 def torch_blocks(model: Any) -> list[Any]:
     """Return the blocks of a PyTorch model: the first convolution, the residual blocks, the last layer."""
-    from hvdtrain.block import Block
+    from hvdtrain.models.block import Block
 
     layers = (model.layer1, model.layer2, model.layer3, model.layer4)
     residual = [block for layer in layers for block in layer]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain import wire
 from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError, UsageError
 from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.launches import SRUN, stated_launch
+from hvdtrain.workers import wire
 
 FIRST, SECOND = "torch", "tf"  # PyTorch has the lower half of the ranks
 COMMAND = "horovodrun --mpi -np 2 python -m hvdtrain parity --task TASK"

@@ -6,11 +6,11 @@ import numpy as np
 
 from hvdtrain.backends.base import PortableState
 from hvdtrain.parity.differences import Array, difference
-from hvdtrain.parity.explanation import place_of
-from hvdtrain.parity.findings import Finding
 from hvdtrain.parity.limits import Limits
-from hvdtrain.parity.observation import Observation
-from hvdtrain.parity.rows import OUTPUTS, Row, first_divergence
+from hvdtrain.tools.parity.explanation import place_of
+from hvdtrain.tools.parity.findings import Finding
+from hvdtrain.tools.parity.observation import Observation
+from hvdtrain.tools.parity.rows import OUTPUTS, Row, first_divergence
 
 _TINY = 1e-300
 

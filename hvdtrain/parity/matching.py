@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import check_state
 from hvdtrain.errors import TaskError
-from hvdtrain.parity.findings import MISSING_BIAS, Finding, different_beginnings, different_values
+from hvdtrain.tools.parity.findings import MISSING_BIAS, Finding, different_beginnings, different_values
 
 _BIASES = ("bias", "beta")
 

@@ -9,12 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hvdtrain.parity.differences import Difference
-from hvdtrain.parity.job import Result
-from hvdtrain.parity.rows import Row
-from hvdtrain.parity.steps import worst
-from hvdtrain.parity.verdict import Comparison, Verdict
 from hvdtrain.printable import printable
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
+from hvdtrain.tools.parity.job import Result
+from hvdtrain.tools.parity.rows import Row
+from hvdtrain.tools.parity.steps import worst
+from hvdtrain.tools.parity.verdict import Comparison, Verdict
 
 _KIND_WIDTH = 30
 

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.metric_names import PEAK_MEMORY
-from hvdtrain.regular_files import read_tail
 from hvdtrain.reporting.log_records import LogReader, metrics_in, number, parse_record
 from hvdtrain.reporting.records import EVAL, TRAIN
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import StoredRun, flat, names_of, plain, read_run, value_text
+from hvdtrain.storage.files import read_tail
 
 # facts of a run: those that are equal in all runs are shown once, below the table
 FACTS = ("framework", "task", "status", "workers", "changes", "steps", "eval sets")

@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import Callback, RunContext, Summary
 from hvdtrain.host.launcher import is_muted, launched_rank, open_console
 from hvdtrain.metric_names import BAD_SAMPLES, MEASURES, metrics_by_set
 from hvdtrain.metrics import StepInfo
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
+from hvdtrain.workers.activity import ACTIVITY
 
 if TYPE_CHECKING:
     import rich.console

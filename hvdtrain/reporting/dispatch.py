@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from hvdtrain.activity import ACTIVITY
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.callbacks import HOOKS, RunContext, Summary, hook_of, name_of
 from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
-from hvdtrain.user_errors import where_raised
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.user_errors import where_raised
 
 
 class Dispatcher:

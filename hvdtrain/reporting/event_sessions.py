@@ -14,7 +14,7 @@ from typing import NamedTuple
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
-from hvdtrain.regular_files import open_regular
+from hvdtrain.storage.files import open_regular
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\.\d+\.hvdtrain")
 _FIRST_BYTES = 4096  # they hold the first record, and the second unless it has many scalars

@@ -7,9 +7,9 @@ from typing import Any
 
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, lines_of
 from hvdtrain.reporting.tail import cut_tail
+from hvdtrain.storage.files import check_link
 
 INDICES = "indices"
 _FILES = "rank-*.jsonl"

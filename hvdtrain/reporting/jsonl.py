@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.regular_files import not_followed, open_regular
+from hvdtrain.storage.files import not_followed, open_regular
 
 _decode = json.JSONDecoder().raw_decode
 LONGEST_LINE = 1 << 26  # bytes; a trace has the indices of a step's samples in one line

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.regular_files import not_followed, open_regular
+from hvdtrain.storage.files import not_followed, open_regular
 
 LOCK_FILE = ".lock"
 HOLDER_BYTES = 4096  # that a lock file has at most

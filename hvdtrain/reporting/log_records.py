@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.regular_files import open_regular
 from hvdtrain.reporting.jsonl import parse_line
 from hvdtrain.reporting.records import TRAIN
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import plain
+from hvdtrain.storage.files import open_regular
 
 MAX_LINE = 1_000_000  # bytes of a line; the longest names the workers of a large job
 _MAX_COUNT = 1 << 53  # beyond it, floats are not exact

@@ -8,7 +8,7 @@ from typing import Any
 
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.jsonl import parse_line, to_json
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
 
 KEPT = 64
 TRAIN, EVAL, CALLBACK, EVENT = "train", "eval", "callback", "event"

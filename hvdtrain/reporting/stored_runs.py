@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.printable import printable
-from hvdtrain.regular_files import read_regular
 from hvdtrain.reporting.file_access import access_remedy, refused_file
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
@@ -25,7 +25,7 @@ from hvdtrain.reporting.run_status import (
     silent_seconds_of,
     status_of,
 )
-from hvdtrain.yaml_reader import parse_yaml
+from hvdtrain.storage.files import read_regular
 
 CONFIG_FILE = "config.yaml"
 FILES = (SUMMARY_FILE, CONFIG_FILE, METRICS_FILE)

@@ -9,8 +9,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdtrain.regular_files import open_regular
 from hvdtrain.reporting.jsonl import LONGEST_LINE, write_parts
+from hvdtrain.storage.files import open_regular
 
 KEPT_IN_A_ROW = 64  # lines that stay, after which no line before them is looked at
 _BLOCK_BYTES = 1 << 16

@@ -7,7 +7,7 @@ from pathlib import Path
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.reporting.jsonl import write_whole
 from hvdtrain.reporting.stored_runs import find_runs, plain
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
 
 _LARGE_MB = 2.0
 
@@ -35,7 +35,7 @@ def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
         raise UsageError(f"-o {output}: it is there and is no file")
     paths, left_out = find_runs(run_dirs)
 
-    from hvdtrain.run_views.page import read_for_page, render
+    from hvdtrain.tools.report.page import read_for_page, render
 
     page = render(read_for_page(paths, verify))
     try:

@@ -5,9 +5,9 @@ from array import array
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdtrain.regular_files import open_regular
 from hvdtrain.reporting.log_records import MAX_LINE, BrokenLines, is_window, parse_record
 from hvdtrain.reporting.records import EVAL, EVENT
+from hvdtrain.storage.files import open_regular
 
 _WHOLE_BYTES = 1_000_000  # at the end of a log; before them, only evaluations and events are read
 _COMPARED_BYTES = 256  # before the place where reading goes on

@@ -8,7 +8,7 @@ from hvdtrain.metric_names import BAD_SAMPLES
 from hvdtrain.reporting.records import EVAL, TRAIN
 from hvdtrain.run_views.curves import RunLog
 from hvdtrain.run_views.run_event import RunEvent
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
 
 _MOST = 20  # ranges of steps, or of evaluations, that are listed one by one
 _LARGEST = 2**53

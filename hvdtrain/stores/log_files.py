@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from hvdtrain.checkpoints.remote.claim import CLAIM_FILE
+from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER
 from hvdtrain.checkpoints.storage import NAME
-from hvdtrain.object_info import ObjectInfo
-from hvdtrain.object_transfers import download, upload
-from hvdtrain.object_urls import PATIENCE, Patience, entries, join, name
-from hvdtrain.regular_files import open_regular
-from hvdtrain.stores.claim import CLAIM_FILE
-from hvdtrain.stores.stored_checkpoints import FOLDER
+from hvdtrain.storage.files import open_regular
+from hvdtrain.storage.object_info import ObjectInfo
+from hvdtrain.storage.transfers import download, upload
+from hvdtrain.storage.urls import PATIENCE, Patience, entries, join, name
 
 _BLOCK_BYTES = 1 << 20
 _SNAPSHOT = "snapshot"

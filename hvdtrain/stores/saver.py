@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.checkpoints.remote.run_store import RunStore
 from hvdtrain.checkpoints.saver import BackgroundSaver
-from hvdtrain.object_urls import shown
 from hvdtrain.reporting.report import Report
+from hvdtrain.storage.urls import shown
 from hvdtrain.stores.log_files import never_uploaded
-from hvdtrain.stores.run_store import RunStore
 
 _FEW_SECONDS = 2.0  # for what is left if the job has waited for it in vain
 _FAILING_SECONDS = 120.0  # after which on_save_error: stop stops a job whose store does not answer

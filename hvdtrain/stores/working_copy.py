@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.regular_files import read_regular
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.lock_state import LOCK_FILE
-from hvdtrain.stores.stored_checkpoints import FOLDER
+from hvdtrain.storage.files import read_regular
 
 SCRATCH = ".store"
 RUN_FILES = ("metrics.jsonl", "summary.json", FOLDER)  # if a directory has one of them, it holds a run

@@ -12,9 +12,9 @@ from hvdtrain.data.texts.encoding import ByteEncoder, Encoder, WordEncoder
 from hvdtrain.data.texts.labelled import read_tables, split
 from hvdtrain.data.texts.tables import Table
 from hvdtrain.models import bert, lstm
+from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
-from hvdtrain.words import counted
 
 LEVELS = ("words", "bytes")
 MODELS = ("bert", "lstm")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from hvdtrain.watch.liveness import WatchEvent
+from hvdtrain.elastic.watch.liveness import WatchEvent
 
 _VARIABLE = "HVDTRAIN_HOST_SILENCE_SECONDS"
 _SILENCE_SECONDS = 20

@@ -16,7 +16,9 @@ WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
 SECONDS = 300
 # a worker that needs no framework, and one that trains
 TOLD_TO_WAIT = f'{sys.executable} {WORKER} "$PWD" wait'
-TRAINING = f"{sys.executable} -m hvdtrain --framework torch --task hvdtrain.drill.task:Drill --run-dir run"
+TRAINING = (
+    f"{sys.executable} -m hvdtrain --framework torch --task hvdtrain.tools.drill.task:Drill --run-dir run"
+)
 SCRIPT = f"""#!/bin/bash
 #SBATCH --nodes=2 --ntasks-per-node=1 --no-kill --output=out.txt
 export HVDTRAIN_ELASTIC_STATE=$PWD/state.json

@@ -16,13 +16,13 @@ import pytest
 
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.replicas import check_replicas
 from hvdtrain.backends.step_signals import ControlFlags, StepStatistics, encode_signals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
-from hvdtrain.replicas import check_replicas
-from hvdtrain.seeding import random_state_kept
+from hvdtrain.workers.seeding import random_state_kept
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES, INPUTS, OUTPUTS = 24, 5, 3

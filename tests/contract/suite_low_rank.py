@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.portable.low_rank import error_name, factor_name, first_factor, matrix_shape
+from hvdtrain.backends.reduction.low_rank import error_name, factor_name, first_factor, matrix_shape
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan

@@ -530,7 +530,7 @@ def test_a_state_of_all_types_is_sent_in_few_messages(started, monkeypatch, mess
     """A variable that is longer than a message travels in several."""
     import tensorflow as tf
 
-    from hvdtrain.backends.tensorflow import state_broadcast
+    from hvdtrain.backends.tensorflow.reduction import broadcast as state_broadcast
 
     monkeypatch.setattr(state_broadcast, "MESSAGE_BYTES", message_bytes)
     of_root, of_others = (

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from hvdtrain.callbacks import Callback
-from hvdtrain.drill.task import Drill
+from hvdtrain.tools.drill.task import Drill
 
 # name to module, and name in it, of what is wrapped
 PLACES = {

@@ -14,7 +14,7 @@ from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from support.jobs import FRAMEWORKS, environment
 
 from hvdtrain.backends import torchrun
-from hvdtrain.frameworks import FRAMEWORKS as MODULES
+from hvdtrain.host.frameworks import FRAMEWORKS as MODULES
 from hvdtrain.host.signed_requests import KEY_VARIABLE
 
 KEY = "5e" * 32

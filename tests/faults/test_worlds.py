@@ -17,7 +17,7 @@ from support import world_member
 from support.jobs import FRAMEWORKS, environment
 
 from hvdtrain.backends import torchrun
-from hvdtrain.elastic.world import World, world_key
+from hvdtrain.workers.world import World, world_key
 
 START_SECONDS = 300
 ANSWER_SECONDS = 90  # of Gloo's 120: nothing here may end by its timeout

@@ -7,9 +7,9 @@ from hvdtrain.backends import load_backend
 from hvdtrain.config import Layer
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.jobs.batch_check import check_batches
-from hvdtrain.jobs.setup import open_together, prepare
-from hvdtrain.seeding import seeded_frameworks
+from hvdtrain.jobs.opening.setup import open_together, prepare
 from hvdtrain.training_plan import Progress
+from hvdtrain.workers.seeding import seeded_frameworks
 
 TASKS = Path(__file__).with_name("noise_tasks.py")
 

@@ -8,8 +8,8 @@ from small_task import INPUTS, OUTPUTS, Small
 
 import hvdtrain
 from hvdtrain.config import Layer
-from hvdtrain.jobs.export import export_checkpoint
-from hvdtrain.jobs.predict import predict_checkpoint
+from hvdtrain.jobs.serving.export import export_checkpoint
+from hvdtrain.jobs.serving.predict import predict_checkpoint
 
 FIRST_SIZE, SECOND_SIZE = 30, 17
 EXPORTS = {"torch": "pt", "tf": "keras"}

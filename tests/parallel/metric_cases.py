@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 
 from hvdtrain.backends import load_backend, metric_merging
-from hvdtrain.backends.stateful_metrics import Part
+from hvdtrain.backends.objective.stateful_metrics import Part
 from hvdtrain.config import Layer
-from hvdtrain.jobs.setup import open_together, prepare
+from hvdtrain.jobs.opening.setup import open_together, prepare
 from hvdtrain.loop import evaluate
 from hvdtrain.reporting.report import SilentReport
-from hvdtrain.seeding import seeded_frameworks
 from hvdtrain.session import Session
+from hvdtrain.workers.seeding import seeded_frameworks
 
 TASKS = Path(__file__).with_name("metric_tasks.py")
 FIELDS = {"device": "cpu", "threads": 1, "initial_parameters": "portable"}

@@ -11,7 +11,7 @@ from hvdtrain.backends import load_backend
 from hvdtrain.backends.frames import GATHER
 from hvdtrain.config import Layer
 from hvdtrain.errors import ExchangeError
-from hvdtrain.jobs.setup import prepare
+from hvdtrain.jobs.opening.setup import prepare
 
 
 class Executed:

@@ -86,7 +86,7 @@ class WithoutMemory(Gpt):
         return super().torch_blocks(model)
 
     def tf_blocks(self, model):
-        from hvdtrain.backends.tensorflow.stage_model import blocks_of
+        from hvdtrain.backends.tensorflow.stages.model import blocks_of
 
         assert all(variable._value is None for variable in model.variables)
         return blocks_of(None, model)

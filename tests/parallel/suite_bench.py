@@ -10,14 +10,14 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.local_steps import LoneWorker
+from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.bench.alone import session_alone
 from hvdtrain.bench.blocks import Recorder, run_block
-from hvdtrain.bench.measure import bench_config, measure_steps
 from hvdtrain.config import Config
-from hvdtrain.jobs.setup import JobSpec, build_together, open_task_data
+from hvdtrain.jobs.opening.setup import JobSpec, build_together, open_task_data
 from hvdtrain.session import readers_for
 from hvdtrain.task import load_task_class
+from hvdtrain.tools.bench.measure import bench_config, measure_steps
 from hvdtrain.training_plan import TrainingPlan
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")

@@ -12,7 +12,7 @@ from support.pool import command, run_suite, train
 from support.serving import hvdtrain
 
 from hvdtrain.data.order import ShuffledOrder
-from hvdtrain.frameworks import FRAMEWORKS, OWN_STEP
+from hvdtrain.host.frameworks import FRAMEWORKS, OWN_STEP
 
 TASKS = Path(__file__).with_name("own_step_tasks.py")
 CAPABLE = [name for name, row in FRAMEWORKS.items() if OWN_STEP in row.capabilities]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from hvdtrain.elastic.cluster import Limits, Slot
-from hvdtrain.elastic.driver import Driver, Outcome
+from hvdtrain.elastic.driver.cluster import Limits, Slot
+from hvdtrain.elastic.driver.driver import Driver, Outcome
 from hvdtrain.elastic.state_file import STATE_VARIABLE
 from hvdtrain.host.hostfile import HostSlots
 

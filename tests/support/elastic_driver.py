@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from hvdtrain.elastic.handshake import DriverHandshake, receive_line
 from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello, Welcome, encode, from_worker
-from hvdtrain.elastic.world import MemberInfo, World
+from hvdtrain.workers.world import MemberInfo, World
 
 T = TypeVar("T")
 

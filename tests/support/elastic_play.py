@@ -1,7 +1,7 @@
 """The state machine of an elastic job's driver, played by a test: workers say things, time passes."""
 
-from hvdtrain.elastic.cluster import Limits
-from hvdtrain.elastic.events import (
+from hvdtrain.elastic.driver.cluster import Limits
+from hvdtrain.elastic.driver.events import (
     Action,
     Arrived,
     Discovered,
@@ -17,7 +17,7 @@ from hvdtrain.elastic.events import (
     Start,
     Tick,
 )
-from hvdtrain.elastic.membership import Members
+from hvdtrain.elastic.driver.membership import Members
 from hvdtrain.elastic.messages import (
     Beat,
     Done,
@@ -30,8 +30,8 @@ from hvdtrain.elastic.messages import (
     Ready,
     Synced,
 )
-from hvdtrain.elastic.world import Place, World
 from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.workers.world import Place, World
 
 LIMITS = Limits(wanted=2, least=1, most=4)
 

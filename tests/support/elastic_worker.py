@@ -16,7 +16,7 @@ import psutil
 
 from hvdtrain.elastic.handshake import prove_to_driver
 from hvdtrain.elastic.messages import Done, Formed, Hello, Ready, Synced, encode, from_driver
-from hvdtrain.elastic.world import Place
+from hvdtrain.workers.world import Place
 
 
 def main(folder: Path, words: list[str]) -> int:

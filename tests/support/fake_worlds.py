@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.backends.step_signals import NO_SIGNALS
-from hvdtrain.elastic.world import Change, MemberInfo, Place, World
 from hvdtrain.errors import JobEnded, PeerLostError, Removed
-from hvdtrain.wire import decode, encode
+from hvdtrain.workers.wire import decode, encode
+from hvdtrain.workers.world import Change, MemberInfo, Place, World
 from support.numpy_backend import NumpyBackend
 
 _SECONDS = 120  # a machine that is busy with other tests is slow

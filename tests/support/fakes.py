@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.agreement import run_on_rank_zero
 from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
+from hvdtrain.backends.objective.stateful_metrics import Samples
 from hvdtrain.backends.replica_state import ReplicaState
-from hvdtrain.backends.stateful_metrics import Samples
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
 from hvdtrain.config import Config
@@ -25,7 +24,8 @@ from hvdtrain.loop import run
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session
-from hvdtrain.wire import decode, encode
+from hvdtrain.workers.agreement import run_on_rank_zero
+from hvdtrain.workers.wire import decode, encode
 
 _ANSWER_SECONDS = 20
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import (
     Backend,
     BackendInfo,
@@ -33,8 +32,9 @@ from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
-from hvdtrain.frameworks import FRAMEWORKS, Framework
+from hvdtrain.host.frameworks import FRAMEWORKS, Framework
 from hvdtrain.tasks.digits import Digits
+from hvdtrain.workers.agreement import Workers
 from support.fakes import DeviceBatch, one_worker
 
 NAMES = ("loss", "accuracy")

@@ -1,9 +1,9 @@
 """A made-up measurement of a job, from which plans are computed."""
 
-from hvdtrain.bench.predict import Measured
 from hvdtrain.bench.predict_link import parse_link
 from hvdtrain.bench.predict_ways import buffers
-from hvdtrain.bench.spread import Spread
+from hvdtrain.tools.bench.forecast import Measured
+from hvdtrain.tools.bench.spread import Spread
 
 MIB = 2**20
 SHAPES = [(1024, 1024), (1024,)]

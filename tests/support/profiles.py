@@ -3,10 +3,10 @@
 import gzip
 from typing import Any
 
-from hvdtrain.activity import READING_DATA, TRAINING
 from hvdtrain.backends.recording import OPERATION, Operation, Operations
 from hvdtrain.tools.profile.clocks import ClockOffset
 from hvdtrain.tools.profile.recording import Phase, Recording, StepMark
+from hvdtrain.workers.activity import READING_DATA, TRAINING
 
 MS = 1_000_000
 EPOCH_NS = 1_800_000_000 * 1_000_000_000

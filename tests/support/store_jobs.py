@@ -3,9 +3,9 @@
 import json
 
 from hvdtrain.checkpoints import storage
-from hvdtrain.object_urls import Patience
-from hvdtrain.stores.stored_checkpoints import StoredCheckpoints
-from hvdtrain.stores.uploader import Retention, Uploader
+from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
+from hvdtrain.checkpoints.remote.uploader import Retention, Uploader
+from hvdtrain.storage.urls import Patience
 from support.states import make_record, saved
 
 ONCE = Patience(stall_seconds=5, tries=1)

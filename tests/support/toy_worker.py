@@ -48,7 +48,7 @@ from hvdtrain.elastic.messages import (
     encode,
     from_driver,
 )
-from hvdtrain.elastic.world import Place, World, world_key
+from hvdtrain.workers.world import Place, World, world_key
 
 BATCH = 12
 

@@ -14,10 +14,10 @@ os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 import keras  # noqa: E402
 
 from hvdtrain.backends.portable.names import Renaming  # noqa: E402
-from hvdtrain.backends.tensorflow import model_state as keras_model_state  # noqa: E402
-from hvdtrain.backends.tensorflow import optimizer_state as keras_optimizer_state  # noqa: E402
-from hvdtrain.backends.torch import model_state as torch_model_state  # noqa: E402
-from hvdtrain.backends.torch import optimizer_state as torch_optimizer_state  # noqa: E402
+from hvdtrain.backends.tensorflow.state import model_state as keras_model_state  # noqa: E402
+from hvdtrain.backends.tensorflow.steps import optimizer_state as keras_optimizer_state  # noqa: E402
+from hvdtrain.backends.torch.state import model_state as torch_model_state  # noqa: E402
+from hvdtrain.backends.torch.steps import optimizer_state as torch_optimizer_state  # noqa: E402
 
 RANDOM = np.random.RandomState(3)
 

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 from hvdtrain.backends.abort import abort_collectives
 from hvdtrain.backends.workers import HorovodWorkers, peer_errors
-from hvdtrain.elastic.world import World
 from hvdtrain.errors import HvdtrainError
+from hvdtrain.workers.world import World
 
 KEY = "5e" * 32
 

@@ -14,7 +14,7 @@ from support.watching import Watched
 
 from hvdtrain.checkpoints import saver
 from hvdtrain.config import Layer
-from hvdtrain.host.side_process import HANDLED
+from hvdtrain.host.processes import HANDLED
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting import console, event_file, report
 

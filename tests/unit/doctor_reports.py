@@ -2,7 +2,7 @@
 
 import copy
 
-from hvdtrain.doctor.report import Host, Report
+from hvdtrain.tools.doctor.report import Host, Report
 
 DISK = {"path": "runs", "free_mib": 50_000, "error": ""}
 INFO = {

@@ -6,9 +6,9 @@ import time
 import pytest
 from support.fakes import on_every_rank
 
-from hvdtrain import agreement
-from hvdtrain.agreement import assert_consistent, run_on_rank_zero, waiting_for_rank_zero
 from hvdtrain.errors import AgreementError, CheckpointError, PeerLostError
+from hvdtrain.workers import agreement
+from hvdtrain.workers.agreement import assert_consistent, run_on_rank_zero, waiting_for_rank_zero
 
 HOSTS = ["alpha", "alpha", "beta", "beta"]
 

@@ -8,7 +8,7 @@ import pytest
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import ConfigError
-from hvdtrain.jobs import batch_limits
+from hvdtrain.jobs.opening import limits as batch_limits
 from hvdtrain.training_plan import TrainingPlan
 
 

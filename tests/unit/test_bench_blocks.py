@@ -7,12 +7,13 @@ from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, one_
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.step_signals import StepStatistics
-from hvdtrain.bench import blocks, job
+from hvdtrain.bench import blocks
 from hvdtrain.bench.blocks import Recorder, run_block, whole_rounds
-from hvdtrain.bench.measure import bench_config, check_rounds, steps_of_block
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
-from hvdtrain.jobs.setup import JobSpec
+from hvdtrain.jobs.opening.setup import JobSpec
+from hvdtrain.tools.bench import job
+from hvdtrain.tools.bench.measure import bench_config, check_rounds, steps_of_block
 
 PAUSE = 0.02
 

@@ -6,9 +6,9 @@ import time
 import psutil
 import pytest
 
-from hvdtrain.bench import launch
-from hvdtrain.bench.launch import Program, run_program
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.tools.bench import launch
+from hvdtrain.tools.bench.launch import Program, run_program
 
 
 def python(text: str) -> list[str]:

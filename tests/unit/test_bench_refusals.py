@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hvdtrain.bench import before_launch, command, job, predict_command, sweep
-from hvdtrain.bench.options import BenchOptions, check_writable
-from hvdtrain.bench.predict_options import PlanOptions
+from hvdtrain.bench import before_launch
 from hvdtrain.cli import cli
 from hvdtrain.config import Layer
 from hvdtrain.errors import Interrupted, UsageError
 from hvdtrain.horovod_build import InstalledBuild
+from hvdtrain.tools.bench import command, job, sweep
+from hvdtrain.tools.bench import plan_command as predict_command
+from hvdtrain.tools.bench.options import BenchOptions, check_writable
+from hvdtrain.tools.bench.plan_options import PlanOptions
 
 COMMANDS = [{"sweep": (1, 2)}, {}]
 
@@ -128,7 +130,7 @@ def test_a_signal_ends_a_measurement_with_one_line(error, rank, monkeypatch, cap
     def ends(*_, **__):
         raise error
 
-    monkeypatch.setattr("hvdtrain.bench.sweep.run_sweep", ends)
+    monkeypatch.setattr("hvdtrain.tools.bench.sweep.run_sweep", ends)
     monkeypatch.setattr(command, "bench_job", ends)
     monkeypatch.setattr(predict_command, "_records", ends)
     if rank is not None:

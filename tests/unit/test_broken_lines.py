@@ -10,10 +10,10 @@ from support.stored_runs import evaluation, lines_of, make_run, window
 from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_table
 from hvdtrain.reporting.log_records import is_window, parse_record
-from hvdtrain.run_views import follow
 from hvdtrain.run_views.command import write_report
-from hvdtrain.run_views.follow_view import open_view
-from hvdtrain.tracking import sender
+from hvdtrain.tools.report import follow
+from hvdtrain.tools.report.follow_view import open_view
+from hvdtrain.trackers import sender
 
 TORN = '{"phase": "train", "st'
 ONE = "line 2 of metrics.jsonl holds no record and is left out"

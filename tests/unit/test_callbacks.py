@@ -10,13 +10,13 @@ import pytest
 from support.fakes import on_every_rank
 from support.watching import MEANS, METRICS, Watched, records, run_context, step_info, summary
 
-from hvdtrain.activity import ACTIVITY, TRAINING
 from hvdtrain.callbacks import HOOKS, Callback, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.errors import PeerLostError, TaskError, WorkerFailure
-from hvdtrain.jobs.run_directory import open_run
+from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.workers.activity import ACTIVITY, TRAINING
 
 RATES = {"learning_rate": 0.03125, "samples_per_second": 2000.0}
 

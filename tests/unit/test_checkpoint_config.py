@@ -9,9 +9,9 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
-from hvdtrain.config_layers import resolve
+from hvdtrain.config.layers import resolve
 from hvdtrain.errors import CheckpointError, UsageError
-from hvdtrain.jobs import checkpoint_config
+from hvdtrain.jobs.opening import checkpoint_config
 
 
 def manifest(step: int = 3, workers: int = 2, **fields: object) -> Manifest:

@@ -12,7 +12,7 @@ import hvdtrain
 from hvdtrain import cli
 from hvdtrain.cli.fields import OPTIONS
 from hvdtrain.config import Config, Layer
-from hvdtrain.config_layers import resolve
+from hvdtrain.config.layers import resolve
 from hvdtrain.errors import UsageError
 from hvdtrain.jobs import train as job
 
@@ -216,7 +216,8 @@ def test_help_loads_no_framework(words):
 def test_the_job_loads_no_framework_before_it_knows_which():
     assert (
         loaded_by(
-            "-c", "import hvdtrain.jobs.train, hvdtrain.cli, hvdtrain.jobs.evaluate, hvdtrain.jobs.export"
+            "-c",
+            "import hvdtrain.jobs.train, hvdtrain.cli, hvdtrain.jobs.serving.evaluate, hvdtrain.jobs.serving.export",
         )
         & HEAVY
         == set()

@@ -11,7 +11,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError
 from hvdtrain.jobs.compatibility import NEEDS, ROWS, Row, find_conflict
 from hvdtrain.jobs.features import Job
-from hvdtrain.jobs.setup import settle
+from hvdtrain.jobs.opening.setup import settle
 
 # for each feature of the table, by its name in the documentation: a job that has it
 EXAMPLES: dict[str, dict[str, Any]] = {

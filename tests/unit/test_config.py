@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.config import Config, Layer
-from hvdtrain.config_layers import parse_assignments, read_file, resolve
+from hvdtrain.config.layers import parse_assignments, read_file, resolve
+from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
 from hvdtrain.schedule import Cadence
-from hvdtrain.yaml_reader import parse_yaml
 
 TORCH = Layer("options", {"framework": "torch"})
 SOURCES = ("defaults of task digits", "run.yaml", "--set", "options")

@@ -12,7 +12,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
 from hvdtrain.jobs.batch_check import check_batches
-from hvdtrain.jobs.data_identity import (
+from hvdtrain.jobs.opening.data_identity import (
     JobData,
     compare_with_checkpoint,
     compare_with_job,

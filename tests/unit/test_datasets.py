@@ -8,7 +8,7 @@ import pytest
 
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, canonical, fetch, signature
 from hvdtrain.errors import DataError
-from hvdtrain.jobs.data_sets import find_merged
+from hvdtrain.jobs.opening.data_sets import find_merged
 
 SIZE = 7
 INPUTS = np.arange(SIZE * 6, dtype=np.float32).reshape(SIZE, 2, 3)

@@ -6,7 +6,7 @@ import numpy as np
 
 from hvdtrain.backends.base import BackendInfo, DryRun
 from hvdtrain.checkpoints.digest import describe_changes, digest_of, forms_of
-from hvdtrain.seeding import seed_host_step
+from hvdtrain.workers.seeding import seed_host_step
 
 ARRAYS = {
     "inputs": np.random.RandomState(0).randn(8, 5).astype(np.float32),

@@ -11,7 +11,7 @@ from hvdtrain.cli import cli
 from hvdtrain.cli.fields import OPTIONS
 from hvdtrain.config import Config
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
 from hvdtrain.step_window import StepWindow
 

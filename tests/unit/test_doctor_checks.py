@@ -4,7 +4,7 @@ import pytest
 from doctor_reports import DISK, INFO, changed, make_report
 
 from hvdtrain.doctor.diagnosis import diagnose
-from hvdtrain.doctor.report import Finding, Host, Report
+from hvdtrain.tools.doctor.report import Finding, Host, Report
 
 
 def wrong(report: Report) -> list[tuple[str, str, str]]:

@@ -2,17 +2,17 @@
 
 import socket
 
-from hvdtrain.doctor.collect import CheckOptions
-from hvdtrain.doctor.coordinator import Coordinator
 from hvdtrain.doctor.ssh import SshOptions, agent_script
 from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.tools.doctor.collect import CheckOptions
+from hvdtrain.tools.doctor.coordinator import Coordinator
 
 
 def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):
-    monkeypatch.setattr("hvdtrain.doctor.coordinator._LOGIN_SECONDS", 0.0)
-    monkeypatch.setattr("hvdtrain.doctor.coordinator.is_this_host", lambda _: True)
+    monkeypatch.setattr("hvdtrain.tools.doctor.coordinator._LOGIN_SECONDS", 0.0)
+    monkeypatch.setattr("hvdtrain.tools.doctor.coordinator.is_this_host", lambda _: True)
     scripts = iter([agent_script(), "sleep 600", "exit 7"])
-    monkeypatch.setattr("hvdtrain.doctor.coordinator.agent_script", lambda: next(scripts))
+    monkeypatch.setattr("hvdtrain.tools.doctor.coordinator.agent_script", lambda: next(scripts))
     hosts = [HostSlots(name, 1) for name in ("a", "b", "c")]
     coordinator = Coordinator(hosts, CheckOptions((), "runs", speed=False, timeout_seconds=5.0), SshOptions())
     coordinator.run()

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from horovod.runner.http.http_server import KVStoreServer
 
-from hvdtrain.doctor.launcher_transports import RendezvousTransport
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.tools.doctor.launcher_transports import RendezvousTransport
 
 
 @pytest.fixture

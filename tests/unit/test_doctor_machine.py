@@ -2,7 +2,7 @@
 
 import json
 
-from hvdtrain.doctor.machine import machine_info, parse_cards
+from hvdtrain.tools.doctor.machine import machine_info, parse_cards
 
 
 def test_cards_are_read():

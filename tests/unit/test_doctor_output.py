@@ -9,7 +9,7 @@ from rich.console import Console
 
 from hvdtrain.doctor.diagnosis import diagnose
 from hvdtrain.doctor.json_output import to_json
-from hvdtrain.doctor.table import show
+from hvdtrain.tools.doctor.table import show
 
 
 def shown(*info, width=100, **more) -> str:

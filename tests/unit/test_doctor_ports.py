@@ -2,8 +2,8 @@
 
 import pytest
 
-from hvdtrain.doctor import speed
 from hvdtrain.doctor.ports import Listeners, connect, open_session
+from hvdtrain.tools.doctor import speed
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The doctor's benchmarks."""
 
-from hvdtrain.doctor import speed
+from hvdtrain.tools.doctor import speed
 
 
 def test_sizes_that_would_take_too_long_are_left_out(monkeypatch):

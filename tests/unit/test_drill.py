@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from hvdtrain.cli import cli
 from hvdtrain.drill.cases import Case, Drilled, run_case
 from hvdtrain.drill.history import History, differences
-from hvdtrain.drill.jobs import Launch
-from hvdtrain.drill.task import Drill
 from hvdtrain.errors import TaskError, UsageError
+from hvdtrain.tools.drill.jobs import Launch
+from hvdtrain.tools.drill.task import Drill
 
 INDICES = {1: [0, 1], 2: [2, 3], 3: [0, 2]}
 SUMMARY = {"status": "completed", "checkpoint": "step-3"}

@@ -11,8 +11,8 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.finite import describe_not_finite
 from hvdtrain.data.repeats import reused_memory, shared_samples
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
-from hvdtrain.jobs.dry_run_checks import Pass, find_error, find_notes
-from hvdtrain.jobs.dry_run_looks import find_broadcast, random_note, scale_note
+from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
+from hvdtrain.jobs.opening.dry_run_looks import find_broadcast, random_note, scale_note
 
 RANDOM = np.random.RandomState(3)
 LOGITS = RANDOM.randn(4, 3).astype(np.float32)

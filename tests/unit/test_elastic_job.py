@@ -14,10 +14,10 @@ from support.numpy_backend import NumpyDigits, install
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, PeerLostError, Removed, Stopped, WorkerFailure
-from hvdtrain.jobs.elastic_job import train_in_worlds
+from hvdtrain.jobs.elastic.job import train_in_worlds
+from hvdtrain.jobs.opening.setup import prepare
 from hvdtrain.jobs.outcome import end_together
-from hvdtrain.jobs.run_lock import RunLock
-from hvdtrain.jobs.setup import prepare
+from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.train import run_job
 from hvdtrain.jobs.training_run import opened
@@ -214,7 +214,7 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
             raise PeerLostError("rank 0 ended before its answer was here")
         return found
 
-    monkeypatch.setattr("hvdtrain.jobs.elastic_job.end_together", end_late)
+    monkeypatch.setattr("hvdtrain.jobs.elastic.job.end_together", end_late)
     job = job_in(steps=3, eval_every=None)
     job.keeps_history = True
     job.run("a", "b")

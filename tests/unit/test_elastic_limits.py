@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from support.fakes import FakeWorkers, make_session
 
+from hvdtrain.jobs.plan_text import describe_plan
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.run_plan import describe_plan
 from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress
 

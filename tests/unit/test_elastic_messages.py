@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hvdtrain.elastic.messages import EnterWorld, Failed, Ready, encode, from_driver, from_worker
-from hvdtrain.elastic.world import Change, MemberInfo, Place, World, world_key
+from hvdtrain.workers.world import Change, MemberInfo, Place, World, world_key
 
 MEMBERS = tuple(
     MemberInfo(worker=f"w{rank}", rank=rank, host="h1", pid=7 + rank, place=Place(12, 2)) for rank in (0, 1)

@@ -10,7 +10,6 @@ from support.watching import records
 
 import hvdtrain
 from hvdtrain import EvalSets, loop
-from hvdtrain.agreement import assert_consistent
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.eval_sets import check_not_bare_sets
@@ -22,11 +21,12 @@ from hvdtrain.errors import (
     DataError,
     TaskError,
 )
-from hvdtrain.jobs.data_identity import identify_data
-from hvdtrain.jobs.data_sets import open_sets
+from hvdtrain.jobs.opening.data_identity import identify_data
+from hvdtrain.jobs.opening.data_sets import open_sets
 from hvdtrain.loop import run
 from hvdtrain.metric_names import RESERVED
 from hvdtrain.reporting import compare
+from hvdtrain.workers.agreement import assert_consistent
 
 ARRAYS = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
 

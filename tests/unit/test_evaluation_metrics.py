@@ -8,10 +8,10 @@ import pytest
 import sklearn.metrics as reference
 
 import hvdtrain
-from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.metric_merging import merge, merge_alone
-from hvdtrain.backends.objective import has_own_values, make_objective
-from hvdtrain.backends.stateful_metrics import Part, Rows, Samples
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.objective.objective import has_own_values, make_objective
+from hvdtrain.backends.objective.stateful_metrics import Part, Rows, Samples
 from hvdtrain.errors import TaskError
 
 torch = pytest.importorskip("torch")
@@ -25,12 +25,12 @@ ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda v: v, allgather_
 @pytest.fixture(params=["torch", "tf"])
 def side(request):
     if request.param == "torch":
-        from hvdtrain.backends.torch.evaluation import FUNCTIONS
+        from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS
 
         return SimpleNamespace(
             name="torch", functions=FUNCTIONS, tensor=lambda a: torch.from_numpy(np.array(a))
         )
-    from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
+    from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS
 
     return SimpleNamespace(name="tf", functions=FUNCTIONS, tensor=tf.constant)
 

@@ -9,7 +9,7 @@ import pytest
 from hvdtrain.backends.base import Exported
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.jobs import export
+from hvdtrain.jobs.serving import export
 
 ONE = np.array([[1.0, -4.0], [0.0, 2.0]])
 

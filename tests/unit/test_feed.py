@@ -9,7 +9,7 @@ from support.fakes import dataset
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset, fetch
 from hvdtrain.data.feed import Feed, HostBatch, Reader, Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, sample_keys
-from hvdtrain.user_errors import where_raised
+from hvdtrain.workers.user_errors import where_raised
 
 
 def one_by_one(size: int) -> ItemDataset:

@@ -22,7 +22,7 @@ from hvdtrain.errors import (
     HvdtrainError,
     TaskError,
 )
-from hvdtrain.user_errors import RaisedInReader
+from hvdtrain.workers.user_errors import RaisedInReader
 
 SIZE = 40
 

@@ -3,7 +3,7 @@
 import pytest
 
 from hvdtrain.config import Config
-from hvdtrain.field_names import name_hint, value_hint
+from hvdtrain.config.field_names import name_hint, value_hint
 
 FIELDS = Config.model_fields
 

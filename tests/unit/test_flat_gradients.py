@@ -7,11 +7,11 @@ import tensorflow as tf
 import torch
 
 from hvdtrain.backends.portable.buckets import divide
-from hvdtrain.backends.tensorflow import all_reduce as tensorflow_reduction
-from hvdtrain.backends.tensorflow import flat as tensorflow_flat
 from hvdtrain.backends.tensorflow import functions
+from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_reduction
+from hvdtrain.backends.tensorflow.reduction import flat as tensorflow_flat
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
-from hvdtrain.backends.torch import flat as torch_flat
+from hvdtrain.backends.torch.reduction import flat as torch_flat
 
 MIB = 1 << 20
 VARIABLES = [((5, 2), "float32"), ((2, 3), "float32"), ((1,), "float64")]

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from hvdtrain.backends.imports import quick_imports
-from hvdtrain.frameworks import FRAMEWORKS
+from hvdtrain.host.frameworks import FRAMEWORKS
 
 PACKAGE, USER = "package_of_this_test", "package_of_this_test.heavy"
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-LOAD = "from hvdtrain.frameworks import {name}; {name}()"
+LOAD = "from hvdtrain.host.frameworks import {name}; {name}()"
 # they fail in the wrong order, as the libraries do
 FILES = {
     "triton/__init__.py": "__version__ = '3.7.1'\nimport sys\nassert 'tensorflow' not in sys.modules\n",
@@ -52,7 +52,7 @@ def test_an_older_triton_and_a_folder_of_that_name_are_no_reason_to_refuse(pytho
     init.write_text("__version__ = '3.6.0'\n")
     assert python(code).returncode == 0
     init.unlink()
-    own = "import hvdtrain.frameworks; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]"
+    own = "import hvdtrain.host.frameworks; sys.path[:] = [p for p in sys.path if 'site-packages' not in p]"
     load = f"{LOAD.format(name='load_triton')}; assert 'triton' not in sys.modules"
     assert python(f"{own}\n{load}\n{code}").returncode == 0
 

@@ -12,7 +12,6 @@ from support.fakes import on_every_rank
 from support.numpy_backend import NumpyDigits
 
 import hvdtrain
-from hvdtrain.agreement import AgreementError
 from hvdtrain.callbacks import Best, Summary
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config, Layer
@@ -24,6 +23,7 @@ from hvdtrain.jobs.failures import is_shared
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.history import best_of
 from hvdtrain.reporting.records import line_of
+from hvdtrain.workers.agreement import AgreementError
 
 FUNCTIONS = ("train", "evaluate", "predict", "load", "export", "import_weights", "launch")
 

@@ -15,7 +15,7 @@ def python(code: str, **options: object) -> subprocess.CompletedProcess:
 
 FATAL = """
 import os, signal, click
-from hvdtrain.cli_options import JobCommand
+from hvdtrain.config.options import JobCommand
 JobCommand("train", callback=lambda: os.kill(os.getpid(), signal.SIGBUS))()
 """
 

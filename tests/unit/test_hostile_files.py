@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.config_layers import read_file
+from hvdtrain.config.layers import read_file
 from hvdtrain.data.texts.parquet import parquet_rows
 from hvdtrain.errors import DataError, EnvironmentFault
-from hvdtrain.regular_files import check_link, open_regular, read_regular, read_tail
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.jsonl import AppendFile, cut_log
+from hvdtrain.storage.files import check_link, open_regular, read_regular, read_tail
 
 SECONDS = 120
 SPARE_BYTES = 1 << 30

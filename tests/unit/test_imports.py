@@ -22,8 +22,8 @@ OWNERS = {
     "hvdtrain.bench.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
     "hvdtrain.parity.torch": ("torch",),
     "hvdtrain.parity.tensorflow": ("tensorflow", "keras"),
-    "hvdtrain.elastic.host_job": ("horovod.runner",),
-    "hvdtrain.elastic.processes": ("horovod.runner",),
+    "hvdtrain.elastic.driver.host_job": ("horovod.runner",),
+    "hvdtrain.elastic.driver.processes": ("horovod.runner",),
     "hvdtrain.elastic.store": ("horovod.runner",),
 }
 

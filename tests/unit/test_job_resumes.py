@@ -19,8 +19,8 @@ from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.horovod_build import InstalledBuild
-from hvdtrain.jobs import setup as opening
-from hvdtrain.jobs.evaluate import evaluate_checkpoint
+from hvdtrain.jobs.opening import setup as opening
+from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.run_report import RunReport
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.counting import Weighted
-from hvdtrain.backends.objective import make_objective
+from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.objective.objective import make_objective
 from hvdtrain.errors import ConfigError
 
 SMOOTHING, CLASSES = 0.1, 5
@@ -24,14 +24,14 @@ def reference(logits, targets, smoothing):
 
 def torch_losses():
     torch = pytest.importorskip("torch")
-    from hvdtrain.backends.torch.losses import NAMED
+    from hvdtrain.backends.torch.objective.losses import NAMED
 
     return torch.from_numpy, NAMED
 
 
 def keras_losses():
     tf = pytest.importorskip("tensorflow")
-    from hvdtrain.backends.tensorflow.losses import NAMED
+    from hvdtrain.backends.tensorflow.objective.losses import NAMED
 
     return tf.constant, NAMED
 

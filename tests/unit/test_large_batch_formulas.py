@@ -9,7 +9,7 @@ from support.twins import RANDOM, KerasSide, TorchSide, keras, optimizer_part, t
 from hvdtrain.backends.large_batch import adapts
 from hvdtrain.backends.tensorflow.large_batch import large_batch_optimizer as keras_optimizer
 from hvdtrain.backends.torch.large_batch import large_batch_optimizer as torch_optimizer
-from hvdtrain.backends.torch.slots import fill_slots
+from hvdtrain.backends.torch.state.slots import fill_slots
 from hvdtrain.config import Config
 
 nn, layers = torch.nn, keras.layers

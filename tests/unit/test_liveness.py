@@ -7,10 +7,10 @@ import weakref
 
 import pytest
 
-from hvdtrain.activity import READING_DATA, TRAINING, Activity, ActivityMark
-from hvdtrain.watch.heartbeat import WorkerState, read_state, state_of
-from hvdtrain.watch.liveness import Left, Liveness, Silent, Stalled, blame
-from hvdtrain.watch.worker_connections import Member
+from hvdtrain.elastic.watch.connections import Member
+from hvdtrain.elastic.watch.heartbeat import WorkerState, read_state, state_of
+from hvdtrain.elastic.watch.liveness import Left, Liveness, Silent, Stalled, blame
+from hvdtrain.workers.activity import READING_DATA, TRAINING, Activity, ActivityMark
 
 ROOT, ONE, TWO = Member(0, "h1"), Member(1, "h2"), Member(2, "h2")
 

@@ -8,17 +8,17 @@ import pytest
 import tensorflow as tf
 import torch
 
-from hvdtrain.backends import local_steps
-from hvdtrain.backends.local_steps import OuterOptimizer, check_averaged, in_parts
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.tensorflow import local_steps as tensorflow_steps
-from hvdtrain.backends.tensorflow.ema import ExponentialMovingAverage as TensorFlowAverage
-from hvdtrain.backends.tensorflow.model_state import ModelState as TensorFlowModel
-from hvdtrain.backends.tensorflow.optimizer_state import TrainingState as TensorFlowState
-from hvdtrain.backends.torch import local_steps as torch_steps
-from hvdtrain.backends.torch.ema import ExponentialMovingAverage as TorchAverage
-from hvdtrain.backends.torch.model_state import ModelState as TorchModel
-from hvdtrain.backends.torch.optimizer_state import TrainingState as TorchState
+from hvdtrain.backends.reduction import local_steps
+from hvdtrain.backends.reduction.local_steps import OuterOptimizer, check_averaged, in_parts
+from hvdtrain.backends.tensorflow.reduction import local_steps as tensorflow_steps
+from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage as TensorFlowAverage
+from hvdtrain.backends.tensorflow.state.model_state import ModelState as TensorFlowModel
+from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState as TensorFlowState
+from hvdtrain.backends.torch.reduction import local_steps as torch_steps
+from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage as TorchAverage
+from hvdtrain.backends.torch.state.model_state import ModelState as TorchModel
+from hvdtrain.backends.torch.steps.optimizer_state import TrainingState as TorchState
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError
 

@@ -15,8 +15,7 @@ from support.fakes import (
     trained,
 )
 
-from hvdtrain.activity import ACTIVITY
-from hvdtrain.backends.local_steps import has_outer, without_outer
+from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.errors import NonFiniteLossError
@@ -24,6 +23,7 @@ from hvdtrain.jobs import local_steps_plan
 from hvdtrain.loop import run
 from hvdtrain.schedule import Cadence
 from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.workers.activity import ACTIVITY
 
 
 def local(tmp_path, backend=None, **fields):

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hvdtrain.backends.counting import Weighted
-from hvdtrain.backends.objective import make_objective
+from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.objective.objective import make_objective
 from hvdtrain.errors import TaskError
 
 RANDOM = np.random.RandomState(5)
@@ -19,13 +19,13 @@ keras = pytest.importorskip("keras")
 
 
 def torch_side():
-    from hvdtrain.backends.torch.losses import NAMED
+    from hvdtrain.backends.torch.objective.losses import NAMED
 
     return lambda array: torch.from_numpy(np.array(array)), NAMED, torch.nn
 
 
 def keras_side():
-    from hvdtrain.backends.tensorflow.losses import NAMED
+    from hvdtrain.backends.tensorflow.objective.losses import NAMED
 
     return tf.constant, NAMED, keras.losses
 

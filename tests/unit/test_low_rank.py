@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hvdtrain.backends.portable.low_rank import (
+from hvdtrain.backends.reduction.low_rank import (
     check_kept,
     error_name,
     factor_name,

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.metric_objects import logged_names
 from hvdtrain.backends.object_merging import merged_parts
-from hvdtrain.backends.stateful_metrics import Part, Rows
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.objective.metric_objects import logged_names
+from hvdtrain.backends.objective.stateful_metrics import Part, Rows
 from hvdtrain.errors import TaskError
 
 torch = pytest.importorskip("torch")
@@ -31,10 +31,10 @@ NUMBERS = RANDOM.randn(SAMPLES, 2).astype("float32") + 3
 
 def side_of(framework):
     if framework == "torch":
-        from hvdtrain.backends.torch.evaluation import FUNCTIONS
+        from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS
 
         return FUNCTIONS, lambda array: torch.from_numpy(np.array(array))
-    from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
+    from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS
 
     return FUNCTIONS, tf.constant
 

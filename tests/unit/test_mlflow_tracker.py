@@ -6,9 +6,9 @@ from unittest.mock import Mock
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.tracking import mlflow_tracker
-from hvdtrain.tracking.mlflow_tracker import MlflowTracker, mlflow_name
-from hvdtrain.tracking.tracker import Row, TrackedRun
+from hvdtrain.trackers import mlflow_tracker
+from hvdtrain.trackers.mlflow_tracker import MlflowTracker, mlflow_name
+from hvdtrain.trackers.tracker import Row, TrackedRun
 
 ID = "0123456789abcdef"
 ODD_NAMES = [
@@ -85,7 +85,7 @@ def test_mlflow_takes_each_name_and_no_two_become_one():
 )
 def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch, uri, text):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.setattr("hvdtrain.tracking.mlflow_tracker.find_spec", lambda name: None)
+    monkeypatch.setattr("hvdtrain.trackers.mlflow_tracker.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault, match=text):
         MlflowTracker()
 

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hvdtrain.backends.model_call import ModelCall, describe_columns
+from hvdtrain.backends.objective.model_call import ModelCall, describe_columns
 from hvdtrain.errors import TaskError
 
 A, B, Y = np.ones((2, 3)), np.zeros((2, 1)), np.arange(2)

@@ -5,8 +5,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("horovod")
 
-from hvdtrain.backends.torch.model_state import Entry  # noqa: E402
-from hvdtrain.backends.torch.moving_state import MovingState  # noqa: E402
+from hvdtrain.backends.torch.state.model_state import Entry  # noqa: E402
+from hvdtrain.backends.torch.state.moving_state import MovingState  # noqa: E402
 
 LARGE = 70_000  # numbers
 

@@ -10,13 +10,14 @@ from pydantic import ValidationError
 from support.object_store import client_environment, object_store
 
 import hvdtrain
-from hvdtrain import object_urls
 from hvdtrain.config import Config, Layer
-from hvdtrain.config_layers import resolve
+from hvdtrain.config.layers import resolve
 from hvdtrain.errors import ConfigError, UsageError
 from hvdtrain.given_urls import check_is_no_lost_url, check_url
-from hvdtrain.object_transfers import digest, download, upload
-from hvdtrain.object_urls import (
+from hvdtrain.paths import expand_path
+from hvdtrain.storage import urls as object_urls
+from hvdtrain.storage.transfers import digest, download, upload
+from hvdtrain.storage.urls import (
     ChangedObjectError,
     ExistingObjectError,
     MissingBucketError,
@@ -25,7 +26,6 @@ from hvdtrain.object_urls import (
     StoreError,
     StorePermissionError,
 )
-from hvdtrain.paths import expand_path
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("s3fs")

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.counting import check_weighted
-from hvdtrain.backends.gathering import find_comparing
-from hvdtrain.backends.logits import bad_target, check_comparable
-from hvdtrain.backends.objective import check_per_sample, has_own_values, make_objective
+from hvdtrain.backends.objective.counting import check_weighted
+from hvdtrain.backends.objective.gathering import find_comparing
+from hvdtrain.backends.objective.logits import bad_target, check_comparable
+from hvdtrain.backends.objective.objective import check_per_sample, has_own_values, make_objective
 from hvdtrain.errors import TaskError
 
 

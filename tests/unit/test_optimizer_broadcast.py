@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvdtrain.backends.torch import state_broadcast
 from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
-from hvdtrain.wire import decode, encode
+from hvdtrain.backends.torch.reduction import broadcast as state_broadcast
+from hvdtrain.workers.wire import decode, encode
 
 
 class Wire:

@@ -7,9 +7,9 @@ from support.documents import ROOT, blocks
 from support.twins import keras, torch
 
 from hvdtrain.backends.base import OwnRates
-from hvdtrain.backends.tensorflow import optimizers as of_keras
-from hvdtrain.backends.torch import optimizers as of_torch
-from hvdtrain.backends.torch.slots import try_step
+from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
+from hvdtrain.backends.torch.state.slots import try_step
+from hvdtrain.backends.torch.steps import optimizers as of_torch
 from hvdtrain.config import LEARNING_RATES, Config
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.jobs.learning_rate import with_learning_rate

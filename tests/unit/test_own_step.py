@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 from support.fakes import one_worker
 
-from hvdtrain.backends import named_optimizers, own_step
+from hvdtrain.backends import optimizers as named_optimizers
+from hvdtrain.backends import own_step
 from hvdtrain.backends.base import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
@@ -105,10 +106,10 @@ class Side:
 
     def __init__(self, step, make=None, **values):
         from hvdtrain.backends.portable.names import Renaming
-        from hvdtrain.backends.torch import own_step as torch_step
-        from hvdtrain.backends.torch.ema import ExponentialMovingAverage
-        from hvdtrain.backends.torch.model_state import ModelState
-        from hvdtrain.backends.torch.step_optimizer import StepPart
+        from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
+        from hvdtrain.backends.torch.state.model_state import ModelState
+        from hvdtrain.backends.torch.steps import own_step as torch_step
+        from hvdtrain.backends.torch.steps.step_optimizer import StepPart
 
         torch.manual_seed(0)
         self.model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 1) for name in "gd"})
@@ -264,8 +265,8 @@ def test_an_optimizer_is_of_use_within_the_step_alone():
 
 def test_parts_of_one_saved_array_belong_to_one_optimizer():
     from hvdtrain.backends.portable.names import Renaming
-    from hvdtrain.backends.torch.model_state import ModelState
-    from hvdtrain.backends.torch.own_step import make_optimizers
+    from hvdtrain.backends.torch.state.model_state import ModelState
+    from hvdtrain.backends.torch.steps.own_step import make_optimizers
 
     lstm = torch.nn.LSTM(2, 3)
     owners = {"one": [lstm.bias_ih_l0], "rest": [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_hh_l0]}

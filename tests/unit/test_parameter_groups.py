@@ -8,11 +8,11 @@ import pytest
 from support.twins import RANDOM, KerasSide, TorchSide, keras, torch
 
 from hvdtrain.backends.parameter_groups import ParameterGroups
-from hvdtrain.backends.tensorflow import optimizers as of_keras
-from hvdtrain.backends.torch import optimizers as of_torch
-from hvdtrain.backends.torch.slots import fill_slots
+from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
+from hvdtrain.backends.torch.state.slots import fill_slots
+from hvdtrain.backends.torch.steps import optimizers as of_torch
 from hvdtrain.config import Config, Layer
-from hvdtrain.config_layers import resolve
+from hvdtrain.config.layers import resolve
 from hvdtrain.errors import ConfigError
 
 TASK = SimpleNamespace()

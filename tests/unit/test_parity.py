@@ -7,11 +7,9 @@ import numpy as np
 import pytest
 
 from hvdtrain.errors import EnvironmentFault, ExchangeError, TaskError
-from hvdtrain.parity import command, exchange
+from hvdtrain.parity import exchange
 from hvdtrain.parity.differences import aligned, difference
 from hvdtrain.parity.exchange import Role, find_role
-from hvdtrain.parity.findings import different_beginnings
-from hvdtrain.parity.job import check_task
 from hvdtrain.parity.losses import explain_losses
 from hvdtrain.parity.matching import match
 from hvdtrain.parity.symptoms import (
@@ -24,6 +22,9 @@ from hvdtrain.parity.symptoms import (
     product_with,
     zero_borders,
 )
+from hvdtrain.tools.parity import command
+from hvdtrain.tools.parity.findings import different_beginnings
+from hvdtrain.tools.parity.job import check_task
 
 RANDOM = np.random.RandomState(2)
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.parity.explanation import place_of
-from hvdtrain.parity.findings import different_settings
-from hvdtrain.parity.observation import ForwardPass, LayerCall, Observation, StepState
 from hvdtrain.parity.report import conclusion
-from hvdtrain.parity.rows import first_divergence, make_rows
-from hvdtrain.parity.verdict import Comparison, judge
+from hvdtrain.tools.parity.explanation import place_of
+from hvdtrain.tools.parity.findings import different_settings
+from hvdtrain.tools.parity.observation import ForwardPass, LayerCall, Observation, StepState
+from hvdtrain.tools.parity.rows import first_divergence, make_rows
+from hvdtrain.tools.parity.verdict import Comparison, judge
 
 RANDOM = np.random.RandomState(2)
 

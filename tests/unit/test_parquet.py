@@ -13,7 +13,7 @@ from hvdtrain.data.feed import Reader, Shard
 from hvdtrain.data.fingerprint import first_difference, take_fingerprint
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import DataError
-from hvdtrain.jobs.data_identity import JobData, is_changed
+from hvdtrain.jobs.opening.data_identity import JobData, is_changed
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402

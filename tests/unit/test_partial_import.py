@@ -7,10 +7,10 @@ from support.twins import keras, torch
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.tensorflow.export import load_weights_file as load_keras
-from hvdtrain.backends.tensorflow.model_state import ModelState as KerasState
+from hvdtrain.backends.tensorflow.state.model_state import ModelState as KerasState
 from hvdtrain.backends.tensorflow.task_model import take_loss
 from hvdtrain.backends.torch.export import load_weights_file as load_torch
-from hvdtrain.backends.torch.model_state import ModelState as TorchState
+from hvdtrain.backends.torch.state.model_state import ModelState as TorchState
 from hvdtrain.errors import CheckpointError
 
 BODY = {"model/body/kernel", "model/body/bias", "model/norm/gamma", "model/norm/beta"}

@@ -12,16 +12,17 @@ import torch
 from click.testing import CliRunner
 from support.predictions import MEASURED, sure
 
-from hvdtrain.bench import predict_command, predict_measure
-from hvdtrain.bench.predict_options import USUAL_LINKS, PlanOptions
-from hvdtrain.bench.predict_result import Record, describe_rounded, make_plan, read_records
-from hvdtrain.bench.predict_scope import check_cluster, check_hosts
-from hvdtrain.bench.spread import Spread
-from hvdtrain.bench.torch import allreduce as torch_calls
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.jobs.setup import JobSpec
+from hvdtrain.jobs.opening.setup import JobSpec
+from hvdtrain.tools.bench import plan_command as predict_command
+from hvdtrain.tools.bench import plan_measure as predict_measure
+from hvdtrain.tools.bench import torch as torch_calls
+from hvdtrain.tools.bench.plan_options import USUAL_LINKS, PlanOptions
+from hvdtrain.tools.bench.plan_result import Record, describe_rounded, make_plan, read_records
+from hvdtrain.tools.bench.plan_scope import check_cluster, check_hosts
+from hvdtrain.tools.bench.spread import Spread
 
 RECORD = Record("digits", "PyTorch on the CPU", MEASURED, ["h1 was busy"], ["a note"])
 OVER_MPI = replace(RECORD, measured=replace(MEASURED, controller="MPI"), warnings=[])

@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.predictions import FAST, MEASURED, MIB, SHAPES, SIZE, sure
 
-from hvdtrain.bench.predict import (
+from hvdtrain.bench.predict_link import USUAL_LATENCY, Link, parse_link
+from hvdtrain.bench.predict_ways import buffers, local_steps, low_rank, way_of
+from hvdtrain.config import Config
+from hvdtrain.tools.bench.forecast import (
     Cluster,
     Parts,
     counts_for,
@@ -21,11 +24,8 @@ from hvdtrain.bench.predict import (
     volume_factor,
     waiting_growth,
 )
-from hvdtrain.bench.predict_link import USUAL_LATENCY, Link, parse_link
-from hvdtrain.bench.predict_measure import seconds_of_a_byte
-from hvdtrain.bench.predict_ways import buffers, local_steps, low_rank, way_of
-from hvdtrain.bench.spread import Spread
-from hvdtrain.config import Config
+from hvdtrain.tools.bench.plan_measure import seconds_of_a_byte
+from hvdtrain.tools.bench.spread import Spread
 
 
 def test_waiting_grows_as_the_largest_of_normal_numbers_does():

@@ -7,8 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hvdtrain.errors import EnvironmentFault, TaskError, UsageError
-from hvdtrain.jobs import prediction_files
-from hvdtrain.jobs.prediction_files import check_suffix, prediction_file
+from hvdtrain.jobs.serving import prediction_files
+from hvdtrain.jobs.serving.prediction_files import check_suffix, prediction_file
 
 SHAPES = {"one": (), "row": (3,), "grid": (2, 4), "none": (0,)}
 

@@ -12,13 +12,13 @@ import pytest
 from support.fakes import FakeBackend, FakeReport, asks, make_loop_session, on_every_rank, one_worker
 from support.profiles import MS, check_trace
 
-from hvdtrain.activity import ACTIVITY, READING_DATA, TRAINING
 from hvdtrain.backends.recording import Busy, Operation, Operations
 from hvdtrain.backends.step_signals import ControlFlags
 from hvdtrain.loop import run
 from hvdtrain.session import Session
 from hvdtrain.tools.profile.step_profile import StepProfile
 from hvdtrain.training_plan import Progress
+from hvdtrain.workers.activity import ACTIVITY, READING_DATA, TRAINING
 
 DIGITS = 1437  # training samples of the default task
 

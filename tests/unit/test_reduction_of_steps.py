@@ -7,7 +7,7 @@ from support.fakes import one_worker
 from support.torch_steps import INPUTS, OUTPUTS, backend_of, host_batch, parameters, step
 from torch import nn
 
-from hvdtrain.backends.torch.all_reduce import AllReduce
+from hvdtrain.backends.torch.reduction.all_reduce import AllReduce
 from hvdtrain.errors import TaskError
 
 
@@ -104,7 +104,7 @@ def test_a_vector_travels_with_gradients_of_its_type_alone(horovod, types, names
 
 
 def test_the_parameters_of_each_message_are_noted(horovod, monkeypatch):
-    monkeypatch.setattr("hvdtrain.backends.torch.all_reduce.MESSAGES", noted := {})
+    monkeypatch.setattr("hvdtrain.backends.torch.reduction.all_reduce.MESSAGES", noted := {})
 
     def work(workers):
         weights = {f"v{n}": nn.Parameter(torch.ones(1 << 17)) for n in range(5)}

@@ -8,8 +8,8 @@ import pytest
 from support.fakes import on_every_rank
 
 from hvdtrain.backends.replica_state import ReplicaState, StateTensor
+from hvdtrain.backends.replicas import check_replicas
 from hvdtrain.errors import ReplicaDriftError, TaskError
-from hvdtrain.replicas import check_replicas
 
 
 class Collectives:
@@ -166,8 +166,8 @@ def test_in_an_elastic_job_one_worker_shows_what_training_changes_for_all():
 def test_pytorch_shows_what_was_written_to_and_leaves_out_caches_of_another_shape():
     torch = pytest.importorskip("torch")
     from hvdtrain.backends.portable.names import Renaming
-    from hvdtrain.backends.torch.model_state import ModelState
     from hvdtrain.backends.torch.replica_state import StateTensors
+    from hvdtrain.backends.torch.state.model_state import ModelState
 
     model = torch.nn.Linear(2, 2).requires_grad_(False)
     model.register_buffer("cache", torch.zeros(2), persistent=False)

@@ -11,7 +11,7 @@ from hvdtrain.errors import UsageError
 from hvdtrain.reporting.lock_state import LockState
 from hvdtrain.run_views import command
 from hvdtrain.run_views.command import write_report
-from hvdtrain.run_views.page import read_for_page
+from hvdtrain.tools.report.page import read_for_page
 
 
 @pytest.fixture

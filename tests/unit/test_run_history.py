@@ -9,7 +9,7 @@ from hvdtrain.reporting import event_file
 from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.event_sessions import sessions_in
 from hvdtrain.run_views.curves import read_log
-from hvdtrain.run_views.history import history_of
+from hvdtrain.tools.report.events import history_of
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.reporting.lock_state import LOCK_FILE
 
 # a second process: a lock does not keep out the process that holds it
@@ -20,7 +20,7 @@ OTHER = """
 import sys
 from pathlib import Path
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.jobs.run_directory.lock import RunLock
 lock = RunLock()
 try:
     lock.acquire(Path(sys.argv[1]))
@@ -102,7 +102,7 @@ def test_it_stays_if_the_file_is_read_and_goes_with_the_process_that_took_it(tmp
     """A process that is forked and lives longer does not keep it."""
     code = (
         "import os, pathlib, sys, time\n"
-        "from hvdtrain.jobs.run_lock import RunLock\n"
+        "from hvdtrain.jobs.run_directory.lock import RunLock\n"
         "lock, folder = RunLock(), pathlib.Path(sys.argv[1])\n"
         "lock.acquire(folder)\n"
         "(folder / '.lock').read_bytes()\n"

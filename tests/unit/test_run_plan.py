@@ -8,8 +8,8 @@ from support.fakes import FakeWorkers, make_session
 from support.states import make_record
 
 from hvdtrain.backends.base import ModelInfo, OwnRates
+from hvdtrain.jobs.plan_text import describe_model, describe_plan
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.run_plan import describe_model, describe_plan
 
 NEW = ResumePoint()
 

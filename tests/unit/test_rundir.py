@@ -8,10 +8,10 @@ import pytest
 from support.fakes import on_every_rank
 
 from hvdtrain.config import Config
-from hvdtrain.config_layers import read_file, resolve
+from hvdtrain.config.layers import read_file, resolve
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.jobs import run_directory as rundir
-from hvdtrain.jobs.run_directory import open_run
+from hvdtrain.jobs.run_directory import folder as rundir
+from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.metrics import StepInfo
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.config_layers import read_file
+from hvdtrain.config.layers import read_file
 from hvdtrain.errors import ConfigError
 
 ATTACK = "!!python/object/apply:os.system ['touch {}']"

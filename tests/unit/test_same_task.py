@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from hvdtrain.config import Config
-from hvdtrain.jobs.provenance import config_text
+from hvdtrain.jobs.run_directory.provenance import config_text
 from hvdtrain.jobs.same_task import same_field
 
 

@@ -7,14 +7,14 @@ from unittest import mock
 
 import pytest
 
-from hvdtrain.bench.worker import layers_from_json
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.memory import free_bytes, is_out_of_memory, taken_bytes
-from hvdtrain.search import batch_find, batch_worker
-from hvdtrain.search.batch_sizes import BatchSize, curve_difference, sizes_to_try
-from hvdtrain.search.batch_worker import mark
-from hvdtrain.search.options import BatchOptions
+from hvdtrain.tools.bench.worker import layers_from_json
+from hvdtrain.tools.search import batch_find, batch_worker
+from hvdtrain.tools.search.batch_sizes import BatchSize, curve_difference, sizes_to_try
+from hvdtrain.tools.search.batch_worker import mark
+from hvdtrain.tools.search.options import BatchOptions
 from hvdtrain.training_plan import TrainingPlan
 
 

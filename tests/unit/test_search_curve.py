@@ -9,9 +9,16 @@ import pytest
 
 from hvdtrain.config import Config
 from hvdtrain.errors import TrainingError, UsageError
-from hvdtrain.search import lr_find
-from hvdtrain.search.learning_rates import BatchScale, Curve, LearningRates, Rise, notes_of_ends, smoothed
-from hvdtrain.search.lr_find import batch_scale, checked_rise, rising_config
+from hvdtrain.tools.search import lr_find
+from hvdtrain.tools.search.learning_rates import (
+    BatchScale,
+    Curve,
+    LearningRates,
+    Rise,
+    notes_of_ends,
+    smoothed,
+)
+from hvdtrain.tools.search.lr_find import batch_scale, checked_rise, rising_config
 from hvdtrain.training_plan import TrainingPlan
 
 RISE = Rise(1e-5, 10.0, 121)

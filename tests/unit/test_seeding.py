@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from hvdtrain.seeding import seed_generators, seed_host_generators, seeded_frameworks
+from hvdtrain.workers.seeding import seed_generators, seed_host_generators, seeded_frameworks
 
 TORCH = """
 seeds = []

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.backends.portable.shards import ALIGNMENT, shard
 from hvdtrain.backends.portable.spool import Spool
+from hvdtrain.backends.reduction.shards import ALIGNMENT, shard
 
 MEBI = 1 << 20
 

@@ -7,7 +7,7 @@ import pytest
 
 from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
 from hvdtrain.errors import Interrupted, PeerLostError, Removed, WorkerFailure
-from hvdtrain.host.side_process import HANDLED
+from hvdtrain.host.processes import HANDLED
 from hvdtrain.jobs.signals import Signals, interruptible
 
 ORDERLY = [signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP]

@@ -6,8 +6,8 @@ from support.faked_horovod import FakedHorovod
 from support.torch_steps import OUTPUTS, SAMPLES, X, Y, backend_of, parameters, step
 from torch import nn
 
-from hvdtrain.backends.torch import step_optimizer
-from hvdtrain.backends.torch.reduction import REDUCERS
+from hvdtrain.backends.torch.reduction.reducers import REDUCERS
+from hvdtrain.backends.torch.steps import step_optimizer
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
 

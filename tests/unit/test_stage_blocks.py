@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 import torch
 
-from hvdtrain.backends.tensorflow import stage_model as tf_stages
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
-from hvdtrain.backends.tensorflow.stage_model import StageModel, blocks_of
-from hvdtrain.backends.torch import stage_model as torch_stages
+from hvdtrain.backends.tensorflow.stages import model as tf_stages
+from hvdtrain.backends.tensorflow.stages.model import StageModel, blocks_of
+from hvdtrain.backends.torch.stages import model as torch_stages
 
 LAYERS = {
     "dropout": lambda: keras.layers.Dropout(0.5),

@@ -11,11 +11,13 @@ from support.object_store import client_environment, object_store
 from support.states import equal, make_state, saved
 from support.stored_runs import SUMMARY, evaluation, lines_of, make_run, window
 
-from hvdtrain import object_lines, object_urls
+from hvdtrain import object_lines
+from hvdtrain.checkpoints.remote import fetched
+from hvdtrain.checkpoints.remote.fetched_runs import FetchedRun
 from hvdtrain.cli import cli
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
 from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
-from hvdtrain.jobs.outputs import (
+from hvdtrain.jobs.serving.outputs import (
     check_not_there,
     local_file,
     place_of,
@@ -24,12 +26,11 @@ from hvdtrain.jobs.outputs import (
     written_beside,
 )
 from hvdtrain.object_lines import append_line
-from hvdtrain.object_urls import ChangedObjectError, Patience
 from hvdtrain.printable import printable
-from hvdtrain.run_views.follow import FollowedRun
-from hvdtrain.run_views.standing import Kind
-from hvdtrain.stores import fetched
-from hvdtrain.stores.fetched_runs import FetchedRun
+from hvdtrain.storage import urls as object_urls
+from hvdtrain.storage.urls import ChangedObjectError, Patience
+from hvdtrain.tools.report.follow import FollowedRun
+from hvdtrain.tools.report.standing import Kind
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")

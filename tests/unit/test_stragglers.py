@@ -8,7 +8,7 @@ from hvdtrain.backends.step_signals import StepStatistics, encode_signals
 from hvdtrain.loop import run
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.step_results import StepResults
-from hvdtrain.stragglers import BusyTimes, StragglerWatch
+from hvdtrain.workers.stragglers import BusyTimes, StragglerWatch
 
 
 def times(*seconds: float, steps: int = 10) -> BusyTimes:

@@ -20,11 +20,10 @@ from hvdtrain.callbacks import Callback
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.config import Config
-from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.run_directory import open_run
-from hvdtrain.jobs.run_lock import RunLock
-from hvdtrain.jobs.take_over import RunServices, _missing, hand_over_run, take_over_run
+from hvdtrain.jobs.elastic.take_over import RunServices, _missing, hand_over_run, take_over_run
+from hvdtrain.jobs.run_directory.folder import open_run
+from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import RecentRecords, line_of
@@ -32,6 +31,7 @@ from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
 from hvdtrain.reporting.tail import cut_tail
 from hvdtrain.training_plan import Progress
+from hvdtrain.workers.world import World
 
 JOB = "job-1"
 
@@ -342,7 +342,7 @@ def test_a_directory_of_another_run_is_not_touched(run_dir, tmp_path, lock):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.jobs.run_directory.lock import RunLock
 lock = RunLock()
 lock.job, lock.generation = sys.argv[2], 1
 lock.acquire(Path(sys.argv[1]))

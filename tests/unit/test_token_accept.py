@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdtrain.watch import token_accept, worker_connections
+from hvdtrain.elastic.watch import connections as worker_connections
+from hvdtrain.watch import token_accept
 from hvdtrain.watch.token_accept import accept_with_token, greeting
 
 TOKEN = b"t" * 32

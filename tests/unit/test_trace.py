@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.stateful_metrics import Samples
+from hvdtrain.backends.objective.stateful_metrics import Samples
 from hvdtrain.reporting.index_trace import IndexTrace, cut_traces, read_indices
 
 

@@ -11,19 +11,19 @@ from support.watching import MEANS, Watched, run_context, step_info, summary
 
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.config import Config, Layer
-from hvdtrain.config_layers import resolve
-from hvdtrain.elastic.events import END_SECONDS
+from hvdtrain.config.layers import resolve
+from hvdtrain.config.values import check_installed
+from hvdtrain.elastic.driver.events import END_SECONDS
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.jobs import track
 from hvdtrain.jobs.git_state import GitState
-from hvdtrain.jobs.provenance import Provenance
+from hvdtrain.jobs.run_directory.provenance import Provenance
 from hvdtrain.jobs.tracked_run import agree_on_id, trackers_of
 from hvdtrain.reporting.jsonl import cut_log
-from hvdtrain.trackers import check_installed
-from hvdtrain.tracking import sender as sending
-from hvdtrain.tracking.sender import JobTracking, Sender, note_start, read_id, read_tracked_run
-from hvdtrain.tracking.tracker import row_of, without_password
-from hvdtrain.tracking.wandb_tracker import WAIT_SECONDS
+from hvdtrain.trackers import sender as sending
+from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_id, read_tracked_run
+from hvdtrain.trackers.tracker import row_of, without_password
+from hvdtrain.trackers.wandb_tracker import WAIT_SECONDS
 
 ID = "0123456789abcdef"
 
@@ -116,7 +116,7 @@ def test_a_wrong_name_is_refused_with_the_right_ones():
 
 
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
-    monkeypatch.setattr("hvdtrain.trackers.find_spec", lambda name: None)
+    monkeypatch.setattr("hvdtrain.config.values.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="track wandb: the package wandb is not installed") as refused:
         check_installed(["tensorboard", "wandb"])
     assert "pip install 'hvdtrain[wandb]'" in refused.value.remedy
@@ -126,7 +126,9 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
 def test_a_folder_is_no_installed_package(monkeypatch, tmp_path):
     (tmp_path / "wandb_like").mkdir()
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr("hvdtrain.trackers.TRACKERS", {"x": type("Row", (), {"package": "wandb_like"})()})
+    monkeypatch.setattr(
+        "hvdtrain.config.values.TRACKERS", {"x": type("Row", (), {"package": "wandb_like"})()}
+    )
     with pytest.raises(ConfigError, match="not installed"):
         check_installed(["x"])
 

@@ -3,7 +3,7 @@
 import json
 import re
 
-from hvdtrain.user_errors import where_raised
+from hvdtrain.workers.user_errors import where_raised
 
 
 def test_an_exception_without_frames_of_the_user_says_itself():

@@ -15,11 +15,11 @@ from support.stored_runs import SUMMARY, change, evaluation, lines_of, make_run,
 
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.run_status import FAR_SECONDS, LOST_SECONDS
-from hvdtrain.run_views import follow as following
-from hvdtrain.run_views.follow import Ends, FollowedRun, follow
-from hvdtrain.run_views.follow_view import open_view
 from hvdtrain.run_views.log_follower import LogFollower
-from hvdtrain.run_views.standing import Kind, Standing, StandingWatch
+from hvdtrain.tools.report import follow as following
+from hvdtrain.tools.report.follow import Ends, FollowedRun, follow
+from hvdtrain.tools.report.follow_view import open_view
+from hvdtrain.tools.report.standing import Kind, Standing, StandingWatch
 
 RUNNING = Standing(Kind.RUNNING, "running")
 
@@ -67,7 +67,7 @@ def test_a_log_that_is_cut_back_is_read_anew_even_if_it_has_grown_since(tmp_path
 HOLD = """
 import sys
 from pathlib import Path
-from hvdtrain.jobs.run_lock import RunLock
+from hvdtrain.jobs.run_directory.lock import RunLock
 lock = RunLock()
 lock.acquire(Path(sys.argv[1]))
 print("locked", flush=True)
@@ -193,7 +193,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 def test_plain_lines_tell_a_run_to_its_end_over_a_resume(tmp_path, capsys, monkeypatch, hold):
     monkeypatch.setattr(following, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr("hvdtrain.run_views.follow_view._LINE_SECONDS", 0.0)
+    monkeypatch.setattr("hvdtrain.tools.report.follow_view._LINE_SECONDS", 0.0)
     run = make_run(tmp_path / "run", window(10), evaluation(10), summary=None)
     job = hold(run)
     followed = threading.Thread(target=follow, args=(run,))

@@ -7,10 +7,10 @@ import pytest
 
 torch, tf = pytest.importorskip("torch"), pytest.importorskip("tensorflow")
 
-from hvdtrain.backends.counting import Weighted  # noqa: E402
-from hvdtrain.backends.objective import make_objective  # noqa: E402
-from hvdtrain.backends.tensorflow import losses as keras_losses  # noqa: E402
-from hvdtrain.backends.torch import losses as torch_losses  # noqa: E402
+from hvdtrain.backends.objective.counting import Weighted  # noqa: E402
+from hvdtrain.backends.objective.objective import make_objective  # noqa: E402
+from hvdtrain.backends.tensorflow.objective import losses as keras_losses  # noqa: E402
+from hvdtrain.backends.torch.objective import losses as torch_losses  # noqa: E402
 from hvdtrain.errors import TaskError  # noqa: E402
 
 CLASSES = 6

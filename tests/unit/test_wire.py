@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stnp
 
-from hvdtrain import wire
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState
 from hvdtrain.errors import CheckpointError, DataError, ExchangeError, HvdtrainError
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.wire import MAX_DEPTH, decode, encode
-from hvdtrain.wire_types import travels
+from hvdtrain.workers import wire
+from hvdtrain.workers.wire import MAX_DEPTH, decode, encode
+from hvdtrain.workers.wire_types import travels
 
 _ANY_CHARACTER = st.text(st.characters(exclude_categories=()))
 _NUMBERS = (

@@ -6,8 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from hvdtrain.watch import worker_connections
-from hvdtrain.watch.worker_connections import Member, describe_host, end_if_silent
+from hvdtrain.elastic.watch import connections as worker_connections
+from hvdtrain.elastic.watch.connections import Member, describe_host, end_if_silent
 
 ONE = Member(1, "h2", "m")
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 import hvdtrain.backends.workers
-from hvdtrain import wire
 from hvdtrain.backends.frames import GATHER, frame
 from hvdtrain.backends.workers import HorovodWorkers, is_peer_error, peer_errors
-from hvdtrain.elastic.world import World
 from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError, TrainingError
+from hvdtrain.workers import wire
+from hvdtrain.workers.world import World
 
 
 class HorovodInternalError(RuntimeError):

@@ -8,12 +8,12 @@ from support.fakes import FakeBackend, FakeWorkers, make_loop_session
 from support.watching import Watched, records, summary
 
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.elastic.world import Change, World
 from hvdtrain.jobs.world_change import follow_workers, report_change
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress
+from hvdtrain.workers.world import Change, World
 
 
 def session_of(tmp_path, size: int, samples: int = 0, **fields):

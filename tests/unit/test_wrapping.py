@@ -11,7 +11,7 @@ import hvdtrain
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import as_dataset, fetch, signature
 from hvdtrain.errors import BadSampleError, DataError
-from hvdtrain.jobs.data_sets import align_columns
+from hvdtrain.jobs.opening.data_sets import align_columns
 
 SIZE = 5
 A = np.arange(SIZE * 2, dtype=np.float32).reshape(SIZE, 2)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
-from hvdtrain.yaml_reader import parse_yaml
 
 LIMIT = "more than 100,000 values or 50 levels with the aliases written out"
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.errors import TaskError
-from hvdtrain.frameworks import FRAMEWORKS
-from hvdtrain.user_errors import where_raised
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.workers.user_errors import where_raised
 
 Outputs = Callable[[bool], Sequence[Any]]
 

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hvdtrain import wire
 from hvdtrain.backends.frames import GATHER, frame, messages_in
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.workers import ByteCollectives
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.workers import wire
 
 _known: dict[tuple[int, ...], Any] = {}  # Horovod's process sets of this process, by their ranks
 

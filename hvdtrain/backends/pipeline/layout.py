@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from hvdtrain.agreement import Workers
 from hvdtrain.errors import ConfigError
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
+from hvdtrain.workers.agreement import Workers
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain import wire
 from hvdtrain.errors import EnvironmentFault, PeerLostError
+from hvdtrain.workers import wire
 
 Bytes = NDArray[np.uint8]
 

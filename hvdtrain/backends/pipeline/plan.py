@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hvdtrain.backends.base import Shapes
-from hvdtrain.words import counted
+from hvdtrain.storage.text import counted
 
 
 def shapes_of_stages(

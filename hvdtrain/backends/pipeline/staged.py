@@ -5,21 +5,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from hvdtrain import wire
-from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import DryRun, ModelInfo, PendingState, PortableState, Shapes
-from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Messenger
 from hvdtrain.backends.pipeline.pipeline import Pipeline
 from hvdtrain.backends.pipeline.staged_state import StateOfStage
-from hvdtrain.backends.portable.low_rank import split_state
+from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ExchangeError, HvdtrainError, TaskError
-from hvdtrain.user_errors import where_raised
+from hvdtrain.workers import wire
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.user_errors import where_raised
 
 Form = tuple[tuple[str, ...], tuple[str, ...]]
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
 from hvdtrain.backends.pipeline.groups import StageGroups
 from hvdtrain.backends.pipeline.layout import Layout
@@ -13,6 +12,7 @@ from hvdtrain.backends.pipeline.state import gather_arrays, scatter_arrays
 from hvdtrain.backends.portable.ema import has_ema
 from hvdtrain.backends.portable.spool import Spool
 from hvdtrain.backends.portable.training_state import CommonState
+from hvdtrain.workers.agreement import Workers
 
 
 class StateOfStage(CommonState):

@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain import wire
-from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import PortableState, Shapes, StateArrays
 from hvdtrain.backends.pipeline.layout import Layout
 from hvdtrain.backends.pipeline.messages import Bytes, Messenger
 from hvdtrain.backends.portable.names import check_state
 from hvdtrain.backends.portable.spool import Spool
 from hvdtrain.errors import TaskError
+from hvdtrain.workers import wire
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
 Arrays = Iterable[tuple[str, NDArray[Any]]]
 

@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 from hvdtrain.errors import CheckpointError
-from hvdtrain.regular_files import open_regular
+from hvdtrain.storage.files import open_regular
 
 # what zipfile raises for archives that are damaged, encrypted or packed in a way that it does not know
 ZIP_ERRORS: tuple[type[Exception], ...] = (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hvdtrain.backends.base import Shapes
 from hvdtrain.backends.choice import Choice, matches
 from hvdtrain.errors import CheckpointError
-from hvdtrain.wire_types import travels
+from hvdtrain.workers.wire_types import travels
 
 _ROWS = 8  # of each kind that a table shows
 _SHOWN = 6  # names, or patterns, in a message

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from hvdtrain.backends.model_call import nested_batch
+from hvdtrain.backends.objective.model_call import nested_batch
 from hvdtrain.backends.portable.trees import (
     KeyPath,
     Tensors,

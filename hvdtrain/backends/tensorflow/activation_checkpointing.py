@@ -13,8 +13,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.activation_checkpointing import MARK, no_blocks
-from hvdtrain.backends.tensorflow.layouts import children
+from hvdtrain.backends.options import MARK, no_blocks
+from hvdtrain.backends.tensorflow.state.layouts import children
 
 Layer = Any
 Tensor = Any

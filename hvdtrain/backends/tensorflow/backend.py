@@ -25,7 +25,6 @@ import numpy as np
 from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 
-from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import (
     Backend,
     BackendInfo,
@@ -41,29 +40,25 @@ from hvdtrain.backends.base import (
     StepMemory,
 )
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.counting import Weighted, sample_values
-from hvdtrain.backends.evaluation_metrics import EvaluationMetrics, Seen
-from hvdtrain.backends.gathering import GivenArrays, find_comparing
-from hvdtrain.backends.local_steps import (
-    LoneWorker,
-    OuterOptimizer,
-    describe_local_steps,
-)
-from hvdtrain.backends.logits import bad_target
 from hvdtrain.backends.loss_objects import check_foreign
 from hvdtrain.backends.mixing import mixed
-from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
-from hvdtrain.backends.objective import (
+from hvdtrain.backends.objective.counting import Weighted, sample_values
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, Seen
+from hvdtrain.backends.objective.gathering import GivenArrays, find_comparing
+from hvdtrain.backends.objective.logits import bad_target
+from hvdtrain.backends.objective.objective import (
     REGULARIZATION_LOSS,
     Objective,
     check_free,
     has_own_values,
     make_objective,
 )
+from hvdtrain.backends.optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
-from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
+from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import FINDINGS
@@ -86,7 +81,6 @@ from hvdtrain.backends.tensorflow.dry_run import (
     seed_operations,
     state_kept,
 )
-from hvdtrain.backends.tensorflow.evaluation import FUNCTIONS
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.tensorflow.functions import (
     Compiled,
@@ -100,17 +94,10 @@ from hvdtrain.backends.tensorflow.functions import (
     run_eagerly,
     with_micro_batches,
 )
-from hvdtrain.backends.tensorflow.gathering import Gathering
-from hvdtrain.backends.tensorflow.layer_state import LayerState
-from hvdtrain.backends.tensorflow.local_steps import LocalSteps, check_optimizer
-from hvdtrain.backends.tensorflow.losses import NAMED
-from hvdtrain.backends.tensorflow.low_rank import LowRank
 from hvdtrain.backends.tensorflow.masks import masks_beside, masks_within
-from hvdtrain.backends.tensorflow.model_state import Field, ModelState
-from hvdtrain.backends.tensorflow.moving_state import MovingState
-from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.optimizers import choose_optimizer
-from hvdtrain.backends.tensorflow.own_step import NamedOptimizers, OwnStep, make_optimizers, take_rates
+from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS
+from hvdtrain.backends.tensorflow.objective.gathering import Gathering
+from hvdtrain.backends.tensorflow.objective.losses import NAMED
 from hvdtrain.backends.tensorflow.precision import (
     LossScale,
     cast_outputs_to_fp32,
@@ -121,16 +108,29 @@ from hvdtrain.backends.tensorflow.precision import (
 )
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
-from hvdtrain.backends.tensorflow.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
+from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps, check_optimizer
+from hvdtrain.backends.tensorflow.reduction.low_rank import LowRank
+from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer, choose_reducer
 from hvdtrain.backends.tensorflow.replica_state import StateTensors
-from hvdtrain.backends.tensorflow.sharded_optimizer import make_ema, shard_optimizer
-from hvdtrain.backends.tensorflow.sharded_parameters import make_shards
-from hvdtrain.backends.tensorflow.sharded_state import make_state
-from hvdtrain.backends.tensorflow.sharded_update import update_kind
-from hvdtrain.backends.tensorflow.state_broadcast import broadcast_variables
+from hvdtrain.backends.tensorflow.state.layer_state import LayerState
+from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.state.moving_state import MovingState
 from hvdtrain.backends.tensorflow.step_clock import StepClock
-from hvdtrain.backends.tensorflow.step_number import CompiledByStep, StepNumber
-from hvdtrain.backends.tensorflow.step_optimizer import StepPart
+from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
+from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer
+from hvdtrain.backends.tensorflow.steps.own_step import (
+    NamedOptimizers,
+    OwnStep,
+    make_optimizers,
+    take_rates,
+)
+from hvdtrain.backends.tensorflow.steps.sharded_optimizer import make_ema, shard_optimizer
+from hvdtrain.backends.tensorflow.steps.sharded_parameters import make_shards
+from hvdtrain.backends.tensorflow.steps.sharded_state import make_state
+from hvdtrain.backends.tensorflow.steps.sharded_update import update_kind
+from hvdtrain.backends.tensorflow.steps.step_number import CompiledByStep, StepNumber
+from hvdtrain.backends.tensorflow.steps.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import make_model, without_loss
 from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
@@ -147,9 +147,10 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
-from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import EnvironmentFault, PeerLostError, TaskError
-from hvdtrain.seeding import seed_host_step
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.seeding import seed_host_step
 
 Tensor = Any
 # a micro-batch, its weights and gradient weights -> its part of the gradients, and its weighted sums

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
-from hvdtrain.backends.tensorflow.reduction import REDUCERS
+from hvdtrain.backends.tensorflow.reduction.reducers import REDUCERS
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 from hvdtrain.errors import ConfigError
 

@@ -13,7 +13,7 @@ from tensorflow.python.eager import context as eager
 
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.masks import is_masked
-from hvdtrain.seeding import host_generators
+from hvdtrain.workers.seeding import host_generators
 
 Layer = Any
 

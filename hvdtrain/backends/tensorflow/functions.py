@@ -13,12 +13,12 @@ from keras.src.layers import layer as keras_layer
 from numpy.typing import NDArray
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from hvdtrain.backends.counting import Weighted
-from hvdtrain.backends.logits import bad_target
+from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.objective.logits import bad_target
 from hvdtrain.backends.tensorflow.batches import Signature, TensorFlowBatch
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
-from hvdtrain.seeding import random_state_kept
+from hvdtrain.workers.seeding import random_state_kept
 
 Tensor = Any
 

@@ -7,9 +7,9 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.large_batch import LARS_EPSILON, adapts
-from hvdtrain.backends.tensorflow.formulas import SGD, Groups, TwoMoments, rate_and_decay
 from hvdtrain.backends.tensorflow.functions import native
-from hvdtrain.backends.tensorflow.model_state import Field
+from hvdtrain.backends.tensorflow.state.model_state import Field
+from hvdtrain.backends.tensorflow.steps.formulas import SGD, Groups, TwoMoments, rate_and_decay
 from hvdtrain.config import Config
 
 Tensor = Any

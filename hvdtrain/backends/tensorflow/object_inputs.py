@@ -7,8 +7,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.logits import class_axis_of, logits_of
-from hvdtrain.backends.metric_objects import TakenObject, in_call_order, is_same_but_units, targets_of
+from hvdtrain.backends.objective.logits import class_axis_of, logits_of
+from hvdtrain.backends.objective.metric_objects import (
+    TakenObject,
+    in_call_order,
+    is_same_but_units,
+    targets_of,
+)
 from hvdtrain.backends.tensorflow.masks import mask_of, with_mask
 
 Tensor = Any

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.portable.low_rank import EXPONENT_BITS, LEAST_PART, part_bits
+from hvdtrain.backends.reduction.low_rank import EXPONENT_BITS, LEAST_PART, part_bits
 
 Tensor = Any
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import Exported
-from hvdtrain.backends.objective import Objective
+from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.program import Program, ProgramInput, make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
 from hvdtrain.backends.portable.recording import (

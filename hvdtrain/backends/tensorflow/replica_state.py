@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
 from hvdtrain.backends.tensorflow.functions import native
-from hvdtrain.backends.tensorflow.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 
 _STATISTICS = ("moving_mean", "moving_variance")

@@ -4,8 +4,8 @@ from typing import Any
 
 from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.pipeline.staged_state import StateOfStage
-from hvdtrain.backends.tensorflow.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.state_broadcast import broadcast_variables
+from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
+from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 
 
 class StagedState(StateOfStage, TrainingState):

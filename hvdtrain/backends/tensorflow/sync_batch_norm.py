@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 
 from hvdtrain.backends.pipeline.groups import group_of
-from hvdtrain.backends.tensorflow.model_state import walk
+from hvdtrain.backends.tensorflow.state.model_state import walk
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.errors import TaskError
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.agreement import Workers
+from hvdtrain.workers.agreement import Workers
 
 Tensor = Any
 

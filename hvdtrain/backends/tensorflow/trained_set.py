@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
-from hvdtrain.backends.tensorflow.model_state import ModelState, walk
+from hvdtrain.backends.tensorflow.state.model_state import ModelState, walk
 from hvdtrain.backends.trained_set import Change
 
 

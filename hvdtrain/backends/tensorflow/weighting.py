@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.counting import Weighted, check_weighted
-from hvdtrain.backends.objective import check_per_sample, shape_of
+from hvdtrain.backends.objective.counting import Weighted, check_weighted
+from hvdtrain.backends.objective.objective import check_per_sample, shape_of
 
 Tensor = Any
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from hvdtrain.backends.activation_checkpointing import MARK, no_blocks
+from hvdtrain.backends.options import MARK, no_blocks
 
 # what batch norm, and whatever names its statistics alike, moves in every forward pass
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-from hvdtrain.agreement import Workers, run_on_rank_zero
 from hvdtrain.backends.base import (
     Backend,
     BackendInfo,
@@ -33,23 +32,19 @@ from hvdtrain.backends.base import (
     StepMemory,
 )
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.counting import Weighted, sample_values
-from hvdtrain.backends.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.gathering import GivenArrays, find_comparing
-from hvdtrain.backends.local_steps import (
-    LoneWorker,
-    OuterOptimizer,
-    describe_local_steps,
-)
 from hvdtrain.backends.loss_objects import check_foreign
 from hvdtrain.backends.mixing import mixed
-from hvdtrain.backends.named_optimizers import MAIN, own_optimizer_method
-from hvdtrain.backends.objective import Objective, has_own_values, make_objective
+from hvdtrain.backends.objective.counting import Weighted, sample_values
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.objective.gathering import GivenArrays, find_comparing
+from hvdtrain.backends.objective.objective import Objective, has_own_values, make_objective
+from hvdtrain.backends.optimizers import MAIN, own_optimizer_method
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.parameter_groups import ParameterGroups
-from hvdtrain.backends.portable.low_rank import split_state
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.precision import check_precision
+from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
+from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS
@@ -70,30 +65,30 @@ from hvdtrain.backends.torch.dry_run import (
     parts_in_evaluation,
     state_kept,
 )
-from hvdtrain.backends.torch.evaluation import FUNCTIONS
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
-from hvdtrain.backends.torch.gathering import Gathering
-from hvdtrain.backends.torch.local_steps import LocalSteps, check_optimizer
-from hvdtrain.backends.torch.losses import NAMED
-from hvdtrain.backends.torch.low_rank import LowRank
-from hvdtrain.backends.torch.model_state import Entry, Field, ModelState
-from hvdtrain.backends.torch.moving_state import MovingState
-from hvdtrain.backends.torch.optimizer_state import TrainingState, optimizers_kept
-from hvdtrain.backends.torch.optimizers import choose_optimizer
-from hvdtrain.backends.torch.own_step import OwnStep, make_optimizers, take_rates
+from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS
+from hvdtrain.backends.torch.objective.gathering import Gathering
+from hvdtrain.backends.torch.objective.losses import NAMED
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.recorder import ProfilerRecorder
-from hvdtrain.backends.torch.reduction import GradientReducer, check_kinds, choose_reducer
+from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
+from hvdtrain.backends.torch.reduction.local_steps import LocalSteps, check_optimizer
+from hvdtrain.backends.torch.reduction.low_rank import LowRank
+from hvdtrain.backends.torch.reduction.reducers import GradientReducer, check_kinds, choose_reducer
 from hvdtrain.backends.torch.replica_state import StateTensors
-from hvdtrain.backends.torch.sharded_optimizer import make_ema, shard_optimizer
-from hvdtrain.backends.torch.sharded_parameters import make_shards
-from hvdtrain.backends.torch.sharded_state import make_state
-from hvdtrain.backends.torch.sharded_update import update_kind
-from hvdtrain.backends.torch.slots import fill_slots, make_slots
-from hvdtrain.backends.torch.state_broadcast import broadcast_model, broadcast_tensors
+from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
+from hvdtrain.backends.torch.state.moving_state import MovingState
+from hvdtrain.backends.torch.state.slots import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
-from hvdtrain.backends.torch.step_optimizer import StepPart
+from hvdtrain.backends.torch.steps.optimizer_state import TrainingState, optimizers_kept
+from hvdtrain.backends.torch.steps.optimizers import choose_optimizer
+from hvdtrain.backends.torch.steps.own_step import OwnStep, make_optimizers, take_rates
+from hvdtrain.backends.torch.steps.sharded_optimizer import make_ema, shard_optimizer
+from hvdtrain.backends.torch.steps.sharded_parameters import make_shards
+from hvdtrain.backends.torch.steps.sharded_state import make_state
+from hvdtrain.backends.torch.steps.sharded_update import update_kind
+from hvdtrain.backends.torch.steps.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import check_parts, foreign_leaf, make_model
 from hvdtrain.backends.torch.trained_set import TrainedSet
@@ -104,10 +99,11 @@ from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
-from hvdtrain.elastic.member import Membership
+from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import PeerLostError, TaskError
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.seeding import seed_host_step
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.seeding import seed_host_step
 
 # of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
 _WARM_UP_RATE = 1e-6

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.backends.stateful_metrics import Samples
+from hvdtrain.backends.objective.stateful_metrics import Samples
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.data.feed import HostBatch
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.torch.model_state import set_values
+from hvdtrain.backends.torch.state.model_state import set_values
 from hvdtrain.backends.torch.task_model import LOSS
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.words import some
+from hvdtrain.storage.text import some
 
 _NAMED = 3  # of modules, at most
 _ACTIVATIONS = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import Exported
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
-from hvdtrain.backends.objective import Objective
+from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.archives import check_torch_file
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.portable.trees import named_outputs
-from hvdtrain.backends.torch.model_state import Field
 from hvdtrain.backends.torch.program import TENSORS, batch_of, export_program, recorded, to_numpy
+from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.backends.torch.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError

@@ -11,7 +11,7 @@ import torch
 
 from hvdtrain.backends.large_batch import LARS_EPSILON, adapts
 from hvdtrain.backends.parameter_groups import ParameterOptions
-from hvdtrain.backends.torch.model_state import Field
+from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.config import Config
 
 Group = dict[str, Any]

@@ -9,8 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.logits import class_axis_of, logits_of
-from hvdtrain.backends.metric_objects import TakenObject, in_call_order, is_same_but_units, targets_of
+from hvdtrain.backends.objective.logits import class_axis_of, logits_of
+from hvdtrain.backends.objective.metric_objects import (
+    TakenObject,
+    in_call_order,
+    is_same_but_units,
+    targets_of,
+)
 from hvdtrain.data.unsupported import has_class
 
 # classes of torchmetrics that look at every batch by itself whether all of it lies in [0, 1], and take it for

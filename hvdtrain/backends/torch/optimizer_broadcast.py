@@ -4,11 +4,11 @@ from typing import Any
 
 import torch
 
-from hvdtrain import wire
-from hvdtrain.agreement import Workers
-from hvdtrain.backends.torch.state_broadcast import broadcast_tensors
+from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import ExchangeError
+from hvdtrain.workers import wire
+from hvdtrain.workers.agreement import Workers
 
 # number of the group, of the parameter in it (-1 for the group's options), and the key
 _Place = tuple[int, int, str]

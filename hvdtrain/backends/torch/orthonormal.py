@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hvdtrain.backends.portable.low_rank import EXPONENT_BITS, LEAST_PART, part_bits
+from hvdtrain.backends.reduction.low_rank import EXPONENT_BITS, LEAST_PART, part_bits
 
 
 def orthonormal(

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.base import Exported
-from hvdtrain.backends.objective import Objective
+from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
 from hvdtrain.backends.portable.recording import (

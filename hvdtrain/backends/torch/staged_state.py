@@ -6,9 +6,9 @@ import torch
 
 from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.pipeline.staged_state import StateOfStage
-from hvdtrain.backends.torch.model_state import Entry
-from hvdtrain.backends.torch.optimizer_state import TrainingState
-from hvdtrain.backends.torch.state_broadcast import broadcast_tensors
+from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
+from hvdtrain.backends.torch.state.model_state import Entry
+from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 
 
 class StagedState(StateOfStage, TrainingState):

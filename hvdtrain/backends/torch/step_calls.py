@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.step_calls import CallsBase
 from hvdtrain.errors import TaskError
+from hvdtrain.workers.agreement import Workers
 
 
 class Calls(CallsBase[Callable[[], None]]):

@@ -4,9 +4,9 @@ import time
 
 import torch
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.recording import Busy
 from hvdtrain.backends.step_clock import StepClockBase
+from hvdtrain.workers.agreement import Workers
 
 
 class StepClock(StepClockBase):

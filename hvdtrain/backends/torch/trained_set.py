@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from hvdtrain.backends.torch.model_state import ModelState
+from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.trained_set import Change
 
 

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hvdtrain.backends.counting import Weighted, check_weighted
-from hvdtrain.backends.objective import check_per_sample, shape_of
+from hvdtrain.backends.objective.counting import Weighted, check_weighted
+from hvdtrain.backends.objective.objective import check_per_sample, shape_of
 from hvdtrain.errors import TaskError
 
 

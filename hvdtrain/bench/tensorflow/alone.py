@@ -1,9 +1,9 @@
 """A backend of TensorFlow whose worker trains on its own, in the process of a job's worker."""
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.config import Config
+from hvdtrain.workers.agreement import Workers
 
 
 def backend_alone(config: Config, job: Backend, alone: Workers) -> Backend:

@@ -2,12 +2,12 @@
 
 from typing import cast
 
-from hvdtrain.agreement import Workers
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.device import choose_device
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.config import Config
+from hvdtrain.workers.agreement import Workers
 
 
 def backend_alone(config: Config, job: Backend, alone: Workers) -> Backend:

@@ -15,7 +15,7 @@ from hvdtrain.data.images.files import reading
 from hvdtrain.data.images.sources import ArraySource, Found
 from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
-from hvdtrain.regular_files import regular_size
+from hvdtrain.storage.files import regular_size
 
 SIDE = 32
 RECORD_BYTES = 1 + 3 * SIDE * SIDE

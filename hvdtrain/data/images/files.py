@@ -12,7 +12,7 @@ from typing import IO, cast
 from zipfile import BadZipFile
 
 from hvdtrain.errors import DataError
-from hvdtrain.regular_files import open_regular, regular_size
+from hvdtrain.storage.files import open_regular, regular_size
 
 DEFLATE_LIMIT = 1032  # largest compression ratio of deflate (zlib's documentation)
 _CHUNK_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from hvdtrain.data.images.files import reading
 from hvdtrain.data.images.sources import ChooseBox, Found
 from hvdtrain.data.resize import Size, centre_box, resize_image
 from hvdtrain.errors import BadSampleError, DataError
-from hvdtrain.regular_files import open_regular
+from hvdtrain.storage.files import open_regular
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".pgm", ".tif", ".tiff"}
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")  # some of Pillow's other formats run programs

@@ -20,7 +20,7 @@ from hvdtrain.data.images.files import DEFLATE_LIMIT, read_exactly, reading
 from hvdtrain.data.images.sources import ArraySource, Found, check_counts, check_shape
 from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
-from hvdtrain.regular_files import open_regular
+from hvdtrain.storage.files import open_regular
 
 # names of images and labels, for training and for evaluation
 _TRAIN = (("x_train", "y_train"), ("images", "labels"), ("train_images", "train_labels"))

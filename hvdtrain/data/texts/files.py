@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.memory_map import MappedArray
 from hvdtrain.errors import DataError
-from hvdtrain.regular_files import NotAFileError, regular_size
+from hvdtrain.storage.files import NotAFileError, regular_size
 
 _MOST_FILES = 30_000  # Linux allows a process 65,530 mappings
 _LIBRARY_BYTES = 1_000_000  # of the source text of Python's library

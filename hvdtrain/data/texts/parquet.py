@@ -6,7 +6,7 @@ from typing import Any
 
 from hvdtrain.data.texts.lines import Row, check_columns
 from hvdtrain.errors import BadSampleError, DataError
-from hvdtrain.regular_files import open_regular
+from hvdtrain.storage.files import open_regular
 
 _ROWS = 1024  # read at a time
 _ALWAYS_ALLOWED_BYTES = 1 << 28  # of one column in one row group, unpacked

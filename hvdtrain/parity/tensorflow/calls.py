@@ -11,8 +11,8 @@ from keras.src.layers import layer as keras_layer
 from numpy.typing import NDArray
 from tensorflow.python.framework import op_callbacks
 
-from hvdtrain.parity.observation import LOSS, MODEL, SOFTMAX, LayerCall
 from hvdtrain.parity.tensorflow.settings import is_channels_first, settings_of
+from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, LayerCall
 
 # layers that apply an activation to what their weights give
 _ACTIVATING = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Conv1D, keras.layers.Conv2D,

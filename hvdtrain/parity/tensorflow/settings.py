@@ -5,7 +5,7 @@ from typing import Any
 import keras
 from keras import layers as kl
 
-from hvdtrain.parity.findings import CLASS
+from hvdtrain.tools.parity.findings import CLASS
 
 _CONVOLUTIONS = (kl.Conv1D, kl.Conv2D, kl.Conv3D)
 # those of spatial dropout are kinds of Dropout

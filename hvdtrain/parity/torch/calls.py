@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hvdtrain.parity.observation import LOSS, MODEL, SOFTMAX, LayerCall
 from hvdtrain.parity.torch.settings import is_channels_first, settings_of
+from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, LayerCall
 
 _SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax)
 

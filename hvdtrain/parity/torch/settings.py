@@ -9,7 +9,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from hvdtrain.parity.findings import CLASS
+from hvdtrain.tools.parity.findings import CLASS
 
 _OF_CHANNELS_FIRST = (
     *(_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm, nn.Dropout2d, nn.Dropout3d),

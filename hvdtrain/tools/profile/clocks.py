@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from hvdtrain.agreement import Workers
+from hvdtrain.workers.agreement import Workers
 
 _ROUNDS = 24
 _CLOSE_NS = 500_000

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdtrain.activity import EVALUATING, READING_DATA, SAVING, TRAINING
 from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.tools.profile.messages import describe_message
 from hvdtrain.tools.profile.recording import Recording
 from hvdtrain.tools.profile.self_times import self_seconds
 from hvdtrain.tools.profile.timeline import Timeline
 from hvdtrain.tools.profile.waits import last_ranks, waits_by_rank
+from hvdtrain.workers.activity import EVALUATING, READING_DATA, SAVING, TRAINING
 
 SHOWN = 5
 _STANDS_OUT = 1.5  # times the mean of the workers

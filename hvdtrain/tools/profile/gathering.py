@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hvdtrain.agreement import Workers, waiting_for_rank_zero
-from hvdtrain.regular_files import check_link
 from hvdtrain.reporting.report import Report
+from hvdtrain.storage.files import check_link
+from hvdtrain.storage.text import counted
 from hvdtrain.tools.profile.costs import Costs, find_costs, longest_tensor
 from hvdtrain.tools.profile.recording import Recording, file_of, read_recording, write_whole
 from hvdtrain.tools.profile.timeline import Timeline, read_timeline
 from hvdtrain.tools.profile.trace import build_trace
-from hvdtrain.words import counted
+from hvdtrain.workers.agreement import Workers, waiting_for_rank_zero
 
 TRACE_FILE, COSTS_FILE = "trace.json.gz", "costs.json"
 _CHUNK_BYTES = 8 << 20

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdtrain.activity import TRAINING, Activity
 from hvdtrain.backends.recording import Busy, Operation, Operations
-from hvdtrain.regular_files import read_regular
+from hvdtrain.storage.files import read_regular
 from hvdtrain.tools.profile.clocks import ClockOffset
+from hvdtrain.workers.activity import TRAINING, Activity
 
 MAX_FILE_BYTES = 1 << 30
 

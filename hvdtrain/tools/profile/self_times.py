@@ -2,9 +2,9 @@
 
 from collections import defaultdict
 
-from hvdtrain.activity import TRAINING
 from hvdtrain.backends.recording import KERNEL, OPERATION, Operation
 from hvdtrain.tools.profile.recording import Recording
+from hvdtrain.workers.activity import TRAINING
 
 _COLLECTIVE = "Horovod"  # operations that wait for other workers are counted as communication
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from hvdtrain.activity import ACTIVITY
-from hvdtrain.agreement import waiting_for_rank_zero
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.backends.recording import Busy, Operations, StepRecorder
 from hvdtrain.session import Session
 from hvdtrain.tools.profile.clocks import clock_id, measure_offset
 from hvdtrain.tools.profile.gathering import Gathering
 from hvdtrain.tools.profile.recording import Listener, Recording
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import waiting_for_rank_zero
 
 _MOST_OPERATIONS = 500_000  # of all workers together: half a gigabyte while the trace is made
 _MOST_OF_ONE = 100_000

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvdtrain.activity import TRAINING
 from hvdtrain.tools.profile.clocks import to_common
 from hvdtrain.tools.profile.recording import Recording
+from hvdtrain.workers.activity import TRAINING
 
 
 class StepWait(NamedTuple):

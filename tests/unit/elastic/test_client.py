@@ -12,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from hvdtrain.elastic import client as clients
-from hvdtrain.elastic import lease, member_thread
-from hvdtrain.elastic import orders as orders_module
-from hvdtrain.elastic.client import connect, current
+from hvdtrain.elastic import lease
 from hvdtrain.elastic.driver_connection import open_connection
 from hvdtrain.elastic.handshake import DriverHandshake
+from hvdtrain.elastic.member import client as clients
+from hvdtrain.elastic.member import orders as orders_module
+from hvdtrain.elastic.member import thread as member_thread
+from hvdtrain.elastic.member.client import connect, current
+from hvdtrain.elastic.member.orders import Orders
 from hvdtrain.elastic.messages import (
     Abort,
     AskValues,
@@ -40,8 +42,6 @@ from hvdtrain.elastic.messages import (
     Values,
     Welcome,
 )
-from hvdtrain.elastic.orders import Orders
-from hvdtrain.elastic.world import Place, world_key
 from hvdtrain.errors import (
     EnvironmentFault,
     JobEnded,
@@ -50,6 +50,7 @@ from hvdtrain.errors import (
     Removed,
     TaskError,
 )
+from hvdtrain.workers.world import Place, world_key
 from tests.support.elastic_driver import KEY, ScriptedDriver, accept_worker, world
 
 VALUES = {"config": {"epochs": 3}, "size": 100}
@@ -447,7 +448,7 @@ def test_nobody_waits_for_ever_for_a_lease(driver, join, monkeypatch, is_member_
 
 FROZEN = """
 import os, sys, time
-from hvdtrain.elastic.client import connect
+from hvdtrain.elastic.member.client import connect
 client = connect(os.environ, stall_timeout=60.0, abort=lambda why: None)
 print("joined", flush=True)
 while True:

@@ -7,10 +7,10 @@ import pytest
 
 pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed")
 
-from hvdtrain.elastic import clusters
-from hvdtrain.elastic.cluster import Slot
-from hvdtrain.elastic.clusters import HostCluster
-from hvdtrain.elastic.processes import StartOptions
+from hvdtrain.elastic.driver import clusters
+from hvdtrain.elastic.driver.cluster import Slot
+from hvdtrain.elastic.driver.clusters import HostCluster
+from hvdtrain.elastic.driver.processes import StartOptions
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import HostSlots
 

@@ -10,9 +10,9 @@ import time
 import pytest
 from support.elastic import FakeCluster, ToyJob
 
-from hvdtrain.elastic import links
-from hvdtrain.elastic.cluster import Limits
-from hvdtrain.elastic.driver import Driver
+from hvdtrain.elastic.driver import links
+from hvdtrain.elastic.driver.cluster import Limits
+from hvdtrain.elastic.driver.driver import Driver
 from hvdtrain.elastic.handshake import prove_to_driver
 from hvdtrain.elastic.messages import (
     Beat,
@@ -26,7 +26,7 @@ from hvdtrain.elastic.messages import (
     encode,
     from_driver,
 )
-from hvdtrain.elastic.world import Place
+from hvdtrain.workers.world import Place
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
 ONE = Limits(1, 1, 1)

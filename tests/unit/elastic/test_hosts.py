@@ -5,7 +5,7 @@ import time
 import psutil
 import pytest
 
-from hvdtrain.elastic.hosts import HostWatch, ScriptHosts, parse_hosts
+from hvdtrain.elastic.driver.hosts import HostWatch, ScriptHosts, parse_hosts
 from hvdtrain.errors import DiscoveryError
 from hvdtrain.host.hostfile import HostSlots
 

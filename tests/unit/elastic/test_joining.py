@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.config import Config
-from hvdtrain.elastic import client as clients
 from hvdtrain.elastic import interface
 from hvdtrain.elastic.interface import interface_for
-from hvdtrain.elastic.world import MemberInfo
+from hvdtrain.elastic.member import client as clients
 from hvdtrain.errors import DataError, UsageError
-from hvdtrain.jobs import setup
 from hvdtrain.jobs.elastic_member import join_elastic_job
-from hvdtrain.jobs.setup import JobSpec, started
+from hvdtrain.jobs.opening import setup
+from hvdtrain.jobs.opening.setup import JobSpec, started
 from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.watch.watch_events import Told, Watching
+from hvdtrain.workers.world import MemberInfo
 from tests.support.elastic_driver import ScriptedDriver, world
 
 CONFIG = Config(framework="torch", epochs=1)

@@ -3,8 +3,8 @@
 import pytest
 from support.elastic_play import Play, training
 
-from hvdtrain.elastic.cluster import Limits, Slot
-from hvdtrain.elastic.events import CloseStore, Exited, Kill, Lost, OpenWorld, Send, Woke
+from hvdtrain.elastic.driver.cluster import Limits, Slot
+from hvdtrain.elastic.driver.events import CloseStore, Exited, Kill, Lost, OpenWorld, Send, Woke
 from hvdtrain.elastic.messages import (
     Abort,
     AskStack,
@@ -26,8 +26,8 @@ from hvdtrain.elastic.messages import (
     Wait,
     Welcome,
 )
-from hvdtrain.elastic.world import Place
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
+from hvdtrain.workers.world import Place
 
 
 def test_as_many_workers_start_as_are_wanted_and_the_first_world_begins_when_all_are_ready():

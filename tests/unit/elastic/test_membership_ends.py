@@ -4,8 +4,8 @@ import signal
 
 from support.elastic_play import Play, training
 
-from hvdtrain.elastic.cluster import Limits
-from hvdtrain.elastic.events import Arrived, Forward, Lost, Signalled
+from hvdtrain.elastic.driver.cluster import Limits
+from hvdtrain.elastic.driver.events import Arrived, Forward, Lost, Signalled
 from hvdtrain.elastic.messages import End, Hello, Leaving, Stop, Welcome
 
 TERM = Signalled(signal.SIGTERM)

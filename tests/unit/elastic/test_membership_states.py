@@ -8,8 +8,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.elastic_play import Play
 
-from hvdtrain.elastic.cluster import Limits
-from hvdtrain.elastic.events import CloseStore, Exited, Finish, Kill, Lost, OpenWorld, Send, Signalled, Start
+from hvdtrain.elastic.driver.cluster import Limits
+from hvdtrain.elastic.driver.events import (
+    CloseStore,
+    Exited,
+    Finish,
+    Kill,
+    Lost,
+    OpenWorld,
+    Send,
+    Signalled,
+    Start,
+)
 from hvdtrain.elastic.messages import (
     Abort,
     Done,
@@ -23,7 +33,7 @@ from hvdtrain.elastic.messages import (
     Retry,
     Synced,
 )
-from hvdtrain.elastic.world import Place
+from hvdtrain.workers.world import Place
 
 PICK = st.integers(0, 10)
 IN_WORLD = ("entering", "syncing", "training")

@@ -15,9 +15,9 @@ pytest.importorskip("horovod.runner.gloo_run", reason="Horovod is not installed"
 
 from horovod.runner.common.util import safe_shell_exec
 
-from hvdtrain.elastic import processes
-from hvdtrain.elastic.cluster import Slot
-from hvdtrain.elastic.processes import (
+from hvdtrain.elastic.driver import processes
+from hvdtrain.elastic.driver.cluster import Slot
+from hvdtrain.elastic.driver.processes import (
     StartOptions,
     WorkerProcess,
     job_environment,

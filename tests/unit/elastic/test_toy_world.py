@@ -10,7 +10,7 @@ import pytest
 from support.elastic import ToyJob
 from support.toy_worker import BATCH, value_at
 
-from hvdtrain.elastic.cluster import Limits
+from hvdtrain.elastic.driver.cluster import Limits
 
 
 def limits(wanted=2, least=1, most=None, **more):

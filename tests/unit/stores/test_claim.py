@@ -7,10 +7,10 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from hvdtrain.checkpoints.remote import claim
+from hvdtrain.checkpoints.remote.claim import CLAIM_FILE, Claim, Holder
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.object_urls import StoreError, StorePermissionError
-from hvdtrain.stores import claim
-from hvdtrain.stores.claim import CLAIM_FILE, Claim, Holder
+from hvdtrain.storage.urls import StoreError, StorePermissionError
 
 
 def other(**fields):

@@ -7,9 +7,9 @@ from support.states import contents
 from support.store_jobs import Job, stored
 
 from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
 from hvdtrain.errors import CheckpointError, ConfigError
-from hvdtrain.object_urls import StoreError
-from hvdtrain.stores.stored_checkpoints import StoredCheckpoints
+from hvdtrain.storage.urls import StoreError
 
 
 def test_another_host_resumes_from_the_store_alone(store, tmp_path):

@@ -5,7 +5,7 @@ from support.store_jobs import Job, stored
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.object_urls import StoreError
+from hvdtrain.storage.urls import StoreError
 
 
 def test_retention_deletes_only_what_this_run_wrote(store, tmp_path):

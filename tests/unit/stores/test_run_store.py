@@ -7,8 +7,8 @@ from contextlib import suppress
 import pytest
 from support.states import make_record, saved
 
+from hvdtrain.checkpoints.remote.run_store import RunStore
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.stores.run_store import RunStore
 
 
 def long():

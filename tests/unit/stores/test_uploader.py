@@ -9,9 +9,9 @@ from support.states import contents
 from support.store_jobs import Job, stored, verified
 
 from hvdtrain.checkpoints import storage
-from hvdtrain.object_urls import StoreError
-from hvdtrain.stores import stored_checkpoints
-from hvdtrain.stores.stored_checkpoints import StoredCheckpoints
+from hvdtrain.checkpoints.remote import stored_checkpoints
+from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
+from hvdtrain.storage.urls import StoreError
 
 
 def test_a_run_is_in_the_store_as_it_is_here(store, tmp_path):

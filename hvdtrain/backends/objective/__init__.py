@@ -1,0 +1,1 @@
+"""Losses and metrics: what counts, and how a model is called."""

@@ -1,0 +1,192 @@
+"""The metrics of a whole evaluation, beside those that are means: which a task has, and evaluating them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hvdtrain.backends.metric_merging import Collectives, merge, merge_alone
+from hvdtrain.backends.objective.metric_objects import is_metric_object
+from hvdtrain.backends.objective.metric_states import GatheredState, SumState
+from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions, named_metric
+from hvdtrain.backends.objective.stateful_metrics import (
+    GatheredMetric,
+    Rows,
+    StatefulMetric,
+    SumMetric,
+    as_number,
+)
+from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.metric_names import check_metric_names
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.user_errors import where_raised
+
+# what an evaluation's call of the model gave: (outputs, batch), or nothing if there are no such metrics
+Seen = tuple[Any, ...]
+
+
+def is_stateful(metric: Any) -> bool:
+    """Return whether a task's metric is one of a whole evaluation, and not a mean over samples."""
+    is_named = isinstance(metric, str) and metric in NAMES
+    return is_named or isinstance(metric, SumMetric | GatheredMetric) or is_metric_object(metric)
+
+
+class EvaluationMetrics:
+    """The metrics of a whole evaluation of one task.
+
+    Args:
+        states: the metrics by name, in the task's order.
+        order: the names of all metrics of the task.
+    """
+
+    def __init__(self, states: Mapping[str, StatefulMetric], order: tuple[str, ...] = ()) -> None:
+        self.order = order
+        self._states = dict(states)
+        self._seen: Seen = ()
+
+    @classmethod
+    def of(cls, task: Any, functions: MetricFunctions) -> "EvaluationMetrics":
+        """Return those of a task.
+
+        Args:
+            task: the task, of which ``make_objective`` was made.
+            functions: what the framework computes.
+        """
+        if hasattr(task, f"{functions.framework}_loss"):
+            return cls({})
+        given = getattr(task, "metrics", {})
+        states: dict[str, StatefulMetric] = {}
+        order: list[str] = []
+        for name, metric in given.items():
+            found = _states(name, metric, task, functions) if is_stateful(metric) else {}
+            order += found or [name]
+            states |= found
+        _check_names(order)
+        return cls(states, tuple(order) if states else ())
+
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._states
+
+    def watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
+        """Keep the outputs and the batch of a call of the model, for ``take``."""
+        if self._states:
+            self._seen = outputs, batch
+
+    def take(self) -> Seen:
+        """Return what was kept of the last call, and forget it."""
+        seen, self._seen = self._seen, ()
+        return seen
+
+    def begin(self) -> None:
+        """Begin an evaluation."""
+        for state in self._states.values():
+            state.begin()
+
+    def add(self, seen: Seen, rows: Rows) -> None:
+        """Add a micro-batch.
+
+        Raises:
+            TaskError: naming the metric that fails.
+        """
+        for name, state in self._states.items():
+            with _named(f"metrics[{name!r}] fails"):
+                outputs, batch = seen
+                state.add(outputs, batch, rows)
+
+    def try_out(self, seen: Seen, rows: Rows) -> None:
+        """Compute the metrics of one micro-batch of this worker alone, and forget it. Local: no collective.
+
+        Raises:
+            TaskError: naming the metric that fails.
+        """
+        self.begin()
+        try:
+            self.add(seen, rows)
+            merged = merge_alone({name: state.parts() for name, state in self._states.items()})
+            for name, state in self._states.items():
+                with _named(f"metrics[{name!r}]: compute fails for the first batch alone"):
+                    check_number(name, state.compute(merged[name]))
+        finally:
+            self.begin()
+
+    def computed(self, workers: Workers, collectives: Collectives) -> dict[str, float]:
+        """Collective. Return the metrics of the evaluation, by name.
+
+        Raises:
+            TaskError: on every worker alike, naming the metric that fails.
+        """
+        if not self._states:
+            return {}
+        merged = merge({name: s.parts() for name, s in self._states.items()}, workers, collectives)
+
+        def compute() -> dict[str, float]:
+            found = {}
+            for name, state in self._states.items():
+                with _named(f"metrics[{name!r}]: compute fails"):
+                    found[name] = check_number(name, state.compute(merged[name]))
+            return found
+
+        try:
+            return run_on_rank_zero(workers, compute)
+        finally:
+            self.begin()  # gathered rows take memory
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return what a metric computed as a number; it may be NaN.
+
+    Raises:
+        TaskError: If it is not one number.
+    """
+    if (number := as_number(value)) is None:
+        found = f"{value.dtype} {value.shape}" if hasattr(value, "shape") else type(value).__name__
+        raise TaskError(
+            f"metrics[{name!r}]: compute must return one number; found {found}",
+            "Return a float, and float('nan') where the metric is not defined. Of several numbers, "
+            "give each a metric of its own.",
+        )
+    return number
+
+
+def _states(name: str, metric: Any, task: Any, functions: MetricFunctions) -> Mapping[str, StatefulMetric]:
+    """Return the states of a metric by what they are logged as: one, or those of a collection of objects."""
+    if isinstance(metric, SumMetric):
+        return {name: SumState(name, metric, functions.to_numpy)}
+    if isinstance(metric, GatheredMetric):
+        return {name: GatheredState(name, metric, functions.to_numpy)}
+    if isinstance(metric, str):
+        return {name: named_metric(name, metric, task, functions)}
+    return functions.object_states(name, metric, task)
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Check the names of all metrics: those of a collection's members come to the task's own.
+
+    Raises:
+        TaskError: If two metrics have one name, or one has the name of a number that hvdtrain logs.
+    """
+    check_metric_names(names, "the task's metrics")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise TaskError(
+            f"the task has two metrics {twice!r}, of which one is a member of a collection",
+            "Give one of them another name.",
+            everywhere=True,
+        )
+
+
+@contextmanager
+def _named(problem: str) -> Iterator[None]:
+    """Return a context whose exceptions, if they are not hvdtrain's, become a TaskError."""
+    try:
+        yield
+    except HvdtrainError:
+        raise
+    except Exception as error:
+        raise TaskError(
+            f"{problem}: {where_raised(error, own_only=True)}",
+            "--debug shows the traceback. A dry run computes metrics of its first batch, too: return "
+            "float('nan') where so few samples do not define one.",
+        ) from error

@@ -1,0 +1,220 @@
+"""The states of the metrics of a whole evaluation: sums, gathered rows, and what r2 needs."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, Part, Rows, SumMetric, Update
+from hvdtrain.errors import TaskError
+
+ToNumpy = Callable[[Any], NDArray[Any]]
+M = TypeVar("M", SumMetric, GatheredMetric)
+
+
+class _OwnState(Generic[M]):
+    """What the states of the metrics that users may write have in common.
+
+    Args:
+        name: the metric's, in messages.
+        metric: what the user or a named metric gives.
+        to_numpy: returns a tensor of the framework as an array.
+    """
+
+    def __init__(self, name: str, metric: M, to_numpy: ToNumpy) -> None:
+        self._name, self._to_numpy = name, to_numpy
+        self._metric: M = metric
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all batches."""
+        raise NotImplementedError
+
+    def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
+        """Return the metric's value."""
+        return self._metric.compute(merged)
+
+    def _updated(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> dict[str, NDArray[Any]]:
+        """Return what the metric gives for a micro-batch, checked."""
+        return updated(
+            self._name, self._metric.update, self._to_numpy, outputs, batch, samples=len(rows.indices)
+        )
+
+
+class SumState(_OwnState[SumMetric]):
+    """A ``SumMetric`` in an evaluation."""
+
+    def begin(self) -> None:
+        """Forget all batches."""
+        self._sums: dict[str, NDArray[np.float64]] = {}
+
+    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
+        """Add a micro-batch."""
+        given = self._updated(outputs, batch, rows)
+        sums = {key: array[rows.is_counted].sum(0, dtype=np.float64) for key, array in given.items()}
+        if self._sums:
+            check_stays(self._name, _shapes(self._sums), _shapes(sums))
+        self._sums = {key: self._sums.get(key, 0.0) + value for key, value in sums.items()}
+
+    def parts(self) -> Mapping[str, Part]:
+        """Return the state of this worker."""
+        return {key: Part(value, "sum") for key, value in self._sums.items()}
+
+
+class GatheredState(_OwnState[GatheredMetric]):
+    """A ``GatheredMetric`` in an evaluation."""
+
+    def begin(self) -> None:
+        """Forget all batches."""
+        self._rows: dict[str, list[NDArray[Any]]] = {}
+        self._indices: list[NDArray[np.int64]] = []
+
+    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
+        """Add a micro-batch."""
+        given = self._updated(outputs, batch, rows)
+        if self._rows:
+            before = {key: arrays[0][0:0] for key, arrays in self._rows.items()}
+            check_stays(self._name, _row_shapes(before), _row_shapes(given))
+        else:
+            check_memory(self._name, given, rows.total, self._metric.max_bytes)
+        for key, array in given.items():
+            self._rows.setdefault(key, []).append(array[rows.is_counted])  # a copy: buffers may be reused
+        self._indices.append(rows.indices[rows.is_counted])
+
+    def parts(self) -> Mapping[str, Part]:
+        """Return the state of this worker."""
+        indices = np.concatenate(self._indices)
+        for key, arrays in self._rows.items():
+            self._rows[key] = [np.concatenate(arrays)]  # which frees the arrays of this key
+        return {key: Part(arrays[0], "gather", indices) for key, arrays in self._rows.items()}
+
+
+class R2State:
+    """The coefficient of determination in an evaluation.
+
+    Sums of squares around each worker's own mean are merged: plain sums of squares would lose the digits of
+    targets that are large and differ little. Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise
+    algorithm for computing sample variances" (1979).
+
+    Args:
+        name: the metric's, in messages.
+        update: returns "outputs" and "targets", both (samples, numbers).
+        to_numpy: returns a tensor of the framework as an array.
+    """
+
+    def __init__(self, name: str, update: Update, to_numpy: ToNumpy) -> None:
+        self._name, self._update, self._to_numpy = name, update, to_numpy
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all batches."""
+        self._state: NDArray[np.float64] | None = None  # (4, numbers): count, mean, squares, residuals
+
+    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
+        """Add a micro-batch."""
+        given = updated(self._name, self._update, self._to_numpy, outputs, batch, samples=len(rows.indices))
+        targets, found = (
+            given[key][rows.is_counted].astype(np.float64).reshape(-1, *given[key].shape[1:])
+            for key in ("targets", "outputs")
+        )
+        count = len(targets)
+        mean = targets.mean(0) if count else np.zeros(targets.shape[1:])
+        squares, residuals = ((targets - mean) ** 2).sum(0), ((targets - found) ** 2).sum(0)
+        state = np.stack([np.full(mean.shape, float(count)), mean, squares, residuals])
+        self._state = state if self._state is None else _merged_moments(self._state, state)
+
+    def parts(self) -> Mapping[str, Part]:
+        """Return the state of this worker."""
+        assert self._state is not None  # an evaluation has at least one batch
+        return {"moments": Part(self._state, "stack")}
+
+    def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
+        """Return the mean over the targets' numbers, as scikit-learn's ``r2_score`` does."""
+        first, *others = merged["moments"]
+        for other in others:
+            first = _merged_moments(first, other)
+        count, _, squares, residuals = first
+        if (count < 2).any():
+            return float("nan")
+        constant = squares == 0
+        values = 1 - residuals / np.where(constant, 1.0, squares)
+        return np.where(constant, np.where(residuals == 0, 1.0, 0.0), values).mean()
+
+
+def _merged_moments(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+    count = one[0] + other[0]
+    difference = other[1] - one[1]
+    share = other[0] / np.where(count > 0, count, 1.0)
+    mean = one[1] + difference * share
+    squares = one[2] + other[2] + difference**2 * one[0] * share
+    return np.stack([count, mean, squares, one[3] + other[3]])
+
+
+def updated(
+    name: str, update: Update, to_numpy: ToNumpy, outputs: Any, batch: Mapping[str, Any], *, samples: int
+) -> dict[str, NDArray[Any]]:
+    """Call an update and return its rows as arrays.
+
+    Raises:
+        TaskError: If it does not return a row of numbers for each sample.
+    """
+    given = update(outputs, batch)
+    if not isinstance(given, Mapping) or not given:
+        raise TaskError(
+            f"metrics[{name!r}]: update must return a mapping of names to tensors (samples, ...); found "
+            f"{'an empty one' if isinstance(given, Mapping) else type(given).__name__}",
+            'Return such as {"right": right}, with a row for each sample.',
+        )
+    arrays = {str(key): np.asarray(to_numpy(value)) for key, value in given.items()}
+    for key, array in arrays.items():
+        if array.shape[:1] != (samples,) or array.dtype.kind not in "fiub":
+            raise TaskError(
+                f"metrics[{name!r}]: update must return a row of numbers for each sample, shape "
+                f"({samples}, ...); found {array.dtype} {array.shape} for {key!r}",
+                "Add up over all axes but the first, and not over samples: hvdtrain adds those that count.",
+            )
+    return arrays
+
+
+def check_stays(name: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that an update returned names and shapes as in the batch before.
+
+    Raises:
+        TaskError: naming both.
+    """
+    if before != now:
+        raise TaskError(
+            f"metrics[{name!r}]: update returned rows {dict(before)} before, and now {dict(now)}",
+            "Return the same names and shapes for every batch: pad all samples to one length, or add up over "
+            "the axis that differs.",
+        )
+
+
+def check_memory(name: str, given: Mapping[str, NDArray[Any]], total: int, max_bytes: int) -> None:
+    """Check that the rows of all samples fit into the memory that a metric may take on rank 0.
+
+    Raises:
+        TaskError: with what they would take.
+    """
+    of_sample = sum(array.nbytes // max(1, len(array)) for array in given.values())
+    if of_sample * total > max_bytes:
+        raise TaskError(
+            f"metrics[{name!r}] would gather {_in_units(of_sample * total)} on rank 0: {of_sample:,} bytes "
+            f"for each of {total:,} samples; it may take {_in_units(max_bytes)}",
+            "Return fewer or smaller numbers for each sample, compute it from sums (hvdtrain.SumMetric), or, "
+            "if rank 0 has the memory, give hvdtrain.GatheredMetric(update, compute, max_bytes=...).",
+        )
+
+
+def _in_units(size: int) -> str:
+    unit, power = ("GiB", 30) if size >= 1 << 27 else ("MiB", 20) if size >= 1 << 17 else ("KiB", 10)
+    return f"{size / (1 << power):.3g} {unit}"
+
+
+def _shapes(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
+    return {key: array.shape for key, array in arrays.items()}
+
+
+def _row_shapes(arrays: Mapping[str, NDArray[Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {key: (array.shape[1:], str(array.dtype)) for key, array in arrays.items()}

@@ -1,0 +1,267 @@
+"""From a task's loss and metrics to one function of (model, batch), in either framework."""
+
+import difflib
+from collections.abc import Callable, Container, Mapping
+from functools import partial
+from typing import Any
+
+from hvdtrain.backends.loss_objects import named_loss
+from hvdtrain.backends.objective.counting import Counting, counting_of
+from hvdtrain.backends.objective.evaluation_metrics import is_stateful
+from hvdtrain.backends.objective.logits import OF_CLASSES, class_axis_option, of_tensor
+from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
+from hvdtrain.backends.objective.named_metrics import NAMES
+from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.metric_names import check_metric_names
+
+# (model, batch) -> (loss per sample, {metric name: value per sample}); each may be Weighted
+Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
+
+# the metric of what the model itself adds to the loss
+REGULARIZATION_LOSS = "regularization_loss"
+
+
+_OF_KERAS = {
+    "sparse_categorical_crossentropy": "cross_entropy",
+    "sparsecategoricalcrossentropy": "cross_entropy",
+    "categorical_crossentropy": "cross_entropy",
+    "categoricalcrossentropy": "cross_entropy",
+    "binary_crossentropy": "binary_cross_entropy",
+    "binarycrossentropy": "binary_cross_entropy",
+    "mean_squared_error": "mse",
+    "meansquarederror": "mse",
+    "mean_absolute_error": "mae",
+    "meanabsoluteerror": "mae",
+    "acc": "accuracy",
+    "sparse_categorical_accuracy": "accuracy",
+    "categorical_accuracy": "accuracy",
+    "sparse_top_k_categorical_accuracy": "top5_accuracy",
+    "top_k_categorical_accuracy": "top5_accuracy",
+    "f1_score": "f1",
+    "r2_score": "r2",
+}
+_OF_LOGITS = ("cross_entropy", "binary_cross_entropy")
+
+
+def make_objective(
+    task: Any,
+    framework: str,
+    table: Mapping[str, Callable[..., Any]],
+    label_smoothing: float = 0.0,
+    *,
+    mixed: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+    watch: Callable[[Any, Mapping[str, Any]], None] | None = None,
+) -> Objective:
+    """Make the function that a step differentiates. It takes batches with flat names.
+
+    Metrics of a whole evaluation are left out of it.
+
+    Args:
+        task: the task.
+        framework: "torch" or "tf"; the task's ``<framework>_loss`` goes before ``loss``.
+        table: the framework's named losses and metrics, each (outputs, batch) -> per sample.
+        label_smoothing: part of the target that loss cross_entropy spreads over all classes.
+        mixed: makes of a loss that of mixed samples; None if samples are not mixed.
+        watch: is called with the model's outputs and the batch as the loss is given it.
+
+    Raises:
+        TaskError: If a loss or metric is neither a known name nor a function.
+        ConfigError: If there is label smoothing and the loss is not the named cross_entropy.
+    """
+    own: Objective | None = getattr(task, f"{framework}_loss", None)
+    if own is not None:
+        if mixed is not None:
+            raise ConfigError(
+                f"mixup and cutmix mix the losses of the task's loss; the task has its own {framework}_loss",
+                "Give the task a loss, which may be a function of (outputs, batch), or mix in train_collate.",
+                everywhere=True,
+            )
+        if label_smoothing:
+            _check_can_smooth(f"its own {framework}_loss")
+        counting_of(task, f"its own {framework}_loss")
+        _check_none_is_stateful(task, f"{framework}_loss")
+        if framework == "tf":  # a Keras layer takes no model by position
+            own = getattr(own, "call", own)
+        return _own_objective(own, f"{framework}_loss")
+    if not hasattr(task, "loss") and hasattr(task, f"{framework}_step"):
+        return _no_objective(framework)
+    given, options = named_loss(getattr(task, "loss", None), framework)
+    if label_smoothing:
+        _check_can_smooth("an object with its own label_smoothing" if options else given)
+        options = {"label_smoothing": label_smoothing}
+    of_loss, axis = counting_of(task, given), class_axis_option(task)
+    loss = _look_up("loss", given, table, {"counting": of_loss, **axis, **options})
+    loss = loss if mixed is None else mixed(loss)
+    named = getattr(task, "metrics", {})
+    if not isinstance(named, Mapping):
+        raise TaskError(
+            f"the task's metrics must be a mapping of names to metrics, found {named!r}",
+            'Write, for example, metrics = {"accuracy": "accuracy"}.',
+        )
+    check_metric_names(named, "the task's metrics")
+    of_metrics = {"counting": Counting(of_loss.ignore_index, of_loss.of_samples), **axis}
+    metrics = {
+        name: _look_up(f"metrics[{name!r}]", value, table, of_metrics)
+        for name, value in named.items()
+        if not is_stateful(value)
+    }
+    call = ModelCall(framework, next((v for v in (given, *named.values()) if isinstance(v, str)), ""))
+
+    def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        outputs, batch = call(model, batch)
+        if watch is not None:
+            watch(outputs, batch)
+        return loss(outputs, batch), {name: metric(outputs, batch) for name, metric in metrics.items()}
+
+    return objective
+
+
+def _own_objective(own: Objective, name: str) -> Objective:
+    """Return a task's own objective, which is given batches nested and whose result is checked."""
+
+    def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        return checked_result(own(model, nested_batch(batch)), name)
+
+    return objective
+
+
+def checked_result(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the loss and the metrics that a task's own method returned.
+
+    Raises:
+        TaskError: If it returned something else, or a metric has a name that hvdtrain logs itself.
+    """
+    is_pair = isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)
+    if not is_pair:
+        per_sample = "that of a function such as keras.losses.mean_squared_error(targets, outputs)"
+        if name.startswith("torch"):
+            per_sample = "of torch.nn.functional with reduction='none'"
+        raise TaskError(
+            f"{name} must return (loss per sample, {{metric: value per sample}}); found {_kinds_of(result)}",
+            f"Return (loss, {{}}) if there are no metrics, and a loss per sample: {per_sample}.",
+            everywhere=True,
+        )
+    check_metric_names(result[1], f"{name}()")
+    return result[0], dict(result[1])
+
+
+def _no_objective(framework: str) -> Objective:
+    """Return an objective for a task that has only its own training step: it cannot be called."""
+
+    def objective(model: Any, batch: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        raise TaskError(
+            f"the task has {framework}_step and neither loss nor {framework}_loss, which say what an "
+            "evaluation or a prediction computes",
+            f"Add loss or {framework}_loss(model, batch); for exports and predictions, {framework}_serve.",
+            everywhere=True,
+        )
+
+    return objective
+
+
+def has_own_values(task: Any, framework: str) -> bool:
+    """Return whether a task has a loss or metric of its own, which may look at all rows of a batch."""
+    if hasattr(task, f"{framework}_loss") or callable(getattr(task, "loss", None)):
+        return True
+    return any(callable(m) and not is_stateful(m) for m in getattr(task, "metrics", {}).values())
+
+
+def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | None) -> None:
+    """Check that a loss or metric gave one value per sample.
+
+    Raises:
+        TaskError: naming it and the shape that it gave.
+    """
+    if tuple(shape) != (samples,):
+        raise TaskError(
+            f"{name} must give one value per sample, shape ({samples},); found shape {tuple(shape)}",
+            "Take the mean over all axes but the first, and no mean over samples. "
+            "If it is the mean of a batch, give hvdtrain.Weighted(mean, number of rows or tokens).",
+        )
+
+
+def check_free(name: str, metrics: Container[str]) -> None:
+    """Check that the task has no metric of a name that hvdtrain logs for some models.
+
+    Raises:
+        TaskError: If it has one.
+    """
+    if name in metrics:
+        raise TaskError(
+            f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
+            "Give the metric another name.",
+        )
+
+
+def shape_of(name: str, value: Any) -> tuple[int, ...]:
+    """Return the shape of what a loss or metric gave.
+
+    Raises:
+        TaskError: If it is not a tensor.
+    """
+    if not hasattr(value, "shape"):
+        remedy = "Return a tensor of shape (samples,), without a mean over the samples."
+        if not name.startswith("the loss"):
+            remedy += (
+                " What a sample alone does not have, such as F1, is a metric of the whole evaluation: its "
+                "name ('f1', 'auc', ...), hvdtrain.SumMetric or hvdtrain.GatheredMetric."
+            )
+        raise TaskError(f"{name} must give one value per sample, found a {type(value).__name__}", remedy)
+    return tuple(value.shape)
+
+
+def _kinds_of(returned: Any) -> str:
+    if not isinstance(returned, tuple | list):
+        name = type(returned).__name__
+        return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    return f"a {type(returned).__name__} of ({', '.join(type(part).__name__ for part in returned)})"
+
+
+def _check_none_is_stateful(task: Any, own_loss: str) -> None:
+    """Check that a task whose own loss replaces its metrics has none of a whole evaluation.
+
+    Raises:
+        TaskError: naming the first one.
+    """
+    metrics = getattr(task, "metrics", {})
+    name = next((name for name, metric in metrics.items() if is_stateful(metric)), None)
+    if name is not None:
+        raise TaskError(
+            f"the task's {own_loss} replaces the model call, loss and metrics, and metrics[{name!r}] is "
+            "computed from the outputs of that call",
+            f"Leave {own_loss} out and give the task a loss, which may be a function of (outputs, batch); or "
+            "leave the metric out.",
+        )
+
+
+def _check_can_smooth(loss: Any) -> None:
+    if loss != "cross_entropy":
+        found = "a function of its own" if callable(loss) else loss
+        raise ConfigError(
+            f"label_smoothing acts on the named loss cross_entropy; the task's loss is {found}",
+            "Leave label_smoothing out, or smooth the targets in the task's loss.",
+            everywhere=True,
+        )
+
+
+def _look_up(
+    field: str, value: Any, table: Mapping[str, Callable[..., Any]], options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """Return the function of a loss or metric: a user's own, or a named one with those options it takes."""
+    if callable(value):
+        own: Callable[..., Any] = value
+        return own
+    if not isinstance(value, str) or value not in table:
+        known = [*table, *(NAMES if field != "loss" else ())]
+        close = difflib.get_close_matches(str(value), known, n=1)
+        if isinstance(value, str) and (here := _OF_KERAS.get(value.lower())):
+            logits = " of logits: leave out the activation of the last layer" if here in _OF_LOGITS else ""
+            raise TaskError(
+                f"the task's {field} is {value!r}, which is a name of Keras", f"Here it is {here!r}{logits}."
+            )
+        raise TaskError(
+            f"the task's {field} is {value!r}, which is neither a function nor a known name",
+            f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}.",
+        )
+    taken = {name: given for name, given in options.items() if name != "class_axis" or value in OF_CLASSES}
+    return of_tensor(value, partial(table[value], **taken))

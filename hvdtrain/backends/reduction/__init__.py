@@ -1,0 +1,1 @@
+"""What both frameworks share of how gradients and parameters become one."""

@@ -1,0 +1,219 @@
+"""Local steps: what both frameworks' ``local_steps.py`` share.
+
+Between two synchronisations each worker trains on its own; then the workers average their parameters, or the
+outer optimizer takes a step (docs/async.md).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+from hvdtrain.backends.base import PortableState, StateArrays
+from hvdtrain.backends.portable.ema import share_of_new
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.schedule import Cadence
+from hvdtrain.workers.world import World
+
+# of the outer optimizer's momentum in the portable state
+OUTER_PREFIX = "optimizer/outer_momentum"
+_PART_BYTES = 64 << 20  # a message that long takes many times its latency, and its copy little memory
+
+
+@dataclass(frozen=True)
+class OuterOptimizer:
+    """What the workers do with the average of their parameters.
+
+    ``average`` goes on from it. ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch has it::
+
+        g = parameters of the last synchronisation - average of the parameters now
+        v = momentum * v + g
+        parameters = parameters of the last synchronisation - learning_rate * (g + momentum * v)
+
+    Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105). With learning rate 1 and momentum 0 it is
+    ``average``.
+
+    Attributes:
+        name: which one it is.
+        learning_rate: of nesterov.
+        momentum: of nesterov.
+    """
+
+    name: Literal["average", "nesterov"]
+    learning_rate: float
+    momentum: float
+
+    @classmethod
+    def of(cls, config: Config) -> "OuterOptimizer":
+        """Return the one that a config asks for."""
+        return cls(config.outer_optimizer, config.outer_learning_rate, config.outer_momentum)
+
+
+@dataclass
+class LoneWorker:
+    """The workers among whom a local step's gradients are summed: this one.
+
+    Attributes:
+        host: this host's name.
+    """
+
+    host: str
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    controller: str = "none"
+    is_elastic: bool = False
+    least: int = 1
+    most: int = 1
+    may_reduce: bool = False
+
+    def restart(self, world: World) -> NoReturn:
+        """Refuse: jobs with local steps are not elastic."""
+        raise RuntimeError("a job with local steps has a fixed number of workers")
+
+    def leave(self, *, broken: bool) -> NoReturn:
+        """Refuse: jobs with local steps are not elastic."""
+        raise RuntimeError("a job with local steps has a fixed number of workers")
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Return the value."""
+        return value
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return the value alone."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Do nothing."""
+
+    def have_failed(self) -> bool:
+        """Return that all workers, this one, may go on."""
+        return True
+
+
+@dataclass
+class LocalSums:
+    """What the local steps since the last synchronisation add up to, on this worker.
+
+    Attributes:
+        names: "loss" and the task's metrics.
+        weighted: those of them that have weights of their own.
+        vector: sum of the steps' vectors, see ``StepMetrics.from_vector``; None before the first step.
+        weight: sum of the samples' weights over the steps and all workers.
+        unused: this worker's parameters that got no gradient in some step, by portable name.
+        last_step: number of the last of the steps, from 1.
+        steps: how many they are.
+    """
+
+    names: tuple[str, ...] = ()
+    weighted: tuple[str, ...] = ()
+    vector: Any = None
+    weight: float = 0.0
+    unused: dict[str, None] = field(default_factory=dict)
+    last_step: int = 0
+    steps: int = 0
+
+    def add(
+        self,
+        names: tuple[str, ...],
+        weighted: tuple[str, ...],
+        vector: Any,
+        unused: Iterable[str],
+        *,
+        weight: float,
+        step: int,
+    ) -> None:
+        """Add a step.
+
+        Raises:
+            TaskError: If it has other metrics than the steps before it.
+        """
+        if self.vector is not None and (names, weighted) != (self.names, self.weighted):
+            raise TaskError(
+                f"a step gives {', '.join(names)} and the step before it {', '.join(self.names)}",
+                "With sync_every, the metrics of several steps are added up: give the same in every step.",
+            )
+        self.vector = vector if self.vector is None else self.vector + vector
+        self.names, self.weighted, self.last_step = names, weighted, step
+        self.weight += weight
+        self.unused |= dict.fromkeys(unused)
+        self.steps += 1
+
+    def ema_share(self, decay: float) -> float:
+        """Return the part of a moving average that the weights make up, had they been these at every step."""
+        kept = 1.0
+        for step in range(self.last_step - self.steps + 1, self.last_step + 1):
+            kept *= 1 - share_of_new(step, decay)
+        return 1 - kept
+
+
+def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: Config) -> None:
+    """Check that what a task's own optimizer keeps can be averaged over workers.
+
+    Args:
+        optimizer: the optimizer.
+        known: the framework's optimizers that keep tensors shaped as their parameters, and a count of steps.
+        method: the task's method that made it.
+        config: the config.
+
+    Raises:
+        ConfigError: If it is another one, also if it is derived from one of these.
+    """
+    if type(optimizer) in known:
+        return
+    names = ", ".join(one.__name__ for one in known)
+    raise ConfigError(
+        f"sync_every {config.sync_every} cannot be used with the optimizer {type(optimizer).__name__} of "
+        f"{method}(): the workers average what their optimizers keep, and what that means is not known of it",
+        f"Use one of {names}, an optimizer of hvdtrain's (--optimizer), or leave sync_every out.",
+        everywhere=True,
+    )
+
+
+def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
+    """Return the numbers of tensors that are averaged as one: few messages, and little memory for copies.
+
+    It depends on nothing but its arguments, so that all workers come to the same.
+
+    Args:
+        tensors: the type and the bytes of each.
+    """
+    parts: list[list[int]] = []
+    open_parts: dict[str, tuple[list[int], int]] = {}
+    for number, (kind, size) in enumerate(tensors):
+        part, filled = open_parts.get(kind, ([], 0))
+        if part and filled + size > _PART_BYTES:
+            part, filled = [], 0
+        if not part:
+            parts.append(part)
+        part.append(number)
+        open_parts[kind] = part, filled + size
+    return parts
+
+
+def describe_local_steps(config: Config) -> str:
+    """Return what travels between workers, for the plan."""
+    outer = OuterOptimizer.of(config)
+    every = Cadence(config.sync_every or 1).describe()
+    text = f"stay on their worker; {every} the workers average parameters and the optimizer's state, in fp32"
+    if outer.name == "average":
+        return text
+    return (
+        f"{text}, and an outer step follows: SGD, Nesterov momentum {outer.momentum:g}, learning rate "
+        f"{outer.learning_rate:g}"
+    )
+
+
+def has_outer(state: StateArrays) -> bool:
+    """Return whether a portable state has the momentum of an outer optimizer."""
+    return any(name.startswith(f"{OUTER_PREFIX}/") for name in state)
+
+
+def without_outer(state: PortableState) -> PortableState:
+    """Return a portable state without the momentum of an outer optimizer, which then starts from zero."""
+    return {name: array for name, array in state.items() if not _is_outer(name)}
+
+
+def _is_outer(name: str) -> bool:
+    return f"{OUTER_PREFIX}/" in name  # also a framework's private name of it

@@ -1,0 +1,129 @@
+"""Rows of all workers in TensorFlow; ``torch/gathering.py`` does the same for PyTorch."""
+
+from contextlib import nullcontext
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+from horovod.tensorflow import mpi_ops
+
+from hvdtrain.backends.objective import gathering
+from hvdtrain.backends.objective.gathering import horovods_own, uneven
+from hvdtrain.backends.tensorflow.functions import marked
+from hvdtrain.errors import TaskError
+
+Tensor = Any
+_LIBRARY = mpi_ops.MPI_LIB
+_ALLGATHER = _LIBRARY.horovod_allgather
+
+
+class Gathering(gathering.Gathering):
+    """Gathers rows for TensorFlow's losses, while a step is traced or run eagerly.
+
+    Args:
+        size: number of workers of the job; the most that an elastic job may have.
+        is_compiled: whether XLA compiles the losses, which then hold no collective.
+    """
+
+    def __init__(self, size: int, is_compiled: bool) -> None:
+        super().__init__(size)
+        self._is_compiled = is_compiled
+
+    def _gather(self, tensor: Tensor, name: str) -> tuple[Tensor, Tensor]:
+        tensor, counted = tf.convert_to_tensor(tensor), self._weights > 0
+        any_counts, samples = tf.reduce_any(counted), tf.shape(tensor)[0]
+        if tensor.shape[0] is not None and tensor.shape[0] == counted.shape[0]:
+            sent = tf.boolean_mask(tensor, counted)
+        else:  # steps whose loss is the task's own have no padding, but for a batch of nothing else
+            sent = tensor[: samples * tf.cast(any_counts, tf.int32)]
+        gathered, first = sent, tf.constant(0)
+        if self._workers.may_reduce:
+            if self._is_compiled:
+                raise TaskError(
+                    "hvdtrain.all_gather cannot be compiled by XLA, for which Horovod has no operations",
+                    "Leave --compile out.",
+                    everywhere=True,
+                )
+            counts = _joined(tf.shape(sent)[:1], f"{name}.rows")
+            rank = self._workers.rank
+            gathered, first = _gather(sent, name, counts, rank), tf.reduce_sum(counts[:rank])
+        # samples of weight 0 are compared with something, too
+        rest = tensor[samples * tf.cast(any_counts, tf.int32) :]
+        first = tf.where(any_counts, first, tf.shape(gathered)[0])
+        gathered = tf.concat([gathered, rest], 0)
+        return gathered, tf.minimum(tf.range(samples) + first, tf.shape(gathered)[0] - 1)
+
+    def values(self, tensor: Tensor) -> Tensor:
+        """Return the rows for a loss that called Horovod's allgather; no gradient flows through it."""
+        if self._is_parted:
+            return tensor
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def gathered(given: Tensor) -> tuple[Tensor, Any]:
+            rows = self(given)
+            found, expected = tf.shape(rows)[0], tf.shape(given)[0] * tf.cast(self._workers.size, tf.int32)
+            if tf.executing_eagerly() and found != expected:
+                raise uneven()
+            even = tf.debugging.assert_equal(found, expected, uneven().problem)
+
+            def refuse(_: Tensor) -> Tensor:
+                raise horovods_own()
+
+            with nullcontext() if even is None else tf.control_dependencies([even]):
+                return tf.identity(rows), refuse
+
+        return gathered(tensor)
+
+
+def _gather(rows: Tensor, name: str, counts: Tensor, rank: Any) -> Tensor:
+    """Collective. Return the rows of all workers.
+
+    The backward pass sums what all workers give to this worker's rows. The gradient of a step is the sum over
+    workers of the gradients of their losses, so that is exact.
+    """
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def gather(own: Tensor) -> tuple[Tensor, Any]:
+        return _from_bits(_joined(_as_bits(own), name), own), scatter
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def scatter(gradient: Tensor) -> tuple[Tensor, Any]:
+        with _named(f"{name}.backward"):
+            bits = _as_bits(gradient)
+            received, _ = hvd.alltoall(bits, counts, f"{name}.backward", ignore_name_scope=True)
+        parts = _from_bits(received, gradient)
+        shape = tf.concat([tf.stack([tf.shape(counts)[0], counts[rank]]), tf.shape(gradient)[1:]], 0)
+        return tf.reduce_sum(tf.reshape(parts, shape), 0), gather
+
+    return gather(rows)
+
+
+def _joined(rows: Tensor, name: str) -> Tensor:
+    """Collective. Return the workers' rows in the order of ranks."""
+    with _named(name):
+        return _ALLGATHER(rows, name=name, ignore_name_scope=True, process_set_id=0)
+
+
+def _named(name: str) -> Any:
+    return nullcontext() if tf.executing_eagerly() else marked(name)
+
+
+def _as_bits(rows: Tensor) -> Tensor:
+    """Return rows of any type as one that Horovod takes."""
+    return tf.cast(rows, tf.uint8) if rows.dtype == tf.bool else tf.bitcast(rows, tf.uint8)
+
+
+def _from_bits(bits: Tensor, like: Tensor) -> Tensor:
+    rows = tf.cast(bits, tf.bool) if like.dtype == tf.bool else tf.bitcast(bits, like.dtype)
+    return tf.ensure_shape(rows, (None, *like.shape[1:]))
+
+
+def _checked(tensor: Tensor, **options: Any) -> Tensor:
+    """Collective. Do Horovod's allgather, which in a loss leaves padding out and has no gradient."""
+    built = gathering.Gathering.built
+    if isinstance(built, Gathering) and built.is_in_loss and not options.get("process_set_id"):
+        return built.values(tf.convert_to_tensor(tensor))
+    return _ALLGATHER(tensor, **options)
+
+
+_LIBRARY.horovod_allgather = _checked

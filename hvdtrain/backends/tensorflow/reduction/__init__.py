@@ -1,0 +1,1 @@
+"""How TensorFlow's gradients and parameters become one."""

@@ -1,0 +1,191 @@
+"""Local steps in TensorFlow: workers train alone and are made equal. ``torch/`` has the same."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvdtrain.backends.reduction.local_steps import (
+    OUTER_PREFIX,
+    LocalSums,
+    OuterOptimizer,
+    check_averaged,
+    in_parts,
+)
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.tensorflow.functions import native
+from hvdtrain.backends.tensorflow.precision import LossScale
+from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
+from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
+from hvdtrain.config import Config
+from hvdtrain.workers.agreement import Workers
+
+# optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a count of steps
+_AVERAGED = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Lion", "RMSprop", "SGD")
+    if hasattr(keras.optimizers, name)
+)
+
+Tensor = Any
+Variable = Any
+
+
+class LocalSteps:
+    """Adds up what local steps give, and makes the workers equal.
+
+    Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
+    outer optimizer takes its step. Other variables, such as the statistics of batch norm, are averaged when
+    they are needed: before evaluating and saving. The moving average of the weights sees those of the
+    synchronisations.
+
+    Args:
+        model: the model's variables.
+        optimizer: the optimizer, built.
+        ema: the moving average of the weights.
+        outer: what happens to the average.
+        workers: the job's workers.
+        loss_scale: the loss scale of fp16, or None.
+
+    Attributes:
+        fields: the outer optimizer's momentum as portable arrays.
+    """
+
+    def __init__(
+        self,
+        model: ModelState,
+        optimizer: Any,
+        ema: ExponentialMovingAverage,
+        outer: OuterOptimizer,
+        *,
+        workers: Workers,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        fields = list(model.trainable_fields())
+        self._parameters = [native(field.variable) for field in fields]
+        self._steps = optimizer.iterations
+        self._averaged = [*self._parameters, *_slots_of(optimizer)]
+        self._ema = ema
+        self._outer = outer
+        self._workers = workers
+        self._loss_scale = loss_scale
+        kept = self._parameters if outer.name == "nesterov" else []
+        self._starts = [tf.Variable(p, trainable=False, name="start") for p in kept]
+        self._momenta = [tf.Variable(tf.zeros_like(p), trainable=False, name="outer") for p in kept]
+        self.fields: list[Field] = [
+            replace(field, variable=momentum, trainable=False, prefix=OUTER_PREFIX)
+            for field, momentum in zip(fields, self._momenta, strict=False)
+        ]
+        self._sums = LocalSums()
+        self._steps_before = 0
+        self._synchronized = tf.function(self._synchronize, autograph=False)
+
+    def begin(self) -> None:
+        """Begin a local step: the first one notes where the workers start from."""
+        if self._sums.steps == 0:
+            self._steps_before = int(self._steps.numpy())
+            for start, parameter in zip(self._starts, self._parameters, strict=False):
+                start.assign(parameter)
+
+    def add(
+        self,
+        batch: TensorFlowBatch,
+        names: tuple[str, ...],
+        weighted: tuple[str, ...],
+        vector: Tensor,
+        unused: Sequence[str],
+    ) -> TensorFlowPending:
+        """Add a local step; return its metrics, which are this worker's own."""
+        self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
+        return TensorFlowPending(names, vector, batch.reduced_weight, unused, weighted)
+
+    def synchronize(self) -> TensorFlowPending:
+        """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
+        sums, self._sums = self._sums, LocalSums()
+        share = np.asarray(sums.ema_share(self._ema.decay), np.float32)  # TensorFlow would keep a number
+        vector = self._synchronized(sums.vector, tf.constant(share))
+        self._agree(sums.steps)
+        return TensorFlowPending(sums.names, vector, sums.weight, tuple(sums.unused), sums.weighted)
+
+    def restart(self) -> None:
+        """Start with no momentum of the outer optimizer."""
+        for momentum in self._momenta:
+            momentum.assign(tf.zeros_like(momentum))
+
+    def to_broadcast(self) -> list[Variable]:
+        """Return the outer optimizer's momentum as Horovod broadcasts it."""
+        return self._momenta
+
+    def _synchronize(self, vector: Tensor, share: Tensor) -> Tensor:
+        """Collective. Average, take the outer step, take the weights into their average; traced."""
+        vector = self._average(vector)
+        if self._momenta:
+            self._step()
+        self._ema.update(share)
+        return vector
+
+    def _average(self, vector: Tensor) -> Tensor:
+        """Collective. Make parameters and slots equal, in place; return the sum of a vector."""
+        if self._workers.size == 1:
+            return vector
+        parts = in_parts([(v.dtype.name, v.shape.num_elements() * v.dtype.size) for v in self._averaged])
+        for number, places in enumerate(parts):
+            variables = [self._averaged[place] for place in places]
+            flat = tf.concat([tf.reshape(variable.read_value(), [-1]) for variable in variables], 0)
+            flat = hvd.allreduce(flat, op=hvd.Average, name=f"hvdtrain.local.{number}")
+            means = tf.split(flat, [variable.shape.num_elements() for variable in variables])
+            for variable, mean in zip(variables, means, strict=True):
+                variable.assign(tf.reshape(mean, variable.shape))
+        return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+
+    def _step(self) -> None:
+        """Let the outer optimizer take its step, from where the local steps started."""
+        momentum, rate = self._outer.momentum, self._outer.learning_rate
+        for parameter, start, kept in zip(self._parameters, self._starts, self._momenta, strict=True):
+            gradient = start.read_value() - parameter.read_value()
+            velocity = kept.read_value() * momentum + gradient
+            kept.assign(velocity)
+            parameter.assign(start.read_value() - (gradient + velocity * momentum) * rate)
+
+    def _agree(self, steps: int) -> None:
+        """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all.
+
+        With fp16, each worker skips steps whose gradients overflow by itself. Otherwise some worker has
+        counted every step, and one that had no samples in the last has not.
+
+        Args:
+            steps: the local steps since the workers were last equal.
+        """
+        if self._loss_scale is None:
+            self._steps.assign(self._steps_before + steps)
+            return
+        variables = self._loss_scale.variables
+        own = tuple(float(variable.numpy()) for variable in variables), int(self._steps.numpy())
+        gathered = self._workers.allgather_object(own)
+        for variable, value in zip(variables, min(scale for scale, _ in gathered), strict=True):
+            variable.assign(np.asarray(value).astype(variable.dtype.as_numpy_dtype))
+        self._steps.assign(max(counted for _, counted in gathered))
+
+
+def _slots_of(optimizer: Any) -> list[Variable]:
+    """Return what an optimizer keeps for parameters, without its count of steps."""
+    others = {id(optimizer.learning_rate), id(optimizer.iterations)}
+    return [native(variable) for variable in optimizer.variables if id(variable) not in others]
+
+
+def check_optimizer(optimizer: Any, method: str, config: Config) -> None:
+    """Check that a task's own optimizer goes with local steps.
+
+    Args:
+        optimizer: the optimizer.
+        method: the task's method that made it.
+        config: the config.
+
+    Raises:
+        ConfigError: If what it keeps cannot be averaged.
+    """
+    check_averaged(optimizer, _AVERAGED, method, config)

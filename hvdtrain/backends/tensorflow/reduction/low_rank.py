@@ -1,0 +1,289 @@
+"""PowerSGD in TensorFlow: gradients travel as two thin matrices, and what they leave out travels later.
+
+Source: Vogels et al. 2019 (arXiv:1905.13727). ``torch/low_rank.py`` does the same for PyTorch; what they
+share is in ``portable/low_rank.py``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework.attr_value_pb2 import AttrValue
+
+from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.reduction.low_rank import (
+    check_kept,
+    describe,
+    error_name,
+    factor_name,
+    first_factor,
+    matrix_shape,
+)
+from hvdtrain.backends.tensorflow.orthonormal import orthonormal
+from hvdtrain.backends.tensorflow.reduction.bfloat16 import laid_out_as
+from hvdtrain.backends.tensorflow.state.model_state import Field
+from hvdtrain.backends.tensorflow.step_clock import StepClock
+from hvdtrain.backends.tensorflow.traced_workers import Sized
+
+Tensor = Any
+Variable = Any
+
+
+class LowRank:
+    """Sums gradients over workers as matrices of low rank, with error feedback.
+
+    With M_i the gradient of worker i, its part of the mean, plus its error, and Q orthonormal::
+
+        P = orthonormal(sum of M_i Q);  Q_i = M_i^T P;  what is returned: P (sum of Q_i)^T
+        error of worker i = M_i - P Q_i^T;  Q of the next step = orthonormal(sum of Q_i)
+
+    All of it is linear in the parts: what is returned and the sum of the errors depend on the sum of the M_i
+    alone, so that the curve does not depend on the number of workers. One worker alone does the same.
+
+    Args:
+        workers: the job's workers, whose number is fixed.
+        fields: the trainable parameters as portable arrays; their shapes say what the matrices are.
+        rank: columns of P and Q.
+        seed: the config's, of the first Q.
+        factor: returns what a loss scale has multiplied the gradients by.
+        has_warmup: whether the learning rate has a warm-up, for the plan.
+
+    Attributes:
+        clock: measures how long this worker is busy, matrices included; None if nobody does.
+    """
+
+    clock: StepClock | None = None
+
+    def __init__(
+        self,
+        workers: Sized,
+        fields: Iterable[Field],
+        rank: int,
+        seed: int,
+        *,
+        factor: Callable[[], Tensor] | None = None,
+        has_warmup: bool = False,
+    ) -> None:
+        self._workers = workers
+        self._rank = rank
+        self._factor = factor
+        self._has_warmup = has_warmup
+        self._in_warmup = False
+        self._compresses = tf.Variable(True, trainable=False, name="compresses")
+        self._variables: list[Variable] = []
+        self._fields = list(fields)
+        self._matrices = {
+            id(field.variable): _Matrix(field, rank, seed)
+            for field in self._fields
+            if field.variable.dtype == "float32" and matrix_shape(field.shape, rank)
+        }
+        self._all = list(self._matrices.values())
+
+    def follow(self, in_warmup: bool) -> None:
+        """Compress the gradients of the next step unless it lies in the learning rate's warm-up. Local."""
+        if in_warmup != self._in_warmup:
+            self._in_warmup = in_warmup
+            self._compresses.assign(np.asarray(not in_warmup))
+
+    def attach(self, parameters: Mapping[str, Variable]) -> None:
+        """Take the parameters in the order of their gradients."""
+        self._variables = list(parameters.values())
+
+    def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Collective. Return the sums of low rank; errors and Q change when all sums here have succeeded."""
+        return self._finish(gradients, ())[0]
+
+    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. As ``finish``; return the sum of a short vector, too, which is in the last message.
+
+        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
+        type, it travels beside it.
+        """
+        sums, (vector,) = self._finish(gradients, (vector,))
+        return sums, vector
+
+    def state(self) -> PortableState:
+        """Collective. Return the sums of the errors, and Q; all workers go on from equal parts of them.
+
+        So a job that goes on from what was saved does the same as the one that saved it.
+        """
+        state: PortableState = {}
+        for matrix in self._all:
+            error = matrix.error.read_value()
+            if self._workers.size > 1:
+                error = hvd.allreduce(error, op=hvd.Sum, name=f"hvdtrain.{error_name(matrix.path)}")
+            state[error_name(matrix.path)] = np.array(error.numpy()).reshape(matrix.portable_shape)
+            state[factor_name(matrix.path)] = np.array(matrix.q.numpy())
+            matrix.error.assign(error / np.float32(self._workers.size))
+        return state
+
+    def load(self, state: PortableState) -> None:
+        """Go on from an equal part of the errors and from Q; without a state, from none and the first Q."""
+        shapes = {error_name(m.path): m.portable_shape for m in self._all}
+        shapes |= {factor_name(m.path): tuple(m.q.shape) for m in self._all}
+        check_kept(state, shapes)
+        for matrix in self._all:
+            if not state:
+                matrix.error.assign(np.zeros(matrix.shape, np.float32))
+                matrix.q.assign(matrix.first_q)
+                continue
+            total = np.asarray(state[error_name(matrix.path)], np.float32).reshape(matrix.shape)
+            matrix.error.assign(total / np.float32(self._workers.size))
+            matrix.q.assign(np.asarray(state[factor_name(matrix.path)], np.float32))
+
+    def to_broadcast(self) -> list[Variable]:
+        """Return the errors and Q as they are broadcast, equal on all workers after ``load``."""
+        return [variable for matrix in self._all for variable in (matrix.error, matrix.q)]
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        bytes_of = {
+            id(f.variable): int(np.prod(f.shape)) * tf.as_dtype(f.variable.dtype).size for f in self._fields
+        }
+        others = sum(size for key, size in bytes_of.items() if key not in self._matrices)
+        shapes = [matrix.shape for matrix in self._all]
+        return describe(
+            self._rank, shapes, others, has_warmup=self._has_warmup, all_numbers=sum(bytes_of.values())
+        )
+
+    def _finish(
+        self, gradients: Sequence[Tensor], vectors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Collective. Return the sums of low rank, and those of vectors."""
+        gradients = [laid_out_as(v, g) for v, g in zip(self._variables, gradients, strict=True)]
+        places = [self._matrices.get(id(variable)) for variable in self._variables]
+        found = zip(places, gradients, strict=True)
+        by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
+        others = [g for matrix, g in zip(places, gradients, strict=True) if matrix is None]
+        factor = None if self._factor is None else self._factor()
+        moments = []
+        for matrix in self._all:
+            error = matrix.error.read_value()
+            gradient = tf.reshape(by_matrix[id(matrix)], matrix.shape)
+            moments.append(gradient + (error if factor is None else error * factor))
+        ways = (
+            lambda: self._reduce_compressed(moments, others, vectors, factor),
+            lambda: self._reduce_uncompressed(moments, others, vectors),
+        )
+        reduced = list(tf.cond(self._compresses, *ways) if self._all else ways[1]())
+        totals, rest = reduced[: len(moments)], reduced[len(moments) :]
+        known = {id(matrix): total for matrix, total in zip(self._all, totals, strict=True)}
+        sums = [
+            rest.pop(0) if matrix is None else tf.reshape(known[id(matrix)], gradient.shape)
+            for matrix, gradient in zip(places, gradients, strict=True)
+        ]
+        return sums, rest
+
+    def _reduce_compressed(
+        self,
+        moments: Sequence[Tensor],
+        others: Sequence[Tensor],
+        vectors: Sequence[Tensor],
+        factor: Tensor | None,
+    ) -> list[Tensor]:
+        """Collective. Return the sums of the matrices, other gradients and vectors; keep what is left."""
+        left = [moment @ matrix.q.read_value() for moment, matrix in zip(moments, self._all, strict=True)]
+        summed = self._sum("p", [*left, *others], is_last=False)
+        left, rest = summed[: len(left)], summed[len(left) :]
+        found = orthonormal(left)
+        own = [tf.matmul(moment, p, transpose_a=True) for moment, p in zip(moments, found, strict=True)]
+        summed = self._sum("q", [*own, *vectors], is_last=True)
+        right, vectors = summed[: len(own)], summed[len(own) :]
+        totals = [tf.matmul(p, q, transpose_b=True) for p, q in zip(found, right, strict=True)]
+        # what this worker's part leaves out
+        parts = zip(moments, found, own, strict=True)
+        errors = [moment - tf.matmul(p, q, transpose_b=True) for moment, p, q in parts]
+        if factor is not None:
+            errors = [error / factor for error in errors]
+        factors = orthonormal(right, [matrix.first_q for matrix in self._all])
+        self._keep(errors, factors, [*left, *right, *rest], vectors)
+        return [*totals, *rest, *vectors]
+
+    def _reduce_uncompressed(
+        self, moments: Sequence[Tensor], others: Sequence[Tensor], vectors: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """Collective. Return the sums of the matrices, other gradients and vectors; nothing is left out."""
+        summed = self._sum("uncompressed", [*moments, *others, *vectors], is_last=True)
+        sent = summed[: len(summed) - len(vectors)]
+        factors = [matrix.q.read_value() for matrix in self._all]
+        self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, sent, summed[len(sent) :])
+        return summed
+
+    def _sum(self, what: str, tensors: Sequence[Tensor], *, is_last: bool) -> list[Tensor]:
+        """Collective. Return the sums of tensors over workers, as one message for each type.
+
+        Args:
+            what: part of the messages' names.
+            tensors: the tensors.
+            is_last: whether the step sends nothing after them.
+        """
+        if not self._workers.may_reduce:
+            return list(tensors)
+        by_type: dict[Any, list[int]] = {}
+        for index, tensor in enumerate(tensors):
+            by_type.setdefault(tensor.dtype, []).append(index)
+        messages = [tf.concat([tf.reshape(tensors[i], [-1]) for i in part], 0) for part in by_type.values()]
+        if self.clock is not None:
+            self.clock.ready(messages)
+        sums = [self._reduce(f"{what}.{message.dtype.name}", message) for message in messages]
+        if self.clock is not None:
+            (self.clock.reduced if is_last else self.clock.resumed)(sums)
+        found = list(tensors)
+        for message, indices in zip(sums, by_type.values(), strict=True):
+            parts = tf.split(message, [tensors[i].shape.num_elements() for i in indices])
+            for i, part in zip(indices, parts, strict=True):
+                found[i] = tf.reshape(part, tensors[i].shape)
+        return found
+
+    def _reduce(self, what: str, message: Tensor) -> Tensor:
+        name = f"hvdtrain.low_rank.{what}"
+        # without a mark, TensorFlow merges reductions of tensors that are equal on this worker
+        mark = {"_hvdtrain_low_rank": AttrValue(s=name.encode())}
+        with tf.compat.v1.get_default_graph()._attr_scope(mark):
+            # of an operation in a branch, TensorFlow's name has a number that differs by graph, and ranks
+            # with padding run another graph than those without
+            return hvd.allreduce(message, op=hvd.Sum, name=name, ignore_name_scope=True)
+
+    def _keep(
+        self,
+        errors: Sequence[Tensor],
+        factors: Sequence[Tensor],
+        sent: Sequence[Tensor],
+        vectors: Sequence[Tensor],
+    ) -> None:
+        """Take the errors and Q of a step when all of it has been reduced, and the gradients are finite.
+
+        Args:
+            errors: of the matrices.
+            factors: Q of the matrices.
+            sent: the sums of which the gradients are made.
+            vectors: the other sums of the step.
+        """
+        is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in sent])
+        with tf.control_dependencies([tf.group(*sent, *vectors)]):
+            for matrix, error, q in zip(self._all, errors, factors, strict=True):
+                matrix.error.assign(tf.where(is_finite, error, matrix.error.read_value()))
+                matrix.q.assign(tf.where(is_finite, q, matrix.q.read_value()))
+
+
+class _Matrix:
+    """One portable array of a gradient as a matrix, and what is kept of it from step to step.
+
+    Attributes:
+        path: the array's portable name without "model/".
+        portable_shape: its shape.
+        shape: rows and columns.
+        error: what this worker has not sent yet.
+        q: the matrix Q, equal on all workers.
+        first_q: that of the first step.
+    """
+
+    def __init__(self, field: Field, rank: int, seed: int) -> None:
+        shape = matrix_shape(field.shape, rank)
+        assert shape is not None  # those without one travel as they are
+        self.path, self.portable_shape, self.shape = field.path, field.shape, shape
+        self.first_q = first_factor(field.path, shape[1], rank, seed)
+        self.error = tf.Variable(np.zeros(shape, np.float32), trainable=False, name="error")
+        self.q = tf.Variable(self.first_q, trainable=False, name="q")

@@ -1,0 +1,77 @@
+"""How TensorFlow's gradients are summed over workers: one class for each way, chosen from a table."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from hvdtrain.backends.reduction.low_rank import has_warmup
+from hvdtrain.backends.tensorflow.precision import LossScale
+from hvdtrain.backends.tensorflow.reduction.all_reduce import AllReduce
+from hvdtrain.backends.tensorflow.reduction.bfloat16 import BFloat16
+from hvdtrain.backends.tensorflow.reduction.low_rank import LowRank
+from hvdtrain.backends.tensorflow.state.model_state import Field
+from hvdtrain.backends.tensorflow.traced_workers import Sized
+from hvdtrain.compression import rank_of
+from hvdtrain.config import Config
+
+Tensor = Any
+Variable = Any
+
+
+class GradientReducer(Protocol):
+    """Sums gradients over workers. Each gradient is this worker's part of the mean already."""
+
+    def attach(self, parameters: Mapping[str, Variable]) -> None:
+        """Watch the parameters, by name, whose gradients will be reduced. Local: no collective.
+
+        Called again, it forgets whatever a step that failed has begun.
+        """
+        ...
+
+    def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Collective. Return the sum of each gradient over workers; called while a step is traced.
+
+        Args:
+            gradients: one for each attached parameter, in the same order, dense.
+        """
+        ...
+
+    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. As ``finish``; return the sum of a short vector, too, which is not compressed.
+
+        Args:
+            gradients: one for each attached parameter, in the same order, dense.
+            vector: what else a step sums.
+        """
+        ...
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        ...
+
+
+# by the config's compression: the workers, whether a loss scale has multiplied the gradients by their number
+# -> the reducer
+REDUCERS: dict[str, Callable[[Sized, bool], GradientReducer]] = {
+    "none": AllReduce,
+    "fp16": partial(AllReduce, fp16=True),
+    "bf16": BFloat16,
+}
+
+
+def choose_reducer(
+    config: Config, workers: Sized, fields: Iterable[Field] = (), loss_scale: LossScale | None = None
+) -> GradientReducer:
+    """Return the reducer that a config asks for.
+
+    Args:
+        config: the job's config; its ``compression`` and ``precision`` are used.
+        workers: the job's workers.
+        fields: the trainable parameters as portable arrays, of which low rank needs the shape.
+        loss_scale: what multiplies the gradients, if something does.
+    """
+    rank = rank_of(config.compression)
+    if rank is None:
+        return REDUCERS[config.compression](workers, config.precision == "fp16")
+    factor = None if loss_scale is None else (lambda: loss_scale.factor)
+    return LowRank(workers, fields, rank, config.seed, factor=factor, has_warmup=has_warmup(config))

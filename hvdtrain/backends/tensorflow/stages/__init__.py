@@ -1,0 +1,1 @@
+"""A model of Keras that is split among workers."""

@@ -1,0 +1,108 @@
+"""The stages of a step in TensorFlow if each worker has a part of the model's layers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.tensorflow.functions import marked
+from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer
+from hvdtrain.backends.tensorflow.state.model_state import Field
+from hvdtrain.backends.tensorflow.steps.update import Update
+
+Tensor = Any
+
+
+class StagedUpdate(Update):
+    """The update of a step of a split model: this worker updates the parameters of its stage.
+
+    Their gradients are summed over the replicas of the stage. Those of weights that several stages share are
+    summed over the workers of all of them, which then update them alike.
+
+    Args:
+        layout: the place of this worker.
+        shared: by the path of a parameter that several stages have: what sums it, and whether this is the
+            first of these stages.
+        *arguments: those of ``Update``; the reducer is that of the other parameters.
+        **options: those of ``Update``.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        shared: Mapping[str, tuple[GradientReducer, bool]],
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        self._layout = layout
+        self._shared = dict(shared)
+        self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
+        super().__init__(*arguments, **options)
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The trainable parameters of this stage, one for each gradient."""
+        return self._parameters
+
+    def begin(self) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective."""
+        for reducer, fields in self._parts():
+            reducer.attach({field.path: field.variable for field in fields})
+
+    def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. Return the sums of gradients over those that have them, and of the vector over all."""
+        by_path = {field.path: g for field, g in zip(self._fields, gradients, strict=True)}
+        for reducer, fields in self._parts():
+            sums = reducer.finish([by_path[field.path] for field in fields])
+            by_path |= {field.path: total for field, total in zip(fields, sums, strict=True)}
+        with marked("hvdtrain.metrics"):
+            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+        reduced = [by_path[field.path] for field in self._fields]
+        self._waits_for = [*reduced, vector]
+        return reduced, vector
+
+    def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective, with a loss scale. As without stages; the workers agree on whether to skip."""
+        if self.loss_scale is None or gradients:
+            return super().unscale_or_skip(gradients, vector)
+        _, vector = super().unscale_or_skip([tf.reshape(self._zero.read_value(), [1])], vector)
+        return [], vector
+
+    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Collective, if the config has a norm. Scale the gradients of all stages to it."""
+        if self._clip_norm is None:
+            return gradients
+        squares = [
+            tf.reduce_sum(tf.square(tf.cast(gradient, tf.float64)))
+            for field, gradient in zip(self._fields, gradients, strict=True)
+            if self._shared.get(field.path, (None, True))[1]
+        ]
+        # of a constant, TensorFlow would work out the sum when it compiles the step (see ``dense``)
+        own = tf.add_n([tf.cast(self._zero.read_value(), tf.float64), *squares])
+        # every replica adds the same
+        total = hvd.allreduce(own, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
+        # nothing else needs it in a stage without gradients: TensorFlow would leave out what others wait for
+        self._squared_norm.assign(total)
+        factor = tf.minimum(
+            tf.ones((), tf.float64), self._clip_norm / (tf.sqrt(total) + 1e-6)
+        )  # as clip_by_norm
+        return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+
+    def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
+        """Let the optimizer take its step, if this stage has parameters."""
+        if gradients:
+            super().update(gradients, learning_rate)
+
+    def _agreed(self, is_finite: Tensor) -> Tensor:
+        lost = 1.0 - tf.cast(is_finite, tf.float32)
+        return tf.equal(hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow"), 0.0)
+
+    def _parts(self) -> list[tuple[GradientReducer, Sequence[Field]]]:
+        """Return what sums gradients with its parameters: those of this stage alone first."""
+        parts: dict[int, tuple[GradientReducer, list[Field]]] = {id(self._reducer): (self._reducer, [])}
+        for field in self._fields:
+            reducer = self._shared.get(field.path, (self._reducer, True))[0]
+            parts.setdefault(id(reducer), (reducer, []))[1].append(field)
+        return [(reducer, fields) for reducer, fields in parts.values() if fields]

@@ -1,0 +1,1 @@
+"""Keras's models and optimizers as portable state."""

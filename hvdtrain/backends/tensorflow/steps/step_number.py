@@ -1,0 +1,206 @@
+"""The number of a step in a task's own step, which is traced: to decide by as an int, else a tensor."""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvdtrain.backends.tensorflow.batches import Signature, TensorFlowBatch
+from hvdtrain.backends.tensorflow.functions import run_compiled
+from hvdtrain.backends.tensorflow.graph_checks import check_graph
+from hvdtrain.backends.workers import first_line
+from hvdtrain.errors import TaskError
+from hvdtrain.workers.seeding import random_state_kept
+
+Tensor = Any
+# whether a trace that was made at one step computes what another step needs
+Guard = Callable[[int], bool]
+
+MAX_TRACES = 16  # for batches of one form; each takes seconds and memory
+_REMEDY = (
+    "Compare it, as in `if optimizers.step % 5 == 0`, or compute with it as a tensor, as in "
+    "tf.cast(optimizers.step, tf.float32)."
+)
+
+
+class StepNumber:
+    """The number of a step, counted from 0, or a number that was computed of it with integers.
+
+    A comparison gives a Python bool and is remembered with its answer, as a guard: the step is traced once
+    for each set of answers, not once for each number. Everything else gives a tensor.
+
+    Args:
+        value: the number while the step is traced.
+        tensor: the same number as the graph has it, which differs from step to step; a constant if not given.
+        guards: where the answers are remembered, if it is.
+        of_step: how the number follows from the step's.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        value: int,
+        tensor: Tensor | None = None,
+        guards: list[Guard] | None = None,
+        of_step: Callable[[int], int] = lambda step: step,
+    ) -> None:
+        self._value = value
+        self._tensor = tf.constant(value, tf.int64) if tensor is None else tensor
+        self._guards: list[Guard] = [] if guards is None else guards
+        self._of_step = of_step
+
+    def __add__(self, other: Any) -> Any:
+        return self._computed(operator.add, other)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._computed(operator.sub, other)
+
+    def __mul__(self, other: Any) -> Any:
+        return self._computed(operator.mul, other)
+
+    def __floordiv__(self, other: Any) -> Any:
+        return self._computed(operator.floordiv, other)
+
+    def __mod__(self, other: Any) -> Any:
+        return self._computed(operator.mod, other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def __rsub__(self, other: Any) -> Any:
+        return self * -1 + other
+
+    def __truediv__(self, other: Any) -> Tensor:
+        return tf.cast(self._tensor, tf.float32) / other
+
+    def __eq__(self, other: object) -> Any:
+        return self._answer(operator.eq, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self._answer(operator.ne, other)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._answer(operator.lt, other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._answer(operator.le, other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._answer(operator.gt, other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._answer(operator.ge, other)
+
+    def __bool__(self) -> bool:
+        return bool(self != 0)
+
+    def __index__(self) -> int:
+        raise TypeError(f"optimizers.step is not an int: tf_step is traced once for many steps. {_REMEDY}")
+
+    def __int__(self) -> int:
+        return self.__index__()
+
+    def __float__(self) -> float:
+        return float(self.__index__())
+
+    def as_tensor(self) -> Tensor:
+        """Return the number as the graph has it."""
+        return self._tensor
+
+    def _computed(self, operation: Callable[[Any, Any], Any], other: Any) -> Any:
+        if isinstance(other, int):
+            of_step = self._of_step
+            return StepNumber(
+                operation(self._value, other),
+                operation(self._tensor, tf.constant(other, tf.int64)),
+                self._guards,
+                lambda step: operation(of_step(step), other),
+            )
+        kind = tf.float32 if isinstance(other, float) else tf.convert_to_tensor(other).dtype
+        return operation(tf.cast(self._tensor, kind), other)
+
+    def _answer(self, compares: Callable[[Any, Any], Any], other: Any) -> Any:
+        if not isinstance(other, int | float):
+            return compares(self._tensor, tf.cast(other, self._tensor.dtype))
+        answer, of_step = bool(compares(self._value, other)), self._of_step
+        self._guards.append(lambda step: bool(compares(of_step(step), other)) == answer)
+        return answer
+
+
+def _converted(value: StepNumber, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Tensor:
+    tensor = value.as_tensor()
+    return tensor if dtype is None else tf.cast(tensor, dtype)
+
+
+tf.register_tensor_conversion_function(StepNumber, _converted)
+
+
+class CompiledByStep:
+    """A task's own step, compiled once for each signature of its batches and each way that it decides.
+
+    Args:
+        step: the step; its first argument is a ``StepNumber``.
+        trace: returns what was learnt while the step was traced last.
+        variables: the variables that a step may change.
+        error_of: returns the error that stands for an exception of a step, or None.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Tensor],
+        trace: Callable[[], Any],
+        variables: Sequence[Any],
+        error_of: Callable[[Exception], TaskError | None],
+    ) -> None:
+        self._error_of = error_of
+        self._step = step
+        self._trace = trace
+        self._variables = variables
+        self._known: dict[Signature, list[tuple[list[Guard], Callable[..., Tensor], Any]]] = {}
+
+    def __call__(self, batch: TensorFlowBatch, *arguments: Any) -> tuple[Tensor, Any]:
+        """Run the step as it was compiled for these decisions; return its result and its trace's.
+
+        Raises:
+            TaskError: If it decides differently in too many steps.
+        """
+        step, known = batch.step, self._known.setdefault(batch.signature, [])
+        number = tf.constant(np.asarray(step, np.int64))
+        for guards, function, trace in known:
+            if all(guard(step) for guard in guards):
+                return self._run(function, number, *arguments), trace
+        if len(known) == MAX_TRACES:
+            raise TaskError(
+                f"tf_step decides by optimizers.step in more than {MAX_TRACES} different ways, and is traced "
+                "anew for each of them",
+                f"Decide by fewer comparisons. {_REMEDY}",
+                everywhere=True,
+            )
+        guards = []
+
+        def traced(tensor: Tensor, *tensors: Tensor) -> Tensor:
+            guards.clear()
+            return self._step(StepNumber(step, tensor, guards), *tensors)
+
+        try:
+            with random_state_kept():  # those of the step
+                function = tf.function(traced, autograph=False).get_concrete_function(number, *arguments)
+        except tf.errors.OperatorNotAllowedInGraphError as error:
+            raise TaskError(
+                f"tf_step decides in Python by a tensor: {first_line(error)}",
+                "A step is traced once for many batches, and workers have different ones. Decide by "
+                "optimizers.step, or choose between values with tf.where.",
+                everywhere=True,
+            ) from error
+        check_graph(function.graph, self._variables)
+        known.append((guards, function, self._trace()))
+        return self._run(function, number, *arguments), known[-1][2]
+
+    def _run(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        try:
+            return run_compiled(function, *arguments)
+        except tf.errors.InvalidArgumentError as error:
+            raise self._error_of(error) or error from None

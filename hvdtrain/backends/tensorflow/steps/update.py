@@ -1,0 +1,200 @@
+"""The stages of a step in TensorFlow, from the gradient weights to the moving average, in their order."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import tensorflow as tf
+
+from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
+from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
+from hvdtrain.backends.tensorflow.precision import LossScale, own_scale, scaled, unscaled
+from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer
+from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
+from hvdtrain.backends.tensorflow.state.model_state import Field
+from hvdtrain.backends.tensorflow.step_clock import StepClock
+from hvdtrain.backends.tensorflow.steps.optimizer_state import slots_by_parameter
+from hvdtrain.backends.tensorflow.traced_workers import Sized
+
+Tensor = Any
+
+
+class Update:
+    """One optimizer update; a step calls the methods in the order in which they stand here.
+
+    They are called while the step is traced. Parameters, the optimizer's slots and the moving average
+    change only after every reduction of the step has succeeded.
+
+    Args:
+        trainable: the trainable parameters.
+        optimizer: the optimizer, built.
+        reducer: sums gradients over workers.
+        ema: the moving average of the weights.
+        clock: measures how long this worker is busy.
+        workers: the job's workers.
+        clip_norm: largest norm of the gradient, or None.
+        loss_scale: the loss scale of fp16, or None.
+    """
+
+    def __init__(
+        self,
+        trainable: Sequence[Field],
+        optimizer: Any,
+        reducer: GradientReducer,
+        ema: ExponentialMovingAverage,
+        clock: StepClock,
+        *,
+        workers: Sized,
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        self.loss_scale = loss_scale
+        self._fields = list(trainable)
+        self._parameters = [field.variable for field in trainable]
+        self._optimizer = optimizer
+        self._reducer = reducer
+        self._ema = ema
+        self._clock = clock
+        self._workers = workers
+        self._clip_norm = clip_norm
+        self._zero = tf.Variable(0.0, trainable=False, name="zero")
+        self._waits_for: list[Tensor] = []
+        self._is_finite: Tensor | None = None
+        self._own_scale: Tensor | None = None
+        self._unused: list[int] = []  # places of parameters without a gradient here
+        self._left_out: dict[str, Tensor] = {}  # by path, whether no worker has one
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective."""
+        self._reducer.attach({field.path: field.variable for field in self._fields})
+
+    def scale(self, gradient_weights: Tensor) -> Tensor:
+        """Return the samples' gradient weights, times the loss scale."""
+        self._own_scale = own_scale(self._optimizer)
+        if self._own_scale is not None:
+            gradient_weights *= self._own_scale
+        return gradient_weights if self.loss_scale is None else gradient_weights * self.loss_scale.factor
+
+    def backward(self, losses: Tensor, gradient_weights: Tensor, tape: tf.GradientTape) -> list[Tensor]:
+        """Return a micro-batch's part of the gradients, None for a parameter that it does not reach."""
+        gradients: list[Tensor] = tape.gradient(losses, [v.value for v in self._parameters], gradient_weights)
+        return gradients
+
+    def fill_in_unused(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
+        """Return dense gradients with zeros for parameters that were not reached, and their names.
+
+        So every worker reduces all parameters.
+        """
+        self._unused = [place for place, gradient in enumerate(gradients) if gradient is None]
+        unused = [self._fields[place].name for place in self._unused]
+        return dense(gradients, self._parameters, self._zero), unused
+
+    def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Collective. Return the sums of the gradients and of the step's vector over workers.
+
+        How many workers have a gradient of each parameter travels with it; who lacks one looks at that.
+        """
+        self._clock.ready([*gradients, vector])
+        reduced, vector = self._reducer.finish_with(gradients, self._with_reached(vector))
+        vector = self._without_reached(vector)
+        self._waits_for = [*reduced, vector] if self._workers.may_reduce else []
+        self._clock.reduced(self._waits_for)
+        return reduced, vector
+
+    def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Take the loss scale off the gradients; if they are not finite, ``update`` will skip the step.
+
+        If they are not at the lowest scale, the vector's flag is set: no scale will help.
+        """
+        if self.loss_scale is None:
+            self._is_finite = None
+            return unscaled(gradients, self._own_scale), vector
+        gradients, is_finite = self.loss_scale.unscale(gradients)
+        self._is_finite = self._agreed(is_finite)
+        with self._after_reductions():
+            self.loss_scale.adapt(self._is_finite)
+        exhausted = tf.cast(self.loss_scale.is_exhausted, vector.dtype)
+        return gradients, tf.concat([vector[:OVERFLOW_INDEX], [exhausted], vector[OVERFLOW_INDEX + 1 :]], 0)
+
+    def normalize(
+        self, gradients: list[Tensor], counted: Tensor | None, total_weight: Tensor
+    ) -> list[Tensor]:
+        """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did.
+
+        Args:
+            gradients: the gradients.
+            counted: sum of the loss's own weights over all workers, a single number; None if it has none.
+            total_weight: sum of the samples' weights over all workers, likewise.
+        """
+        if counted is None:
+            return gradients
+        return normalized(gradients, counted, total_weight)
+
+    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Scale the gradients so that their joint norm is at most the config's."""
+        return gradients if self._clip_norm is None else clip_by_norm(gradients, self._clip_norm)
+
+    def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
+        """Let the optimizer take its step, unless the gradients are not finite."""
+        with self._after_reductions():
+            self._optimizer.learning_rate.assign(learning_rate)
+            if self._is_finite is None:
+                self._applied(scaled(gradients, self._own_scale))
+            else:
+                tf.cond(self._is_finite, lambda: self._applied(gradients), lambda: tf.constant(False))
+
+    def ema(self, share: Tensor) -> None:
+        """Take the weights into their moving average.
+
+        Args:
+            share: the part of the average that they make up.
+        """
+        with self._after_reductions():
+            self._ema.update(share)
+
+    def _applied(self, gradients: list[Tensor]) -> Tensor:
+        """Let the optimizer take its step; what no worker has a gradient of keeps its values and slots."""
+        updated = self._updated()
+        slots = slots_by_parameter(self._optimizer) if self._left_out else {}
+        kept = [
+            (native(each), tf.identity(native(each)), self._left_out[path])
+            for path, variable in updated
+            if path in self._left_out
+            for each in (variable, *slots.get(id(variable), ()))
+        ]
+        self._optimizer.apply(gradients, [variable for _, variable in updated])
+        for variable, before, is_left_out in kept:
+            variable.assign(tf.where(is_left_out, before, variable))
+        return tf.constant(True)
+
+    def _updated(self) -> list[tuple[str, Any]]:
+        """Return what the optimizer updates, one variable for each gradient, with the parameter's path."""
+        return [(field.path, field.variable) for field in self._fields]
+
+    def _with_reached(self, vector: Tensor) -> Tensor:
+        """Return a step's vector with a 1 for each parameter that has a gradient here, 0 for the others."""
+        unused = set(self._unused)
+        return joined(vector, [0.0 if place in unused else 1.0 for place in range(len(self._fields))])
+
+    def _without_reached(self, vector: Tensor) -> Tensor:
+        """Return the sum of such vectors without that; a worker that lacks gradients looks at it."""
+        end = vector.shape[0] - len(self._fields)
+        self._left_out = {
+            self._fields[place].path: tf.equal(vector[end + place], 0) for place in self._unused
+        }
+        return vector[:end]
+
+    def _agreed(self, is_finite: Tensor) -> Tensor:
+        """Return whether the gradients of all workers are finite; here, all have the same."""
+        return is_finite
+
+    def _after_reductions(self) -> AbstractContextManager[Any]:
+        """Return a context whose operations run when all reductions of the step have succeeded.
+
+        They wait for one operation: if each waited for each sum, 200 parameters would have a million edges.
+        """
+        context: AbstractContextManager[Any] = (
+            tf.control_dependencies([tf.group(*self._waits_for)]) if self._waits_for else nullcontext()
+        )
+        return context

@@ -1,0 +1,1 @@
+"""How PyTorch's gradients and parameters become one."""

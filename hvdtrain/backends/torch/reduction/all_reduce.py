@@ -1,0 +1,251 @@
+"""How PyTorch's gradients are summed over workers by all-reduces of flat tensors."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.backends.pipeline.groups import group_of
+from hvdtrain.backends.recording import MESSAGES
+from hvdtrain.backends.torch.reduction.flat import Bucket, make_buckets
+from hvdtrain.backends.torch.sparse import WaitForNames, agree_on_sparse, sum_sparse
+from hvdtrain.backends.workers import Sized
+from hvdtrain.errors import TaskError
+
+# waits for one all-reduce and returns the sum
+Wait = Callable[[], torch.Tensor]
+
+
+class AllReduce:
+    """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
+
+    On a GPU there are up to four for fewer, too: those whose gradients are complete are begun while the
+    backward pass computes the others. What is added in which order depends on nothing but the parameters and
+    the workers, so a run repeats bit by bit. Gradients that are sparse in the first step, on any worker, are
+    reduced one by one.
+
+    Gradients of bf16 parameters are summed as fp32, complex ones as pairs of real numbers.
+
+    With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
+    divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
+    added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else. A loss scale
+    has multiplied them already.
+
+    Args:
+        workers: the job's workers.
+        scaled: whether a loss scale has multiplied the gradients by the number of workers.
+        fp16: whether floating-point gradients travel as fp16.
+        overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU.
+    """
+
+    def __init__(
+        self, workers: Sized, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
+    ) -> None:
+        self._workers = workers
+        self._group = group_of(workers)
+        self._fp16 = fp16
+        self._scaled = scaled
+        self._overlaps = overlaps
+        self._parameters: dict[str, torch.Tensor] = {}
+        self._hooks: list[Any] = []
+        self._buckets: list[Bucket] | None = None  # None until a step has shown which gradients are sparse
+        self._sparse: WaitForNames | None = None
+        self._vector: torch.Tensor | None = None
+        self._carrier: int | None = None  # number of the bucket with which a vector travels
+        self._left: dict[str, int] = {}  # backward passes until a gradient is complete; empty between steps
+        self._incomplete: list[int] = []  # gradients of each bucket that are not complete
+        self._begun: dict[int, Wait] = {}  # by the number of the bucket
+
+    def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Forget the memory of gradients, too: what was begun may still write to it."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._buckets, self._carrier = [], None, None
+        self._parameters = dict(parameters) if self._workers.size > 1 else {}
+        self._forget()
+
+    def expect(self, passes: int) -> None:
+        """Lend memory to the gradients of the next step, which that many backward passes complete."""
+        self._forget()
+        if self._hooks:
+            self._left = dict.fromkeys(self._parameters, passes)
+        for bucket in self._buckets or ():
+            bucket.lend()
+
+    def start(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Begin what no backward pass has completed; ``finish`` does it, too. Local: no collective.
+
+        In the first step, begin to agree with the other workers on which gradients are sparse, nothing else.
+        """
+        self._start(dict(zip(self._parameters, gradients, strict=True)))
+
+    def finish(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Collective. Begin what no backward pass has completed, and wait for all. Empty the list.
+
+        The sums are parts of the memory that is lent to the gradients of the next step.
+        """
+        if self._workers.size == 1:
+            return list(gradients)
+        return self._finish(gradients, None)
+
+    def finish_with(
+        self, gradients: list[torch.Tensor], vector: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Collective. As ``finish``; return the sum of a short vector, too, which travels with gradients.
+
+        It travels by itself if gradients are compressed, or if none has its type.
+        """
+        if self._workers.size == 1:
+            return list(gradients), vector
+        if self._fp16:
+            with summed_meanwhile(vector):
+                return self._finish(gradients, None), vector
+        return self._finish(gradients, vector), vector
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        return "fp32, sent " + ("as fp16" if self._fp16 else "uncompressed")
+
+    def _start(self, given: dict[str, torch.Tensor]) -> None:
+        """Begin as ``start``; take what is begun out of the mapping, so that its memory can be freed."""
+        if self._buckets is None:
+            self._sparse = self._sparse or agree_on_sparse(
+                given, f"hvdtrain.sparse.{self._first_name}", self._group
+            )
+            return
+        for number, bucket in enumerate(self._buckets):
+            if number not in self._begun:
+                self._begin(number, [given.pop(name) for name in bucket.parameters])
+
+    def _finish(self, gradients: list[torch.Tensor], vector: torch.Tensor | None) -> list[torch.Tensor]:
+        """Collective. Return the sums of gradients, and sum a vector in place."""
+        given = dict(zip(self._parameters, gradients, strict=True))
+        gradients.clear()
+        try:
+            if self._buckets is None:
+                self._start(given)
+                assert self._sparse is not None
+                self._make_buckets(self._sparse(), vector)
+            assert self._buckets is not None
+            self._vector = vector
+            self._start(given)
+            sums: dict[str, torch.Tensor] = {}
+            for bucket in self._buckets:
+                sums |= dict(zip(bucket.parameters, bucket.parts, strict=True))
+            alone = {
+                name: sum_sparse(gradient, f"hvdtrain.gradient.{name}", self._group)
+                for name, gradient in given.items()
+                if name not in sums
+            }
+            waits = [*self._begun.values(), *alone.values()]
+            if vector is not None and self._carrier is None:
+                handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
+                waits.append(partial(hvd.synchronize, handle))
+            found = wait_for_all(waits)
+            if vector is not None and self._carrier is not None:
+                vector.copy_(self._buckets[self._carrier].room)
+            sums |= dict(zip(alone, found[len(self._begun) :], strict=False))
+            return [sums[name] for name in self._parameters]
+        finally:
+            self._forget()
+
+    def _make_buckets(self, sparse: set[str], vector: torch.Tensor | None) -> None:
+        """Make the buckets; the last one of the vector's type carries it, since it is begun last."""
+        dense = {name: parameter for name, parameter in self._parameters.items() if name not in sparse}
+        overlaps = self._overlaps
+        if overlaps is None:
+            overlaps = any(parameter.is_cuda for parameter in dense.values())
+        self._buckets = make_buckets(dense, overlaps)
+        for number, bucket in enumerate(self._buckets):
+            last, first = next(iter(bucket.parameters)), next(reversed(bucket.parameters))
+            MESSAGES[self._name_of(number)] = first, last
+        if vector is not None:
+            kind = vector.dtype, vector.device
+            carriers = [n for n, b in enumerate(self._buckets) if (b.flat.dtype, b.flat.device) == kind]
+            self._carrier = carriers[-1] if carriers else None
+        if overlaps:
+            self._hooks = [
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(self._count, number, name)
+                )
+                for number, bucket in enumerate(self._buckets)
+                for name, parameter in bucket.parameters.items()
+            ]
+        self._forget()
+
+    def _count(self, number: int, name: str, _: torch.Tensor) -> None:
+        if name not in self._left:  # not of a step, but of a callback
+            return
+        if self._left[name] == 0:
+            raise TaskError(
+                f"the gradient of {name} grew after its last backward pass",
+                "A step calls backward once for each micro-batch; leave it out of the task.",
+            )
+        self._left[name] -= 1
+        if self._left[name] == 0:
+            self._incomplete[number] -= 1
+            if self._incomplete[number] == 0 and number != self._carrier:
+                assert self._buckets is not None
+                self._begin(number, [p.grad for p in self._buckets[number].parameters.values()])
+
+    def _begin(self, number: int, gradients: Sequence[torch.Tensor | None]) -> None:
+        assert self._buckets is not None
+        bucket = self._buckets[number]
+        vector = self._vector if number == self._carrier else None
+        if vector is not None:
+            bucket.make_room(len(vector))
+        bucket.take_in(gradients)
+        if vector is not None:
+            bucket.room.copy_(vector)
+        name = self._name_of(number)
+        numbers = bucket.numbers
+        if not self._fp16 and numbers.dtype is not torch.bfloat16:
+            handle = hvd.allreduce_async_(numbers, op=hvd.Sum, name=name, **self._group)
+            self._begun[number] = partial(hvd.synchronize, handle)
+            return
+        # Horovod sums no bf16
+        kind, factor = torch.float32, 1
+        if self._fp16:
+            kind, factor = torch.float16, 1 if self._scaled else self._workers.size
+        sent = bucket.cast(kind, factor)
+        handle = hvd.allreduce_async_(sent, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group)
+        self._begun[number] = lambda: numbers.copy_(hvd.synchronize(handle))
+
+    @property
+    def _first_name(self) -> str:
+        return next(iter(self._parameters))
+
+    def _name_of(self, number: int) -> str:
+        return f"hvdtrain.gradients.{self._first_name}.{number}"
+
+    def _forget(self) -> None:
+        self._begun.clear()
+        self._sparse = self._vector = None
+        self._left = {}
+        self._incomplete = [len(bucket.parameters) for bucket in self._buckets or ()]
+
+
+@contextmanager
+def summed_meanwhile(vector: torch.Tensor) -> Iterator[None]:
+    """Collective. Return a context at whose end a vector is summed in place, by a message of its own."""
+    handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
+    try:
+        yield
+    finally:
+        hvd.synchronize(handle)
+
+
+def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
+    """Wait for every all-reduce, also after one has failed: Horovod keeps what nobody waited for."""
+    sums, failure = [], None
+    for wait in waits:
+        try:
+            sums.append(wait())
+        except Exception as error:  # Horovod's own, by any name
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return sums

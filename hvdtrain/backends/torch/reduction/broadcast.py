@@ -1,0 +1,122 @@
+"""Copying tensors of any kind from one worker to all, byte by byte; Horovod itself takes few kinds."""
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.backends.torch.reduction.all_reduce import Wait, wait_for_all
+from hvdtrain.backends.torch.state.model_state import ModelState, set_values, strided_parts
+from hvdtrain.errors import TaskError
+from hvdtrain.workers.agreement import Workers
+
+Named = Sequence[tuple[str, torch.Tensor]]
+
+_ALL: Mapping[str, Any] = MappingProxyType({})  # to all workers
+_SMALL_BYTES = 1 << 16  # tensors up to this size travel together
+_MESSAGE_BYTES = 1 << 30  # MPI counts in 32 bits
+
+
+def broadcast_model(model: torch.nn.Module, state: ModelState, workers: Workers, root: int) -> None:
+    """Collective. Copy the root's parameters, buffers and extra states of modules to every worker.
+
+    Buffers take the root's shapes.
+
+    Raises:
+        TaskError: On every worker, if a worker's model has other tensors.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    parts = [(f"{name}{part}", one) for name, tensor in named for part, one in strided_parts(tensor)]
+    strides = [tensor.stride() for _, tensor in parts]
+    own = [(name, tuple(tensor.shape), str(tensor.dtype)) for name, tensor in parts]
+    is_alike = len(set(workers.allgather_object(zlib.crc32(repr((own, strides)).encode())))) == 1
+    if not is_alike:
+        problem = _follow(dict(parts), own, workers.broadcast_object(own, root))
+        found = next(filter(None, workers.allgather_object(problem)), None)
+        if found is not None:
+            raise TaskError(found, "torch_model() must make the same model on every worker.", everywhere=True)
+    broadcast_tensors(parts, root, label="model", strides_are_equal=is_alike)
+    if extra := state.extra_states():
+        state.load_extra_states(workers.broadcast_object(extra, root))
+
+
+def _follow(tensors: Mapping[str, torch.Tensor], own: Sequence[Any], of_root: Sequence[Any]) -> str | None:
+    """Give this worker's buffers the root's shapes; return what else differs."""
+    if [name for name, *_ in own] != [name for name, *_ in of_root]:
+        differing = sorted({name for name, *_ in own} ^ {name for name, *_ in of_root})
+        return f"the workers' models have other tensors: {', '.join(differing[:3])}"
+    for (name, shape, kind), (_, wanted, its_kind) in zip(own, of_root, strict=True):
+        tensor = tensors[name]
+        if kind != its_kind or (shape != wanted and isinstance(tensor, torch.nn.Parameter)):
+            return f"{name} of the model is {kind} {shape} on one worker and {its_kind} {wanted} on another"
+        if shape != wanted:
+            set_values(tensor, tensor.new_zeros(wanted))
+    return None
+
+
+def broadcast_tensors(
+    named: Iterable[tuple[str, torch.Tensor]],
+    root: int,
+    group: Mapping[str, Any] = _ALL,
+    label: str = "state",
+    *,
+    strides_are_equal: bool = False,
+) -> None:
+    """Collective. Copy the root's values of tensors to every worker, or to some, in the tensors' own memory.
+
+    Each takes part with the same names, shapes and kinds, in the same order.
+
+    Args:
+        named: the tensors with names of their own.
+        root: the worker that has the values.
+        group: as ``group_of`` returns it.
+        label: what stands in the names of the messages.
+        strides_are_equal: whether the workers' tensors have equal strides, so that none need be copied.
+    """
+    waits: list[Wait] = []
+    copied: list[tuple[torch.Tensor, torch.Tensor]] = []  # those that travel as a copy, with it
+    small: dict[torch.device, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+
+    def send(name: str, memory: torch.Tensor) -> None:
+        for number, part in enumerate(torch.split(memory, _MESSAGE_BYTES)):
+            handle = hvd.broadcast_async_(part, root, f"hvdtrain.{label}.{name}.{number}", **group)
+            waits.append(partial(hvd.synchronize, handle))
+
+    for name, tensor in named:
+        if not tensor.numel():
+            continue
+        memory = _as_bytes(tensor, strides_are_equal)
+        if len(memory) <= _SMALL_BYTES:
+            small.setdefault(tensor.device, []).append((tensor, memory))
+            continue
+        if memory.data_ptr() != tensor.data_ptr():
+            copied.append((tensor, memory))
+        send(name, memory)
+    for number, pairs in enumerate(small.values()):
+        joined = torch.cat([memory for _, memory in pairs])
+        lengths = [len(memory) for _, memory in pairs]
+        copied += [(t, one) for (t, _), one in zip(pairs, torch.split(joined, lengths), strict=True)]
+        send(f"small.{number}", joined)
+    wait_for_all(waits)
+    if hvd.rank() != root:
+        for tensor, memory in copied:
+            # a part of joined bytes may begin where no number of this kind can
+            set_values(tensor, memory.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def _as_bytes(tensor: torch.Tensor, in_any_order: bool) -> torch.Tensor:
+    """Return a tensor's numbers as bytes, in its own memory if they lie there in the order of its axes.
+
+    Args:
+        tensor: the tensor.
+        in_any_order: whether any order will do if they lie without a gap, as in ``channels_last``.
+    """
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    is_large = tensor.nbytes > _SMALL_BYTES
+    if in_any_order and is_large and tensor.stride() == torch.empty_like(tensor, device="meta").stride():
+        return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+    return tensor.contiguous().view(-1).view(torch.uint8)

@@ -1,0 +1,234 @@
+"""Local steps in PyTorch: workers train alone and are made equal. ``tensorflow/`` has the same."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.backends.reduction.local_steps import (
+    OUTER_PREFIX,
+    LocalSums,
+    OuterOptimizer,
+    check_averaged,
+    in_parts,
+)
+from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
+from hvdtrain.backends.torch.precision import LossScale
+from hvdtrain.backends.torch.reduction.flat import as_reals
+from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.state.model_state import Field, ModelState
+from hvdtrain.backends.torch.state.slots import make_slots
+from hvdtrain.config import Config
+from hvdtrain.workers.agreement import Workers
+
+# optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a count of steps
+_AVERAGED = (
+    *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
+    *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD),
+)
+
+
+class LocalSteps:
+    """Adds up what local steps give, and makes the workers equal.
+
+    Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
+    outer optimizer takes its step. Buffers, such as the statistics of batch norm, are averaged when they are
+    needed: before evaluating and saving. The moving average of the weights sees those of the
+    synchronisations.
+
+    Args:
+        model: the model's tensors.
+        optimizer: the optimizer, with its slots.
+        ema: the moving average of the weights.
+        outer: what happens to the average.
+        workers: the job's workers.
+        loss_scale: the loss scale of fp16, or None.
+
+    Attributes:
+        fields: the outer optimizer's momentum as portable arrays.
+    """
+
+    def __init__(
+        self,
+        model: ModelState,
+        optimizer: torch.optim.Optimizer,
+        ema: ExponentialMovingAverage,
+        outer: OuterOptimizer,
+        *,
+        workers: Workers,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        entries = [entry for entry in model.entries if entry.trainable]
+        self._paths = [entry.path for entry in entries]
+        self._parameters = [entry.tensor.detach() for entry in entries]
+        self._slots = _Slots(optimizer, [entry.tensor for entry in entries])
+        self._ema = ema
+        self._outer = outer
+        self._workers = workers
+        self._loss_scale = loss_scale
+        self._starts: list[torch.Tensor] = []
+        has_momentum = outer.name == "nesterov"
+        self._momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
+        known = {id(e.tensor): momentum for e, momentum in zip(entries, self._momenta, strict=False)}
+        self.fields: list[Field] = [
+            replace(field, tensors=tuple(known.get(id(t), t) for t in field.tensors), prefix=OUTER_PREFIX)
+            for field in model.fields
+            if any(id(t) in known for t in field.tensors)
+        ]
+        self._sums = LocalSums()
+
+    def begin(self) -> None:
+        """Begin a local step: the first one notes where the workers start from."""
+        if self._sums.steps == 0:
+            self._slots.begin()
+            self._starts = [parameter.clone() for parameter in self._parameters] if self._momenta else []
+
+    def add(
+        self,
+        batch: TorchBatch,
+        names: tuple[str, ...],
+        weighted: tuple[str, ...],
+        vector: torch.Tensor,
+        unused: Sequence[str],
+    ) -> TorchPending:
+        """Add a local step; return its metrics, which are this worker's own."""
+        self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
+        return TorchPending(names, vector, batch.reduced_weight, unused, weighted)
+
+    def synchronize(self) -> TorchPending:
+        """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
+        sums, self._sums = self._sums, LocalSums()
+        self._slots.fill()
+        vector = self._average(sums.vector)
+        if self._momenta:
+            self._step()
+        self._agree(sums.steps)
+        self._ema.update(sums.ema_share(self._ema.decay))
+        return TorchPending(sums.names, vector, sums.weight, tuple(sums.unused), sums.weighted)
+
+    def restart(self) -> None:
+        """Start with no momentum of the outer optimizer."""
+        for momentum in self._momenta:
+            momentum.zero_()
+
+    def to_broadcast(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the outer optimizer's momentum as Horovod broadcasts it."""
+        return [
+            (f"{OUTER_PREFIX}.{path}", momentum)
+            for path, momentum in zip(self._paths, self._momenta, strict=False)
+        ]
+
+    def _average(self, vector: torch.Tensor) -> torch.Tensor:
+        """Collective. Make parameters and slots equal, in place; return the sum of a vector."""
+        if self._workers.size == 1:
+            return vector
+        averaged = [*self._parameters, *self._slots.averaged()]
+        parts = in_parts([(str(tensor.dtype), tensor.nbytes) for tensor in averaged])
+        for number, places in enumerate(parts):
+            tensors = [averaged[place] for place in places]
+            flat = torch.cat([tensor.flatten() for tensor in tensors])
+            sent = as_reals(flat)
+            sent = sent.float() if sent.dtype is torch.bfloat16 else sent  # of which Horovod sums none
+            hvd.allreduce_(sent, op=hvd.Average, name=f"hvdtrain.local.{number}")
+            if flat.dtype is torch.bfloat16:
+                flat.copy_(sent)
+            means = flat.split_with_sizes([tensor.numel() for tensor in tensors])
+            torch._foreach_copy_(
+                tensors, [mean.view(t.shape) for mean, t in zip(means, tensors, strict=True)]
+            )
+        summed: torch.Tensor = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
+        return summed
+
+    def _step(self) -> None:
+        """Let the outer optimizer take its step, from where the local steps started."""
+        momentum, rate = self._outer.momentum, self._outer.learning_rate
+        gradients = torch._foreach_sub(self._starts, self._parameters)
+        torch._foreach_mul_(self._momenta, momentum)
+        torch._foreach_add_(self._momenta, gradients)
+        torch._foreach_add_(gradients, self._momenta, alpha=momentum)
+        torch._foreach_copy_(self._parameters, self._starts)
+        torch._foreach_add_(self._parameters, gradients, alpha=-rate)
+        self._starts = []
+
+    def _agree(self, steps: int) -> None:
+        """Collective with fp16. Take the most steps counted by a worker, and the lowest loss scale of all.
+
+        With fp16, each worker skips steps whose gradients overflow by itself. Otherwise some worker has
+        counted every step, and one that had no samples in the last has not.
+
+        Args:
+            steps: the local steps since the workers were last equal.
+        """
+        if self._loss_scale is None:
+            self._slots.set_steps(steps)
+            return
+        own = tuple(self._loss_scale.to_broadcast().tolist()), self._slots.steps()
+        gathered = self._workers.allgather_object(own)
+        self._loss_scale.follow(torch.tensor(min(scale for scale, _ in gathered), dtype=torch.float64))
+        self._slots.set_steps(max(counted for _, counted in gathered))
+
+
+class _Slots:
+    """What an optimizer keeps for parameters: counts of steps, and tensors that can be averaged."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, parameters: Sequence[torch.Tensor]) -> None:
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._may_be_missing = True
+        self._before: dict[torch.Tensor, torch.Tensor] = {}
+
+    def begin(self) -> None:
+        """Note the counts of steps."""
+        self._before = {parameter: count.clone() for parameter, count in self._counts().items()}
+
+    def fill(self) -> None:
+        """Let a task's optimizer make what it makes in its first step, if it has taken none.
+
+        The others may have taken one: this worker had no samples, or its gradients overflowed.
+        """
+        if self._may_be_missing and not any(self._optimizer.state.values()):
+            make_slots(self._optimizer)
+            self.set_steps(0)
+        self._may_be_missing = False
+
+    def averaged(self) -> list[torch.Tensor]:
+        """Return the tensors that are averaged, in an order that is the same on every worker."""
+        return [
+            value
+            for parameter in self._parameters
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if key != "step"
+        ]
+
+    def steps(self) -> float:
+        """Return the most steps that it has counted for a parameter since they were noted."""
+        return max((float(now - before) for now, before in self._pairs()), default=0.0)
+
+    def set_steps(self, steps: float) -> None:
+        """Set the counts to so many more than were noted."""
+        for now, before in self._pairs():
+            now.copy_(before + steps)
+
+    def _pairs(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the counts of steps, each with what was noted of it."""
+        for parameter, now in self._counts().items():
+            yield now, self._before.get(parameter, torch.zeros_like(now))
+
+    def _counts(self) -> dict[torch.Tensor, torch.Tensor]:
+        slots = {parameter: self._optimizer.state.get(parameter, {}) for parameter in self._parameters}
+        return {parameter: of_one["step"] for parameter, of_one in slots.items() if "step" in of_one}
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, method: str, config: Config) -> None:
+    """Check that a task's own optimizer goes with local steps.
+
+    Args:
+        optimizer: the optimizer.
+        method: the task's method that made it.
+        config: the config.
+
+    Raises:
+        ConfigError: If what it keeps cannot be averaged.
+    """
+    check_averaged(optimizer, _AVERAGED, method, config)

@@ -1,0 +1,334 @@
+"""PowerSGD in PyTorch: gradients travel as two thin matrices, and what they leave out travels later.
+
+Source: Vogels et al. 2019 (arXiv:1905.13727). ``tensorflow/low_rank.py`` does the same for Keras; what they
+share is in ``portable/low_rank.py``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.reduction.low_rank import (
+    check_kept,
+    describe,
+    error_name,
+    factor_name,
+    first_factor,
+    matrix_shape,
+)
+from hvdtrain.backends.torch.orthonormal import orthonormal
+from hvdtrain.backends.torch.reduction.all_reduce import wait_for_all
+from hvdtrain.backends.torch.reduction.bfloat16 import laid_out_as
+from hvdtrain.backends.torch.state.model_state import Field
+from hvdtrain.backends.torch.step_clock import StepClock
+from hvdtrain.backends.workers import Sized
+from hvdtrain.errors import TaskError
+
+
+class LowRank:
+    """Sums gradients over workers as matrices of low rank, with error feedback.
+
+    With M_i the gradient of worker i, its part of the mean, plus its error, and Q orthonormal::
+
+        P = orthonormal(sum of M_i Q);  Q_i = M_i^T P;  what is returned: P (sum of Q_i)^T
+        error of worker i = M_i - P Q_i^T;  Q of the next step = orthonormal(sum of Q_i)
+
+    All of it is linear in the parts: what is returned and the sum of the errors depend on the sum of the M_i
+    alone, so that the curve does not depend on the number of workers. One worker alone does the same.
+
+    Args:
+        workers: the job's workers, whose number is fixed.
+        fields: the trainable parameters as portable arrays; their layout says what the matrices are.
+        rank: columns of P and Q.
+        seed: the config's, of the first Q.
+        factor: returns what a loss scale has multiplied the gradients by.
+        has_warmup: whether the learning rate has a warm-up, for the plan.
+
+    Attributes:
+        clock: measures how long this worker is busy, matrices included; None if nobody does.
+    """
+
+    clock: StepClock | None = None
+
+    def __init__(
+        self,
+        workers: Sized,
+        fields: Iterable[Field],
+        rank: int,
+        seed: int,
+        *,
+        factor: Callable[[], float] = lambda: 1.0,
+        has_warmup: bool = False,
+    ) -> None:
+        self._workers = workers
+        self._rank = rank
+        self._factor = factor
+        self._has_warmup = has_warmup
+        self._compresses = True
+        self._tensors: list[torch.Tensor] = []
+        by_tensor: dict[int, list[Field]] = {}
+        fields = list(fields)
+        for field in fields:
+            for tensor in field.tensors:
+                by_tensor.setdefault(id(tensor), []).append(field)
+        self._known = {id(tensor): tensor for field in fields for tensor in field.tensors}
+        self._matrices = {
+            key: [_Matrix(field, rank, seed) for field in parts]
+            for key, parts in by_tensor.items()
+            if self._known[key].dtype == torch.float32
+            and all(len(f.tensors) == 1 and matrix_shape(f.shape, rank) for f in parts)
+        }
+        self._all = [matrix for matrices in self._matrices.values() for matrix in matrices]
+
+    def follow(self, in_warmup: bool) -> None:
+        """Compress the gradients of the next step unless it lies in the learning rate's warm-up. Local."""
+        self._compresses = not in_warmup
+
+    def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Take the parameters in the order of their gradients; the backward pass begins nothing."""
+        self._tensors = list(parameters.values())
+
+    def expect(self, passes: int) -> None:
+        """Do nothing: gradients are complete when ``finish`` gets them."""
+
+    def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Collective. Return the sums of low rank; errors and Q change when all sums here have succeeded."""
+        return self._finish(gradients, ())
+
+    def finish_with(
+        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor
+    ) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Collective. As ``finish``; return the sum of a short vector, too, which is in the last message.
+
+        So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
+        type, it travels beside it.
+        """
+        return self._finish(gradients, (vector,)), vector
+
+    def state(self) -> PortableState:
+        """Collective. Return the sums of the errors, and Q; all workers go on from equal parts of them.
+
+        So a job that goes on from what was saved does the same as the one that saved it.
+        """
+        for matrix in self._all:
+            error = _dense(matrix.error)
+            if self._workers.size > 1:
+                hvd.allreduce_(error, op=hvd.Sum, name=f"hvdtrain.{error_name(matrix.path)}")
+        state: PortableState = {}
+        for matrix in self._all:
+            state[error_name(matrix.path)] = _array(matrix.error).reshape(matrix.portable_shape)
+            state[factor_name(matrix.path)] = _array(matrix.q)
+            matrix.error.div_(self._workers.size)
+        return state
+
+    def load(self, state: PortableState) -> None:
+        """Go on from an equal part of the errors and from Q; without a state, from none and the first Q."""
+        shapes = {error_name(m.path): m.portable_shape for m in self._all}
+        shapes |= {factor_name(m.path): tuple(m.q.shape) for m in self._all}
+        check_kept(state, shapes)
+        for matrix in self._all:
+            if not state:
+                matrix.error.zero_()
+                matrix.q.copy_(matrix.first_q)
+                continue
+            total = np.ascontiguousarray(state[error_name(matrix.path)], np.float32)
+            matrix.error.copy_(torch.from_numpy(total.reshape(matrix.shape)).div_(self._workers.size))
+            matrix.q.copy_(torch.from_numpy(np.array(state[factor_name(matrix.path)], np.float32)))
+
+    def to_broadcast(self) -> list[tuple[str, torch.Tensor]]:
+        """Return the errors and Q as Horovod broadcasts them, equal on all workers after ``load``."""
+        errors = [(error_name(m.path), _dense(m.error)) for m in self._all]
+        return errors + [(factor_name(m.path), m.q) for m in self._all]
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        bytes_of = {key: t.numel() * t.element_size() for key, t in self._known.items()}
+        others = sum(size for key, size in bytes_of.items() if key not in self._matrices)
+        shapes = [matrix.shape for matrix in self._all]
+        return describe(
+            self._rank, shapes, others, has_warmup=self._has_warmup, all_numbers=sum(bytes_of.values())
+        )
+
+    @torch.no_grad()
+    def _finish(
+        self, gradients: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Collective. Return the sums of low rank, and sum vectors in place."""
+        if any(gradient.is_sparse for gradient in gradients):
+            raise _sparse_gradient()
+        gradients = [gradient.contiguous() for gradient in gradients]
+        places = zip(self._tensors, gradients, strict=True)
+        pairs = [(m, gradient) for tensor, gradient in places for m in self._matrices.get(id(tensor), ())]
+        others = [g for t, g in zip(self._tensors, gradients, strict=True) if id(t) not in self._matrices]
+        factor = self._factor()
+        for matrix, gradient in pairs:
+            torch.add(matrix.take(gradient), matrix.error, alpha=factor, out=matrix.moment)
+        if self._compresses and self._all:
+            sent, factors = self._reduce_compressed(others, vectors)
+        else:
+            dense = [_dense(matrix.moment) for matrix in self._all]
+            sent, factors = self._sum("uncompressed", [*dense, *others], vectors, is_last=True), []
+        for matrix, gradient in pairs:
+            matrix.put(gradient)
+        found = [laid_out_as(t, gradient) for t, gradient in zip(self._tensors, gradients, strict=True)]
+        if bool(torch.stack([torch.isfinite(tensor).all() for tensor in sent]).all()):
+            self._keep(factors, factor)
+        return found
+
+    def _reduce_compressed(
+        self, others: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i.
+
+        Args:
+            others: gradients that are not compressed, summed in place.
+            vectors: what else the step sums, likewise.
+        """
+        left = [matrix.moment @ matrix.q for matrix in self._all]
+        sent = self._sum("p", [*left, *others], is_last=False)
+        found = orthonormal(left)
+        right = []
+        for matrix, p in zip(self._all, found, strict=True):
+            own = matrix.moment.T @ p
+            matrix.moment.addmm_(p, own.T, alpha=-1)  # what this worker's part leaves out
+            right.append(own)
+        sent += self._sum("q", right, vectors, is_last=True)
+        for matrix, p, q in zip(self._all, found, right, strict=True):
+            matrix.total = p, q
+        return sent, right
+
+    def _sum(
+        self,
+        what: str,
+        tensors: Sequence[torch.Tensor],
+        vectors: Sequence[torch.Tensor] = (),
+        *,
+        is_last: bool,
+    ) -> list[torch.Tensor]:
+        """Collective. Sum tensors and vectors over workers in place by one message for each type.
+
+        Return the messages without the vectors, which stand behind the tensors.
+
+        Args:
+            what: part of the messages' names.
+            tensors: of gradients.
+            vectors: what else the step sums.
+            is_last: whether the step sends nothing after them.
+        """
+        by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+        for tensor in (*tensors, *vectors):
+            by_type.setdefault(tensor.dtype, []).append(tensor)
+        flat = [torch.cat([tensor.view(-1) for tensor in part]) for part in by_type.values()]
+        of_gradients = [
+            message[: len(message) - sum(v.numel() for v in vectors if v.dtype == message.dtype)]
+            for message in flat
+        ]
+        if self._workers.size == 1:
+            return of_gradients
+        if self.clock is not None:
+            self.clock.ready()
+        handles = [
+            hvd.allreduce_async_(message, op=hvd.Sum, name=f"hvdtrain.low_rank.{what}.{message.dtype}")
+            for message in flat
+        ]
+        wait_for_all([partial(hvd.synchronize, handle) for handle in handles])
+        if self.clock is not None:
+            (self.clock.reduced if is_last else self.clock.resumed)()
+        for message, part in zip(flat, by_type.values(), strict=True):
+            for tensor, values in zip(part, torch.split(message, [t.numel() for t in part]), strict=True):
+                tensor.view(-1).copy_(values)
+        return of_gradients
+
+    def _keep(self, factors: Sequence[torch.Tensor], factor: float) -> None:
+        """Take the errors and Q of a step of which all has been reduced, and the gradients are finite."""
+        if not factors:
+            for matrix in self._all:
+                matrix.error.zero_()
+            return
+        found = orthonormal(factors, [matrix.first_q for matrix in self._all])
+        for matrix, q in zip(self._all, found, strict=True):
+            matrix.error, matrix.moment, matrix.q = matrix.moment, matrix.error, q
+            if factor != 1:
+                matrix.error.div_(factor)
+
+
+class _Matrix:
+    """One portable array of a gradient as a matrix, and what is kept of it from step to step.
+
+    Attributes:
+        path: the array's portable name without "model/".
+        portable_shape: its shape.
+        shape: rows and columns.
+        error: what this worker has not sent yet.
+        moment: room for the gradient plus the error, of which the rest is the next error.
+        q: the matrix Q, equal on all workers.
+        first_q: that of the first step.
+        total: what the sum over workers is the product of, P and Q; None if it is in ``moment``.
+    """
+
+    def __init__(self, field: Field, rank: int, seed: int) -> None:
+        shape = matrix_shape(field.shape, rank)
+        assert shape is not None  # those without one travel as they are
+        (tensor,) = field.tensors
+        self.path, self.portable_shape, self.shape = field.path, field.shape, shape
+        self._strides, order = _placement(field, tensor)
+        self._order = order.to(tensor.device)
+        self.error = torch.zeros_like(self.take(tensor.detach().contiguous()))
+        self.moment = torch.zeros_like(self.error)
+        self.first_q = torch.from_numpy(first_factor(field.path, shape[1], rank, seed)).to(tensor.device)
+        self.q = self.first_q.clone()
+        self.total: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def take(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Return the matrix of a gradient, as a view where its layout allows one."""
+        if self._strides is None:
+            return gradient.reshape(-1)[self._order].view(self.shape)
+        return self._view(gradient).reshape(self.shape)
+
+    def put(self, gradient: torch.Tensor) -> None:
+        """Write the sum over workers into a gradient."""
+        total, self.total = self.total, None
+        matrix = self.moment if total is None else total[0] @ total[1].T
+        if self._strides is None:
+            gradient.view(-1)[self._order] = matrix.reshape(-1)
+        else:
+            self._view(gradient).copy_(matrix.reshape(self.portable_shape))
+
+    def _view(self, gradient: torch.Tensor) -> torch.Tensor:
+        strides, offset = self._strides or ((), 0)
+        return gradient.as_strided(self.portable_shape, strides, gradient.storage_offset() + offset)
+
+
+def _placement(field: Field, tensor: torch.Tensor) -> tuple[tuple[tuple[int, ...], int] | None, torch.Tensor]:
+    """Return where a portable array's numbers lie in a tensor in C order: strides and offset, or indices.
+
+    The strides are None if the array is no view of the tensor; only then there are indices.
+    """
+    base = np.arange(tensor.numel(), dtype=np.int64).reshape(tuple(tensor.shape))
+    portable = field.layout.to_portable([base if field.rows is None else base[field.rows]])
+    if np.shares_memory(portable, base):
+        first = int(portable.flat[0])
+        return (tuple(stride // base.itemsize for stride in portable.strides), first), torch.empty(0)
+    return None, torch.from_numpy(np.ascontiguousarray(portable).reshape(-1))
+
+
+def _sparse_gradient() -> TaskError:
+    """Return the error for a gradient that has rows of an embedding alone."""
+    return TaskError(
+        "a gradient is sparse, and compression powersgd needs all of its rows",
+        "Leave sparse=True out of the embedding, or use another compression.",
+    )
+
+
+def _dense(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix whose memory has no gaps so that it is contiguous: itself or its transpose."""
+    return matrix if matrix.is_contiguous() else matrix.T
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return np.array(tensor.detach().cpu().numpy(), order="C")

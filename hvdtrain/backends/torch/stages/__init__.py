@@ -1,0 +1,1 @@
+"""A model of PyTorch that is split among workers."""

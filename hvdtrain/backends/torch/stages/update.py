@@ -1,0 +1,111 @@
+"""The stages of a step in PyTorch if each worker has a part of the model's layers."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
+from hvdtrain.backends.torch.reduction.all_reduce import summed_meanwhile
+from hvdtrain.backends.torch.reduction.reducers import GradientReducer
+from hvdtrain.backends.torch.state.model_state import Entry
+from hvdtrain.backends.torch.steps.update import Update
+
+
+class StagedUpdate(Update):
+    """The update of a step of a split model: this worker updates the parameters of its stage.
+
+    Their gradients are summed over the replicas of the stage. Those of weights that several stages share are
+    summed over the workers of all of them, which then update them alike.
+
+    Args:
+        layout: the place of this worker.
+        shared: by the path of a parameter that several stages have: what sums it, and whether this is the
+            first of these stages.
+        *arguments: those of ``Update``; the reducer is that of the other parameters.
+        **options: those of ``Update``.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        shared: Mapping[str, tuple[GradientReducer, bool]],
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        self._layout = layout
+        self._shared = dict(shared)
+        super().__init__(*arguments, **options)
+
+    def begin(self, reduces: bool = True) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective."""
+        super().begin(reduces)
+        for reducer, entries in self._parts():
+            reducer.attach({entry.path: entry.tensor for entry in entries} if reduces else {})
+
+    def expect(self, passes: int) -> None:
+        """Say how many backward passes follow; the reducers may give the parameters gradients to add to."""
+        self._lent = self._seen = [], []
+        for reducer, _ in self._parts():
+            reducer.expect(passes)
+        self._expected = self._passes = passes
+        self._lent = self._seen = self._look()
+
+    def differentiate(self, run: Callable[[], object]) -> None:
+        """Do a backward pass of this stage; as ``backward``.
+
+        Args:
+            run: adds a micro-batch's part to the gradients.
+        """
+        self._differentiate(run)
+
+    def reduce(self, vector: torch.Tensor) -> torch.Tensor:
+        """Collective. Sum the gradients over those that have them, and the step's vector over all workers."""
+        self._clock.ready()
+        with summed_meanwhile(vector):
+            for reducer, entries in self._parts():
+                given = [entry.tensor.grad for entry in entries if entry.tensor.grad is not None]
+                for entry, gradient in zip(entries, reducer.finish(given) if given else (), strict=True):
+                    if entry.tensor.grad is not gradient:
+                        entry.tensor.grad = gradient
+        self._clock.reduced()
+        return vector
+
+    def unscale_or_skip(self, vector: torch.Tensor) -> bool:
+        """Collective, with a loss scale. As without stages; the workers agree on whether to skip."""
+        if self.loss_scale is None:
+            return True
+        is_finite = self.loss_scale.unscale(self._gradients(), _agreed)
+        vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)
+        return is_finite
+
+    def clip(self) -> None:
+        """Collective, if the config has a norm. Scale the gradients of all stages to it."""
+        if self._clip_norm is None:
+            return
+        squares = torch.zeros((), dtype=torch.float64)
+        for entry in self._entries:
+            if entry.tensor.grad is not None and self._shared.get(entry.path, (None, True))[1]:
+                gradient = entry.tensor.grad
+                values = gradient.coalesce().values() if gradient.is_sparse else gradient
+                squares += values.to(torch.float64).square().sum().cpu()
+        # every replica adds the same
+        total = hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
+        factor = float(torch.clamp(self._clip_norm / (total.sqrt() + 1e-6), max=1.0))  # as torch.nn.utils
+        if gradients := self._gradients():
+            torch._foreach_mul_(gradients, factor)
+
+    def _parts(self) -> list[tuple[GradientReducer, Sequence[Entry]]]:
+        """Return what sums gradients with its parameters: those of this stage alone first."""
+        parts: dict[int, tuple[GradientReducer, list[Entry]]] = {id(self._reducer): (self._reducer, [])}
+        for entry in self._entries:
+            reducer = self._shared.get(entry.path, (self._reducer, True))[0]
+            parts.setdefault(id(reducer), (reducer, []))[1].append(entry)
+        return [(reducer, entries) for reducer, entries in parts.values() if entries]
+
+
+def _agreed(is_finite: bool) -> bool:
+    lost = torch.tensor([0.0 if is_finite else 1.0])
+    return not hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow").item()

@@ -1,0 +1,1 @@
+"""PyTorch's models and optimizers as portable state."""

@@ -1,0 +1,434 @@
+"""PyTorch optimizers as portable state, and the state of a whole job: loading and snapshots.
+
+``tensorflow/optimizer_state.py`` does the same for Keras; the rules are in ``portable/names.py``.
+"""
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from hvdtrain.backends.base import PortableState, Shapes, StateArrays
+from hvdtrain.backends.optimizers import MAIN, state_prefixes
+from hvdtrain.backends.portable.ema import has_ema
+from hvdtrain.backends.portable.names import PRIVATE, check_unique
+from hvdtrain.backends.portable.training_state import CommonState
+from hvdtrain.backends.reduction.local_steps import has_outer
+from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
+from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
+from hvdtrain.backends.torch.reduction.local_steps import LocalSteps
+from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.state.layouts import SAME
+from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState, TorchSnapshot
+from hvdtrain.backends.torch.state.slots import make_slots
+from hvdtrain.errors import TaskError
+from hvdtrain.workers.agreement import Workers
+
+# PyTorch's optimizer slots, by the names that Keras twins use
+SLOTS = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq": "second_moment"}
+
+
+@dataclass(frozen=True)
+class _Number:
+    """A number in an optimizer's state that is no tensor, or a count of steps.
+
+    Attributes:
+        name: its name in the portable state.
+        slots: the parameter's part of the optimizer's state.
+        key: its name there.
+    """
+
+    name: str
+    slots: dict[str, Any]
+    key: str
+
+    @property
+    def value(self) -> Any:
+        """The number as Python has it."""
+        value = self.slots[self.key]
+        return value.item() if isinstance(value, torch.Tensor) else value
+
+    def write(self, value: Any) -> None:
+        """Set it, as the kind of number or tensor that it is."""
+        now = self.slots[self.key]
+        if isinstance(now, torch.Tensor):
+            now.fill_(value)
+        else:
+            self.slots[self.key] = type(now)(value)
+
+
+class TrainingState(CommonState):
+    """Model and optimizers as portable state.
+
+    Args:
+        model: the model's tensors.
+        optimizers: the task's or one of hvdtrain's; several by name.
+        ema: the moving average of the weights; none if not given.
+        local: the local steps; none if not given.
+    """
+
+    framework = "torch"
+
+    def __init__(
+        self,
+        model: ModelState,
+        optimizers: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+        ema: ExponentialMovingAverage | None = None,
+        local: LocalSteps | None = None,
+    ) -> None:
+        self.model = model
+        self.ema = ema or ExponentialMovingAverage(model, None)
+        self._local = local
+        by_name = {MAIN: optimizers} if isinstance(optimizers, torch.optim.Optimizer) else optimizers
+        self._optimizers = list(by_name.values())
+        prefixes = state_prefixes(list(by_name))
+        self._parts = [_OptimizerState(model, one, prefixes[name]) for name, one in by_name.items()]
+
+    def check(self) -> None:
+        """Check that everything the optimizers keep can be saved.
+
+        Raises:
+            TaskError: naming what cannot.
+        """
+        for part in self._parts:
+            part.check()
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Check as the base does, but for buffers that take the shape of what is loaded."""
+        free = {
+            field.name: tuple(state[field.name].shape)
+            for field in self.model.fields
+            if field.resizes and field.name in state
+        }
+        super().check_fits(
+            {**shapes, **{name: shape for name, shape in free.items() if name in shapes}}, state
+        )
+
+    def snapshot(self, kept: PortableState | None = None) -> TorchSnapshot:
+        """Copy everything off the device.
+
+        Args:
+            kept: what else belongs to the state, as arrays.
+
+        Raises:
+            TaskError: If an optimizer's state cannot be saved.
+        """
+        self.check()
+        state: PortableState = dict(kept or {})
+        slots: list[Field] = []
+        for part in self._parts:
+            state |= part.values()
+            slots += part.slot_fields()
+        check_unique((field.name, field.name) for field in slots)
+        return TorchSnapshot([*self.model.fields, *self.ema.fields, *self._outer_fields, *slots], state)
+
+    def load(self, state: StateArrays) -> None:
+        """Load portable state, having checked all of it.
+
+        A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
+
+        Raises:
+            TaskError: If the state does not fit, or an optimizer's cannot be made.
+        """
+        ema_fields = self.ema.fields if has_ema(state) else []
+        outer_fields = self._outer_fields if has_outer(state) else []
+        saved = [part.is_in(state) for part in self._parts]
+        made: list[_OptimizerState] = []
+        emptied = [
+            p for p, is_saved in zip(self._parts, saved, strict=True) if p.starts_empty and not is_saved
+        ]
+        try:
+            for part, is_saved in zip(self._parts, saved, strict=True):
+                if part.starts_empty and is_saved and not part.has_slots():
+                    made.append(part)
+                    part.make_slots(state)
+            shapes = {field.name: field.shape for field in [*self.model.fields, *ema_fields, *outer_fields]}
+            for part in self._parts:
+                shapes |= part.shapes() if part not in emptied else {}
+            self.check_fits(shapes, state)
+        except TaskError:
+            for part in made:
+                part.clear()
+            raise
+        for part in emptied:
+            part.clear()
+        slots = [field for part in self._parts for field in part.slot_fields()]
+        for field in [*self.model.fields, *slots, *ema_fields, *outer_fields]:
+            field.write(state)
+        if not ema_fields:
+            self.ema.restart()
+        if self._local is not None and not outer_fields:
+            self._local.restart()
+        for part in self._parts:
+            part.write_numbers(state)
+
+    def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of all arrays, by portable name, if no optimizer starts empty.
+
+        Args:
+            with_ema: whether the moving average is among them, if there is one.
+        """
+        fields = [*self.model.fields, *(self.ema.fields if with_ema else ())]
+        found: dict[str, tuple[int, ...]] = {field.name: field.shape for field in fields}
+        for part in self._parts:
+            found |= part.shapes()
+        return found
+
+    def private_names(self) -> list[str]:
+        """Return the names of arrays that only PyTorch reads, and which a state may have."""
+        fields = [*self.model.fields, *self.ema.fields]
+        fields += [field for part in self._parts for field in part.slot_fields()]
+        own = [name for field in fields for name in field.private_names]
+        return own + [name for part in self._parts for name in part.count_names()]
+
+    def arrays(self) -> Iterator[tuple[str, Any]]:
+        """Yield all arrays with their portable names, private ones as well; some share memory with tensors.
+
+        Raises:
+            TaskError: If an optimizer's state cannot be saved.
+        """
+        self.check()
+        for part in self._parts:
+            yield from part.values().items()
+        slots = [field for part in self._parts for field in part.slot_fields()]
+        for field in [*self.model.fields, *self.ema.fields, *slots]:
+            yield from field.arrays(field.tensors)
+
+    def broadcast_optimizers(self, workers: Workers, root: int) -> None:
+        """Collective. Copy what the root's optimizers keep to every worker's."""
+        # made here: Horovod makes missing slots by a step that moves parameters and options
+        has_slots = workers.broadcast_object(self.has_slots(), root)
+        self.follow(has_slots)
+        for optimizer, has_some in zip(self._optimizers, has_slots, strict=True):
+            if has_some:
+                broadcast_optimizer(optimizer, workers, root)
+
+    def broadcast_ema(self, root: int) -> None:
+        """Collective. Copy the root's moving average to every worker, after the weights."""
+        broadcast_tensors(self.ema.to_broadcast(), root, label="ema")
+
+    def follow(self, root_has_slots: Sequence[bool]) -> None:
+        """Make or drop this worker's slots, so that each optimizer has them where the root's has them."""
+        for part, has_slots in zip(self._parts, root_has_slots, strict=True):
+            if has_slots and not part.has_slots():
+                part.make_slots()
+            elif not has_slots and part.starts_empty:
+                part.clear()
+
+    def has_slots(self) -> list[bool]:
+        """Return whether each optimizer keeps anything yet."""
+        return [part.has_slots() for part in self._parts]
+
+    def make_slots(self) -> None:
+        """Let the optimizers make their slots, by steps with zero gradients that change nothing else.
+
+        Raises:
+            TaskError: If an optimizer takes no such step.
+        """
+        for part in self._parts:
+            part.make_slots()
+
+
+class _OptimizerState:
+    """One optimizer as portable state.
+
+    Args:
+        model: the model's tensors.
+        optimizer: the optimizer.
+        prefix: what stands before the names of its slots, after ``optimizer/``.
+
+    Attributes:
+        starts_empty: whether it makes its slots in its first step, as optimizers of tasks do.
+    """
+
+    def __init__(self, model: ModelState, optimizer: torch.optim.Optimizer, prefix: str) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._prefix = f"optimizer/{prefix}"
+        self._step = f"{self._prefix}step"
+        self.starts_empty = not self.has_slots()
+
+    def is_in(self, state: StateArrays) -> bool:
+        """Return whether a state has anything of this optimizer."""
+        return any(name.startswith(self._prefix) for name in state)
+
+    def check(self) -> None:
+        """Check that everything the optimizer keeps can be saved.
+
+        Raises:
+            TaskError: naming what cannot.
+        """
+        known = {id(entry.tensor): entry.path for entry in self._model.entries}
+        for parameter, slots in self._optimizer.state.items():
+            if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
+                where = "another tensor" if isinstance(parameter, torch.Tensor) else repr(parameter)
+                raise _cannot_be_saved(self._optimizer, f"it keeps something for {where}, no parameter")
+            for key, value in slots.items():
+                if not isinstance(value, torch.Tensor | int | float | np.number | None):
+                    found = f"{key!r} of {known[id(parameter)]} is a {type(value).__name__}"
+                    raise _cannot_be_saved(self._optimizer, found)
+
+    def values(self) -> PortableState:
+        """Return the numbers that are no tensors, and the counts of steps."""
+        state: PortableState = {n.name: np.asarray(n.value) for n in self._numbers()}
+        counts = self._step_counts()
+        if counts:
+            last = max(count.value for count in counts)
+            state[self._step] = np.asarray(int(last), np.int64)
+            state |= {n.name: np.asarray(n.value) for n in counts if n.value != last}
+        return state
+
+    def write_numbers(self, state: StateArrays) -> None:
+        """Set what ``values`` returns."""
+        for number in self._numbers():
+            number.write(state[number.name].item())
+        counts = self._step_counts()
+        last = state[self._step].item() if counts else 0
+        for count in counts:
+            count.write(state[count.name].item() if count.name in state else last)
+
+    def count_names(self) -> list[str]:
+        """Return the names of counts of steps that differ from the others."""
+        return [count.name for count in self._step_counts()]
+
+    def has_slots(self) -> bool:
+        """Return whether the optimizer keeps anything yet."""
+        return any(self._optimizer.state.values())
+
+    def clear(self) -> None:
+        """Drop everything that the optimizer keeps."""
+        self._optimizer.state.clear()
+
+    def make_slots(self, state: StateArrays | None = None) -> None:
+        """Let the optimizer make its slots, by a step with zero gradients that changes nothing else.
+
+        Args:
+            state: those of parameters of which it has none are dropped: no step has reached them.
+
+        Raises:
+            TaskError: If the optimizer takes no such step.
+        """
+        make_slots(self._optimizer)
+        if state is None:
+            return
+        saved = {
+            tensor
+            for field in self._model.fields
+            for tensor in field.tensors
+            if any(f"{self._slot(key)}/{field.path}" in state for key in self._slots_of(tensor))
+        }
+        saved |= {
+            entry.tensor for entry, key, _ in self._rest() if f"{self._slot(key)}/{entry.path}" in state
+        }
+        if saved:
+            for tensor in self._optimizer.state.keys() - saved:
+                del self._optimizer.state[tensor]
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the slots and of the numbers, by portable name."""
+        shapes: dict[str, tuple[int, ...]] = {field.name: field.shape for field in self.slot_fields()}
+        shapes |= {number.name: () for number in self._numbers()}
+        return shapes | ({self._step: ()} if self._step_counts() else {})
+
+    def slot_fields(self) -> Iterator[Field]:
+        """Return the slots: those shaped as their parameter share its layout."""
+        for field in self._model.fields:
+            states = [self._slots_of(tensor) for tensor in field.tensors]
+            for key in states[0]:
+                values: list[Any] = [slots.get(key) for slots in states]
+                if all(_shaped_as(v, t) for v, t in zip(values, field.tensors, strict=True)):
+                    layout = field.layout.of_slots or field.layout
+                    yield replace(
+                        field, tensors=tuple(values), layout=layout, torch_names=(), prefix=self._slot(key)
+                    )
+        for entry, key, value in self._rest():
+            if isinstance(value, torch.Tensor):
+                yield Field(entry.path, entry.path, (value,), (entry.path,), SAME, prefix=self._slot(key))
+
+    def _numbers(self) -> list[_Number]:
+        return [
+            _Number(f"{self._slot(key)}/{entry.path}", self._optimizer.state[entry.tensor], key)
+            for entry, key, value in self._rest()
+            if not isinstance(value, torch.Tensor)
+        ]
+
+    def _rest(self) -> Iterator[tuple[Entry, str, Any]]:
+        """Return the slots that are not shaped as their parameter, without counts of steps."""
+        for entry in self._model.entries:
+            for key, value in self._slots_of(entry.tensor).items():
+                if value is not None and not _shaped_as(value, entry.tensor):
+                    yield entry, key, value
+
+    def _step_counts(self) -> list[_Number]:
+        return [
+            _Number(f"{PRIVATE['torch']}{self._step}/{entry.path}", slots, "step")
+            for entry in self._model.entries
+            if "step" in (slots := self._optimizer.state.get(entry.tensor, {}))
+        ]
+
+    def _slots_of(self, tensor: torch.Tensor) -> dict[str, Any]:
+        """Return a parameter's part of the optimizer's state, without its count of steps."""
+        slots = self._optimizer.state.get(tensor, {})
+        return {key: value for key, value in slots.items() if key != "step"}
+
+    def _slot(self, key: str) -> str:
+        return f"{self._prefix}{SLOTS.get(key, key)}"
+
+
+@contextmanager
+def optimizers_kept(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Return a context after which optimizers, and the options of their groups, are as they were.
+
+    The copies lie in the host's memory.
+    """
+    states = [(optimizer, dict(optimizer.state)) for optimizer in optimizers]
+    holders = [
+        holder
+        for optimizer, slots in states
+        for holder in (*optimizer.param_groups, *slots.values())
+        if isinstance(holder, dict)
+    ]
+    before = [
+        (holder, {key: (value, _host_copy(value)) for key, value in holder.items() if key != "params"})
+        for holder in holders
+    ]
+    try:
+        yield
+    finally:
+        for optimizer, slots in states:
+            optimizer.state.clear()
+            optimizer.state.update(slots)
+        for holder, values in before:
+            for key in holder.keys() - values.keys() - {"params"}:
+                del holder[key]
+            for key, (value, copied) in values.items():
+                is_tensor = isinstance(value, torch.Tensor)
+                holder[key] = _written(value, copied) if is_tensor else copied
+
+
+@torch.no_grad()
+def _written(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return tensor.copy_(value)
+
+
+def _host_copy(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:
+    return TaskError(
+        f"the state of {_kind(optimizer)} cannot be saved: {found}",
+        "It may hold tensors and numbers for each parameter; give another optimizer in torch_optimizer().",
+    )
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    return type(optimizer).__name__
+
+
+def _shaped_as(value: Any, tensor: torch.Tensor) -> bool:
+    return isinstance(value, torch.Tensor) and value.shape == tensor.shape

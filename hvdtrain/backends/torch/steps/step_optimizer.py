@@ -1,0 +1,244 @@
+"""The optimizers that a task's own step is given in PyTorch; ``tensorflow/step_optimizer.py`` has Keras's."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.backends.own_step import (
+    NotCalled,
+    check_gradients,
+    check_losses,
+    check_reached,
+    check_takes_no_closure,
+    outside_of_step,
+    stepped_alone,
+)
+from hvdtrain.backends.torch.dry_run import as_kept
+from hvdtrain.backends.torch.reduction.all_reduce import AllReduce
+from hvdtrain.backends.torch.reduction.reducers import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.sparse import zeros_for
+from hvdtrain.backends.torch.state.model_state import Entry, set_values
+from hvdtrain.backends.torch.state.slots import try_step
+from hvdtrain.backends.torch.step_calls import Calls
+from hvdtrain.backends.torch.weighting import check_values, weigh
+from hvdtrain.config import Config
+from hvdtrain.workers.agreement import Workers
+
+
+class StepPart(NamedTuple):
+    """The samples of a step on one worker, and what an update with them needs.
+
+    Attributes:
+        weights: (samples,).
+        gradient_weights: (samples,): each sample's part in the mean gradient over the global batch.
+        total_weight: sum of the samples' weights over all workers.
+        learning_rate: that of the step; None in a dry run, which neither reduces nor updates anything.
+    """
+
+    weights: torch.Tensor
+    gradient_weights: torch.Tensor
+    total_weight: float
+    learning_rate: float | None
+
+
+class StepOptimizer(NotCalled):
+    """One of the optimizers that a task's own step is given.
+
+    Args:
+        name: its name.
+        optimizer: the optimizer.
+        entries: the parameters that it trains.
+        config: the config.
+        calls: those of the step so far, of all its optimizers.
+        workers: the job's workers.
+
+    Attributes:
+        unused: names of the parameters that no call of this step has reached; empty without a call.
+        is_applied: whether ``apply`` was called in this step.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        optimizer: torch.optim.Optimizer,
+        entries: Sequence[Entry],
+        config: Config,
+        calls: Calls,
+        *,
+        workers: Workers,
+    ) -> None:
+        check_takes_no_closure(name, optimizer)
+        self.unused: set[str] = set()
+        self.is_applied = False
+        self._name = name
+        self._optimizer = optimizer
+        self._paths = [entry.path for entry in entries]
+        self._parameters = [entry.tensor for entry in entries]
+        self._clip_norm = config.clip_norm
+        self._workers = workers
+        self._new_reducer = partial(choose_reducer, config, workers)
+        self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
+        self._calls = calls
+        self._own_calls = 0
+        self._samples: StepPart | None = None
+        self._is_stepping = False
+        optimizer.register_step_pre_hook(self._check_step)
+
+    @property
+    def variables(self) -> list[torch.Tensor]:
+        """The parameters that it trains, in the order of the gradients."""
+        return list(self._parameters)
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of this step; the largest one if its parameter groups have several."""
+        groups, rate = self._optimizer.param_groups, self._of_step().learning_rate
+        if rate is None:
+            return max(float(group["lr"]) for group in groups)
+        return float(rate * max(group.get("lr_scale", 1.0) for group in groups))
+
+    def gradients(self, losses: Any, retain_graph: bool = False) -> list[torch.Tensor]:
+        """Collective. Return the mean gradient over the global batch, one tensor for each variable.
+
+        Args:
+            losses: one value per sample, or ``Weighted``.
+            retain_graph: whether the losses, or what they were computed from, will be differentiated again.
+        """
+        samples = self._of_step()
+        check_losses(losses, self._name)
+        given = {f"what is given to the optimizer {self._name!r}": losses}
+        check_values(given, len(samples.weights))
+        values = weigh(given, len(samples.weights), samples.weights.dtype)
+        check_reached(self._name, values.losses.requires_grad)
+        weights = samples.gradient_weights
+        with torch.autocast(weights.device.type, enabled=False):
+            found = torch.autograd.grad(
+                values.losses,
+                self._parameters,
+                weights if values.loss_weights is None else weights * values.loss_weights,
+                retain_graph=retain_graph,
+                allow_unused=True,
+            )
+            self._note_unused(found)
+            counted = None if values.loss_weights is None else torch.mv(values.rows, samples.weights)[1:]
+            return self._reduced(found, counted, samples)
+
+    def apply(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Clip the gradients, set the learning rate and take a step.
+
+        Args:
+            gradients: those of ``gradients``, or computed from them.
+        """
+        samples = self._of_step()
+        found = [tuple(g.shape) if isinstance(g, torch.Tensor) else None for g in gradients]
+        check_gradients(self._name, found, [tuple(p.shape) for p in self._parameters])
+        self.is_applied = True
+        is_dry = samples.learning_rate is None
+        if is_dry and self._optimizer.state:
+            return
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
+            # clipping would change the tensors of the task
+            parameter.grad = gradient.detach() if self._clip_norm is None else gradient.detach().clone()
+        self._is_stepping = True
+        try:
+            with torch.autocast(samples.weights.device.type, enabled=False):
+                if is_dry:
+                    named = dict(zip(self._paths, self._parameters, strict=True))
+                    before = [as_kept(parameter) for parameter in self._parameters]
+                    try_step(self._optimizer, named, self._clip_norm)
+                    for parameter, values in zip(self._parameters, before, strict=True):
+                        set_values(parameter, values)
+                    return
+                if self._clip_norm is not None:
+                    torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+                for group in self._optimizer.param_groups:
+                    group["lr"] = samples.learning_rate * group.get("lr_scale", 1.0)
+                self._optimizer.step()
+        finally:
+            self._is_stepping = False
+            for parameter in self._parameters:
+                parameter.grad = None
+
+    def minimize(self, losses: Any, retain_graph: bool = False) -> None:
+        """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
+        self.apply(self.gradients(losses, retain_graph))
+
+    def begin(self, samples: StepPart | None) -> None:
+        """Begin a step with these samples; None if no step is being done. Local: no collective."""
+        self._samples = samples
+        self._own_calls = 0
+        if samples is not None:
+            self.unused, self.is_applied = set(), False
+
+    def forget(self) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective."""
+        self._samples = None
+        for reducer in self._reducers:
+            reducer.attach({})  # takes its hooks off
+        self._reducers.clear()
+
+    def _of_step(self) -> StepPart:
+        if self._samples is None:
+            raise outside_of_step(self._name)
+        return self._samples
+
+    def _note_unused(self, found: Sequence[torch.Tensor | None]) -> None:
+        missed = {path for path, gradient in zip(self._paths, found, strict=True) if gradient is None}
+        check_reached(self._name, len(missed) < len(self._paths))
+        self.unused = missed if self._own_calls == 0 else self.unused & missed
+
+    def _reduced(
+        self, found: Sequence[torch.Tensor | None], counted: torch.Tensor | None, samples: StepPart
+    ) -> list[torch.Tensor]:
+        """Collective. Return the sums of gradients over workers, divided by the share that counted."""
+        pairs = list(zip(found, self._parameters, strict=True))
+        call, self._own_calls = self._own_calls, self._own_calls + 1
+        if self._workers.size > 1 and samples.learning_rate is not None:
+            check = self._calls.announce(self._name, is_weighted=counted is not None)
+            reducer = self._reducer(call)
+            if isinstance(reducer, AllReduce):
+                # which it copies
+                gradients = [zeros_for(self._optimizer, p) if g is None else g for g, p in pairs]
+                reducer.start(gradients)  # the check then waits for no round of its own
+            else:
+                gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
+            check()
+            handle = None
+            if counted is not None:  # on all workers, as the check has found
+                name = f"hvdtrain.counted.{self._name}.{call}"
+                handle = hvd.allreduce_async_(counted, op=hvd.Sum, name=name)
+            try:
+                gradients = reducer.finish(gradients)
+            finally:
+                if handle is not None:
+                    hvd.synchronize(handle)
+        else:
+            gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
+        if counted is None:
+            return gradients
+        factor = torch.where(counted > 0, samples.total_weight / counted, 1.0)
+        return [gradient * factor.squeeze(0) for gradient in gradients]  # some may be sparse
+
+    def _owned(self, gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
+        """Return a gradient in memory of its own, laid out as its parameter; zeros if it was not reached."""
+        if gradient is None:
+            return zeros_for(self._optimizer, parameter)
+        if gradient.is_sparse:
+            return gradient.clone()
+        return torch.empty_like(parameter).copy_(gradient)
+
+    def _reducer(self, call: int) -> GradientReducer:
+        if call == len(self._reducers):
+            reducer = self._new_reducer()
+            names = [f"{self._name}.{call}.{path}" for path in self._paths]
+            reducer.attach(dict(zip(names, self._parameters, strict=True)))
+            self._reducers.append(reducer)
+        return self._reducers[call]
+
+    def _check_step(self, *_: Any) -> None:
+        """Refuse a step that the task's own step takes by itself; a hook of the optimizer."""
+        if self._samples is not None and not self._is_stepping:
+            raise stepped_alone(self._name)

@@ -1,0 +1,245 @@
+"""The stages of a step in PyTorch, from the gradient weights to the moving average, in their order."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter, is_
+
+import torch
+
+from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
+from hvdtrain.backends.torch.precision import LossScale
+from hvdtrain.backends.torch.reduction.reducers import GradientReducer
+from hvdtrain.backends.torch.sparse import zeros_for
+from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.state.model_state import Entry
+from hvdtrain.backends.torch.state.slots import try_step
+from hvdtrain.backends.torch.step_clock import StepClock
+from hvdtrain.errors import TaskError
+
+_grad = attrgetter("grad")  # of many parameters, in a step of few milliseconds
+
+# the gradients of the parameters, and how often each has been changed in place
+_Gradients = tuple[list[torch.Tensor | None], list[int]]
+
+
+class Update:
+    """One optimizer update; a step calls the methods in the order in which they stand here.
+
+    Parameters, the optimizer's slots and the moving average change only after every reduction of the
+    step has succeeded.
+
+    Args:
+        trainable: the trainable parameters.
+        optimizer: the optimizer.
+        reducer: sums gradients over workers.
+        ema: the moving average of the weights.
+        clock: measures how long this worker is busy.
+        clip_norm: largest norm of the gradient, or None.
+        loss_scale: the loss scale of fp16, or None.
+        is_own: whether the optimizer is the task's; others are given dense gradients.
+    """
+
+    def __init__(
+        self,
+        trainable: Sequence[Entry],
+        optimizer: torch.optim.Optimizer,
+        reducer: GradientReducer,
+        ema: ExponentialMovingAverage,
+        clock: StepClock,
+        *,
+        clip_norm: float | None = None,
+        loss_scale: LossScale | None = None,
+        is_own: bool = False,
+    ) -> None:
+        self._is_own = is_own
+        self.loss_scale = loss_scale
+        self._entries = list(trainable)
+        self._parameters = [entry.tensor for entry in trainable]
+        self._optimizer = optimizer
+        self._reducer = reducer
+        self._ema = ema
+        self._clock = clock
+        self._clip_norm = clip_norm
+        self._expected = self._passes = 0
+        self._lent: _Gradients = [], []
+        self._seen: _Gradients = [], []
+        self._unused: list[int] = []  # places of parameters without a gradient here
+        self._left_out: list[int] = []  # those of them without one on any worker
+        self.begin()
+
+    def begin(self, reduces: bool = True) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective.
+
+        Args:
+            reduces: whether backward passes that follow belong to a step; if not, they begin no reduction.
+        """
+        entries = self._entries if reduces else []
+        self._reducer.attach({entry.path: entry.tensor for entry in entries})
+        self._expected = self._passes = 1
+        self._lent = self._seen = ([], []) if reduces else self._look()
+
+    def expect(self, passes: int) -> None:
+        """Say how many backward passes follow; the reducer may give the parameters gradients to add to.
+
+        Called while no parameter has a gradient.
+        """
+        self._lent = self._seen = [], []  # of gradients that somebody holds, the reducer makes others
+        self._reducer.expect(passes)
+        self._expected = self._passes = passes
+        self._lent = self._seen = self._look()
+
+    def scale(self, gradient_weights: torch.Tensor) -> torch.Tensor:
+        """Return the samples' gradient weights, times the loss scale."""
+        return gradient_weights if self.loss_scale is None else gradient_weights * self.loss_scale.factor
+
+    def backward(self, losses: torch.Tensor, gradient_weights: torch.Tensor) -> None:
+        """Add a micro-batch's part to the gradients; the reducer may begin with those that are complete.
+
+        Raises:
+            TaskError: If something else has changed them, such as a task that calls ``backward`` itself.
+        """
+        self._differentiate(partial(losses.backward, gradient_weights))
+
+    def fill_in_unused(self) -> list[str]:
+        """Set zero gradients for the parameters that no micro-batch reached, and return their names.
+
+        So every worker reduces all parameters.
+        """
+        self._unused = []
+        gradients: list[torch.Tensor | None] = list(map(_grad, self._parameters))
+        for place, (gradient, lent, version) in enumerate(zip(gradients, *self._lent, strict=True)):
+            if gradient is None:
+                self._parameters[place].grad = zeros_for(self._optimizer, self._parameters[place])
+            elif gradient is not lent or gradient._version != version:
+                continue
+            self._unused.append(place)
+        return [f"model/{self._entries[place].path}" for place in self._unused]
+
+    def reduce(self, vector: torch.Tensor) -> torch.Tensor:
+        """Collective. Sum the gradients and the step's vector over workers; return the vector.
+
+        How many workers have a gradient of each parameter travels with it; who lacks one looks at that.
+        """
+        self._clock.ready()
+        self._seen = [], []  # the reducer may give the parameters others, and these be freed
+        reduced, vector = self._reducer.finish_with(self._gradients(), self._with_reached(vector))
+        self._clock.reduced()
+        for parameter, gradient in zip(self._parameters, reduced, strict=True):
+            if gradient.is_sparse and not self._is_own:
+                parameter.grad = gradient.to_dense()
+            elif parameter.grad is not gradient:
+                parameter.grad = gradient
+        return self._without_reached(vector)
+
+    def unscale_or_skip(self, vector: torch.Tensor) -> bool:
+        """Take the loss scale off the gradients; return whether they are finite, or the step is skipped.
+
+        If they are not at the lowest scale, the vector's flag is set: no scale will help.
+        """
+        if self.loss_scale is None:
+            return True
+        is_finite = self.loss_scale.unscale(self._gradients())
+        vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)
+        return is_finite
+
+    def normalize(self, counted: torch.Tensor | None, total_weight: float) -> None:
+        """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did.
+
+        Args:
+            counted: sum of the loss's own weights over all workers, a single number; None if it has none.
+            total_weight: sum of the samples' weights over all workers.
+        """
+        if counted is None or (not counted.is_cuda and counted.item() in (total_weight, 0.0)):
+            return
+        torch._foreach_mul_(self._gradients(), torch.where(counted > 0, total_weight / counted, 1.0))
+
+    def clip(self) -> None:
+        """Scale the gradients so that their joint norm is at most the config's."""
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+
+    def update(self, learning_rate: float) -> None:
+        """Let the optimizer take its step, without parameters that no worker has a gradient of."""
+        self._leave_out()
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate * group.get("lr_scale", 1.0)
+        self._optimizer.step()
+
+    def try_out(self) -> None:
+        """Let an optimizer of the task take a step with the gradients of a dry run, which is undone.
+
+        Raises:
+            TaskError: If it fails.
+        """
+        if self._is_own and not self._optimizer.state:
+            paths = [entry.path for entry in self._entries]
+            try_step(self._optimizer, dict(zip(paths, self._parameters, strict=True)), self._clip_norm)
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        self._optimizer.zero_grad()
+
+    def ema(self, step: int) -> None:
+        """Take the weights into their moving average.
+
+        Args:
+            step: steps done, this one included.
+        """
+        self._ema.update(self._ema.share(step))
+
+    def _differentiate(self, run: Callable[[], object]) -> None:
+        """Do a backward pass of any kind, which adds a micro-batch's part to the gradients."""
+        self._check_unchanged()
+        run()
+        self._passes -= 1
+        if self._passes:
+            self._seen = self._look()
+
+    def _with_reached(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return a step's vector with a 1 for each parameter that has a gradient here, 0 for the others."""
+        reached = vector.new_ones(len(self._parameters))
+        if self._unused:
+            reached[self._unused] = 0.0
+        return torch.cat((vector, reached))
+
+    def _without_reached(self, vector: torch.Tensor) -> torch.Tensor:
+        """Return the sum of such vectors without that; a worker that lacks gradients looks at it."""
+        end = len(vector) - len(self._parameters)
+        counts = vector[end:][self._unused].tolist() if self._unused else []
+        self._left_out = [place for place, n in zip(self._unused, counts, strict=True) if not n]
+        return vector[:end]
+
+    def _leave_out(self) -> None:
+        """Drop the gradients of parameters that no worker has one of."""
+        for place in self._left_out:
+            self._parameters[place].grad = None
+
+    def _look(self) -> _Gradients:
+        """Return the gradients as they are, and how often each has been changed in place."""
+        gradients = list(map(_grad, self._parameters))
+        return gradients, [-1 if gradient is None else gradient._version for gradient in gradients]
+
+    def _check_unchanged(self) -> None:
+        """Refuse gradients that something other than a step's backward passes has changed.
+
+        Before the first of them, a gradient may be set to None or zero.
+        """
+        gradients, versions = self._look()
+        seen, known = self._seen
+        if versions == known and all(map(is_, gradients, seen)):
+            return
+        for place, gradient in enumerate(gradients):
+            if gradient is seen[place] and versions[place] == known[place]:
+                continue
+            is_first = self._passes == self._expected
+            if is_first and (gradient is None or not (gradient.is_sparse or bool(gradient.any()))):
+                continue
+            raise TaskError(
+                f"the gradient of {self._entries[place].path} was changed outside of the step's own backward "
+                "pass; what a backward() of the task adds would be summed over workers, and not averaged",
+                "Leave backward() and zero_grad() out of the task, and add what is to be minimized to the "
+                "losses. For gradients of inputs, use torch.autograd.grad.",
+            )
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self._parameters if parameter.grad is not None]

@@ -1,0 +1,245 @@
+"""Before a job trains in a run directory at a URL: where the run stands is found out, and it is fetched."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
+from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, StoredCheckpoints, step_in, value_of
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault
+from hvdtrain.storage.files import open_regular
+from hvdtrain.storage.urls import StoreError, entries, name, shown
+from hvdtrain.stores.log_files import LogFiles, never_uploaded
+from hvdtrain.stores.working_copy import RUN_FILES, WorkingCopy
+
+_LOG = "metrics.jsonl"
+_BLOCK_BYTES = 1 << 20
+AUTO, NEW = "auto", ""  # continue if there is a run; there must be none
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run directory at a URL, whose claim the caller has.
+
+    Attributes:
+        url: the run directory.
+        copy: its working copy, locked.
+        checkpoints: its checkpoints in the store.
+        logs: its other files.
+        note: is told at once what takes long.
+    """
+
+    url: str
+    copy: WorkingCopy
+    checkpoints: StoredCheckpoints
+    logs: LogFiles
+    note: Callable[[str], None] = lambda text: None
+
+
+@dataclass
+class Begun:
+    """Where a run stands when a job begins.
+
+    Attributes:
+        notes: what to tell the user.
+        values: the metric that keep_best names, by the name of a checkpoint in the store.
+        newest: the newest good checkpoint, which is in the working copy; empty if there is none.
+        passed_over: newer ones in the store that did not verify as they were read; they stay as they are.
+    """
+
+    notes: list[str] = field(default_factory=list)
+    values: dict[str, float | None] = field(default_factory=dict)
+    newest: str = ""
+    passed_over: list[str] = field(default_factory=list)
+
+
+def begin(
+    run: StoredRun, writer: str, resume: str, goal: MetricGoal | None = None
+) -> tuple[Begun, dict[str, Manifest]]:
+    """Bring the working copy to where the run stands.
+
+    Args:
+        run: the run directory.
+        writer: the claim of the last job that changed the run, as the store says; empty if it does not.
+        resume: ``NEW``, ``AUTO``, or the name of the checkpoint that the run is to continue from.
+        goal: the metric that keep_best names.
+
+    Returns:
+        Where the run stands, and the manifests of the checkpoints in the store.
+
+    Raises:
+        ConfigError: If there is a run that the job does not continue.
+        CheckpointError: If the checkpoint that was named is missing or damaged, or all in the store are.
+        EnvironmentFault: If a checkpoint cannot be read.
+        StoreError: If the store cannot be read.
+        OSError: If the working copy cannot be written.
+    """
+    begun, url, copy = Begun(), run.url, run.copy
+    found = {name(one.url) for one in entries(url)}
+    is_stored = not found.isdisjoint(RUN_FILES)
+    is_own = not is_stored or writer in copy.state.writers
+    if resume == NEW:
+        _check_is_free(url, copy, found, begun)
+        copy.state.later = []
+        return begun, {}
+    beside = copy.move_aside() if copy.holds_run() and not is_own else None
+    was_uploaded = copy.state.is_uploaded
+    if not is_own:  # from here on the copy is one of what the store has, as far as it gets
+        copy.state.writers, copy.state.is_uploaded = [writer] if writer else [], True
+        copy.state.later = []
+        copy.write_state()
+    if is_stored:
+        run.logs.fetch()
+    if beside is not None:
+        _give_way(beside, copy.folder, was_uploaded, begun)
+    manifests = _manifests(run, begun)
+    begun.newest = _fetch_newest(run, manifests, resume, begun)
+    if goal is not None:
+        begun.values = {one: value_of(manifest, goal) for one, manifest in manifests.items()}
+    return begun, manifests
+
+
+def _check_is_free(url: str, copy: WorkingCopy, found: set[str], begun: Begun) -> None:
+    """Check that there is no run in the store, and none in the working copy that was never there.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    held = next((one for one in RUN_FILES if one in found), None)
+    if held is not None:
+        raise ConfigError(
+            f"run_dir: {shown(url)} already holds a run ({held})",
+            "Add --resume to continue it, choose another --run-dir, or move it away.",
+        )
+    if not copy.holds_run():
+        return
+    if copy.state.is_uploaded:
+        begun.notes.append(
+            f"{shown(url)} no longer has the run that this host has a copy of: the copy is moved to "
+            f"{copy.move_aside()}"
+        )
+        return
+    raise ConfigError(
+        f"run_dir: {copy.folder} on this host holds a run of {shown(url)} that is not in the store",
+        "Add --resume to continue and upload it, choose another --run-dir, or remove that directory.",
+    )
+
+
+def _give_way(beside: Path, folder: Path, was_uploaded: bool, begun: Begun) -> None:
+    """Remove a copy that was moved aside as the run went on elsewhere, if the store's run continues it.
+
+    Args:
+        beside: that copy.
+        folder: the working copy, with the logs that the store has.
+        was_uploaded: whether the store had all of that copy when the last job with it ended.
+        begun: is told if it stays.
+    """
+    if was_uploaded and not never_uploaded(beside) and _begins_with(folder / _LOG, beside / _LOG):
+        shutil.rmtree(beside, ignore_errors=True)
+        return
+    why = "which it does not continue" if was_uploaded else "of which not all was uploaded"
+    begun.notes.append(
+        f"the run went on elsewhere since this host's copy of it, {why}: that copy is set aside as {beside}"
+    )
+
+
+def _begins_with(whole: Path, part: Path) -> bool:
+    """Return whether a file begins with all that another one has."""
+    try:
+        with open_regular(whole, follow=False) as file, open_regular(part, follow=False) as other:
+            while block := other.read(_BLOCK_BYTES):
+                if file.read(len(block)) != block:
+                    return False
+    except OSError:
+        return False
+    return True
+
+
+def _manifests(run: StoredRun, begun: Begun) -> dict[str, Manifest]:
+    """Return the manifests of the checkpoints in the store, but for such as the run has gone back from."""
+    found: dict[str, Manifest] = {}
+    names = run.checkpoints.names()
+    run.copy.state.later = later = [one for one in run.copy.state.later if one in names]
+    for one in names:
+        if one in later:
+            continue
+        try:
+            manifest = run.checkpoints.manifest(one)
+        except CorruptCheckpoint as corruption:
+            _pass_over(run, one, corruption, begun)
+            continue
+        if manifest is not None:
+            found[one] = manifest
+    return found
+
+
+def _fetch_newest(run: StoredRun, manifests: dict[str, Manifest], resume: str, begun: Begun) -> str:
+    """Bring the newest good checkpoint into the working copy, and return its name; empty if there is none."""
+    url, copy, stored = run.url, run.copy, run.checkpoints
+    folder = copy.folder / FOLDER
+    local = set(copy.steps())
+    names = sorted(local | set(manifests), key=step_in)
+    if resume != AUTO:
+        if resume not in names:
+            known = f"There are: {', '.join(names[-4:])}." if names else ""
+            raise CheckpointError(f"there is no checkpoint {shown(url)}/{FOLDER}/{resume}", known)
+        names = [resume]
+    for one in reversed(names):
+        if one in local and _is_good_here(folder / one, begun):
+            if one not in manifests:
+                begun.notes.append(f"{one} is not in {shown(url)} yet: it is uploaded from {copy.folder}")
+            return one
+        if one not in manifests:
+            continue
+        run.note(f"downloading {shown(url)}/{FOLDER}/{one}")
+        try:
+            stored.fetch(one, folder)
+        except CorruptCheckpoint as corruption:
+            if resume != AUTO:
+                raise CheckpointError(
+                    f"checkpoint {shown(url)}/{FOLDER}/{one} is damaged: {corruption}"
+                ) from None
+            _pass_over(run, one, corruption, begun)
+            del manifests[one]
+            continue
+        return one
+    if begun.passed_over:
+        raise CheckpointError(
+            f"no checkpoint in {shown(url)}/{FOLDER} verifies: {'; '.join(begun.notes[-4:])}",
+            "They were left as they are. Try again, also on another host, or choose another --run-dir.",
+        )
+    return ""
+
+
+def _is_good_here(path: Path, begun: Begun) -> bool:
+    """Return whether a checkpoint in the working copy is good; set it aside if it is not."""
+    try:
+        verification.verify(path)
+    except CorruptCheckpoint as corruption:
+        begun.notes.append(f"checkpoint {path} is damaged: {corruption}; {storage.quarantine(path)}")
+        return False
+    return True
+
+
+def _pass_over(run: StoredRun, one: str, corruption: CorruptCheckpoint, begun: Begun) -> None:
+    """Do without a checkpoint in the store, which stays: this host may have read it wrongly."""
+    begun.passed_over.append(one)
+    begun.notes.append(
+        f"checkpoint {shown(run.checkpoints.url)}/{one} is damaged: {corruption}; it is passed over"
+    )
+
+
+def problem_of(error: Exception, url: str) -> dict[str, Any]:
+    """Return an error as the process that begins tells it to the job: its kind, problem and remedy."""
+    for kind in (ConfigError, CheckpointError, EnvironmentFault):
+        if isinstance(error, kind):
+            return {"kind": kind.__name__, "problem": error.problem, "remedy": error.remedy}
+    if isinstance(error, StoreError):
+        problem = f"run_dir: {error.problem}"
+        return {"kind": "EnvironmentFault", "problem": problem, "remedy": error.remedy}
+    text = f"{type(error).__name__}: {error}"
+    return {"kind": "EnvironmentFault", "problem": f"run_dir: {shown(url)}: {text}", "remedy": ""}

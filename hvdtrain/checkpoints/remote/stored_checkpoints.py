@@ -1,0 +1,247 @@
+"""The checkpoints of a run in an object store: a checkpoint without a manifest does not exist there."""
+
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from hvdtrain.checkpoints import manifest as manifests
+from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
+from hvdtrain.checkpoints.storage import MANIFEST_FILE, MODEL_FILE, NAME, OPTIMIZER_FILE
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.storage.transfers import download, upload
+from hvdtrain.storage.urls import (
+    PATIENCE,
+    ChangedObjectError,
+    ExistingObjectError,
+    MissingObjectError,
+    Patience,
+    entries,
+    info,
+    is_s3,
+    join,
+    name,
+    read,
+    remove,
+    request,
+    shown,
+    write,
+)
+
+FOLDER = "checkpoints"
+_SET_ASIDE = "set-aside-"
+_COPIED_BYTES_PER_SECOND = 20_000_000.0  # by a store from one object to another, at least
+_FILES = (MODEL_FILE, OPTIMIZER_FILE)
+
+
+class StoredCheckpoints:
+    """The checkpoints in the folder ``checkpoints`` of a run directory at a URL.
+
+    Args:
+        url: the run directory.
+        patience: how long requests may take.
+    """
+
+    def __init__(self, url: str, patience: Patience = PATIENCE) -> None:
+        self.url = join(url, FOLDER)
+        self._patience = patience
+
+    def names(self) -> list[str]:
+        """Return the names of the folders of checkpoints, whole or not, the newest last.
+
+        Raises:
+            StoreError: If the store cannot be read.
+        """
+        found = [name(one.url) for one in entries(self.url, self._patience) if one.is_folder]
+        return sorted((one for one in found if NAME.fullmatch(one)), key=step_in)
+
+    def manifest(self, checkpoint: str) -> Manifest | None:
+        """Return the manifest of a checkpoint; None if it has none, and so does not exist.
+
+        Raises:
+            CorruptCheckpoint: If one byte of it is not as it was written.
+            EnvironmentFault: If another version of hvdtrain wrote it.
+            StoreError: If the store cannot be read.
+        """
+        place = join(self.url, checkpoint)
+        content = self.manifest_bytes(checkpoint)
+        return None if content is None else manifests.parse(content, MANIFEST_FILE, shown(place))
+
+    def manifest_bytes(self, checkpoint: str) -> bytes | None:
+        """Return what the manifest of a checkpoint holds; None if it has none; raises as ``manifest``."""
+        try:
+            return read(join(self.url, checkpoint, MANIFEST_FILE), manifests.MAX_BYTES, self._patience)
+        except MissingObjectError:
+            return None
+        except ChangedObjectError as error:
+            raise CorruptCheckpoint(str(error)) from None
+
+    def fetch(self, checkpoint: str, folder: Path) -> Path:
+        """Download a checkpoint into a folder, which is made if need be, and verify it.
+
+        Returns:
+            Its directory; one of that name is replaced.
+
+        Raises:
+            CorruptCheckpoint: If it is not what was written.
+            StoreError: If the store cannot be read.
+            OSError: If it cannot be written here.
+        """
+        content = self.manifest_bytes(checkpoint)
+        if content is None:
+            raise CorruptCheckpoint(f"{MANIFEST_FILE} is missing")
+        manifest = manifests.parse(content, MANIFEST_FILE, shown(join(self.url, checkpoint)))
+        folder.mkdir(parents=True, exist_ok=True)
+        beside = storage.unfinished(folder, checkpoint)
+        beside.mkdir()
+        try:
+            for file in _FILES:
+                known = manifest.files.get(file)
+                if known is None:
+                    raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {file}")
+                try:
+                    download(
+                        join(self.url, checkpoint, file),
+                        beside / file,
+                        sha256=known.sha256,
+                        size_bytes=known.bytes,
+                        patience=self._patience,
+                    )
+                except MissingObjectError:
+                    raise CorruptCheckpoint(f"{file} is missing") from None
+                except ChangedObjectError as error:
+                    raise CorruptCheckpoint(str(error)) from None
+            (beside / MANIFEST_FILE).write_bytes(content)
+            verification.verify(beside)
+            return storage.put_in_place(beside, folder / checkpoint)
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+
+    def put(self, source: Path, checkpoint: str, check: Callable[[], None]) -> None:
+        """Upload a checkpoint: its files, each read back, then its manifest. Until then it does not exist.
+
+        Args:
+            source: the directory with its files, which do not change.
+            checkpoint: its name.
+            check: called before each object is written; raises a StoreError if it must not be.
+
+        Raises:
+            CorruptCheckpoint: If what is in the directory is not what was written.
+            StoreError: If the store does not have it whole.
+            OSError: If a file cannot be read.
+        """
+        manifest = manifests.read(source / MANIFEST_FILE)
+        content = (source / MANIFEST_FILE).read_bytes()
+        if (old := self._old_manifest(checkpoint)) is not None:
+            if old == content:  # which came after its files
+                return
+            check()
+            self.set_aside(checkpoint)
+        for file in _FILES:
+            check()
+            known = manifest.files.get(file)
+            if known is None:
+                raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {file}")
+            try:
+                upload(
+                    source / file,
+                    join(self.url, checkpoint, file),
+                    sha256=known.sha256,
+                    patience=self._patience,
+                )
+            except ChangedObjectError:
+                verification.verify(source)
+                raise
+        check()
+        target = join(self.url, checkpoint, MANIFEST_FILE)
+        with suppress(ChangedObjectError, ExistingObjectError):  # there is one since: read which
+            write(target, content, self._patience, is_new=is_s3(target))
+        if read(target, manifests.MAX_BYTES, self._patience) != content:
+            raise ChangedObjectError(f"{shown(target)} is not what was uploaded")
+
+    def _old_manifest(self, checkpoint: str) -> bytes | None:
+        try:
+            return self.manifest_bytes(checkpoint)
+        except CorruptCheckpoint:
+            return b""
+
+    def set_aside(self, checkpoint: str) -> str:
+        """Rename a checkpoint so that nobody takes it for one; return its new name.
+
+        Raises:
+            StoreError: If that fails; it is then still there, or there are copies of its files.
+        """
+        taken = {name(one.url) for one in entries(self.url, self._patience)}
+        new, number = f"{_SET_ASIDE}{checkpoint}", 1
+        while new in taken:
+            number += 1
+            new = f"{_SET_ASIDE}{checkpoint}-{number}"
+        files = [name(one.url) for one in entries(join(self.url, checkpoint), self._patience)]
+        for file in sorted(files, key=lambda one: one == MANIFEST_FILE):
+            self._copy(checkpoint, new, file)
+        for file in sorted(files, key=lambda one: one != MANIFEST_FILE):
+            remove(join(self.url, checkpoint, file), self._patience)
+        return new
+
+    def _copy(self, checkpoint: str, new: str, file: str) -> None:
+        """Copy an object in the store, which moves no bytes here."""
+        from hvdtrain.storage.urls import file_system
+
+        old_url, new_url = join(self.url, checkpoint, file), join(self.url, new, file)
+        size = info(old_url, self._patience).size_bytes
+        seconds = self._patience.stall_seconds + size / _COPIED_BYTES_PER_SECOND  # no bytes of it move here
+        patience = replace(self._patience, stall_seconds=seconds)
+        request(old_url, "copied", patience, "cp_file", file_system(new_url)[1])
+        if info(new_url, self._patience).size_bytes != size:
+            raise ChangedObjectError(f"{shown(new_url)} is not what was copied")
+
+    def delete(self, checkpoint: str) -> None:
+        """Delete a checkpoint: its manifest first, so that one that is half deleted does not exist.
+
+        Raises:
+            StoreError: If that fails; it may be called again.
+        """
+        for file in (MANIFEST_FILE, *_FILES):
+            remove(join(self.url, checkpoint, file), self._patience)
+
+
+def step_in(checkpoint: str) -> int:
+    """Return the step in the name of a checkpoint."""
+    return storage.step_of(Path(checkpoint))
+
+
+def to_delete(
+    stored: Mapping[str, Manifest],
+    url: str,
+    keep_last: int | None,
+    goal: MetricGoal | None,
+    spared: Iterable[str],
+) -> list[str]:
+    """Return which checkpoints in the store need not be kept, the oldest first: only such as this run wrote.
+
+    Args:
+        stored: manifests by name.
+        url: the run directory, which the manifests of this run name.
+        keep_last: how many of the newest to keep; None keeps all.
+        goal: the metric whose best checkpoint is kept, too.
+        spared: names of others that are kept.
+    """
+    if keep_last is None:
+        return []
+    own = sorted((one for one, found in stored.items() if found.config.get("run_dir") == url), key=step_in)
+    keep = {*own[-keep_last:], *spared}
+    if goal is not None:
+        best: str | None = None
+        for one in own:
+            if goal.improves(value_of(stored[one], goal), value_of(stored[best], goal) if best else None):
+                best = one
+        keep |= {best} if best else set()
+    return [one for one in own if one not in keep]
+
+
+def value_of(manifest: Manifest, goal: MetricGoal) -> float | None:
+    """Return a metric of the evaluation at the step of a checkpoint."""
+    return manifest.metrics.get(goal.metric)

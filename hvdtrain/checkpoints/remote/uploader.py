@@ -1,0 +1,288 @@
+"""Keeping a run directory at a URL as its working copy is: logs before checkpoints, manifests last."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hvdtrain.checkpoints import manifest as manifests
+from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.linked_copy import copied
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
+from hvdtrain.checkpoints.remote.begin import NEW, Begun, StoredRun, begin
+from hvdtrain.checkpoints.remote.claim import Claim
+from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, StoredCheckpoints, step_in, to_delete
+from hvdtrain.checkpoints.storage import MANIFEST_FILE
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.storage.urls import PATIENCE, Patience, StoreError, StorePermissionError, join, remove, shown
+from hvdtrain.stores.log_files import LogFiles
+from hvdtrain.stores.working_copy import WorkingCopy
+
+LOG_SECONDS = 30.0  # between uploads of logs while there are no checkpoints
+_REFUSED_SECONDS = 60.0  # between attempts to delete where that fails
+_MOST_SHARE = 20  # uploads of logs take at most one part in so many of the time
+_SUMMARY = "summary.json"
+_Version = tuple[int, int]  # of a checkpoint's manifest
+
+
+@dataclass(frozen=True)
+class Retention:
+    """Which checkpoints are kept in the store.
+
+    Attributes:
+        keep_last: how many of the newest; None keeps all.
+        goal: the metric whose best one is kept, too.
+        spared: names of others.
+    """
+
+    keep_last: int | None = None
+    goal: MetricGoal | None = None
+    spared: Sequence[str] = ()
+
+
+class Uploader:
+    """Uploads a working copy while a job writes it.
+
+    Args:
+        url: the run directory.
+        folder: its working copy.
+        retention: which checkpoints are kept in the store.
+        note: is told what the user should know.
+        patience: how long requests may take.
+
+    Attributes:
+        copy: the working copy.
+        claim: the job's claim on the run directory.
+        whole: the checkpoints of the working copy that are whole in the store, by name, with their versions.
+
+    Raises:
+        OSError: If the working copy cannot be written.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        retention: Retention,
+        note: Callable[[str], None] = lambda text: None,
+        patience: Patience = PATIENCE,
+    ) -> None:
+        self._url, self._retention, self._note, self._patience = url, retention, note, patience
+        self.copy = WorkingCopy(folder)
+        self.claim = Claim(url, note)
+        self.whole: dict[str, _Version] = {}
+        self._stored = StoredCheckpoints(url, patience)
+        self._logs = LogFiles(folder, url, self.copy.scratch, patience)
+        self._manifests: dict[str, Manifest] = {}  # of what is in the store
+        self._bad: dict[str, _Version] = {}
+        self._tried: set[str] = set()  # what is in the store of an upload that failed, also of a former job
+        self._others: set[str] = set()  # what is there of other runs
+        self._passed_over: list[str] = []  # checkpoints in the store that could not be verified
+        self._has_begun = self._is_new = self._is_refused = False
+        self._next_logs = self._next_deletion = 0.0
+
+    def begin(self, resume: str) -> Begun:
+        """Claim the run directory and bring the working copy to where the run stands.
+
+        Args:
+            resume: as ``begin`` takes it.
+
+        Raises:
+            HvdtrainError: as ``Claim.acquire`` and ``begin`` do.
+            OSError: If the store or the working copy cannot be read or written.
+        """
+        self.copy.lock()
+        state = self.copy.state
+        self.claim.acquire()
+        writer = self.claim.holder.writer
+        run = StoredRun(self._url, self.copy, self._stored, self._logs, self._note)
+        self._is_new = resume == NEW
+        begun, self._manifests = begin(run, writer, resume, self._retention.goal)
+        self._passed_over = begun.passed_over
+        state.url = self._url
+        self.copy.write_state()
+        return begun
+
+    def start(self, step: int | None) -> None:
+        """Begin to upload: from now on the job changes the run.
+
+        Args:
+            step: the steps that are done if the run goes on in this directory; later checkpoints in the store
+                are set aside before anything is uploaded.
+
+        Raises:
+            OSError: If the working copy cannot be written.
+        """
+        state = self.copy.state
+        state.writers = [*filter(None, [self.claim.holder.writer]), self.claim.holder.id]
+        state.is_uploaded = False
+        if step is not None:
+            found = {*self._manifests, *self._passed_over}
+            later = {one for one in found if step_in(one) > step}
+            state.later = sorted({*state.later, *later}, key=step_in)
+            for one in later:
+                self._manifests.pop(one, None)
+        self.copy.write_state()  # a job that begins before they are set aside does not take them
+
+    def round(self, *, is_last: bool = False) -> None:
+        """Upload what there is to upload now.
+
+        Args:
+            is_last: whether the logs are uploaded and read back, too, whenever that was done last.
+
+        Raises:
+            StoreError: If the store does not answer, or another job has the run directory.
+            OSError: If something cannot be read or written here.
+        """
+        self._catch_up()
+        while (path := self._next()) is not None:
+            self._upload(path)
+            self._retain()  # also while uploads lag behind: the store does not fill up
+        if is_last or time.monotonic() >= self._next_logs:
+            self._upload_logs(read_back=is_last)
+        self._retain()
+
+    def unfinished(self) -> list[str]:
+        """Return the names of the checkpoints that are here and not whole in the store, the newest last."""
+        paths = storage.checkpoints_in(self.copy.folder / FOLDER)
+        return [path.name for path in paths if not self._is_known(path)]
+
+    def _is_known(self, path: Path) -> bool:
+        """Return whether a checkpoint that is here is whole in the store, or known to be damaged."""
+        version = _version(path)
+        return version in (self.whole.get(path.name), self._bad.get(path.name))
+
+    def is_done(self) -> bool:
+        """Return whether the store has all that is here."""
+        return self._has_begun and not self._bad and not self.unfinished() and not self._logs.has_changed()
+
+    def close(self) -> None:
+        """Let other jobs have the run directory.
+
+        Raises:
+            StoreError: If the store does not answer.
+            OSError: If the working copy cannot be written.
+        """
+        try:
+            if self._has_begun:
+                self.copy.state.is_uploaded = self.is_done()
+                self.copy.write_state()
+        finally:  # also if the disk is full
+            try:
+                self.claim.release()
+            finally:
+                self.copy.unlock()
+
+    def _catch_up(self) -> None:
+        """Do what comes before the first upload."""
+        if not self._has_begun:
+            self.claim.mark_writer()
+            self.claim.check()
+            self._has_begun = True
+        state = self.copy.state
+        while state.later:
+            name = state.later[-1]
+            self.claim.check()
+            new = self._stored.set_aside(name)
+            self._note(f"checkpoint {shown(self._stored.url)}/{name} is of a later step; set aside as {new}")
+            self._manifests.pop(name, None)
+            state.later.pop()
+            self.copy.write_state()
+        if not self._is_new and self._next_logs == 0.0 and not (self.copy.folder / _SUMMARY).exists():
+            self.claim.check()
+            try:
+                remove(join(self._url, _SUMMARY), self._patience)  # of the job before: the run goes on
+            except StorePermissionError as error:
+                self._note_refused(error)
+
+    def _next(self) -> Path | None:
+        """Return the newest checkpoint that the store does not have."""
+        names = self.unfinished()
+        return self.copy.folder / FOLDER / names[-1] if names else None
+
+    def _upload(self, path: Path) -> None:
+        version = _version(path)
+        self.whole.pop(path.name, None)  # another one of that step
+        with copied(path, self.copy.scratch, "store") as source:
+            if source is None:  # it was deleted meanwhile
+                return
+            try:
+                manifest = manifests.read(source / MANIFEST_FILE)
+                self._upload_logs()  # no checkpoint is newer than its log
+                self._tried.add(path.name)
+                self._stored.put(source, path.name, self.claim.check)
+            except StoreError:
+                raise
+            except (CorruptCheckpoint, FileNotFoundError, EnvironmentFault) as error:
+                if not path.exists():  # it was deleted meanwhile
+                    return
+                self._bad[path.name] = version
+                self._note(f"checkpoint {path} is damaged and is not uploaded: {error}")
+                return
+        self._manifests[path.name] = manifest
+        self._tried.discard(path.name)
+        if self._retention.keep_last is not None:
+            self._find_strays()
+        self.whole[path.name] = version
+
+    def _find_strays(self) -> None:
+        """Find what a former job that was cut off and came back has written since this one began."""
+        known = {*self._manifests, *self._tried, *self._others, *self._passed_over, *self.copy.state.later}
+        for name in {*self._stored.names()} - known:
+            try:
+                found = self._stored.manifest(name)
+            except (CorruptCheckpoint, EnvironmentFault):
+                found = None
+            is_own = found is not None and found.config.get("run_dir") == self._url
+            (self._tried if is_own else self._others).add(name)
+
+    def _upload_logs(self, *, read_back: bool = False) -> None:
+        began = time.monotonic()
+        self._logs.upload(self.claim.check, read_back=read_back)
+        now = time.monotonic()
+        self._next_logs = now + max(LOG_SECONDS, _MOST_SHARE * (now - began))
+
+    def _retain(self) -> None:
+        """Delete checkpoints in the store that need not be kept, as enough newer ones are whole there."""
+        if time.monotonic() < self._next_deletion:
+            return
+        own = self._retention
+        here = self.copy.steps()
+        spared = {*own.spared, *here}
+        tried = sorted(one for one in self._tried - spared - set(self._manifests) if self._is_old(one))
+        for name in [*tried, *to_delete(self._manifests, self._url, own.keep_last, own.goal, spared)]:
+            self.claim.check()
+            try:
+                self._stored.delete(name)
+            except StorePermissionError as error:  # what is kept is there nevertheless
+                self._note_refused(error)
+                self._next_deletion = time.monotonic() + _REFUSED_SECONDS
+                return
+            self._manifests.pop(name, None)
+            self._tried.discard(name)
+            self.whole.pop(name, None)
+
+    def _is_old(self, name: str) -> bool:
+        """Return whether as many newer checkpoints of this run are whole in the store as are to be kept."""
+        newer = [
+            one
+            for one, found in self._manifests.items()
+            if found.config.get("run_dir") == self._url and step_in(one) > step_in(name)
+        ]
+        return self._retention.keep_last is not None and len(newer) >= self._retention.keep_last
+
+    def _note_refused(self, error: StoreError) -> None:
+        """Say once that the store does not delete what is no longer needed."""
+        if not self._is_refused:
+            self._note(f"{error.problem}; it stays in the store, and uploads go on")
+        self._is_refused = True
+
+
+def _version(path: Path) -> _Version:
+    """Return what changes when another checkpoint takes the place of one; zeros if it has no manifest."""
+    try:
+        status = (path / MANIFEST_FILE).stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns

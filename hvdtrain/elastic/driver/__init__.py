@@ -1,0 +1,1 @@
+"""The driver of an elastic job: who belongs to it, and when its next world begins."""

@@ -1,0 +1,321 @@
+"""The driver of an elastic job: it listens to the workers, lets ``Members`` decide, and does what it says."""
+
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from hvdtrain.elastic.crashes import SSH_FAILED
+from hvdtrain.elastic.driver.cluster import Cluster, Limits, Process, Slot, Store
+from hvdtrain.elastic.driver.events import (
+    Action,
+    Arrived,
+    CloseStore,
+    Discovered,
+    Event,
+    Exited,
+    Finish,
+    Forward,
+    Heard,
+    Kill,
+    Lost,
+    OpenWorld,
+    Say,
+    Send,
+    Signalled,
+    Start,
+    StoreFailed,
+    Tick,
+    Woke,
+)
+from hvdtrain.elastic.driver.links import Link, Links
+from hvdtrain.elastic.driver.membership import Members
+from hvdtrain.elastic.driver.worlds import State
+from hvdtrain.elastic.messages import DriverBeat, End, EnterWorld, Hello, KillProcess, Refuse, from_worker
+from hvdtrain.elastic.state_file import StateFile
+from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS
+from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.workers.world import World, world_key
+
+_FAR_SECONDS = 1.0  # after which a process that was killed, and is still there, is looked for on its host
+_STOPPED_SECONDS = 3 * BEAT_SECONDS  # a turn of the loop that takes so much longer: this process was stopped
+_KILLED_SECONDS = 5.0
+_TURN_SECONDS = 0.1  # at the end of the job
+
+
+class Outcome(NamedTuple):
+    """How an elastic job ended.
+
+    Attributes:
+        exit_code: the launcher's.
+        problem: what was found; empty if a worker said it, or if nothing is wrong.
+        remedy: what to do.
+    """
+
+    exit_code: int
+    problem: str = ""
+    remedy: str = ""
+
+
+class Driver:
+    """Runs an elastic job.
+
+    Args:
+        limits: what the job may have, and how long to wait for what.
+        cluster: where its workers run.
+        job_key: the key of the job.
+        command: what starts a worker, for messages.
+        environ: names the file for the state of the workers, if one is wanted.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        cluster: Cluster,
+        job_key: str,
+        *,
+        command: str = "",
+        environ: Mapping[str, str] = os.environ,
+    ) -> None:
+        self._limits, self._cluster, self._key = limits, cluster, job_key
+        self._links = Links(cluster.listen_on, job_key, limits.silence_seconds, cluster.say)
+        cluster.addresses = self._links.addresses
+        self._members = Members(
+            limits,
+            time.monotonic(),
+            job=secrets.token_hex(8),
+            can_start=cluster.can_start,
+            command=command,
+        )
+        self._events: deque[Event] = deque()  # from other threads and signal handlers, too
+        self._processes: dict[str, Process] = {}
+        self._exited: set[str] = set()  # workers whose end was reported
+        self._by_name: dict[str, Link] = {}
+        self._hellos: dict[str, Hello] = {}
+        self._slots: dict[str, Slot] = {}
+        self._far: dict[str, float] = {}  # workers that were killed, and when to look for them
+        self._hosts: Sequence[HostSlots] = ()
+        self._store: Store | None = None
+        self._finish: Finish | None = None
+        self._state_file = StateFile.named_by(environ)
+
+    @property
+    def addresses(self) -> Sequence[tuple[str, int]]:
+        """Where the driver listens."""
+        return self._cluster.addresses
+
+    @property
+    def has_heard_workers(self) -> bool:
+        """Whether any worker has come."""
+        return bool(self._hellos)
+
+    def signal(self, number: int) -> None:
+        """Let all workers save and stop; the second time, end them. A signal handler may call it."""
+        self._events.append(Signalled(number))
+        self._links.wake()
+
+    def run(self) -> Outcome:
+        """Run the job to its end, and return how it ended. Whatever happens, all workers are ended."""
+        try:
+            self._run()
+            assert self._finish is not None
+            self._await_ends(self._finish.grace_seconds)
+            return Outcome(self._finish.exit_code, self._finish.problem, self._finish.remedy)
+        finally:
+            self._end_all()
+
+    # the loop
+
+    def _run(self) -> None:
+        next_beat = turned = time.monotonic()
+        while self._finish is None:
+            self._discover()
+            planned = max(0.0, min(next_beat, self._members.next_tick()) - time.monotonic())
+            received = self._links.wait(0.0 if self._events else planned)
+            now = time.monotonic()
+            if now - turned - planned > _STOPPED_SECONDS:
+                self._take(Woke(now - turned))
+            turned = now
+            if now >= next_beat:
+                next_beat = now + BEAT_SECONDS
+                self._beat()
+            self._receive(received)
+            while self._events and self._finish is None:
+                self._take(self._events.popleft())
+            self._take(Tick())
+            self._look_far(now)
+            if self._state_file.is_wanted:
+                self._state_file.write(
+                    self._members.state.value, self._members.generation, self._members.snapshot()
+                )
+
+    def _take(self, event: Event) -> None:
+        for action in self._members.take(event, time.monotonic()):
+            self._act(action)
+
+    def _discover(self) -> None:
+        hosts = tuple(self._cluster.hosts())
+        if hosts != self._hosts:
+            self._hosts = hosts
+            self._take(Discovered(hosts))
+
+    def _beat(self) -> None:
+        for name, link in self._by_name.items():
+            if self._members.hears(name):
+                link.send(DriverBeat(), may_drop=True)
+
+    def _receive(self, received: Sequence[tuple[Link, bytes]]) -> None:
+        for link, line in received:
+            message = from_worker(line)
+            if message is None:
+                continue
+            if not link.worker:
+                self._arrive(link, message) if isinstance(message, Hello) else self._links.close(link)
+            elif not isinstance(message, Hello):
+                self._take(Heard(link.worker, message))
+        for link in self._links.closed():
+            if link.worker:
+                self._by_name.pop(link.worker, None)
+                self._take(Lost(link.worker, link.is_unreachable))
+
+    def _arrive(self, link: Link, hello: Hello) -> None:
+        """Let a worker in, if it is one that was started, or if workers come by themselves."""
+        name = link.claimed
+        if self._finish is not None:  # another worker says what ended the job, or this process does
+            link.send(End(problem=self._finish.problem, exit_code=self._finish.exit_code))
+            self._links.close(link)
+            return
+        if not name and not self._cluster.can_start:
+            name = self._members.enrol(hello)
+        if not self._members.admits(name):
+            problem = f"the job expects no worker of the name {name!r}: it was given up, or is there already"
+            link.send(Refuse(problem=problem))
+            self._links.close(link)
+            return
+        link.worker = name
+        self._by_name[name], self._hellos[name] = link, hello
+        self._take(Arrived(name, hello))
+
+    # actions
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start(worker, slot):
+                self._start(worker, slot)
+            case Send(worker, message):
+                if link := self._by_name.get(worker):
+                    link.send(message)
+            case Kill(worker):
+                self._kill(worker)
+            case Forward(worker, number):
+                if (process := self._processes.get(worker)) and worker not in self._exited:
+                    process.signal(number)
+            case OpenWorld(worlds):
+                self._open(worlds)
+            case CloseStore():
+                self._close_store()
+            case Say(text):
+                self._cluster.say(text)
+            case Finish():
+                self._finish = action
+
+    def _start(self, worker: str, slot: Slot) -> None:
+        def on_exit(code: int) -> None:
+            self._exited.add(worker)
+            self._events.append(Exited(worker, code))
+            self._links.wake()
+
+        self._slots[worker] = slot
+        try:
+            self._processes[worker] = self._cluster.start(worker, slot, on_exit)
+        except OSError as error:
+            self._cluster.say(f"cannot start a worker on {slot}: {error}")
+            self._events.append(Exited(worker, SSH_FAILED))  # which is no crash of the worker
+
+    def _open(self, worlds: Sequence[World]) -> None:
+        """Open a store for a world, and tell its members all that only they may know."""
+        self._close_store()
+        salt = secrets.token_hex(16)
+        generation = worlds[0].generation
+        try:
+            self._store = self._cluster.open_store(world_key(self._key, generation, salt), len(worlds))
+        except OSError as error:
+            self._events.append(StoreFailed(str(error)))
+            return
+        for world in worlds:
+            store = (self._cluster.address_for(world.host), self._store.port)
+            told = world.model_copy(update={"store": store, "salt": salt})
+            if link := self._by_name.get(world.members[world.rank].worker):
+                link.send(EnterWorld(world=told))
+
+    def _close_store(self) -> None:
+        if self._store is not None:
+            self._store.close()
+            self._store = None
+
+    # the ends of workers
+
+    def _kill(self, worker: str) -> None:
+        """Kill a worker: through its launcher, by the other workers of its host, and then from afar."""
+        if (process := self._processes.get(worker)) and worker not in self._exited:
+            process.kill()
+        hello = self._hellos.get(worker)
+        if hello is None or worker not in self._left():
+            return
+        order = KillProcess(pid=hello.pid, process_seconds=hello.process_seconds)
+        for name, link in self._by_name.items():
+            other = self._hellos[name]
+            if name != worker and (other.host, other.machine) == (hello.host, hello.machine):
+                link.send(order)
+        self._far.setdefault(worker, time.monotonic() + _FAR_SECONDS)
+
+    def _look_far(self, now: float) -> None:
+        """Kill workers that do not end from afar: their launcher's process here is not the worker."""
+        for worker, at in list(self._far.items()):
+            if worker not in self._left():
+                del self._far[worker]
+            elif now >= at:
+                self._far[worker] = float("inf")
+                self._kill_far(worker)
+
+    def _left(self) -> set[str]:
+        """Return the workers that may still be there."""
+        return {*self._by_name, *(worker for worker in self._processes if worker not in self._exited)}
+
+    def _kill_far(self, worker: str) -> None:
+        if hello := self._hellos.get(worker):
+            host = self._slots[worker].host if worker in self._slots else hello.host
+            self._cluster.kill_far(host, hello.pid, hello.process_seconds)
+
+    def _await_ends(self, seconds: float) -> None:
+        """Wait until all workers have ended by themselves; a second signal ends the wait.
+
+        They still get beats: without these they would not end a checkpoint that they write.
+        """
+        until, next_beat = time.monotonic() + seconds, time.monotonic()
+        while self._left() and (now := time.monotonic()) < until:
+            if now >= next_beat:
+                next_beat = now + BEAT_SECONDS
+                self._beat()
+            self._receive(self._links.wait(min(_TURN_SECONDS, max(0.0, until - time.monotonic()))))
+            if any(isinstance(event, Signalled) for event in list(self._events)):
+                return
+            self._events.clear()
+
+    def _end_all(self) -> None:
+        """End what is left, for certain."""
+        for worker in self._left():
+            self._kill(worker)
+        until = time.monotonic() + _KILLED_SECONDS
+        is_looked_for = False
+        while self._left() and (now := time.monotonic()) < until:
+            self._receive(self._links.wait(_TURN_SECONDS))
+            if not is_looked_for and until - now < _KILLED_SECONDS - _FAR_SECONDS:
+                is_looked_for = True
+                for worker in self._left():
+                    self._kill_far(worker)
+        self._close_store()
+        self._links.close_all()
+        self._state_file.write(State.ENDED.value, self._members.generation, [])

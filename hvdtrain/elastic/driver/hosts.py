@@ -1,0 +1,255 @@
+"""Which hosts an elastic job may use now: a fixed list, or what a discovery script prints."""
+
+import ipaddress
+import os
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from hvdtrain.errors import DiscoveryError
+from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.host.processes import run_limited
+from hvdtrain.printable import printable
+
+RUN_SECONDS = 10.0
+EVERY_SECONDS = 1.0
+_NOT_FOUND = 127  # of the shell
+_MAX_ERROR_CHARACTERS = 1 << 12
+_MAX_SLOTS = 4096
+_NAME = re.compile(r"\w[\w.-]*")  # no leading dash: ssh would take the name for an option
+_SLOTS_WORD = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
+
+
+class Discovery(Protocol):
+    """Where the hosts of a job are known from."""
+
+    def find(self) -> list[HostSlots]:
+        """Return the hosts that there are now, in a fixed order.
+
+        Raises:
+            DiscoveryError: If they cannot be found out.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ParsedHosts:
+    """The hosts that a text names.
+
+    Attributes:
+        hosts: in the order of the text.
+        notes: what is unusual in it, in words.
+    """
+
+    hosts: list[HostSlots]
+    notes: list[str]
+
+
+def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:
+    """Parse hosts, one a line: ``host``, ``host:slots`` or ``host slots=N``; # begins a comment.
+
+    An IPv6 address with slots is written in brackets. A host with 0 slots is left out. A host that is named
+    twice has the larger number of slots.
+
+    Args:
+        text: the lines.
+        slots_per_host: slots of a host for which the text has no number.
+
+    Raises:
+        DiscoveryError: If a line is none of these; the message quotes it.
+    """
+    found: dict[str, int] = {}
+    notes = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        entry = line.partition("#")[0].strip()
+        if not entry:
+            continue
+        try:
+            host, slots = _parse_entry(entry, slots_per_host)
+        except ValueError as error:
+            raise DiscoveryError(
+                f"line {number}, {printable(entry[:100])!r}: {error}",
+                "Each line must be host:slots, or only host.",
+            ) from None
+        if host in found:
+            notes.append(f"{host} is named twice; it counts once, with the larger number of slots")
+        found[host] = max(slots, found.get(host, 0))
+    return ParsedHosts([HostSlots(host, slots) for host, slots in found.items() if slots], notes)
+
+
+def _parse_entry(entry: str, slots_per_host: int) -> tuple[str, int]:
+    if match := _SLOTS_WORD.fullmatch(entry):
+        host, slots = match[1], match[2]
+    elif entry.startswith("["):
+        host, _, rest = entry[1:].partition("]")
+        if rest and not rest.startswith(":"):
+            raise ValueError("after ] there must be : and a number of slots")
+        slots = rest[1:] or str(slots_per_host)
+    elif entry.count(":") > 1:
+        host, slots = entry, str(slots_per_host)
+    else:
+        host, colon, slots = entry.partition(":")
+        slots = slots if colon else str(slots_per_host)
+    if ":" in host or entry.startswith("["):
+        _check_address(host)
+    elif not _NAME.fullmatch(host):
+        raise ValueError("this is not the name or the address of a host")
+    if not slots.isascii() or not slots.isdecimal() or int(slots) > _MAX_SLOTS:
+        raise ValueError(f"{slots!r} is not a number of slots between 0 and {_MAX_SLOTS}")
+    return host, int(slots)
+
+
+def _check_address(text: str) -> None:
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        raise ValueError("this is not an IPv6 address") from None
+
+
+class FixedHosts:
+    """Hosts that are given once, on the command line or in a host file.
+
+    Args:
+        hosts: the hosts.
+    """
+
+    def __init__(self, hosts: Sequence[HostSlots]) -> None:
+        self._hosts = list(hosts)
+
+    def find(self) -> list[HostSlots]:
+        """Return the hosts."""
+        return list(self._hosts)
+
+
+class ScriptHosts:
+    """Hosts that a script prints.
+
+    Args:
+        script: a command of the shell.
+        slots_per_host: slots of a host for which the script prints no number.
+        run_seconds: how long one run may take.
+        note: told once of each thing that is unusual in the script's output.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        slots_per_host: int = 1,
+        *,
+        run_seconds: float = RUN_SECONDS,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.script = script
+        self._slots_per_host = slots_per_host
+        self._run_seconds = run_seconds
+        self._note = note
+        self._noted: set[str] = set()
+
+    def find(self) -> list[HostSlots]:
+        """Run the script, and return the hosts that it prints.
+
+        Raises:
+            DiscoveryError: If it fails, takes too long, prints too much, or prints what is no host.
+        """
+        try:
+            parsed = parse_hosts(self._run(), self._slots_per_host)
+        except DiscoveryError as error:
+            problem = f"host discovery script {self.script}: {error.problem}"
+            raise DiscoveryError(problem, error.remedy) from None
+        for text in parsed.notes:
+            if text not in self._noted:
+                self._noted.add(text)
+                self._note(f"host discovery script {self.script}: {text}")
+        return parsed.hosts
+
+    def _run(self) -> str:
+        try:
+            done = run_limited(["/bin/sh", "-c", self.script], self._run_seconds)
+        except (OSError, ValueError) as error:
+            raise DiscoveryError(f"it cannot be started: {error}") from None
+        errors = printable(" ".join(done.errors[:_MAX_ERROR_CHARACTERS].split()))
+        said, code = f"; it said: {errors}" if errors else "", done.code
+        if code is None:
+            raise DiscoveryError(
+                f"it did not end within {self._run_seconds:g} s{said}",
+                "Let it print what is known, for example from a file that another process keeps up to date.",
+            )
+        if done.is_cut:
+            raise DiscoveryError("it printed more than 1 MiB", "It should print one line per host.")
+        if code:
+            number = -code if code < 0 else code - 128  # the script's own end, or what its shell says of it
+            found = f"signal {number} ended it" if number > 0 else f"it ended with exit code {code}"
+            raise DiscoveryError(f"{found}{said}", self._remedy(code))
+        return done.output
+
+    def _remedy(self, code: int) -> str:
+        """Return what to do about a script that failed."""
+        first = self.script.split()[0] if self.script.split() else ""
+        if code == _NOT_FOUND and first and "/" not in first and os.path.exists(first):
+            return f"It is in this folder: write ./{self.script}"
+        return f"Run it by hand to see more: {self.script}"
+
+
+class HostWatch:
+    """The hosts that there are now, looked up again and again by a thread; an error keeps the last answer.
+
+    Args:
+        discovery: where they are known from.
+        say: tells the user of a new error, and that it is over.
+        every_seconds: the time between two look-ups.
+    """
+
+    def __init__(
+        self, discovery: Discovery, say: Callable[[str], None], every_seconds: float = EVERY_SECONDS
+    ) -> None:
+        self._discovery = discovery
+        self._say = say
+        self._every_seconds = every_seconds
+        self._hosts: list[HostSlots] = []
+        self._problem = ""
+        self._is_closing = threading.Event()
+
+    def start(self) -> None:
+        """Look the hosts up for the first time, and go on in a thread.
+
+        Raises:
+            DiscoveryError: If the first look-up fails.
+        """
+        self._hosts = self._discovery.find()
+        if not self._hosts:
+            self._say("the host discovery script names no host with slots yet; it is run again every second")
+        if not isinstance(self._discovery, FixedHosts):
+            threading.Thread(target=self._follow, name="host discovery", daemon=True).start()
+
+    def hosts(self) -> list[HostSlots]:
+        """Return the hosts of the last good answer."""
+        return self._hosts
+
+    def close(self) -> None:
+        """Look no further. It does not wait."""
+        self._is_closing.set()
+
+    def _follow(self) -> None:
+        while not self._is_closing.wait(self._every_seconds):
+            self.look()
+
+    def look(self) -> None:
+        """Look the hosts up once more."""
+        try:
+            hosts = self._discovery.find()
+            if not hosts and self._hosts:
+                raise DiscoveryError("the host discovery script no longer names a host")
+        except DiscoveryError as error:
+            self._report(f"{error}\nThe hosts that were found before remain.")
+            return
+        if self._problem:
+            self._report("")
+            self._say(f"host discovery works again: {sum(host.slots for host in hosts)} slots")
+        self._hosts = hosts
+
+    def _report(self, problem: str) -> None:
+        if problem and problem != self._problem:
+            self._say(problem)
+        self._problem = problem

@@ -1,0 +1,249 @@
+"""When an elastic job ends, and how its workers are told."""
+
+import signal
+from collections.abc import Callable
+
+from hvdtrain.elastic.driver.cluster import Limits
+from hvdtrain.elastic.driver.events import END_SECONDS, Action, CloseStore, Finish, Forward, Say, Send
+from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
+from hvdtrain.elastic.driver.worlds import State, Worlds
+from hvdtrain.elastic.endings import (
+    CANNOT_ENTER,
+    FAILS_IN_WORLD,
+    MEND_AND_RESUME,
+    RESUME,
+    all_leave,
+    cannot_start,
+    crashed_again,
+    lost_again,
+    too_few_came,
+    too_few_left,
+)
+from hvdtrain.elastic.messages import Abort, End, Stop
+from hvdtrain.errors import EXIT_ENVIRONMENT, EXIT_STOPPED, EXIT_TRAINING
+from hvdtrain.workers.world import Place, Purpose
+
+LEFT_SECONDS = 10.0  # for a worker to leave: rank 0 ends a save
+GRACE_SECONDS = 30.0  # after which the signal to the launcher is forwarded
+STOP_SECONDS = 600.0  # after which a job that does not stop is ended
+SAVE_SECONDS = 45.0  # after an error of one worker: the others end a checkpoint that they write, within 40 s
+MAX_SAME_FAILURES = 10
+
+_FOREVER = float("inf")
+
+
+class JobEnd:
+    """Decides when the job ends, lets its workers save and stop before, and ends it.
+
+    Args:
+        limits: what the job may have.
+        roster: its workers.
+        worlds: its current world.
+        do: takes actions.
+        command: what starts a worker, for messages.
+
+    Attributes:
+        last_failure: the worker that failed last.
+        purpose: what the next world is for: to train, or to save and end.
+        why_stopped: in words, if the workers save and stop.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        roster: Roster,
+        worlds: Worlds,
+        do: Callable[[Action], None],
+        *,
+        command: str = "",
+    ) -> None:
+        self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
+        self._command = command
+        self.last_failure: Worker | None = None
+        self.purpose: Purpose = "train"
+        self.why_stopped = ""
+        self._remedy = ""  # if the job ends for a lack of workers
+        self._signal = 0
+        self._was_asked = False  # by a signal to the launcher
+        self._exit_code: int | None = None
+        self._grace_by = self._stop_by = self._complete_by = _FOREVER
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a worker said that training is complete, so that no end of a process is a failure."""
+        return self._exit_code is not None
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no worker is to be started any more."""
+        return self.purpose != "train" or self.is_complete or self._worlds.state is State.ENDED
+
+    def ticks(self) -> list[float]:
+        """Return when something is due."""
+        return [self._grace_by, self._stop_by, self._complete_by]
+
+    # the workers save and stop
+
+    def stop(self, number: int, now: float) -> None:
+        """Let all workers save and stop for a signal to the launcher; end them for SIGINT or a second one."""
+        name = signal.Signals(number).name
+        if self._was_asked or number == signal.SIGINT or not self._worlds.has_begun:
+            when = "before training began"
+            if self._was_asked:
+                when = "while its workers were to save and stop"
+            elif self._worlds.has_begun:
+                when = "at once; --resume continues from the newest checkpoint"
+            self.finish(128 + number, f"the job was ended by {name} {when}")
+            return
+        self.why_stopped = self.why_stopped or f"{name} came"
+        self._was_asked, self._signal, self.purpose = True, number, "stop"
+        self._do(Say(f"{name}: the workers save and stop"))
+        if self._worlds.state is State.TRAINING:
+            self.send_stop(now)
+
+    def stop_if_asked(self, now: float) -> bool:
+        """Let the workers of a world that trains save and stop, if they are to; return whether they are."""
+        if self.purpose != "stop" or not self._signal:
+            return False
+        self.send_stop(now)
+        return True
+
+    def stop_for_lack(self, leaving: list[Worker]) -> None:
+        """Let all workers, which were asked to leave, save and stop: nobody is left to go on."""
+        self.why_stopped, self._remedy = all_leave(leaving, self._limits)
+        self.purpose, self._signal = "stop", signal.SIGTERM
+        self._do(Say(f"{self.why_stopped}: the job saves and stops"))
+
+    def save_for_lack(self, have: int) -> None:
+        """Let the workers that are left save and stop: for too long there were too few.
+
+        Args:
+            have: how many are left.
+        """
+        self.purpose = "save"
+        self.why_stopped, self._remedy = too_few_left(have, self._limits, self.last_failure)
+        self._do(Say(f"{self.why_stopped}: the job saves and stops"))
+
+    def send_stop(self, now: float) -> None:
+        """Let the workers of the world save and stop, as was asked for."""
+        self._worlds.state = State.STOPPING
+        self._grace_by, self._stop_by = now + GRACE_SECONDS, min(self._stop_by, now + STOP_SECONDS)
+        for worker in self._worlds.members:
+            self._do(Send(worker.name, Stop(signal=self._signal, why=self.why_stopped)))
+
+    def press(self, now: float) -> None:
+        """Forward the signal to workers that do not stop, and end them if that does not help."""
+        if now >= self._grace_by:
+            self._grace_by = _FOREVER
+            for worker in self._worlds.members:
+                self._do(Forward(worker.name, self._signal))
+        if now >= self._stop_by:
+            self.finish(128 + self._signal, f"the workers did not stop within {STOP_SECONDS:.0f} s")
+
+    # training is complete
+
+    def done(self, exit_code: int, now: float) -> None:
+        """Take note that training is complete: the others say so, too, in a moment."""
+        if self._exit_code is None:
+            self._exit_code = exit_code
+            self._complete_by = now + max(LEFT_SECONDS, self._roster.stall_timeout())
+            self._worlds.state = State.STOPPING
+
+    def completed(self, worker: Worker, now: float) -> bool:
+        """Let a worker that waits for another world go, if training is complete; return whether it is."""
+        if self._exit_code is None:
+            return False
+        worker.stage, worker.is_out, worker.end_by = Stage.GOING, True, now + LEFT_SECONDS
+        self._do(Send(worker.name, End(problem="", exit_code=self._exit_code)))
+        return True
+
+    def finish_complete(self, now: float) -> None:
+        """End the job once all workers have said that training is complete, or had the time for it."""
+        if not self._worlds.members or now >= self._complete_by:
+            is_lack = bool(self._remedy) and self._exit_code == EXIT_STOPPED
+            problem = f"{self.why_stopped}: the state is saved" if is_lack else ""
+            self.finish(self._exit_code or 0, problem, self._remedy)
+
+    # the job cannot go on
+
+    def has_failed_for_good(self) -> bool:
+        """End the job if another attempt would end as the last ones; return whether it has ended."""
+        worlds = self._worlds
+        if worlds.stalled and not self._roster.at(Stage.READY, *IN_WORLD):
+            self.finish(EXIT_ENVIRONMENT, worlds.stalled, MEND_AND_RESUME)
+        elif worlds.crashes.is_repeated():
+            self.finish(EXIT_TRAINING, *crashed_again(self._furthest(), self.last_failure))
+        elif worlds.crashes.is_lost_again():
+            self.finish(EXIT_ENVIRONMENT, *lost_again(self._furthest(), self.last_failure))
+        elif self._limits.reset_limit is not None and worlds.broken > self._limits.reset_limit:
+            self.finish(
+                EXIT_ENVIRONMENT,
+                f"workers were lost {worlds.broken} times; --reset-limit allows {self._limits.reset_limit}",
+                RESUME,
+            )
+        elif worlds.same_failures >= MAX_SAME_FAILURES:
+            doing = "made no step in a world" if worlds.was_up else "could not enter a world"
+            self.finish(
+                EXIT_ENVIRONMENT,
+                f"the same workers {doing} {MAX_SAME_FAILURES} times in a row; the last time "
+                f"{worlds.why_broken}",
+                FAILS_IN_WORLD if worlds.was_up else CANNOT_ENTER,
+            )
+        return worlds.state is State.ENDED
+
+    def _furthest(self) -> Place | None:
+        """Return where the training stands, as far as a worker that is left says it."""
+        return max((one.ready.place for one in self._roster if one.ready), default=None)
+
+    def finish_hopeless(self) -> None:
+        """End a job whose workers failed again and again before anything was trained."""
+        exit_code, ending = cannot_start(self.last_failure, self._command)
+        self.finish(exit_code, *ending)
+
+    def finish_unstarted(self, have: int) -> None:
+        """End a job to which too few workers came before its training began.
+
+        Args:
+            have: workers that are ready.
+        """
+        self.finish(EXIT_ENVIRONMENT, *too_few_came(have, self._limits, self.last_failure))
+
+    def finish_unsaved(self) -> None:
+        """End a job that was to save, if none of its workers has the state of the training."""
+        self.finish(
+            EXIT_STOPPED,
+            f"{f'{self.why_stopped}; ' if self._remedy else ''}no worker with the state of the training "
+            "is left: nothing could be saved",
+            self._remedy or RESUME,
+        )
+
+    def finish(
+        self,
+        exit_code: int,
+        problem: str = "",
+        remedy: str = "",
+        *,
+        told: str = "",
+        grace_seconds: float = END_SECONDS,
+    ) -> None:
+        """End the job.
+
+        Args:
+            exit_code: its exit code.
+            problem: what was found; the launcher says it.
+            remedy: what to do.
+            told: what was found, if a worker says it.
+            grace_seconds: so long the workers may take to end by themselves.
+        """
+        if self._worlds.state is State.FORMING:
+            self._do(CloseStore())
+        text, why = problem or told, problem or told or "the job ends"
+        for worker in self._roster.at(*ALIVE):
+            if not worker.is_connected:
+                self._do(Forward(worker.name, signal.SIGTERM))  # it still starts, and has nothing to save
+                continue
+            if worker.stage in IN_WORLD:
+                self._do(Send(worker.name, Abort(generation=worker.generation, why=why)))
+            self._do(Send(worker.name, End(problem=text, remedy=remedy, exit_code=exit_code)))
+        self._worlds.state = State.ENDED
+        self._do(Finish(exit_code, problem, remedy if problem else "", grace_seconds))

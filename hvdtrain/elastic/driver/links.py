@@ -1,0 +1,230 @@
+"""The driver's connections: listening, the handshake, lines of messages. Nothing here waits for anybody."""
+
+import contextlib
+import errno
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from hvdtrain.elastic.handshake import MAX_LINE_BYTES as MAX_HANDSHAKE_BYTES
+from hvdtrain.elastic.handshake import DriverHandshake
+from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, encode
+from hvdtrain.elastic.watch.connections import end_if_silent
+from hvdtrain.watch.lines import LineConnection
+
+HANDSHAKE_SECONDS = 5.0  # for a connection to prove that it knows the key, and to say hello
+
+PAUSE_SECONDS = 1.0  # without accepting connections, if this process has no file left for them
+
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_MAX_STRANGERS = 512  # connections without a proof at a time; one more closes the oldest
+_RESEND_SECONDS = 0.05
+_MAX_OUTGOING_BYTES = 1 << 24  # what a worker that reads nothing may leave unread
+
+
+class Link(LineConnection):
+    """The connection to one worker, or to somebody who has not proved to be one.
+
+    Args:
+        connection: the connection.
+        deadline: when it is closed unless it is a worker's by then.
+
+    Attributes:
+        worker: its name; empty until it has said hello and is known.
+        claimed: the name that it proved.
+        is_proven: whether the other end knows the key.
+        handshake: the handshake; None once it is over.
+    """
+
+    def __init__(self, connection: socket.socket, deadline: float) -> None:
+        super().__init__(connection, MAX_HANDSHAKE_BYTES)
+        self.deadline = deadline
+        self.worker = self.claimed = ""
+        self.is_proven = False
+        self.handshake: DriverHandshake | None = None
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the connection ended because its host no longer responds."""
+        return self.error is not None and not isinstance(self.error, ConnectionResetError | BrokenPipeError)
+
+    def prove(self, name: str) -> None:
+        """Take note that the other end knows the key, and of the name that it proved."""
+        self.claimed, self.is_proven, self.max_bytes = name, True, MAX_LINE_BYTES
+
+    def on_long_line(self) -> None:
+        """End the connection: a worker sends no such line."""
+        self.is_closed = True
+
+    def send(self, message: FromDriver, *, may_drop: bool = False) -> None:
+        """Send a message without waiting.
+
+        Args:
+            message: what to send.
+            may_drop: whether to drop it if an earlier one is still on its way.
+        """
+        if not (may_drop and self.has_unsent):
+            self.send_bytes(encode(message))
+
+    def send_bytes(self, line: bytes) -> None:
+        """Send a line without waiting, unless very much is unread at the other end."""
+        if len(self._outgoing) <= _MAX_OUTGOING_BYTES:
+            super().send_bytes(line)
+        else:
+            self.flush()
+
+
+class Links:
+    """All connections of a driver.
+
+    Args:
+        addresses: where to listen.
+        job_key: the key of the job.
+        silence_seconds: after this time without a response of its host, the kernel ends a connection.
+        say: tells the user that connections cannot be accepted, and that they can again.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        job_key: str,
+        silence_seconds: float,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._say = say
+        self._paused: dict[socket.socket, float] = {}  # listeners, and when they are tried again
+        self._is_out_of_files = False
+        self._key, self._silence_seconds = job_key, silence_seconds
+        self._selector = selectors.DefaultSelector()
+        self._listeners: list[socket.socket] = []
+        self._links: dict[socket.socket, Link] = {}
+        self._wake, self._woken = socket.socketpair()
+        self._wake.setblocking(False)
+        self._woken.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        for address in addresses:
+            listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            try:
+                listener.bind((address, 0))
+                listener.listen(1024)
+            except OSError:
+                listener.close()
+                continue
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            self._selector.register(listener, selectors.EVENT_READ)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where it listens."""
+        return [listener.getsockname()[:2] for listener in self._listeners]
+
+    def wake(self) -> None:
+        """Let ``wait`` return. Any thread, and a signal handler, may call it."""
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+
+    def wait(self, seconds: float) -> list[tuple[Link, bytes]]:
+        """Wait until something arrives, and return lines of those who have proved that they know the key."""
+        received: list[tuple[Link, bytes]] = []
+        if any(link.has_unsent for link in self._links.values()):
+            seconds = min(seconds, _RESEND_SECONDS)
+        seconds = self._listen_again(seconds)
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            ready = cast(socket.socket, key.fileobj)
+            if ready is self._woken:
+                with contextlib.suppress(OSError):
+                    self._woken.recv(4096)
+            elif ready in self._listeners:
+                self._accept(ready)
+            elif link := self._links.get(ready):
+                received += [(link, line) for line in link.receive_lines() if self._is_message(link, line)]
+        now = time.monotonic()
+        for link in list(self._links.values()):
+            link.flush()
+            if not link.worker and now >= link.deadline:
+                link.is_closed = True
+        return received
+
+    def closed(self) -> list[Link]:
+        """Return the connections that have ended; they are forgotten."""
+        ended = [link for link in self._links.values() if link.is_closed]
+        for link in ended:
+            self.close(link)
+        return ended
+
+    def close(self, link: Link) -> None:
+        """End a connection and forget it."""
+        if self._links.pop(link.connection, None) is not None:
+            self._selector.unregister(link.connection)
+            link.connection.close()
+
+    def close_all(self) -> None:
+        """End all connections, and do not listen any more."""
+        for link in list(self._links.values()):
+            self.close(link)
+        for listener in self._listeners:
+            listener.close()
+        self._selector.close()
+        self._wake.close()
+        self._woken.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_MAX_STRANGERS):
+            try:
+                connection, _address = listener.accept()
+            except OSError as error:  # none waits any more, or it went away before it was accepted
+                if error.errno in _OUT_OF_FILES:
+                    self._pause(listener, error)
+                return
+            if self._is_out_of_files:
+                self._is_out_of_files = False
+                self._say("connections of workers are taken again")
+            strangers = [link for link in self._links.values() if not link.worker]
+            if len(strangers) >= _MAX_STRANGERS:
+                self.close(strangers[0])
+            connection.setblocking(False)
+            link = Link(connection, time.monotonic() + HANDSHAKE_SECONDS)
+            link.handshake = DriverHandshake(self._key)
+            self._links[connection] = link
+            self._selector.register(connection, selectors.EVENT_READ)
+            link.send_bytes(link.handshake.opening)
+
+    def _pause(self, listener: socket.socket, error: OSError) -> None:
+        """Accept nothing for a while: the connection that waits would wake the driver again and again."""
+        self._selector.unregister(listener)
+        self._paused[listener] = time.monotonic() + PAUSE_SECONDS
+        if not self._is_out_of_files:
+            self._is_out_of_files = True
+            self._say(
+                f"the driver cannot take the connection of a worker: {error.strerror}; it tries again. "
+                "Allow more open files on this host: ulimit -n"
+            )
+
+    def _listen_again(self, seconds: float) -> float:
+        """Accept again where the pause is over; return how long to wait at most."""
+        now = time.monotonic()
+        for listener, until in list(self._paused.items()):
+            if now >= until:
+                del self._paused[listener]
+                self._selector.register(listener, selectors.EVENT_READ)
+        return min([seconds, *(until - now for until in self._paused.values())])
+
+    def _is_message(self, link: Link, line: bytes) -> bool:
+        """Return whether a line is a message of somebody who knows the key, and not of the handshake."""
+        if link.is_proven:
+            return True
+        answer = link.handshake.answer(line) if link.handshake else None
+        link.handshake = None
+        if answer is None:
+            link.is_closed = True
+            return False
+        name, last = answer
+        link.prove(name)
+        link.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._silence_seconds:
+            end_if_silent(link.connection, max(1, round(self._silence_seconds)))
+        link.send_bytes(last)
+        return False

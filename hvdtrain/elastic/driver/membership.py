@@ -1,0 +1,385 @@
+"""Who belongs to an elastic job: what happens goes in, what to do about it comes out.
+
+``Members`` takes events with the time and returns actions. It has no connection, process, clock or
+randomness, so that every order of events can be tested. It knows each worker (``roster.py``), which slots get
+one (``staffing.py``) and the current world (``worlds.py``), and decides on the next one (``regrouping.py``)
+and on the end of the job (``job_end.py``).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from hvdtrain.elastic.comparison import VALUES_SECONDS, Comparison
+from hvdtrain.elastic.crashes import describe_exit, is_crash
+from hvdtrain.elastic.driver.cluster import Limits, Slot
+from hvdtrain.elastic.driver.events import (
+    Action,
+    Arrived,
+    Discovered,
+    Event,
+    Exited,
+    Heard,
+    Kill,
+    Lost,
+    Say,
+    Send,
+    Signalled,
+    StoreFailed,
+    Woke,
+)
+from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, SAVE_SECONDS, JobEnd
+from hvdtrain.elastic.driver.regrouping import Regrouping
+from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
+from hvdtrain.elastic.driver.worlds import UP, State, Worlds
+from hvdtrain.elastic.messages import (
+    AskStack,
+    AskValues,
+    Beat,
+    Done,
+    End,
+    Failed,
+    Formed,
+    FormFailed,
+    Hello,
+    Leaving,
+    LeftWorld,
+    Ready,
+    Refuse,
+    Stack,
+    Synced,
+    Values,
+    Welcome,
+)
+from hvdtrain.elastic.staffing import Staffing
+from hvdtrain.elastic.watch.heartbeat import read_state
+from hvdtrain.errors import EXIT_ENVIRONMENT
+
+_NO_WORD = "ended without a message"
+_ENDS_SECONDS = 10.0  # for a worker that said that it fails
+_STACK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
+
+
+class Members:
+    """The state of an elastic job as its driver sees it.
+
+    Args:
+        limits: what the job may have.
+        now: the time now, by a monotonic clock.
+        job: the name of the job.
+        can_start: whether the driver starts workers, so that the ends of their processes are reported.
+        command: what starts a worker, for messages.
+    """
+
+    def __init__(
+        self, limits: Limits, now: float, *, job: str = "job", can_start: bool = True, command: str = ""
+    ) -> None:
+        self._limits, self._job, self._can_start = limits, job, can_start
+        self._now, self._slept = now, 0.0
+        self._actions: list[Action] = []
+        do = self._actions.append
+        self._roster = Roster(limits.silence_seconds, can_start)
+        self._staffing = Staffing(limits, self._roster, do)
+        self._worlds = Worlds(self._roster, do)
+        self._end = JobEnd(limits, self._roster, self._worlds, do, command=command)
+        self._regrouping = Regrouping(limits, self._roster, self._worlds, self._end, do, now=now)
+        self._refusals: dict[str, Comparison] = {}
+        self._handlers: dict[type, Callable[[Worker, Any, float], None]] = {
+            Beat: self._beat,
+            Ready: self._ready,
+            Values: self._values,
+            Formed: self._formed,
+            FormFailed: self._form_failed,
+            Synced: self._synced,
+            Leaving: self._leaving,
+            LeftWorld: self._left,
+            Failed: self._failed,
+            Done: self._done,
+            Stack: self._stack,
+        }
+
+    @property
+    def state(self) -> State:
+        """What the job is at."""
+        return self._worlds.state
+
+    @property
+    def generation(self) -> int:
+        """The number of the current world; 0 before the first."""
+        return self._worlds.generation
+
+    def take(self, event: Event, now: float) -> list[Action]:
+        """Take an event, and return what is to be done, in this order."""
+        if isinstance(event, Woke):
+            self._slept += event.seconds
+        # never back, and without the time in which the driver itself did not run
+        self._now = max(self._now, now - self._slept)
+        if self.state is not State.ENDED:
+            self._take(event, self._now)
+        if self.state is not State.ENDED:
+            self._go_on(self._now)
+        actions = list(self._actions)
+        self._actions.clear()
+        return actions
+
+    def next_tick(self) -> float:
+        """Return when ``take`` wants a ``Tick`` at the latest; always later than the last event."""
+        times = [*self._roster.ticks(), *self._worlds.ticks(), *self._regrouping.ticks(), *self._end.ticks()]
+        times += self._staffing.ticks(self._wanted(), self._now)
+        times += [one.until for one in self._refusals.values()]
+        due = min((time for time in times if time > self._now), default=self._now + _POLL_SECONDS)
+        return min(due, self._now + _POLL_SECONDS) + self._slept
+
+    def admits(self, worker: str) -> bool:
+        """Return whether a worker of this name is expected to connect."""
+        found = self._roster.find(worker)
+        return found is not None and found.stage is Stage.STARTED and self.state is not State.ENDED
+
+    def enrol(self, hello: Hello) -> str:
+        """Return the name of a worker that nobody here started, and expect it."""
+        number = self._roster.free_number(hello.host) if hello.slot is None else hello.slot
+        return self._roster.add(Slot(hello.host, number), self._now).name
+
+    def hears(self, worker: str) -> bool:
+        """Return whether a worker is to get beats: a lost one must not renew its lease, nor a silent one."""
+        found = self._roster.find(worker)
+        return found is not None and found.stage is not Stage.LOST and not found.is_silent(self._now)
+
+    def snapshot(self) -> list[dict[str, Any]]:
+        """Return the workers that are there, for whoever watches the job from outside."""
+        return [
+            {
+                "worker": one.name,
+                "host": one.slot.host,
+                "slot": one.slot.number,
+                "pid": one.hello.pid if one.hello else None,
+                "stage": one.stage.value,
+                "generation": one.generation,
+                "rank": one.rank if one.stage in IN_WORLD else None,
+            }
+            for one in self._roster.at(*ALIVE, Stage.GOING)
+        ]
+
+    def _take(self, event: Event, now: float) -> None:
+        match event:
+            case Discovered(hosts):
+                self._staffing.discover(hosts, now)
+            case Signalled(number):
+                self._end.stop(number, now)
+            case StoreFailed(reason):
+                self._end.finish(EXIT_ENVIRONMENT, f"no world could be opened: {reason}")
+            case Arrived() | Heard() | Lost() | Exited():
+                worker = self._roster.find(event.worker)
+                if worker is not None:
+                    self._take_of(worker, event, now)
+
+    def _take_of(self, worker: Worker, event: Arrived | Heard | Lost | Exited, now: float) -> None:
+        match event:
+            case Arrived(_, hello):
+                self._arrived(worker, hello, now)
+            case Heard(_, message):
+                worker.heard = now
+                if handler := self._handlers.get(type(message)):
+                    handler(worker, message, now)
+            case Lost(_, is_unreachable):
+                worker.is_connected, worker.is_unreachable = False, is_unreachable
+                self._gone(worker, "its host does not answer" if is_unreachable else _NO_WORD, now)
+            case Exited(_, code):
+                worker.exit_code = code
+                described = describe_exit(code, has_joined=worker.hello is not None)
+                if worker.reason in ("", _NO_WORD) and worker.stage is not Stage.GOING:
+                    worker.reason = described
+                if worker.failed_in and is_crash(code) and worker.failure is None:
+                    self._worlds.crashes.crashed(worker.failed_in)
+                self._gone(worker, described, now)
+
+    def _arrived(self, worker: Worker, hello: Hello, now: float) -> None:
+        if worker.stage is not Stage.STARTED:
+            return
+        worker.hello, worker.stage, worker.since, worker.heard = hello, Stage.BUILDING, now, now
+        worker.is_connected = True
+        welcome = Welcome(
+            worker=worker.name,
+            job=self._job,
+            slot=worker.slot.number,
+            slots_on_host=max(worker.slot.number + 1, self._staffing.slots_on(worker.slot.host)),
+            least=self._limits.least,
+            most=self._limits.most,
+            is_training=self._worlds.has_begun,
+            lease_seconds=self._limits.silence_seconds,
+        )
+        self._actions.append(Send(worker.name, welcome))
+
+    def _beat(self, worker: Worker, message: Beat, now: float) -> None:
+        if state := read_state(message.state):
+            self._worlds.beat(worker, state, now)
+
+    def _ready(self, worker: Worker, message: Ready, now: float) -> None:
+        if message.generation != worker.generation:
+            return  # it crossed with a newer world
+        if worker.stage not in (Stage.BUILDING, Stage.READY, *IN_WORLD):
+            return
+        was_member = worker.stage in IN_WORLD
+        worker.ready, worker.stage = message, Stage.READY
+        worker.since = now if was_member or not worker.since else worker.since
+        if was_member:
+            self._worlds.left(worker, now)
+            if not self._end.completed(worker, now) and self.state in UP:
+                self._worlds.break_up(f"{worker} lost its connection to the others", now)
+        elif self._regrouping.digest and message.digest != self._regrouping.digest:
+            self._compare(worker, now)
+
+    def _compare(self, worker: Worker, now: float) -> None:
+        """Find out in what a joiner differs, then refuse it; the others are not told."""
+        worker.stage, worker.end_by = Stage.GOING, now + VALUES_SECONDS + LEFT_SECONDS
+        members = sorted(self._worlds.members or self._roster.at(Stage.READY), key=lambda one: one.rank)
+        compared = [*members[:1], worker]
+        for one in compared:
+            self._actions.append(Send(one.name, AskValues()))
+        names = [(one.name, one.slot.host) for one in compared]
+        self._refusals[worker.name] = Comparison(names, now + VALUES_SECONDS)
+
+    def _values(self, worker: Worker, message: Values, now: float) -> None:
+        self._regrouping.compared(worker, message)
+        for comparison in self._refusals.values():
+            comparison.take(worker.name, message)
+
+    def _formed(self, worker: Worker, message: Formed, now: float) -> None:
+        if message.generation == worker.generation:
+            self._worlds.formed(worker, now)
+
+    def _form_failed(self, worker: Worker, message: FormFailed, now: float) -> None:
+        if message.generation == worker.generation == self.generation and worker.stage is Stage.ENTERING:
+            self._worlds.break_up(f"{worker} could not enter the world: {message.reason}", now)
+
+    def _synced(self, worker: Worker, message: Synced, now: float) -> None:
+        if message.generation == worker.generation:
+            self._worlds.synced(worker, message.place, message.run_dir, now)
+
+    def _leaving(self, worker: Worker, message: Leaving, now: float) -> None:
+        if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
+            worker.wants_out = message.why or "it was asked to leave"
+
+    def _left(self, worker: Worker, message: LeftWorld, now: float) -> None:
+        was_member = worker.stage in IN_WORLD
+        worker.is_out = True
+        worker.reason = worker.reason or worker.wants_out or "left"
+        if worker.stage is not Stage.LOST:
+            worker.stage, worker.end_by = Stage.GOING, now + LEFT_SECONDS
+            self._staffing.left(worker, now)
+        if was_member:
+            self._worlds.left(worker, now)
+            if self.state in UP and not self._end.is_complete:
+                self._worlds.break_up(f"{worker} left", now)
+
+    def _failed(self, worker: Worker, message: Failed, now: float) -> None:
+        if worker.stage in (Stage.LOST, Stage.GOING):
+            return
+        worker.failure, worker.reason = message, f"failed: {message.problem}"
+        self._let_speak(worker, message)
+        is_of_all = worker.generation > 0 or not self._worlds.has_begun
+        if message.blame == "code" and is_of_all:
+            worker.stage, worker.end_by = Stage.GOING, now + _ENDS_SECONDS
+            self._end.finish(
+                message.exit_code, told=message.problem, remedy=message.remedy, grace_seconds=SAVE_SECONDS
+            )
+        else:
+            self._lose(worker, worker.reason, now, kill_after=_ENDS_SECONDS)
+
+    def _let_speak(self, worker: Worker, message: Failed) -> None:
+        """Let a worker that failed report it, and end."""
+        told = End(problem=message.problem, remedy=message.remedy, exit_code=message.exit_code, speaks=True)
+        self._actions.append(Send(worker.name, told))
+
+    def _done(self, worker: Worker, message: Done, now: float) -> None:
+        worker.is_out, worker.stage, worker.end_by = True, Stage.GOING, now + 2 * LEFT_SECONDS
+        self._worlds.left(worker, now)
+        self._end.done(message.exit_code, now)
+
+    def _stack(self, worker: Worker, message: Stack, now: float) -> None:
+        self._actions.append(Say(f"{worker}:\n{message.text}"))
+
+    def _gone(self, worker: Worker, reason: str, now: float) -> None:
+        """Take note that a worker's process or its connection has ended."""
+        self._regrouping.dropped(worker)
+        for comparison in self._refusals.values():
+            comparison.drop(worker.name)
+        if worker.stage in ALIVE:
+            self._lose(worker, reason, now)
+        elif worker.stage is Stage.GOING:
+            if worker.name in self._refusals:
+                worker.failed_in = worker.generation
+            self._roster.lose(worker, reason, now)
+            self._actions.append(Kill(worker.name))
+
+    def _lose(self, worker: Worker, reason: str, now: float, kill_after: float = 0.0) -> None:
+        """Let the job go on without a worker that failed, and end its process."""
+        was_member = worker.stage in IN_WORLD
+        self._roster.lose(worker, reason, now)
+        worker.failed_in = worker.generation
+        if kill_after:
+            worker.end_by = now + kill_after
+        else:
+            self._actions.append(Kill(worker.name))
+        if was_member:
+            self._worlds.left(worker, now)
+            if not self._end.is_complete:
+                self._worlds.break_up(f"{worker} {worker.reason}", now)
+            self._worlds.crashes.lost(worker.generation)
+            if worker.exit_code is not None and is_crash(worker.exit_code) and worker.failure is None:
+                self._worlds.crashes.crashed(worker.generation)
+
+    def _go_on(self, now: float) -> None:
+        """Do what is due, and what has become possible."""
+        for worker, reason in [*self._worlds.judge(now), *self._regrouping.late(now)]:
+            if worker.stage in ALIVE:
+                is_stalled = worker.is_connected and not worker.is_silent(now)
+                if is_stalled:
+                    self._actions.append(Send(worker.name, AskStack()))
+                self._lose(worker, reason, now, _STACK_SECONDS if is_stalled else 0.0)
+        self._end_late(now)
+        self._refuse(now)
+        self._count_failures(now)
+        self._roster.clean(now)
+        if self._staffing.is_hopeless() and not self._worlds.has_begun and not self._roster.at(Stage.READY):
+            self._end.finish_hopeless()
+        if self.state is not State.ENDED:
+            self._regrouping.advance(now)
+        if self.state is not State.ENDED and self._can_start:
+            self._staffing.hire(self._wanted(), now)
+
+    def _end_late(self, now: float) -> None:
+        for worker in self._roster.at(Stage.LOST, Stage.GOING):
+            if worker.end_by > now:
+                continue
+            if worker.stage is Stage.GOING:
+                self._roster.lose(worker, "did not end in time", now)
+            worker.end_by = float("inf")
+            self._actions.append(Kill(worker.name))
+
+    def _refuse(self, now: float) -> None:
+        for name, comparison in list(self._refusals.items()):
+            worker = self._roster.find(name)
+            if worker is None or worker.stage is not Stage.GOING:
+                self._refusals.pop(name)
+            elif comparison.is_over(now):
+                self._refusals.pop(name)
+                error = comparison.result()
+                worker.reason, worker.failed_in = f"was refused: {error.problem}", worker.generation
+                worker.end_by = now + LEFT_SECONDS
+                self._actions.append(Send(name, Refuse(problem=error.problem, remedy=error.remedy)))
+
+    def _count_failures(self, now: float) -> None:
+        """Take note of failures, once their reason is known or will not be."""
+        for worker in self._roster.at(Stage.LOST):
+            is_known = worker.exit_code is not None or not self._can_start or now >= worker.settled_by
+            if worker.failed_in is not None and is_known and not worker.is_counted:
+                worker.is_counted = True
+                self._end.last_failure = worker
+                self._staffing.failed(worker, self._worlds.has_begun, now)
+
+    def _wanted(self) -> int:
+        """Return how many workers the job wants now."""
+        if not self._can_start or self._end.is_ending:
+            return 0
+        return self._limits.most if self._worlds.has_begun else self._limits.wanted

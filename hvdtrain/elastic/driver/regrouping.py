@@ -1,0 +1,277 @@
+"""When the next world of an elastic job is opened, and with whom."""
+
+from collections.abc import Callable
+
+from hvdtrain.elastic.comparison import VALUES_SECONDS, Comparison
+from hvdtrain.elastic.driver.cluster import Limits
+from hvdtrain.elastic.driver.events import Action, Say, Send
+from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, JobEnd
+from hvdtrain.elastic.driver.ranks import Candidate, arrange, choose_source
+from hvdtrain.elastic.driver.roster import Roster, Stage, Worker
+from hvdtrain.elastic.driver.worlds import State, Worlds
+from hvdtrain.elastic.messages import AskValues, Leave, Values, Wait
+from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS
+from hvdtrain.errors import EXIT_ENVIRONMENT
+
+JOIN_SECONDS = 1.0  # in which joiners are collected
+LEAVE_SECONDS = 2.0  # in which workers that want to leave are collected
+WAIT_SECONDS = 10.0  # between lines that say that the job waits
+MAX_UNENTERED = 2  # worlds that those who train could not enter with the same joiners
+
+_FOREVER = float("inf")
+
+
+class Regrouping:
+    """Decides on worlds.
+
+    Args:
+        limits: what the job may have.
+        roster: its workers.
+        worlds: its current world.
+        end: the end of the job.
+        do: takes actions.
+        now: the time now.
+
+    Attributes:
+        digest: of what must be equal on all workers; empty before the first world.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        roster: Roster,
+        worlds: Worlds,
+        end: JobEnd,
+        do: Callable[[Action], None],
+        *,
+        now: float,
+    ) -> None:
+        self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
+        self._end = end
+        self.digest = ""
+        self._start_by = now + limits.start_timeout
+        self._first_ready = self._change_by = self._wait_until = self._say_at = _FOREVER
+        self._comparison: Comparison | None = None
+
+    def advance(self, now: float) -> None:
+        """Do what has become possible or is due."""
+        state = self._worlds.state
+        if self._end.is_complete:
+            self._end.finish_complete(now)
+            return
+        if self._end.has_failed_for_good():
+            return
+        if state is State.TRAINING:
+            self._consider_change(now)
+        elif state is State.STOPPING:
+            self._end.press(now)
+        elif state is State.COMPARING:
+            if self._comparison and self._comparison.is_over(now):
+                error = self._comparison.result()
+                self._end.finish(EXIT_ENVIRONMENT, error.problem, error.remedy)
+        elif state in (State.STARTING, State.CHANGING, State.WAITING):
+            self._regroup(now)
+
+    def ticks(self) -> list[float]:
+        """Return when something is due."""
+        times = [self._start_by, self._change_by, self._wait_until, self._say_at]
+        return times + ([self._comparison.until] if self._comparison else [])
+
+    # what the workers say
+
+    def compared(self, worker: Worker, message: Values) -> None:
+        """Take values of a worker that were asked for."""
+        if self._comparison:
+            self._comparison.take(worker.name, message)
+
+    def dropped(self, worker: Worker) -> None:
+        """Await no values of a worker that has ended."""
+        if self._comparison:
+            self._comparison.drop(worker.name)
+
+    def late(self, now: float) -> list[tuple[Worker, str]]:
+        """Return the workers outside of a world that must be given up now, with the reason."""
+        lost = []
+        stall = self._roster.stall_timeout()
+        for worker in self._roster.at(Stage.BUILDING, Stage.READY):
+            if stall and now - worker.heard >= max(stall, JOIN_SECONDS):
+                lost.append((worker, f"has not answered for {now - worker.heard:.0f} s: stopped or starved"))
+        start_limit = 2 * self._limits.start_timeout
+        for worker in self._roster.at(Stage.STARTED):
+            if now - worker.since >= start_limit:
+                worker.is_late = True
+                lost.append((worker, f"was still starting after {start_limit:g} s, twice --start-timeout"))
+        has_begun = self._worlds.has_begun
+        limit = max(LONG_FACTOR * stall, LONG_SECONDS)
+        if has_begun:  # nobody waits for a joiner
+            limit = max(limit, LONG_FACTOR * self._limits.start_timeout)
+        for worker in self._roster.at(Stage.BUILDING) if stall else []:
+            age = now - worker.heard + (worker.state.age_seconds if worker.state else 0.0)
+            is_long = has_begun and worker.state is not None and worker.state.is_long
+            is_awaited = not has_begun and now - self._first_ready >= limit
+            if (age >= limit and not is_long) or is_awaited:
+                doing = f"; it was {worker.state}" if worker.state else ""
+                lost.append((worker, f"was not ready after {limit:.0f} s{doing}"))
+        return lost
+
+    # the next world
+
+    def _consider_change(self, now: float) -> None:
+        """Let the workers leave the world for those that come or go, once they are collected."""
+        if self._end.stop_if_asked(now):
+            return
+        members = self._worlds.members
+        leaving = [worker for worker in members if worker.wants_out]
+        for worker in self._roster.at(Stage.READY):
+            if worker.wants_out:
+                self._dismiss(worker, now)
+        room = self._limits.most - (len(members) - len(leaving))
+        joining = self._roster.at(Stage.READY)[: max(0, room)]
+        if len(leaving) == len(members) and not joining and self._awaits_heirs(leaving):
+            return  # they train until somebody can take their state
+        if self._end.purpose != "train" or not (leaving or joining):
+            self._change_by = _FOREVER
+            return
+        wait = LEAVE_SECONDS if leaving else JOIN_SECONDS
+        self._change_by = min(self._change_by, now + wait)
+        if now < self._change_by:
+            return
+        self._change_by = _FOREVER
+        if len(leaving) == len(members) and not joining:
+            self._end.stop_for_lack(leaving)
+            self._end.send_stop(now)
+            return
+        parts = [f"{worker} leaves: {worker.wants_out}" for worker in leaving]
+        parts += [f"a worker on {worker.slot} joins" for worker in joining]
+        self._worlds.change("; ".join(parts), now)
+
+    def _regroup(self, now: float) -> None:
+        """Open the next world, if all that may be in it are there."""
+        if self._worlds.members or self._roster.unsettled(now):
+            return None
+        ready = self._roster.at(Stage.READY)
+        if self._worlds.state is State.STARTING and not self._may_start(ready, now):
+            return None
+        staying = [worker for worker in ready if not worker.wants_out]
+        if self._worlds.unentered >= MAX_UNENTERED and self._end.purpose == "train":
+            staying = self._without_joiners(staying)
+        if ready and not staying and self._worlds.state is not State.STARTING:
+            if self._awaits_heirs(ready):
+                staying = ready
+            elif self._end.purpose == "train":
+                self._end.stop_for_lack(ready)
+        if self._end.purpose != "train":
+            return self._open(ready, now)
+        staying += self._heritage(ready, staying)
+        if leaving := [worker for worker in ready if worker not in staying]:
+            for worker in leaving:
+                self._dismiss(worker, now)
+            return self._regroup(now)
+        if len(staying) < self._limits.least:
+            return self._wait(len(staying), now)
+        return self._open(staying, now) if self._agree(staying, now) else None
+
+    def _without_joiners(self, staying: list[Worker]) -> list[Worker]:
+        """Let the workers that were in no world that trained leave, if the others are enough."""
+        joiners = [one for one in staying if self._worlds.log.is_new(one)]
+        others = [one for one in staying if one not in joiners]
+        if not joiners or not others or len(others) < self._limits.least:
+            return staying
+        for one in joiners:
+            one.wants_out = f"{self._worlds.unentered} worlds with it could not be entered"
+            self._do(Say(f"{one} is left out: {one.wants_out}; the last time {self._worlds.why_broken}"))
+        return others
+
+    def _awaits_heirs(self, leaving: list[Worker]) -> bool:
+        """Return whether all workers are to leave, but others are about to come in other slots."""
+        heirs = self._roster.at(Stage.STARTED, Stage.BUILDING)
+        return all(one.is_removed for one in leaving) and bool(heirs)
+
+    def _heritage(self, ready: list[Worker], staying: list[Worker]) -> list[Worker]:
+        """Return the worker that is to leave, if nobody else has the state: it hands it over in a world."""
+        leaving = [one for one in ready if one.wants_out and self._candidate(one).is_valid]
+        if not staying or not leaving or any(self._candidate(one).is_valid for one in staying):
+            return []
+        root = arrange([self._candidate(one) for one in leaving], self._limits.most)[0]
+        return [one for one in leaving if one.name == root.worker]
+
+    def _open(self, workers: list[Worker], now: float) -> None:
+        arranged = (
+            arrange([self._candidate(worker) for worker in workers], self._limits.most) if workers else []
+        )
+        source = choose_source(arranged, self._worlds.has_begun)
+        if self._end.purpose != "train" and source != "root":
+            return self._end.finish_unsaved()
+        self._wait_until = self._say_at = self._change_by = self._start_by = _FOREVER
+        self._worlds.open(arranged, source, self._end.purpose, now, why=self._end.why_stopped)
+        return None
+
+    def _candidate(self, worker: Worker) -> Candidate:
+        assert worker.ready is not None
+        assert worker.hello is not None
+        return Candidate(
+            worker=worker.name,
+            host=worker.slot.host,
+            machine=worker.hello.machine,
+            pid=worker.hello.pid,
+            place=worker.ready.place,
+            is_valid=worker.ready.valid and worker.generation > 0,
+            old_rank=worker.rank if worker.generation else None,
+            is_new=self._worlds.log.is_new(worker),
+        )
+
+    def _may_start(self, ready: list[Worker], now: float) -> bool:
+        """Return whether the first world is due, or waiting for it is a matter of the elastic timeout."""
+        if ready:
+            self._first_ready = min(self._first_ready, now)
+        if len(ready) >= self._limits.wanted:
+            return True
+        if now < self._start_by:
+            return False
+        is_building = bool(self._roster.at(Stage.BUILDING))
+        if is_building and now < max(self._start_by, self._first_ready + self._limits.start_timeout):
+            return False
+        missing = [str(one.slot) for one in self._roster.at(Stage.STARTED, Stage.BUILDING)]
+        text = f"{len(ready)} of {self._limits.wanted} workers are ready after the start timeout"
+        named = f"; missing: {', '.join(missing)}" if missing else ""
+        if self._say_at == _FOREVER:
+            self._do(Say(text + named))
+        return True
+
+    def _agree(self, workers: list[Worker], now: float) -> bool:
+        """Return whether the workers of the first world have equal values; otherwise ask them for these."""
+        digests = [worker.ready.digest for worker in workers if worker.ready]
+        if self.digest or len(set(digests)) == 1:
+            self.digest = self.digest or digests[0]
+            return True
+        self._worlds.state = State.COMPARING
+        names = [(worker.name, worker.slot.host) for worker in workers]
+        self._comparison = Comparison(names, now + VALUES_SECONDS)
+        for worker in workers:
+            self._do(Send(worker.name, AskValues()))
+        return False
+
+    def _wait(self, have: int, now: float) -> None:
+        """Wait for more workers, and say so; after the elastic timeout, save with those that are there."""
+        if self._worlds.state is not State.WAITING:
+            self._worlds.state = State.WAITING
+            self._wait_until, self._say_at = now + self._limits.elastic_timeout, now
+        if now >= self._wait_until:
+            if not self._worlds.has_begun:
+                return self._end.finish_unstarted(have)
+            self._end.save_for_lack(have)
+            return self._regroup(now)
+        if now >= self._say_at:
+            left = self._wait_until - now
+            self._do(
+                Say(f"waiting for workers: {have} of at least {self._limits.least}, for {left:.0f} s more")
+            )
+            for worker in self._roster.at(Stage.READY):
+                self._do(Send(worker.name, Wait(have=have, need=self._limits.least, left_seconds=left)))
+            self._say_at = now + WAIT_SECONDS
+        return None
+
+    def _dismiss(self, worker: Worker, now: float) -> None:
+        worker.stage, worker.end_by = Stage.GOING, now + LEFT_SECONDS
+        worker.reason = worker.wants_out
+        self._do(Send(worker.name, Leave(why=worker.wants_out)))

@@ -1,0 +1,209 @@
+"""The workers of an elastic job as its driver knows them."""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from hvdtrain.elastic.driver.cluster import Slot
+from hvdtrain.elastic.messages import Failed, Hello, Ready
+from hvdtrain.elastic.watch.connections import Member
+from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, WorkerState
+
+DEFAULT_STALL_SECONDS = 120.0  # until a worker has said what the job's is
+
+_UNANSWERED_SECONDS = 5 * BEAT_SECONDS  # a worker that was silent for so long is sent no beats
+_CONFIRM_SECONDS = 3.0  # in which the end of a process that was killed is seen
+_EXIT_SECONDS = 0.2  # from the end of a connection to the exit code of its process
+_LEASE_MARGIN_SECONDS = 2.0
+_SLOT_SECONDS = 10.0  # after which the slot of a lost worker is free, whatever its launcher says
+
+
+class Stage(Enum):
+    """What a worker is at, as far as its driver knows."""
+
+    STARTED = "started"  # its process was started, and has not connected yet
+    BUILDING = "building"  # it is connected, and builds its model alone
+    READY = "ready"  # its training thread waits for a world
+    ENTERING = "entering"  # it starts Horovod in a world
+    SYNCING = "syncing"  # it is in a world, and receives the state
+    TRAINING = "training"
+    GOING = "going"  # it is about to end, as it said or was told
+    LOST = "lost"  # it is no part of the job any more, and is being ended
+
+
+IN_WORLD = (Stage.ENTERING, Stage.SYNCING, Stage.TRAINING)
+ALIVE = (Stage.STARTED, Stage.BUILDING, Stage.READY, *IN_WORLD)
+
+
+@dataclass(eq=False)
+class Worker:
+    """One process of a worker.
+
+    Attributes:
+        name: its name, such as "w7".
+        slot: where it runs.
+        since: when it was started, or when its stage changed.
+        stage: what it is at.
+        hello: its first message; None until it is connected.
+        ready: its last ``Ready``.
+        state: what its training thread does.
+        heard: when it was last heard.
+        generation: the last world that it was told to enter; 0 if none.
+        rank: its rank in that world.
+        wants_out: why it is to leave the job; empty if it stays.
+        is_removed: whether it is to leave because its slot is no longer there.
+        reason: why it ended or was ended, in words.
+        failure: what it said when it failed.
+        exit_code: that of its process; None while it runs, as far as is known.
+        failed_in: the world in which it failed; None if it did not fail.
+        is_late: whether it did not come in time.
+        is_counted: whether the failure was taken note of.
+        is_connected: whether its connection stands.
+        is_unreachable: whether its host stopped to respond.
+        is_out: whether it has left in order, so that nobody waits for its end.
+        end_by: when it is killed if it is still there, if it is about to end.
+        settled_by: when a lost worker counts as gone, even if nothing says so.
+    """
+
+    name: str
+    slot: Slot
+    since: float
+    stage: Stage = Stage.STARTED
+    hello: Hello | None = None
+    ready: Ready | None = None
+    state: WorkerState | None = None
+    heard: float = 0.0
+    generation: int = 0
+    rank: int = 0
+    wants_out: str = ""
+    is_removed: bool = False
+    reason: str = ""
+    failure: Failed | None = None
+    exit_code: int | None = None
+    failed_in: int | None = None
+    is_late: bool = False
+    is_counted: bool = False
+    is_connected: bool = False
+    is_unreachable: bool = False
+    is_out: bool = False
+    end_by: float = float("inf")
+    settled_by: float = float("inf")
+
+    def __str__(self) -> str:
+        """Return who it is, such as "rank 2 on h2"."""
+        return f"rank {self.rank} on {self.slot.host}" if self.generation else f"the worker on {self.slot}"
+
+    def member(self) -> Member:
+        """Return the worker as messages of the watch name it."""
+        return Member(self.rank, self.slot.host)
+
+    def is_silent(self, now: float) -> bool:
+        """Return whether it has not been heard for a while."""
+        return now - self.heard > _UNANSWERED_SECONDS
+
+    def is_settled(self, now: float) -> bool:
+        """Return whether it can no longer do anything in the worlds that it knew.
+
+        The exit code alone does not say so: on another host it may be that of ssh.
+        """
+        is_gone = not self.is_connected and not self.is_unreachable
+        return self.is_out or is_gone or now >= self.settled_by
+
+    def holds_slot(self, now: float, has_exits: bool) -> bool:
+        """Return whether its slot is taken.
+
+        Args:
+            now: the time now.
+            has_exits: whether the end of its process is reported.
+        """
+        if now >= self.settled_by + _SLOT_SECONDS:
+            return False
+        return self.is_connected or (has_exits and self.exit_code is None)
+
+
+class Roster:
+    """All workers that are there, or whose end is still awaited.
+
+    Args:
+        lease_seconds: how long a worker goes on without a message of the driver.
+        has_exits: whether the ends of processes are reported.
+    """
+
+    def __init__(self, lease_seconds: float, has_exits: bool) -> None:
+        self._lease, self._has_exits = lease_seconds, has_exits
+        self._workers: dict[str, Worker] = {}
+        self._count = 0
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def find(self, name: str) -> Worker | None:
+        """Return a worker; None if there is none of this name."""
+        return self._workers.get(name)
+
+    def add(self, slot: Slot, now: float) -> Worker:
+        """Return a new worker with a name that no other had."""
+        worker = Worker(self.next_name(), slot, now, heard=now)
+        self._workers[worker.name] = worker
+        return worker
+
+    def next_name(self) -> str:
+        """Return a name that no worker had."""
+        self._count += 1
+        return f"w{self._count}"
+
+    def at(self, *stages: Stage) -> list[Worker]:
+        """Return the workers that are at one of these stages, in the order of their arrival."""
+        return [worker for worker in self._workers.values() if worker.stage in stages]
+
+    def free_number(self, host: str) -> int:
+        """Return the lowest number of a slot that no worker of a host has."""
+        taken = {one.slot.number for one in self._workers.values() if one.slot.host == host}
+        return next(number for number in range(len(taken) + 1) if number not in taken)
+
+    def stall_timeout(self) -> float:
+        """Return the longest time without an answer or progress that the workers state; 0 for no limit."""
+        stated = [worker.ready.stall_timeout for worker in self._workers.values() if worker.ready]
+        return max(stated, default=DEFAULT_STALL_SECONDS)
+
+    def lose(self, worker: Worker, reason: str, now: float) -> None:
+        """Take note that a worker is no part of the job any more. Its end is not sure yet.
+
+        A worker may write files until its lease is over, which the last beat that it got began.
+        """
+        worker.reason = worker.reason or reason
+        worker.stage, worker.since, worker.end_by = Stage.LOST, now, float("inf")
+        if worker.is_unreachable:  # for as long as its host is silent, it has got no beat
+            worker.settled_by = now + _LEASE_MARGIN_SECONDS
+            return
+        beaten = min(now, worker.heard + _UNANSWERED_SECONDS + BEAT_SECONDS)
+        lease_ends = beaten + self._lease + _LEASE_MARGIN_SECONDS
+        worker.settled_by = max(now + _CONFIRM_SECONDS, lease_ends)
+
+    def unsettled(self, now: float) -> list[Worker]:
+        """Return the workers that were in a world, are to be in no other, and may still do something."""
+        leaving = [worker for worker in self.at(Stage.LOST, Stage.GOING) if worker.generation]
+        return [one for one in leaving if not one.is_settled(now) or self._is_unexplained(one, now)]
+
+    def _is_unexplained(self, worker: Worker, now: float) -> bool:
+        """Return whether the exit code, which says why a worker ended, is about to arrive."""
+        is_awaited = self._has_exits and worker.exit_code is None and not worker.is_out
+        return is_awaited and worker.stage is Stage.LOST and now < worker.since + _EXIT_SECONDS
+
+    def taken_slots(self, now: float) -> Collection[Slot]:
+        """Return the slots that have a worker, or one whose end is not sure."""
+        return {one.slot for one in self._workers.values() if one.holds_slot(now, self._has_exits)}
+
+    def clean(self, now: float) -> None:
+        """Forget the workers that are gone for good."""
+        for worker in self:
+            is_done = worker.stage is Stage.LOST and worker.is_settled(now)
+            if is_done and not worker.holds_slot(now, self._has_exits):
+                del self._workers[worker.name]
+
+    def ticks(self) -> list[float]:
+        """Return when something is due."""
+        times = [one.end_by for one in self._workers.values()]
+        for one in self.at(Stage.LOST):
+            times += [one.since + _EXIT_SECONDS, one.settled_by, one.settled_by + _SLOT_SECONDS]
+        return times

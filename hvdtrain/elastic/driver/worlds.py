@@ -1,0 +1,273 @@
+"""The current world of an elastic job: from its opening until all its workers wait for the next one."""
+
+from collections.abc import Callable, Collection, Hashable, Sequence
+from enum import Enum
+
+from hvdtrain.elastic.changes import ChangeLog
+from hvdtrain.elastic.crashes import Crashes
+from hvdtrain.elastic.driver.events import Action, CloseStore, OpenWorld, Say, Send
+from hvdtrain.elastic.driver.ranks import Candidate, describe_worlds
+from hvdtrain.elastic.driver.roster import IN_WORLD, Roster, Stage, Worker
+from hvdtrain.elastic.messages import Abort, ChangeWorld, Retry
+from hvdtrain.elastic.watch.heartbeat import WorkerState
+from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
+from hvdtrain.storage.text import counted
+from hvdtrain.workers.world import Place, Purpose, Source
+
+FORM_SECONDS = 20.0
+FORM_SECONDS_A_PAIR = 0.005  # of workers: each asks the store about every other one
+SYNC_SECONDS = 60.0  # without an answer or progress, and at least the stall timeout
+
+
+class State(Enum):
+    """What an elastic job is at."""
+
+    STARTING = "starting"  # its first workers start and build
+    COMPARING = "comparing"  # they differ, and say in what
+    FORMING = "forming"  # a world was opened; its workers start Horovod
+    SYNCING = "syncing"  # they receive the state
+    TRAINING = "training"
+    CHANGING = "changing"  # they leave the world
+    WAITING = "waiting"  # there are fewer workers than the job needs
+    STOPPING = "stopping"  # they save and stop, or training is complete
+    ENDED = "ended"
+
+
+UP = (State.FORMING, State.SYNCING, State.TRAINING, State.STOPPING)
+
+
+class Worlds:
+    """The current world, and what its workers are told of it.
+
+    Args:
+        roster: the workers of the job.
+        do: takes actions.
+
+    Attributes:
+        state: what the job is at.
+        generation: the number of the current world; 0 before the first.
+        has_begun: whether any worker ever had the state of a world.
+        broken: number of worlds that broke.
+        same_failures: worlds, one after the other, that broke with the same workers and without a step.
+        unentered: worlds, one after the other, that the same workers could not enter.
+        was_up: whether the last world that broke had trained.
+        why_broken: why it broke.
+        stalled: why no worker made progress, if that broke the world.
+        log: what changed since the last world that trained.
+        crashes: the worlds that crashes broke.
+    """
+
+    def __init__(self, roster: Roster, do: Callable[[Action], None]) -> None:
+        self._roster, self._do = roster, do
+        self.state = State.STARTING
+        self.generation = self.broken = self.same_failures = self.unentered = 0
+        self.has_begun = False
+        self.was_up = False
+        self.stalled = self.why_broken = ""
+        self.log, self.crashes = ChangeLog(), Crashes()
+        self._names: set[str] = set()
+        self._unentered_by: set[str] = set()
+        self._deadline = self._left_since = float("inf")
+        self._moved = 0.0  # when a worker that receives the state last made progress
+        self._is_broken = False
+        self._place = Place()  # where the last world began
+        self._where: Hashable = None  # the same, with the kind of its source
+        self._run_dir = ""  # of the job, as workers that trained have said
+        self._liveness: Liveness | None = None
+
+    @property
+    def members(self) -> list[Worker]:
+        """The workers that are in the current world, or still leave it."""
+        return self._roster.at(*IN_WORLD)
+
+    def open(
+        self, arranged: Sequence[Candidate], source: Source, purpose: Purpose, now: float, *, why: str = ""
+    ) -> None:
+        """Let workers enter the next world, in the order of ranks.
+
+        Args:
+            arranged: the workers.
+            source: where their state comes from.
+            purpose: what the world is for.
+            now: the time now.
+            why: why it does not train; empty if it does.
+        """
+        workers = [worker for one in arranged if (worker := self._roster.find(one.worker))]
+        change = self.log.describe(workers, now)
+        where = arranged[0].place if source == "root" else ("checkpoint", self._place)
+        names = {worker.name for worker in workers}
+        if self._is_broken:
+            self.crashes.broke(self.generation, where)
+        is_same = self._is_broken and (names, where) == (self._names, self._where)
+        self.same_failures = self.same_failures + 1 if is_same else 0
+        self._names, self._where, self._liveness = names, where, None
+        self.generation += 1
+        for rank, worker in enumerate(workers):
+            worker.generation, worker.rank, worker.stage, worker.since = (
+                self.generation,
+                rank,
+                Stage.ENTERING,
+                now,
+            )
+        self.state, self._deadline, self._is_broken, self.stalled = (
+            State.FORMING,
+            now + FORM_SECONDS + len(workers) ** 2 * FORM_SECONDS_A_PAIR,
+            False,
+            "",
+        )
+        worlds = describe_worlds(
+            arranged, self.generation, source, purpose, change, why=why, run_dir=self._run_dir
+        )
+        self._do(OpenWorld(worlds))
+
+    def formed(self, worker: Worker, now: float) -> None:
+        """Take note that Horovod is up on a worker."""
+        if worker.stage is Stage.ENTERING:
+            worker.stage = Stage.SYNCING
+        self._advance(now)
+
+    def synced(self, worker: Worker, place: Place, run_dir: str, now: float) -> None:
+        """Take note that a worker has the state of the world, which is written to a run directory."""
+        self._run_dir = run_dir or self._run_dir
+        if worker.stage in (Stage.ENTERING, Stage.SYNCING):
+            worker.stage, self.has_begun, self._place = Stage.TRAINING, True, place
+            self._moved = now
+            if worker.rank == 0:
+                self.log.record(self.members)
+        self._advance(now)
+
+    def _advance(self, now: float) -> None:
+        stages = {worker.stage for worker in self.members}
+        if self.state is State.FORMING and Stage.ENTERING not in stages:
+            self._do(CloseStore())
+            self.state = State.SYNCING
+            self._moved = now
+        if self.state is State.SYNCING and stages == {Stage.TRAINING}:
+            self.state, self._deadline, self.unentered = State.TRAINING, float("inf"), 0
+            members = sorted(self.members, key=lambda worker: worker.rank)
+            self._liveness = Liveness(
+                None, [worker.member() for worker in members], self._roster.stall_timeout(), now
+            )
+            for worker in members:
+                if worker.state:
+                    self._liveness.beat(worker.rank, worker.state._replace(age_seconds=0.0), now)
+            self._do(Say(self._describe(members, now)))
+            self.log.settle(members)
+
+    def beat(self, worker: Worker, state: WorkerState, now: float) -> None:
+        """Take note of what a worker does."""
+        before, worker.state = worker.state, state
+        if before is None or (before.number, before.place) != (state.number, state.place):
+            self._moved = now
+        if self._liveness is not None and worker.stage is Stage.TRAINING:
+            self._liveness.beat(worker.rank, state, now)
+
+    def change(self, why: str, now: float) -> None:
+        """Let all workers leave the world at the next step boundary."""
+        self.log.begin(why, now)
+        self.state, self._left_since, self._is_broken = State.CHANGING, float("inf"), False
+        for worker in self.members:
+            self._do(Send(worker.name, ChangeWorld(generation=self.generation, why=why)))
+
+    def left(self, worker: Worker, now: float) -> None:
+        """Take note that a worker has left the world and waits for the next one, or is gone."""
+        if self._liveness is not None:
+            self._liveness.drop(worker.rank)
+        if self.state is State.CHANGING:
+            self._left_since = min(self._left_since, now)
+
+    def break_up(self, why: str, now: float) -> None:
+        """Let all workers give up the world at once: one of them was lost."""
+        if self.state not in (*UP, State.CHANGING) or self._is_broken:
+            return
+        self.log.begin(why, now)
+        if self.state is State.FORMING:
+            self._do(CloseStore())
+        self.state, self._left_since, self._is_broken = State.CHANGING, now, True
+        self.broken += 1
+        self.was_up, self.why_broken = self._liveness is not None, why
+        if not self.was_up:
+            self.unentered = self.unentered + 1 if self._names == self._unentered_by else 1
+            self._unentered_by = self._names
+        for worker in self.members:
+            self._do(Send(worker.name, Abort(generation=self.generation, why=why)))
+            if worker.stage is Stage.ENTERING:
+                self._do(Send(worker.name, Retry(generation=self.generation)))
+
+    def judge(self, now: float) -> list[tuple[Worker, str]]:
+        """Return the workers that must be given up now, with the reason; the world may break."""
+        if self.state in (State.FORMING, State.SYNCING):
+            return self._late(now)
+        if self.state is State.CHANGING and self._left_since < float("inf"):
+            return self._unanswering(now)
+        event = self._noticed(now)
+        if event is None:
+            return []
+        if not event.ranks:
+            self.break_up(event.problem, now)
+            self.stalled = event.problem
+            return []
+        blamed = [worker for worker in self.members if worker.rank in event.ranks]
+        if isinstance(event, Silent):
+            return [(worker, _describe_silence(worker, now)) for worker in blamed]
+        return [(worker, f"makes no progress: {event.problem}") for worker in blamed]
+
+    def _noticed(self, now: float) -> WatchEvent | None:
+        """Return who does not answer, or makes no progress, in a world that trains."""
+        if self.state not in (State.TRAINING, State.STOPPING, State.CHANGING) or self._liveness is None:
+            return None
+        is_alone = len(self.members) < 2
+        return self._liveness.judge_silence(now) if is_alone else self._liveness.judge(None, now)
+
+    def _is_late(self, now: float) -> bool:
+        """Return whether the world does not come up; sending the state may take any time with progress."""
+        if self.state is State.FORMING:
+            return now >= self._deadline
+        limit = max(SYNC_SECONDS, self._roster.stall_timeout())
+        is_frozen = any(now - worker.heard >= limit for worker in self.members)
+        is_stuck = now - self._moved >= LONG_FACTOR * limit
+        return is_frozen or is_stuck
+
+    def _late(self, now: float) -> list[tuple[Worker, str]]:
+        """Return the silent workers of a world that does not come up in time; the others try again."""
+        if not self._is_late(now):
+            return []
+        doing = "enter the world" if self.state is State.FORMING else "receive the state"
+        silent = [worker for worker in self.members if worker.is_silent(now)]
+        self.break_up(f"the workers did not {doing} in time", now)
+        return [(worker, f"did not {doing} in time, and does not answer") for worker in silent]
+
+    def _unanswering(self, now: float) -> list[tuple[Worker, str]]:
+        """Return the workers that have not left the world in time."""
+        stall = self._roster.stall_timeout() or LONG_SECONDS
+        lost = []
+        for worker in self.members:
+            is_long = worker.state is not None and worker.state.is_long and not worker.is_silent(now)
+            limit = max(LONG_FACTOR * stall, LONG_SECONDS) if is_long else stall
+            if now - self._left_since >= limit:
+                doing = f"; it was {worker.state}" if worker.state else ""
+                lost.append((worker, f"did not leave the world within {limit:.0f} s{doing}"))
+        return lost
+
+    def ticks(self) -> list[float]:
+        """Return when something is due."""
+        return [self._deadline] if self.state is State.FORMING else []
+
+    def _describe(self, members: Collection[Worker], now: float) -> str:
+        text = f"training with {counted(len(members), 'worker')}"
+        changed = self.log.describe_all(members)
+        if changed is None:
+            return f"{text} (world {self.generation})"
+        left, joined = changed
+        parts = [f"left: {'; '.join(left)}"] if left else []
+        parts += [f"joined: {', '.join(joined)}"] if joined else []
+        parts += [f"cause: {self.log.cause}"] if not parts and self.log.cause else []
+        paused = self.log.seconds(now)
+        return f"{text} (world {self.generation}) after {paused:.1f} s" + "".join(
+            f"; {part}" for part in parts
+        )
+
+
+def _describe_silence(worker: Worker, now: float) -> str:
+    last = f"; last it was {worker.state}" if worker.state else ""
+    return f"has not answered for {now - worker.heard:.0f} s: stopped or starved{last}"

@@ -1,0 +1,1 @@
+"""A worker's membership in an elastic job: its connection to the driver."""

@@ -1,0 +1,314 @@
+"""A worker's membership in an elastic job: its connection to the driver, and the worlds that it enters."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from hvdtrain.elastic.driver_connection import CONNECT_SECONDS, DriverConnection, open_connection
+from hvdtrain.elastic.interface import interface_for
+from hvdtrain.elastic.lease import REGAINED_SECONDS, Lease
+from hvdtrain.elastic.member.orders import Orders
+from hvdtrain.elastic.member.thread import MemberThread
+from hvdtrain.elastic.messages import (
+    Done,
+    End,
+    Formed,
+    FormFailed,
+    FromDriver,
+    FromWorker,
+    Leaving,
+    LeftWorld,
+    Ready,
+    Refuse,
+    Synced,
+    Wait,
+    Welcome,
+)
+from hvdtrain.elastic.reports import digest_of, failure_of, hello, sendable, value_texts
+from hvdtrain.errors import EnvironmentFault, JobEnded, PeerLostError, RefusedError, UsageError
+from hvdtrain.host.signed_requests import KEY_VARIABLE
+from hvdtrain.watch.watch_events import Told
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.world import Place, World
+
+_WELCOME_SECONDS = 30.0
+_LAST_SECONDS = 2.0  # in which the last message is sent
+_ANSWER_SECONDS = 1.0  # in which the driver says who reports an error
+_INTERFACES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
+_CYCLE = "HOROVOD_CYCLE_TIME"
+# milliseconds for which Horovod waits for more to reduce; alone, there is nothing to win by waiting
+_CYCLE_ALONE, _CYCLE_OF_SEVERAL = "0.05", "1"
+
+_current: list["Client"] = []
+
+
+class Client:
+    """The ``Membership`` of a worker that a driver leads.
+
+    Args:
+        connection: the connection to the driver, after the handshake.
+        welcome: what the driver said first.
+        environ: where Horovod finds the world that it enters; it holds the job's key.
+        stall_timeout: after so many seconds without the driver the process ends; 0 for never.
+        abort: lets the collectives of this process fail.
+    """
+
+    def __init__(
+        self,
+        connection: DriverConnection,
+        welcome: Welcome,
+        environ: MutableMapping[str, str],
+        *,
+        stall_timeout: float,
+        abort: Callable[[str], None],
+    ) -> None:
+        self.worker, self.job, self.slot = welcome.worker, welcome.job, welcome.slot
+        self.slots_on_host, self.least, self.most = welcome.slots_on_host, welcome.least, welcome.most
+        self.is_joining = welcome.is_training
+        self.world: World | None = None
+        self._environ, self._stall_timeout = environ, stall_timeout
+        self._key = environ[KEY_VARIABLE]
+        self._interfaces = [name for name in _INTERFACES if not environ.get(name)]
+        self._sets_cycle = not environ.get(_CYCLE)
+        self._lease, self._orders = Lease(welcome.lease_seconds), Orders(_quiet(abort))
+        self._thread = MemberThread(connection, self._lease, self._orders, stall_timeout)
+        self._thread.on_wait, self._thread.say_ready = _show_wait, self._say_ready
+        self._connection, self._pid = connection, os.getpid()
+        self._ready: Ready | None = None
+        self._is_leaving = False
+
+    def start(self, arrived: Sequence[FromDriver] = ()) -> None:
+        """Start the thread that talks with the driver.
+
+        Args:
+            arrived: messages that have arrived already.
+        """
+        self._thread.start(arrived)
+
+    @property
+    def ended(self) -> JobEnded | None:
+        """How the driver ended the job; None if it did not."""
+        return self._orders.ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver knows already how this worker ends."""
+        return self._thread.is_over
+
+    @property
+    def lost_lease(self) -> str:
+        """Why this worker may no longer write files; empty while it may.
+
+        A process that was stopped waits here until it knows whether the driver still counts on it. The thread
+        that hears the driver does not wait for itself, and nobody waits for it for long: it may have ended.
+        """
+        until = time.monotonic() + REGAINED_SECONDS + 1.0
+        while (
+            self._lease.may_be_regained
+            and not self._connection.is_closed
+            and not self._thread.is_current
+            and time.monotonic() < until
+        ):
+            time.sleep(0.02)
+        if not self._lease.is_lost:
+            return ""
+        return f"the launcher of this elastic job has not answered for {self._lease.silent_seconds:.0f} s"
+
+    def on_wait(self, show: Callable[[Wait], None]) -> None:
+        """Let a function, in another thread, show that the job has too few workers."""
+        self._thread.on_wait = show
+
+    def on_end(self, end: Callable[[JobEnded], None]) -> None:
+        """Let a function, in another thread, end this process if the job ended and it does not notice."""
+        self._thread.on_end = end
+
+    def next_world(self, place: Place, *, valid: bool, values: Mapping[str, Any]) -> World:
+        """Leave the world behind, say that this worker is ready and wait for the next one.
+
+        Raises:
+            JobEnded: If the driver ended the job.
+            Removed: If this worker is not in the next world.
+            RefusedError: If the job does not take this worker.
+        """
+        self.world = None
+        self._thread.values, digest = value_texts(values), digest_of(values)
+        self._ready = (
+            None  # from begin_waiting on, the other thread may be told to say again where this stands
+        )
+        self._ready = Ready(
+            generation=self._orders.begin_waiting(),
+            place=place,
+            valid=valid,
+            digest=digest,
+            stall_timeout=self._stall_timeout,
+        )
+        self._send(self._ready)
+        with ACTIVITY.during("waiting for the other workers"):
+            world = self._orders.wait()
+        self._thread.is_leader = world.rank == 0
+        self.world = world
+        return world
+
+    def enter(self, world: World) -> None:
+        """Set the environment with which Horovod enters a world.
+
+        Raises:
+            PeerLostError: If the world is given up already.
+        """
+        if self._orders.broken:
+            raise PeerLostError(self._orders.broken, names_worker=True)
+        self._environ.update(world.environment(self._key))
+        if self._interfaces:
+            interface = interface_for(world)
+            self._environ.update(dict.fromkeys(self._interfaces, interface))
+        if self._sets_cycle:
+            self._environ[_CYCLE] = _CYCLE_ALONE if world.size == 1 else _CYCLE_OF_SEVERAL
+
+    def formed(self) -> None:
+        """Say that Horovod is up in the world."""
+        self._send(Formed(generation=self._orders.generation))
+
+    def form_failed(self, reason: str) -> None:
+        """Say that Horovod did not come up in the world."""
+        self._send(FormFailed(generation=self._orders.generation, reason=sendable(reason)))
+
+    def synced(self, place: Place, run_dir: str) -> None:
+        """Say that this worker has the whole state of the world, which is written to a run directory."""
+        self._send(Synced(generation=self._orders.generation, place=place, run_dir=run_dir))
+
+    def change_wanted(self) -> bool:
+        """Return whether all workers are to leave the world at the next step."""
+        return self._orders.wants_change
+
+    def stop_wanted(self) -> int:
+        """Return the signal for which all workers are to save and stop; 0 if they are not."""
+        return self._orders.stop
+
+    def why_stop(self) -> str:
+        """Return why all workers are to save and stop, in words; empty if they are not."""
+        return self._orders.why_stop
+
+    def leave(self, why: str) -> None:
+        """Ask to leave the job at the next step boundary. A signal's handler may call it."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._send(Leaving(why=sendable(why)))
+
+    def left(self) -> None:
+        """Say that this worker has left and that its process ends.
+
+        The connection stays to the end of the process: the driver kills a worker that it cannot hear.
+        """
+        if not self.is_over:
+            self._thread.send_last(LeftWorld(), _LAST_SECONDS)
+
+    def failed(self, error: BaseException) -> None:
+        """Say that this worker ends because of an error, and wait for who reports it."""
+        if self.is_over or isinstance(error, JobEnded | RefusedError):
+            return
+        self._orders.is_ending = self._thread.is_over = True
+        if self.ended is None:
+            failure = failure_of(error)
+            self._thread.send_last(failure, _LAST_SECONDS)
+            self._orders.wait_for_end(_ANSWER_SECONDS if failure.blame != "peer" else 0.0)
+
+    def done(self, exit_code: int) -> None:
+        """Say that training is complete, or stopped with its state saved."""
+        if not self.is_over:
+            self._thread.send_last(Done(exit_code=exit_code), _LAST_SECONDS)
+
+    def explain(self) -> Told | None:
+        """Return why a collective failed, as far as the driver said it."""
+        why = self._orders.explain()
+        return Told(why) if why else None
+
+    def is_of_this_process(self) -> bool:
+        """Whether this process connected to the driver, and was not forked from one that did."""
+        return self._pid == os.getpid()
+
+    def _send(self, message: FromWorker) -> None:
+        self._thread.send(message)
+
+    def _say_ready(self) -> None:
+        if self._ready is not None:
+            self._ready = self._ready.model_copy(update={"generation": self._orders.generation})
+            self._send(self._ready)
+
+
+def connect(
+    environ: MutableMapping[str, str],
+    *,
+    stall_timeout: float,
+    abort: Callable[[str], None],
+    seconds: float = CONNECT_SECONDS,
+) -> Client:
+    """Join the elastic job that started this process.
+
+    Args:
+        environ: what the launcher gave this worker; where Horovod will find the worlds that it enters.
+        stall_timeout: after so many seconds without the driver the process ends; 0 for never.
+        abort: lets the collectives of this process fail, with a reason. Another thread calls it, maybe
+            again and again; it does not wait.
+        seconds: how long to try to reach the driver.
+
+    Raises:
+        EnvironmentFault: If the driver does not answer.
+        RefusedError: If it does not take this worker.
+        JobEnded: If the job has ended.
+        UsageError: If this process has joined it before.
+    """
+    if current() is not None:
+        raise UsageError(
+            "a worker of an elastic job trains once, and this process trains a second time",
+            "Start one job for each training.",
+            everywhere=True,
+        )
+    connection = DriverConnection(open_connection(environ, seconds))
+    connection.queue(hello(environ))
+    try:
+        welcome, more = _welcome(connection)
+        client = Client(connection, welcome, environ, stall_timeout=stall_timeout, abort=abort)
+    except BaseException:
+        connection.close()
+        raise
+    client.start(more)
+    _current[:] = [client]
+    return client
+
+
+def current() -> Client | None:
+    """Return the membership of this process; None if it is in no elastic job, or not connected."""
+    return next((client for client in _current if client.is_of_this_process()), None)
+
+
+def _welcome(connection: DriverConnection) -> tuple[Welcome, Sequence[FromDriver]]:
+    """Send the first message; return the driver's answer to it, and what arrived after that."""
+    until = time.monotonic() + _WELCOME_SECONDS
+    while time.monotonic() < until and not connection.is_closed:
+        connection.send()
+        messages = connection.receive()
+        for number, message in enumerate(messages):
+            match message:
+                case Welcome():
+                    return message, messages[number + 1 :]
+                case Refuse(problem=problem, remedy=remedy):
+                    raise RefusedError(problem, remedy)
+                case End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
+                    raise JobEnded(problem, remedy, exit_code=code, speaks=speaks)
+        time.sleep(0.01)
+    how = "ended the connection" if connection.is_closed else f"was silent for {_WELCOME_SECONDS:.0f} s"
+    raise EnvironmentFault(f"the driver of this elastic job {how}", "Its own output says more.")
+
+
+def _quiet(abort: Callable[[str], None]) -> Callable[[str], None]:
+    def call(why: str) -> None:
+        with suppress(Exception):  # the thread that calls it must go on
+            abort(why)
+
+    return call
+
+
+def _show_wait(message: Wait) -> None:
+    """Show nothing: the launcher says it."""

@@ -1,0 +1,159 @@
+"""What the driver of an elastic job has told this worker, as its training thread finds it."""
+
+import signal
+import threading
+from collections.abc import Callable
+
+from hvdtrain.elastic.messages import (
+    Abort,
+    ChangeWorld,
+    End,
+    EnterWorld,
+    FromDriver,
+    Leave,
+    Refuse,
+    Retry,
+    Stop,
+)
+from hvdtrain.errors import JobEnded, RefusedError, Removed
+from hvdtrain.workers.world import World
+
+_TURN_SECONDS = 1.0
+_EXPLAINED_SECONDS = 0.5
+
+
+class Orders:
+    """The orders that count. The member thread takes them, the training thread follows them.
+
+    Args:
+        abort: lets the collectives of this process fail, with a reason; it does not wait.
+
+    Attributes:
+        generation: the newest world that this worker was told of; 0 if there was none.
+        broken: why that world is given up; empty if it is not.
+        change: why this worker is to leave its world at the next step; empty if it is not.
+        stop: the signal for which all are to save and stop; 0 if they are not.
+        why_stop: why they are, in words; empty if they are not.
+        ended: how the driver ended the job; None if it did not.
+        is_waiting: whether the training thread waits for a world.
+        is_ending: whether the training thread knows that this worker ends.
+    """
+
+    def __init__(self, abort: Callable[[str], None]) -> None:
+        self._abort = abort
+        self._news = threading.Condition()
+        self.generation, self.stop = 0, 0
+        self.broken = self.change = self.why_stop = ""
+        self.ended: JobEnded | None = None
+        self.is_waiting = self.is_ending = False
+        self._refused: RefusedError | None = None
+        self._leave = ""
+        self._next: World | None = None
+
+    # called by the member thread
+
+    def take(self, message: FromDriver) -> bool:
+        """Take note of a message; return whether this worker is to say again that it is ready."""
+        with self._news:
+            self._news.notify_all()
+            match message:
+                case EnterWorld(world=world) if self.is_waiting and world.generation > self.generation:
+                    self._next, self.generation, self.change = world, world.generation, ""
+                case Abort(generation=generation, why=why) if generation == self.generation:
+                    return self._give_up(why)
+                case Retry(generation=generation) if generation == self.generation:
+                    return self._give_up("not all of the workers came up") or self.is_waiting
+                case ChangeWorld(generation=generation, why=why) if generation == self.generation:
+                    self.change = why or "the workers change"
+                case Stop(signal=number, why=why):
+                    self.stop, self.why_stop = number, why or f"{signal.Signals(number).name} came"
+                case Leave(why=why):
+                    self._leave = why or "the launcher does not need this worker any longer"
+                case Refuse(problem=problem, remedy=remedy):
+                    self._refused = RefusedError(problem, remedy)
+                case End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
+                    self._end(JobEnded(problem, remedy, exit_code=code, speaks=speaks))
+        return False
+
+    def end(self, error: JobEnded) -> None:
+        """End the job as far as this worker is concerned, unless the driver did."""
+        with self._news:
+            self._end(error)
+
+    def give_up(self, why: str) -> None:
+        """Let the world that this worker is in fail; does nothing if it is in none, or that is broken."""
+        with self._news:
+            if self.generation and not self.is_waiting and not self.broken:
+                self._give_up(why)
+
+    def repeat_abort(self) -> None:
+        """Abort again if the world is broken: a start of Horovod may have begun after the first time."""
+        with self._news:
+            if self.broken and not self.is_waiting:
+                self._abort(self.broken)
+
+    # called by the training thread
+
+    def begin_waiting(self) -> int:
+        """Leave the world behind, and return its generation.
+
+        Raises:
+            JobEnded: If the driver ended the job.
+            Removed: If this worker is to leave.
+            RefusedError: If the job does not take this worker.
+        """
+        with self._news:
+            self._raise_if_over()
+            self.is_waiting, self.broken, self.change, self._next = True, "", "", None
+            return self.generation
+
+    def wait(self) -> World:
+        """Wait for the next world, after ``begin_waiting``; raises what that raises."""
+        try:
+            with self._news:
+                while self._next is None:
+                    self._raise_if_over()
+                    self._news.wait(_TURN_SECONDS)
+                self._raise_if_over()
+                world, self._next, self.is_waiting = self._next, None, False
+                return world
+        finally:
+            self.is_waiting = False
+
+    def wait_for_end(self, seconds: float) -> JobEnded | None:
+        """Return how the driver ends the job, if it does in time."""
+        with self._news:
+            self.is_ending = True
+            self._news.wait_for(lambda: self.ended is not None, seconds)
+            return self.ended
+
+    def explain(self) -> str:
+        """Return why the world is broken; empty if that does not arrive in a moment."""
+        with self._news:
+            self._news.wait_for(lambda: bool(self.broken), _EXPLAINED_SECONDS)
+            return self.broken
+
+    @property
+    def wants_change(self) -> bool:
+        """Whether the training thread is to leave its world at the next step."""
+        return bool(self.change or self._leave or self.broken or self.ended or self._refused)
+
+    def _give_up(self, why: str) -> bool:
+        if not self.is_waiting:
+            self.broken = why or "a worker was lost"
+            self._abort(self.broken)
+            return False
+        dropped, self._next = self._next, None
+        return dropped is not None
+
+    def _end(self, error: JobEnded) -> None:
+        if self.ended is None:
+            self.ended = error
+            self._news.notify_all()
+            self._give_up(error.problem)
+
+    def _raise_if_over(self) -> None:
+        for error in (self._refused, Removed(self._leave) if self._leave else None, self.ended):
+            if error is not None:
+                self.is_ending = True
+                raise error

@@ -1,0 +1,200 @@
+"""The thread of an elastic job's worker that beats, takes the driver's orders, and ends what hangs."""
+
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from hvdtrain.elastic.driver_connection import DriverConnection
+from hvdtrain.elastic.lease import Lease
+from hvdtrain.elastic.member.orders import Orders
+from hvdtrain.elastic.messages import (
+    AskStack,
+    AskValues,
+    Beat,
+    FromDriver,
+    FromWorker,
+    KillProcess,
+    Stack,
+    Wait,
+)
+from hvdtrain.elastic.reports import sendable, values_in_parts
+from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, state_of
+from hvdtrain.errors import EXIT_ENVIRONMENT, JobEnded
+from hvdtrain.host.processes import kill_if_same
+from hvdtrain.workers.activity import ACTIVITY
+
+# The training thread ends the process in order if it can: so long it has to notice that the job has ended,
+_NOTICE_SECONDS = 5.0
+_NOTICE_ALONE_SECONDS = 1.0  # less before its first world: there is nothing to save
+_END_SECONDS = 40.0  # and so long to end, with a save that is under way
+_MAX_STACK = 30_000
+_GONE = "the launcher, which leads this elastic job, has ended or cannot be reached"
+_REMEDY = "Continue from the newest checkpoint with --resume."
+
+
+class MemberThread:
+    """A thread that talks with the driver while the training thread computes or waits.
+
+    Args:
+        connection: the connection to the driver.
+        lease: how long this worker may write files.
+        orders: where orders go.
+        stall_timeout: after so many seconds without the driver the process ends; 0 for never.
+
+    Attributes:
+        values: what the driver may ask for, as texts.
+        on_wait: called while the job has too few workers.
+        on_end: called to end this process, whose training thread does not; it may write down how it stood.
+        is_leader: whether this worker reports what happens to all of them, such as the end of the launcher.
+        is_over: whether this worker has said how it ends.
+    """
+
+    def __init__(
+        self, connection: DriverConnection, lease: Lease, orders: Orders, stall_timeout: float
+    ) -> None:
+        self._connection, self._lease, self._orders = connection, lease, orders
+        self._stall_timeout = stall_timeout
+        self.values: dict[str, str] = {}
+        self.on_wait: Callable[[Wait], None] = lambda message: None
+        self.on_end: Callable[[JobEnded], None] = end_process
+        self.is_leader, self.is_over = True, False
+        self.say_ready: Callable[[], None] = lambda: None
+        self._ended_at: float | None = None
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._wake.setblocking(False)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="member")
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is this thread."""
+        return threading.current_thread() is self._thread
+
+    def start(self, arrived: Sequence[FromDriver] = ()) -> None:
+        """Start the thread, which takes these messages first."""
+        for message in arrived:
+            self._take(message)
+        self._thread.start()
+
+    def send(self, message: FromWorker) -> None:
+        """Send a message. It does not wait, and a signal's handler may call it."""
+        self._connection.queue(message)
+        with suppress(OSError):  # woken already, or over
+            self._wake.send(b"x")
+
+    def send_last(self, message: FromWorker, seconds: float) -> None:
+        """Send the message that says how this worker ends, and wait until it is on its way."""
+        self.is_over = True
+        self.send(message)
+        until = time.monotonic() + seconds
+        while self._connection.is_sending and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.is_over = True
+        self._connection.close()
+        with suppress(OSError):
+            self._wake.send(b"x")
+        if self._thread.is_alive() and not self.is_current:
+            self._thread.join(BEAT_SECONDS)
+
+    def _run(self) -> None:
+        try:
+            self._talk()
+        except Exception:
+            traceback.print_exc()  # without this thread the driver takes the worker for stopped
+        if not self.is_over:
+            self._lost()
+
+    def _talk(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._woken, selectors.EVENT_READ)
+            selector.register(self._connection.connection, selectors.EVENT_READ)
+            next_beat = time.monotonic()
+            while not self._connection.is_closed:
+                self._connection.send()
+                selector.select(max(0.0, next_beat - time.monotonic()))
+                with suppress(OSError):
+                    self._woken.recv(4096)
+                if self._connection.is_closed:
+                    break
+                self._read()
+                if time.monotonic() >= next_beat:
+                    next_beat = time.monotonic() + BEAT_SECONDS
+                    self._beat()
+
+    def _read(self) -> None:
+        """Take what has arrived. If the connection has ended, its last messages renew nothing."""
+        messages = self._connection.receive()
+        self._lease.turn()
+        for message in messages:
+            if not self._connection.is_closed:
+                self._lease.renew()
+            self._take(message)
+
+    def _take(self, message: FromDriver) -> None:
+        match message:
+            case KillProcess(pid=pid, process_seconds=seconds):
+                kill_if_same(pid, seconds)
+            case AskStack():
+                self._connection.queue(Stack(text=sendable(ACTIVITY.stack()[-_MAX_STACK:])))
+            case AskValues():
+                for part in values_in_parts(self.values):
+                    self._connection.queue(part)
+            case Wait():
+                with suppress(Exception):  # what shows it must not end the thread
+                    self.on_wait(message)
+            case _ if self._orders.take(message):
+                self.say_ready()
+
+    def _beat(self) -> None:
+        if not self._connection.is_sending:  # a driver that does not read gets no more than one
+            name, *numbers, user_code = state_of(ACTIVITY)
+            self._connection.queue(Beat(state=[sendable(name), *numbers, sendable(user_code)]))
+        self._orders.repeat_abort()
+        self._check_lease()
+        if self._orders.ended is not None and not self.is_over:
+            self._end_in_time(self._orders.ended)
+
+    def _check_lease(self) -> None:
+        if self.is_over or not self._lease.is_lost or self._lease.may_be_regained:
+            return
+        silent = f"the launcher has not answered for {self._lease.silent_seconds:.0f} s"
+        self._orders.give_up(silent)
+        if 0 < self._stall_timeout <= self._lease.silent_seconds:
+            self._orders.end(JobEnded(f"{silent}: stopped or starved, or cut off", _REMEDY, speaks=True))
+
+    def _end_in_time(self, error: JobEnded) -> None:
+        """End the process if the training thread does not do so in time."""
+        now = time.monotonic()
+        self._ended_at = self._ended_at or now
+        notice_seconds = _NOTICE_SECONDS if self._orders.generation else _NOTICE_ALONE_SECONDS
+        if now - self._ended_at >= (_END_SECONDS if self._orders.is_ending else notice_seconds):
+            self.on_end(error)
+
+    def _lost(self) -> None:
+        """End the job for this worker: the connection has ended."""
+        if self._lease.is_lost or self._lease.was_stopped:
+            # the others may have gone on without it: it must write nothing
+            os._exit(EXIT_ENVIRONMENT)
+        self._orders.end(JobEnded(_GONE, _REMEDY, speaks=self.is_leader))
+        while not self.is_over:
+            self._orders.repeat_abort()
+            self._end_in_time(self._orders.ended or JobEnded(_GONE, _REMEDY))
+            time.sleep(BEAT_SECONDS / 4)
+
+
+def end_process(error: JobEnded) -> None:
+    """Report how the job ended, if this worker does that, and end this process."""
+    if error.speaks:
+        remedy = f"  {error.remedy}\n" if error.remedy else ""
+        with suppress(OSError, ValueError):
+            print(f"hvdtrain: {error.problem}\n{remedy}", end="", file=sys.stderr, flush=True)
+    os._exit(error.exit_code)

@@ -1,0 +1,284 @@
+"""Training in worlds: the workers of an elastic job may change, and training goes on.
+
+A worker opens its data, builds its model and tries both out alone. Then it trains in one world after another,
+as the driver of the job forms them, until training is complete, the job ends, or this worker leaves it.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hvdtrain.callbacks import Summary
+from hvdtrain.checkpoints.verification import newest_verified
+from hvdtrain.elastic.member.membership import Membership
+from hvdtrain.errors import (
+    ENDINGS,
+    EXIT_DONE,
+    EXIT_STOPPED,
+    HvdtrainError,
+    Interrupted,
+    JobEnded,
+    PeerLostError,
+    Removed,
+    Stopped,
+    WorkerFailure,
+    WorldChanged,
+)
+from hvdtrain.jobs.asked_of_worker import AskedOfWorker
+from hvdtrain.jobs.common_state import values_to_compare
+from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run
+from hvdtrain.jobs.elastic.world_state import WorldState
+from hvdtrain.jobs.elastic_start import warm_up
+from hvdtrain.jobs.lack_of_memory import lack_of_memory
+from hvdtrain.jobs.outcome import (
+    LAST_SAVE_SECONDS,
+    LOST_SAVE_SECONDS,
+    end_together,
+    polling,
+    status_of,
+    summarise,
+    where_it_stood,
+    with_own_history,
+)
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.training_run import (
+    TrainingRun,
+    close_services,
+    new_session,
+    seed_training,
+    try_out,
+)
+from hvdtrain.jobs.world_change import report_change
+from hvdtrain.loop import run as run_loop
+from hvdtrain.loop import save_and_stop, settle
+from hvdtrain.session import Session, readers_for
+from hvdtrain.watch.watch_events import Watching
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import waiting_for_rank_zero
+from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.world import World
+
+
+def train_in_worlds(
+    run: TrainingRun, membership: Membership, signals: Signals, watching: Watching
+) -> Summary:
+    """Train as a worker of an elastic job, which is alone until the driver names the first world.
+
+    Args:
+        run: the training, opened alone.
+        membership: this worker's part in the job.
+        signals: what signals asked of this worker.
+        watching: what is done before the process ends without its training thread.
+
+    Raises:
+        Stopped: If training stopped on request, saved.
+        Removed: If this worker left and the others go on.
+        JobEnded: If the driver ended the job.
+    """
+    config, task_data = run.config, run.task_data
+    seed_training(run, 0)
+    with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
+        session = new_session(config, run.backend, task_data, ResumePoint(), readers, callbacks=run.callbacks)
+        session.keeps_history = run.keeps_history
+        found = try_out(run, session)
+        if membership.is_joining:
+            warm_up(session)
+        worlds = Worlds(run, session, membership, signals, found)
+        watching.on_worker_lost = worlds.write_summary
+        with signals.defer_to_step_boundary():
+            try:
+                return worlds.train()
+            finally:
+                close_services(session)
+
+
+class Worlds:
+    """The training of one worker through the worlds of its job.
+
+    Args:
+        run: the training.
+        session: the run.
+        membership: this worker's part in the job.
+        signals: what signals asked of this worker.
+        found: the notes of the dry run.
+    """
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        session: Session,
+        membership: Membership,
+        signals: Signals,
+        found: Sequence[str] = (),
+    ) -> None:
+        self._run, self._session, self._membership = run, session, membership
+        self._asked = AskedOfWorker(signals, membership)
+        self._values = values_to_compare(run)
+        self._services = RunServices(
+            run.context(),
+            run.callbacks,
+            list(run.model.parameter_shapes),
+            run.lock,
+            lambda: membership.lost_lease,
+        )
+        run.lock.job = membership.job
+        session.lost_lease = self._services.lost_lease
+        self._state = WorldState(run, session, self._services, found)
+        self._world: World | None = None
+        self._paused_since: float | None = None  # by time.perf_counter
+        self._entered_at_step, self._has_entered = 0, False
+        self._summary: Summary | None = None  # of training that is over
+
+    def train(self) -> Summary:
+        """Train in one world after another; return the summary of training that is complete.
+
+        Raises:
+            Stopped: If it stopped on request, saved.
+            Removed: If this worker left and the others go on.
+            JobEnded: If the driver ended the job.
+        """
+        status, problem = "failed", None
+        try:
+            return self._train_in_worlds()
+        except (Stopped, Removed):
+            raise
+        except Interrupted as interruption:
+            status, problem = "stopped", f"interrupted by {interruption}"
+            self._session.report.say(f"{problem} {where_it_stood(self._session)}")
+            raise
+        except HvdtrainError as error:
+            problem = error.problem
+            self._membership.failed(error)
+            raise
+        except ENDINGS:
+            raise
+        except BaseException as error:
+            doing = f"training failed {where_it_stood(self._session)}"
+            failure: HvdtrainError | None = lack_of_memory(error, doing, self._session.memory)
+            failure = failure or WorkerFailure(f"{doing}: {where_raised(error)}")
+            problem = failure.problem
+            failure.__cause__ = error
+            self._membership.failed(failure)
+            raise failure from error
+        finally:
+            if not isinstance(sys.exc_info()[1], Stopped | Removed | None):
+                self._end_badly(status, problem)
+
+    def write_summary(self, problem: str) -> None:
+        """Write how the run stands before the process ends without its training thread. Rank 0 writes."""
+        self._session.saver.finish(LOST_SAVE_SECONDS)
+        self._session.report.write_summary(summarise(self._session, "failed", problem))
+
+    def _end_badly(self, status: str, problem: str | None) -> None:
+        if self._membership.lost_lease:
+            return
+        self._session.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
+        self._session.report.on_end(summarise(self._session, status, problem))
+
+    def _train_in_worlds(self) -> Summary:
+        workers = self._session.backend.workers
+        while True:
+            try:
+                world = self._next_world()
+                self._enter(world)
+                summary = self._train_in(world)
+                self._membership.done(EXIT_DONE)
+                return summary
+            except JobEnded as ended:
+                if ended.exit_code != EXIT_DONE or self._summary is None:
+                    raise
+                self._membership.done(EXIT_DONE)
+                newest = newest_verified(self._session.run_dir / CHECKPOINTS)  # which rank 0 wrote
+                summary = replace(self._summary, checkpoint=None if newest is None else str(newest))
+                return with_own_history(self._session, summary)
+            except Stopped:
+                self._membership.done(EXIT_STOPPED)
+                raise
+            except WorldChanged:
+                self._pause()
+                workers.leave(broken=False)
+            except PeerLostError:
+                self._pause()
+                self._settle()
+                workers.leave(broken=True)
+
+    def _pause(self) -> None:
+        """Note since when there is no training: since the last step that this worker did, if it did one."""
+        if self._paused_since is None:
+            state = self._session.state
+            last = state.last_step if state.progress.step > self._entered_at_step else None
+            self._paused_since = time.perf_counter() if last is None else last.clock_seconds
+
+    def _settle(self) -> None:
+        """Bring the numbers to where the state is, without the others. Local: no collective."""
+        ACTIVITY.enter("leaving a world that lost a worker")
+        try:
+            settle(self._session)
+        except PeerLostError:
+            self._state.is_whole = False
+
+    def _next_world(self) -> World:
+        """Return the next world; whoever was rank 0 and will not be has let the run directory go.
+
+        Raises:
+            Removed: If this worker is not in it.
+        """
+        membership, before = self._membership, self._world
+        place = self._session.state.place
+        try:
+            world = membership.next_world(place, valid=self._state.is_whole, values=self._values)
+        except Removed:
+            if before is not None:
+                hand_over_run(self._session, before, self._services)
+            membership.left()
+            raise
+        if before is not None and world.rank:
+            hand_over_run(self._session, world, self._services)
+        self._world = world
+        return world
+
+    def _enter(self, world: World) -> None:
+        """Collective. Connect the workers of a world, and bring all of them to the state of its rank 0."""
+        session, membership = self._session, self._membership
+        self._run.lock.generation = session.generation = world.generation
+        ACTIVITY.enter("connecting the workers", is_long=True)
+        try:
+            session.backend.workers.restart(world)
+        except PeerLostError as error:
+            membership.form_failed(error.problem)
+            raise
+        session.backend.enter_world()
+        membership.formed()
+        if world.source == "root":
+            self._state.sync(world)
+        else:
+            self._state.start(world)
+        seed_training(self._run, session.state.progress.step)
+        membership.synced(session.state.place, str(session.run_dir))
+        if world.change is not None:
+            paused = world.change.since_seconds
+            if self._has_entered and self._paused_since is not None:  # the driver may count from further back
+                paused = time.perf_counter() - self._paused_since
+            report_change(session, world, paused)
+        session.report.on_workers_changed(world.rank, world.size)
+        self._paused_since, self._entered_at_step, self._has_entered = None, session.state.progress.step, True
+
+    def _train_in(self, world: World) -> Summary:
+        """Collective. Train in a world to the end of training; return the summary, which all of them have."""
+        session, workers = self._session, self._session.backend.workers
+        self._state.is_as_built, why = False, None
+        if world.purpose == "train":
+            run_loop(session, polling(session, self._asked))
+        else:
+            save_and_stop(session)
+            why = world.why or "the job has too few workers"
+        with waiting_for_rank_zero(workers, "writing the last checkpoint"):
+            session.saver.finish()
+        status, problem = status_of(session, self._asked, why if session.stopped else None)
+        with waiting_for_rank_zero(workers, "reading the last checkpoint"):
+            self._summary = summary = summarise(session, status, problem, verified=True)
+            session.report.on_end(summary)
+        return end_together(session, summary)

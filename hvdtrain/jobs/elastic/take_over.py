@@ -1,0 +1,215 @@
+"""Another rank 0: the run directory goes from one worker of an elastic job to another."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.callbacks import RunContext
+from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.config import Config
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.failure_cause import forget_causes
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, fill_anew
+from hvdtrain.jobs.run_directory.lock import RunLock
+from hvdtrain.jobs.tracked_run import trackers_of
+from hvdtrain.reporting.index_trace import INDICES, cut_traces
+from hvdtrain.reporting.records import EVAL, RecentRecords, key_of
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, SilentReport
+from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.reporting.tail import Tail, cut_tail
+from hvdtrain.session import Session
+from hvdtrain.storage.files import check_link
+from hvdtrain.workers.world import World
+
+_HAND_OVER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class RunServices:
+    """What a worker of an elastic job needs to write the run directory when it becomes rank 0.
+
+    Attributes:
+        context: what callbacks can use of the run, as ``open_run`` takes it; rank and workers may be old.
+        callbacks: the user's callbacks, this worker's own objects.
+        parameters: portable names of the trainable parameters.
+        lock: this worker's lock, whose ``job`` is set.
+        lost_lease: returns why this worker may no longer write files; empty while it may.
+    """
+
+    context: RunContext
+    callbacks: Sequence[Any]
+    parameters: Sequence[str]
+    lock: RunLock
+    lost_lease: Callable[[], str] = lambda: ""
+
+
+def take_over_run(session: Session, world: World, services: RunServices) -> list[str]:
+    """Local. Become the worker that writes the run directory: rank 0 of a world whose rank 0 was another.
+
+    Called when ``session.state`` is what the world goes on from, before the world's first step and before
+    another worker of the world writes; on a rank 0 that was rank 0 before, it only signs the lock anew and
+    cuts the traces of indices. Locks the directory, cuts its logs back to ``session.state``, appends what
+    this worker knows and the log lacks, sets aside checkpoints of later steps. Sets ``session.report``, which
+    has then been told of the start of training, and ``session.saver``.
+
+    Args:
+        session: the run.
+        world: the world, in which this worker is rank 0.
+        services: what is needed to write.
+
+    Returns:
+        What to tell the user, in words.
+
+    Raises:
+        EnvironmentFault: If the directory cannot be written, or another run is in it.
+    """
+    services.lock.generation = world.generation
+    try:
+        if isinstance(session.report, RunReport):
+            services.lock.acquire(session.run_dir)
+            _cut_traces(session)
+            notes: list[str] = []
+        else:
+            notes = _take_over(session, world, services)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot go on with the run directory {session.run_dir}: {error}") from None
+    forget_causes(session.run_dir)
+    return notes
+
+
+def hand_over_run(
+    session: Session, world: World, services: RunServices, timeout_seconds: float = _HAND_OVER_SECONDS
+) -> None:
+    """Local. Stop writing the run directory, so that the new rank 0 can; do nothing if this is not rank 0.
+
+    Called when this worker was rank 0 and is not in the next world, or has another rank there, before that
+    world's first collective. Waits for the checkpoint that is being written, closes the logs, releases the
+    lock. Sets ``session.report`` and ``session.saver`` to those of another rank than 0.
+
+    Args:
+        session: the run.
+        world: the next world, or the last one if this worker leaves.
+        services: what was needed to write.
+        timeout_seconds: how long to wait for the checkpoint.
+    """
+    old = session.report
+    if not isinstance(old, RunReport):
+        return
+    session.saver.finish(timeout_seconds)
+    saver = NoSaver()
+    saver.newest, saver.failures = session.saver.newest, session.saver.failures
+    session.saver = saver
+    old.close()
+    if old.folder is not None:  # a checkpoint that is still being written must not take its name
+        old.folder.lost_lease = lambda: "the run directory was handed over"
+    services.lock.release()
+    own = [callback for callback in services.callbacks if getattr(callback, "every_rank", False)]
+    if own:
+        context = replace(services.context, rank=world.rank, workers=world.size, run_dir=session.run_dir)
+        session.report = report = CallbackReport(context, own)
+        report.go_on_from(old, session.plan().steps, session.state.progress.step)
+    else:
+        session.report = silent = SilentReport()
+        silent.recent = old.recent
+        silent.set_clock(old.seconds())
+
+
+def _take_over(session: Session, world: World, services: RunServices) -> list[str]:
+    """Lock, cut and open the run directory; return what to tell the user.
+
+    Raises:
+        EnvironmentFault: If another run is in it.
+        OSError: If it can be neither read nor written.
+    """
+    path, lock, step = session.run_dir, services.lock, session.state.progress.step
+    notes = _lock(path, session.config, lock, world.host)
+    check_link(path / INDICES, path)
+    is_evaluated = session.state.last_eval_step == step
+    tail = cut_tail(path / METRICS_FILE, step, redone=() if is_evaluated else (EVAL,))
+    missing = _missing(session.report.recent, tail, step)
+    first = min([step, *(record["step"] for record in missing)])  # TensorBoard has from here on anew
+    _cut_traces(session)
+    newest, values, set_aside = _find_checkpoints(session)
+    old, moved = session.report, f"rank 0 is on {world.host} from here on"
+    session.report = report = RunReport(
+        open_console(),
+        replace(services.context, rank=0, workers=world.size, run_dir=path),
+        first - 1,
+        services.callbacks,
+        on_made_anew=lambda made: fill_anew(made, session.config, lock),
+        lost_lease=services.lost_lease,
+        lost_lock=lock.lost,
+        reporters=trackers_of(session.config, session.state.tracking_id, [], [moved], done=step)(path),
+    )
+    (path / SUMMARY_FILE).unlink(missing_ok=True)
+    report.append(missing)
+    again = [record for record in (*tail.records, *missing) if record["step"] >= first]
+    report.add_events(sorted(again, key=lambda record: int(record["step"])))
+    session.saver = BackgroundSaver(
+        path / CHECKPOINTS,
+        report,
+        keep_last=session.config.keep_last,
+        best=session.config.keep_best,
+        stop_on_error=session.config.on_save_error == "stop",
+        newest=newest,
+        values=values,
+        parameters=services.parameters,
+    )
+    report.go_on_from(old, session.plan().steps, step)
+    return [*notes, *set_aside]
+
+
+def _lock(path: Path, config: Config, lock: RunLock, host: str) -> list[str]:
+    """Lock the run directory of this job; make it anew if this worker does not see one.
+
+    Raises:
+        EnvironmentFault: If another run is in it, or another job holds the lock.
+        OSError: If it can be neither read nor made.
+    """
+    lock.note = ""
+    if lock.is_of_job(path):
+        lock.acquire(path)
+        return [lock.note] if lock.note else []
+    if path.exists() and (not path.is_dir() or {found.name for found in path.iterdir()} - {INDICES}):
+        raise EnvironmentFault(
+            f"run_dir: {path} on {host} is not the run directory of this job",
+            "Put the run directory of an elastic job on a file system that all hosts share.",
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    fill_anew(path, config, lock)
+    return [
+        f"{host} cannot see the run directory {path} of the earlier rank 0; it is made anew here, without "
+        "what was written until now"
+    ]
+
+
+def _missing(recent: RecentRecords, tail: Tail, step: int) -> list[dict[str, Any]]:
+    """Return this worker's records that the log lacks; of steps that the end of the log covers."""
+    known = {key_of(record) for record in tail.records}
+    first = -1 if tail.is_all else min(record["step"] for record in tail.records)
+    return [record for record in recent.up_to(step) if record["step"] > first and key_of(record) not in known]
+
+
+def _find_checkpoints(session: Session) -> tuple[Path | None, dict[Path, float | None], list[str]]:
+    """Set aside checkpoints of later steps; return the newest, values of the best metric, and notes."""
+    step, best = session.state.progress.step, session.config.keep_best
+    paths = storage.checkpoints_in(session.run_dir / CHECKPOINTS)
+    good = [path for path in paths if storage.step_of(path) <= step]
+    notes = [
+        f"checkpoint {path} is of a later step; {storage.quarantine(path)}"
+        for path in paths
+        if path not in good
+    ]
+    values: dict[Path, float | None] = {}
+    if best is not None:
+        manifests = {path: verification.read_manifest(path) for path in good}
+        values = {path: found.metrics.get(best.metric) for path, found in manifests.items() if found}
+    return (good[-1] if good else None), values, notes
+
+
+def _cut_traces(session: Session) -> None:
+    if session.config.trace_indices:
+        cut_traces(session.run_dir, session.state.progress.step)

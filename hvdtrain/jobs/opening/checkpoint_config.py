@@ -1,0 +1,174 @@
+"""What a checkpoint says of the training that made it, for the commands that continue from there.
+
+Each worker reads it before Horovod starts: framework and task decide what is loaded. Every byte of
+the checkpoint is checked later, by rank 0 alone.
+"""
+
+import shlex
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.checkpoints.remote import fetched
+from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.config import Config, Layer
+from hvdtrain.errors import CheckpointError, UsageError
+from hvdtrain.host.launcher import is_elastic, launched_rank
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.jobs.same_task import same_task
+from hvdtrain.task import built_in_names
+
+# where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
+# its loss had, perhaps another task's; the global batch, which may have fewer samples than there are
+# workers now, with the learning rate and its schedule; and the device, the threads and the
+# processes that it read and computed with, perhaps on a larger machine
+_OF_TRAINING = {
+    *(
+        "run_dir",
+        "resume",
+        "init",
+        "init_only",
+        "init_skip",
+        "keep_best",
+        "early_stopping",
+        "label_smoothing",
+        "mixup",
+        "cutmix",
+        "compression",
+        "shard",
+        "stages",
+        "stage_balance",
+        "stage_cuts",
+    ),
+    *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
+    *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
+    *("device", "threads", "read_threads", "read_workers"),
+    *("sync_every", "outer_optimizer"),
+    *("check_data", "on_changed_data", "profile", "track", "track_checkpoints"),  # chosen for one job
+}
+# of these, what a task has by default could refuse an evaluation or change what it does
+_NOT_BY_DEFAULT = (
+    *("global_batch_size", "accumulate"),
+    *("sync_every", "outer_optimizer", "compression", "shard", "stages", "stage_cuts", "profile", "track"),
+)
+_MAX_SHOWN = 500  # characters of a task's name
+
+
+def find_unverified(path: Path | str) -> Checkpoint:
+    """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective.
+
+    Raises:
+        CheckpointError: If there is no checkpoint, or no manifest can be read.
+        EnvironmentFault: If a file cannot be read.
+    """
+    if isinstance(path, str):
+        return fetched.find_unverified(path)
+    for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
+        manifest = verification.read_manifest(candidate)
+        if manifest is not None:
+            return Checkpoint(candidate, manifest)
+    try:
+        return verification.locate(path)
+    except CheckpointError as error:
+        if launched_rank() is not None or is_elastic():
+            shared = "Every worker reads the checkpoint: each host needs it, under this path."
+            error = CheckpointError(error.problem, f"{shared} {error.remedy}".strip())
+        raise error from None
+
+
+def verified(path: Path | str, expected: Manifest) -> Checkpoint:
+    """Check every byte of the checkpoint that a user names. Local: no collective.
+
+    Args:
+        path: a checkpoint, or a run for its newest good one; or the URL of one.
+        expected: the manifest that the job's config was made from.
+
+    Raises:
+        CheckpointError: If none is good, or the good one's config is another.
+    """
+    found = fetched.locate(path)
+    if found.manifest.config != expected.config:
+        raise CheckpointError(
+            f"the newest checkpoint of {path} is damaged; the one before it, {found.path.name}, was trained "
+            "with another config",
+            f"To use that one, name it: {found.path}",
+        )
+    return found
+
+
+def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
+    """Return a job's config layers, weakest first: the checkpoint's, then those that the user gave.
+
+    Evaluation keeps the samples per worker and batch that it had in training.
+
+    Args:
+        found: the checkpoint.
+        given: the user's layers.
+
+    Raises:
+        UsageError: If the task is a user's code and the user does not name it: code from elsewhere
+            must not run because a checkpoint says so.
+    """
+    config = found.manifest.config
+    trained_on = str(config.get("task"))
+    task = _value(given, "task")
+    if task is None and trained_on not in built_in_names():
+        # a name of somebody else's may hold what controls the terminal
+        shown = trained_on if trained_on.isprintable() else ascii(trained_on)
+        shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+        raise UsageError(
+            f"checkpoint {found.path} was trained on the task {shown}, which is not built in; "
+            "it runs only if you name it",
+            f"If you trust it, add: --task {shlex.quote(shown)}",
+        )
+    values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
+    # nor those of the task's defaults
+    values |= {name: Config.model_fields[name].default for name in _NOT_BY_DEFAULT}
+    values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found)
+    values["initial_parameters"] = "model"  # they are about to be replaced
+    # training's optimizer and its options: one that keeps nothing
+    values |= {"optimizer": "sgd", "momentum": 0.0, "parameter_groups": []}
+    if _value(given, "stages") not in (None, 1):
+        # each worker makes the parameters of its stage alone
+        values |= {"stage_balance": "memory", "initial_parameters": "portable"}
+    if task is not None and not same_task(trained_on, str(task)):
+        values.pop("task_options", None)  # they are another constructor's
+    return [Layer(f"checkpoint {found.path}", values), *given]
+
+
+def _newest_first(folder: Path) -> Iterable[Path]:
+    try:
+        return reversed(storage.checkpoints_in(folder))
+    except OSError:
+        return ()
+
+
+def _value(layers: list[Layer], name: str) -> Any:
+    merged: Mapping[str, Any] = {key: value for layer in layers for key, value in layer.values.items()}
+    return merged.get(name)
+
+
+def _micro_batch(found: Checkpoint) -> int:
+    """Return the samples per worker and micro-batch of the training."""
+    total = _size(found, "global_batch_size")
+    if total is None:
+        default: int = Config.model_fields["batch_size"].default
+        return _size(found, "batch_size") or default
+    return -(-total // (found.manifest.workers * (_size(found, "accumulate") or 1)))
+
+
+def _size(found: Checkpoint, name: str) -> int | None:
+    """Return a number of samples, or another count, in a checkpoint's config.
+
+    Raises:
+        CheckpointError: If it is something else.
+    """
+    value = found.manifest.config.get(name)
+    if value is None or (isinstance(value, int) and value > 0):
+        return value
+    raise CheckpointError(
+        f"checkpoint {found.path}: {name} in its config must be a whole number > 0, found {value!r}",
+        "Its trainer.json was not written by hvdtrain; do not use it.",
+    )

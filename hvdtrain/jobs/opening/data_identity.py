@@ -1,0 +1,313 @@
+"""Whether all workers have the same data, and whether they are those of a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any
+
+from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.config import Config
+from hvdtrain.data.eval_sets import EVALUATION_DATA, TRAINING_DATA, set_words, sets_of
+from hvdtrain.data.fingerprint import (
+    Fingerprint,
+    SampleDigests,
+    changing_keys,
+    digests_at,
+    draws_random_numbers,
+    first_difference,
+    is_same,
+    take_fingerprint,
+)
+from hvdtrain.data.stream import Stream, number_words, samples_words
+from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
+from hvdtrain.jobs.same_task import same_field, same_task
+from hvdtrain.workers.agreement import Workers
+
+_EVAL = "eval_data"
+# by the task's method
+DATA = {"train_data": TRAINING_DATA, _EVAL: EVALUATION_DATA, "predict_data": "data to predict"}
+
+METHODS = {words: method for method, words in DATA.items()}
+
+SAME_DATA = (
+    "Every worker needs the whole data set, in the same order. Do not shard it: hvdtrain shards the data "
+    "itself. Seed a random split or order, such as train_test_split(..., random_state=0), and sort file "
+    "names and sets."
+)
+
+
+@dataclass(frozen=True)
+class JobData:
+    """The data of a job with their fingerprints.
+
+    Attributes:
+        datasets: the data sets, by the keys of ``keyed``.
+        fingerprints: the fingerprint of each.
+        skip: whether the next readable sample replaces one that cannot be read.
+        notes: what to tell the user.
+    """
+
+    datasets: Mapping[str, Any] = field(default_factory=dict)
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
+    skip: bool = False
+    notes: tuple[str, ...] = ()
+
+    def kept_as(self, key: str) -> str:
+        """Return the name by which a checkpoint knows a data set.
+
+        The first evaluation set has none of its own: its metrics have plain names, whatever it is called.
+        """
+        sets = [name for name in self.datasets if name.partition("/")[0] == _EVAL]
+        return _EVAL if sets and key == sets[0] else key
+
+    def to_keep(self) -> dict[str, Fingerprint]:
+        """Return the fingerprints by the names of a checkpoint."""
+        return {self.kept_as(key): fingerprint for key, fingerprint in self.fingerprints.items()}
+
+
+def keyed(method: str, data: Any) -> dict[str, Any]:
+    """Return what a task's method gave as data sets by key: the method, with the name of a set after it.
+
+    Args:
+        method: a key of ``DATA``.
+        data: a Dataset, or None for no data; EvalSets of them from ``eval_data``.
+    """
+    return {f"{method}/{name}" if name else method: dataset for name, dataset in sets_of(data).items()}
+
+
+def words_for(key: str) -> str:
+    """Return what messages call a data set, by its key."""
+    method, _, name = key.partition("/")
+    return set_words(name) if name else DATA[method]
+
+
+NO_DATA = JobData()
+
+# host of a worker and what it found, in the order of ranks
+_Gathered = Sequence[tuple[str, Any]]
+
+
+def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config) -> JobData:
+    """Collective. Take the fingerprints of the data, and check that they are equal on all workers.
+
+    Keys whose values change with every reading are not compared. They are looked for only if fingerprints
+    differ: another reading takes time.
+
+    Args:
+        workers: the workers.
+        datasets: the data, of equal size on all workers, by the task's method; None for no data, EvalSets
+            for several sets.
+        config: the resolved config.
+
+    Raises:
+        AgreementError: on every worker alike, with the first sample that differs.
+    """
+    skip = config.on_bad_sample == "skip"
+    given = {key: one for method, data in datasets.items() for key, one in keyed(method, data).items()}
+    own = {key: take_fingerprint(dataset, skip) for key, dataset in given.items()}
+    to_evaluate = [key for key in given if key != "train_data"]
+    notes = [_random_note(key) for key in to_evaluate if draws_random_numbers(given[key])]
+    return agree_on_data(workers, JobData(given, own, skip, tuple(notes)))
+
+
+def agree_on_data(workers: Workers, data: JobData) -> JobData:
+    """Collective. Check that the fingerprints of the data are equal on all workers; return them with notes.
+
+    Raises:
+        AgreementError: on every worker alike, with the first sample that differs.
+    """
+    given, own, skip, notes = data.datasets, data.fingerprints, data.skip, list(data.notes)
+    if len(set(workers.allgather_object(hash_of(sorted(own.items()))))) == 1:
+        return data
+    everyone = workers.allgather_object((workers.host, own))
+    if not any(_first_difference(everyone, key) for key in own):
+        return data
+    changing = {key: changing_keys(given[key], own[key], skip) for key in own}
+    all_changing = [keys for _, keys in workers.allgather_object((workers.host, changing))]
+    for name in own:
+        keys = sorted(set().union(*(found[name] for found in all_changing)))
+        notes += [_changes_note(name, keys)] if keys else []
+        difference = _first_difference(everyone, name, keys)
+        if difference is not None:
+            index, key = difference
+            found = [(host, digests_at(prints[name], index)) for host, prints in everyone]
+            raise disagreement(name, index, key, found)
+    return JobData(given, own, skip, tuple(notes))
+
+
+def first_samples(data: JobData) -> dict[str, str]:
+    """Return what can be compared of the data as texts, by the name that an error message uses. Local.
+
+    It is a hash of the first sample, which of floating-point numbers covers the shape alone: their values are
+    compared with a tolerance. Keys that another reading changes are left out.
+    """
+    values = {}
+    for name, dataset in data.datasets.items():
+        again = take_fingerprint(dataset, data.skip, seconds=0)
+        for key, (first, *_) in data.fingerprints[name].samples.items():
+            other = again.samples.get(key, [None])[0]
+            if first is not None and other is not None and is_same(first, other):
+                values[f"{key!r} of the first sample of the {words_for(name)}"] = first.split()[0]
+    return values
+
+
+def compare_with_job(data: JobData, fingerprints: Mapping[str, Fingerprint]) -> None:
+    """Check that the data are those that the workers of an elastic job train on. Local: no collective.
+
+    Args:
+        data: this worker's data.
+        fingerprints: those of the job, by the names of a checkpoint.
+
+    Raises:
+        EnvironmentFault: If they are not.
+    """
+    for name, own in data.fingerprints.items():
+        others = fingerprints.get(data.kept_as(name))
+        if others is not None and name == "train_data" and own.order != others.order:
+            raise EnvironmentFault(
+                f"the {words_for(name)} are not stored as those that the job trains on", SAME_DATA
+            )
+        if others is None or own.size != others.size or (found := first_difference(others, own)) is None:
+            continue
+        index, key = found
+        if key not in changing_keys(data.datasets[name], own, data.skip):
+            raise EnvironmentFault(
+                f"{key!r} of sample {index} of the {words_for(name)} is not what the job trains on", SAME_DATA
+            )
+
+
+def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) -> list[str]:
+    """Check that the data are those that a checkpoint was trained and evaluated on. Local: no collective.
+
+    Args:
+        found: the checkpoint. One of an older version has no fingerprints, and nothing is compared.
+        data: the data of this job.
+        config: the resolved config.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        CheckpointError: If the data changed, although the task and its options are the checkpoint's, and
+            ``on_changed_data`` is stop.
+    """
+    notes: list[str] = []
+    for key, now in data.fingerprints.items():
+        if (before := found.manifest.data.get(data.kept_as(key))) is None:
+            continue
+        for array, columns in now.columns.items():
+            if columns != (were := before.columns.get(array, columns)):
+                raise CheckpointError(
+                    f"the model of checkpoint {found.path} takes the columns {', '.join(were)} of {array!r}; "
+                    f"those of the {words_for(key)} are {', '.join(columns)}",
+                    "Give the columns that it takes, in their order.",
+                )
+        change = _change(key, before, now, data, notes)
+        if not change:
+            continue
+        problem = f"the {words_for(key)} changed since checkpoint {found.path} was made: {change}"
+        leak = "The evaluation data may now contain samples that the model was trained on."
+        trained_with = found.manifest.config
+        if not same_task(str(trained_with.get("task")), config.task):
+            notes.append(f"{problem}. The task was {trained_with.get('task')}, and is {config.task} now.")
+        elif not same_field("task_options", found, config.model_dump(mode="json")):
+            notes.append(f"{problem}. task_options are not the checkpoint's. {leak}")
+        elif config.on_changed_data == "warn":
+            notes.append(f"{problem}. {leak}")
+        else:
+            remedy = _changed_remedy(trained_with.get("seed"), config.seed)
+            raise CheckpointError(f"{problem}. {leak}", remedy)
+    return notes
+
+
+def is_changed(before: Mapping[str, Fingerprint], data: JobData) -> bool:
+    """Return whether data may differ from those with the fingerprints that a checkpoint keeps."""
+    pairs = [(before[name], now) for name, now in data.to_keep().items() if name in before]
+    return any(
+        one.size != now.size or one.order != now.order or first_difference(one, now) is not None
+        for one, now in pairs
+    )
+
+
+def _first_difference(everyone: _Gathered, name: str, ignored: Sequence[str] = ()) -> tuple[int, str] | None:
+    """Return index and key of the first sample of which a worker has another value than rank 0."""
+    first = everyone[0][1][name]
+    found = [first_difference(first, prints[name], ignored) for _, prints in everyone[1:]]
+    return min((difference for difference in found if difference is not None), default=None)
+
+
+def disagreement(
+    name: str, index: int, key: str, found: Sequence[tuple[str, SampleDigests]]
+) -> AgreementError:
+    """Return the error that says which workers have which value of a sample."""
+    groups: list[tuple[str, list[str]]] = []  # a digest, and who has it
+    for rank, (host, digests) in enumerate(found):
+        if digests is None or key not in digests:
+            continue
+        members = next((names for known, names in groups if is_same(known, digests[key])), None)
+        if members is None:
+            groups.append((digests[key], members := []))
+        members.append(f"rank {rank} ({host})")
+    parts = [_counted(members) for _, members in groups]
+    return AgreementError(
+        f"the workers disagree before training:\n  sample {index} of the {words_for(name)} differs under "
+        f"{key!r}: one value on " + ", another on ".join(parts),
+        SAME_DATA,
+        everywhere=True,
+    )
+
+
+def _counted(members: Sequence[str]) -> str:
+    return members[0] + (f" and {len(members) - 1} more" if len(members) > 1 else "")
+
+
+def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, notes: list[str]) -> str:
+    """Return how data differ from those of a checkpoint; empty if they do not."""
+    if name == "train_data" and isinstance(data.datasets[name], Stream):
+        before, now = before.of_first_sample(), now.of_first_sample()  # a wrong length may be put right
+    if before.size != now.size:
+        return f"{samples_words(before.size)} then, {number_words(now.size)} now"
+    if before.order != now.order and name == "train_data":
+        return (
+            "its samples are stored in other blocks or shards, others are shuffled together, or "
+            "sample_probabilities() are others, so the order of training is another"
+        )
+    if first_difference(before, now) is None:
+        return ""
+    changing = sorted(changing_keys(data.datasets[name], now, data.skip))
+    if changing and (note := _changes_note(name, changing)) not in data.notes:
+        notes.append(note)
+    difference = first_difference(before, now, changing)
+    return f"sample {difference[0]} has another value under {difference[1]!r}" if difference else ""
+
+
+def _changes_note(name: str, keys: Sequence[str]) -> str:
+    names = ", ".join(map(repr, keys))
+    return f"every reading of the {words_for(name)} gives other values under {names}, which are not compared"
+
+
+def _random_note(key: str) -> str:
+    """Return the note on data that are not for training and are read at random."""
+    return (
+        f"reading the {words_for(key)} draws random numbers from a global generator, as random transforms "
+        "and masks do: one model has other results at every reading. Leave this out, or seed it by the index"
+    )
+
+
+def _changed_remedy(seed_before: Any, seed: int) -> str:
+    causes = (
+        "a split or an order that is random and has no seed or is drawn outside the task's constructor, "
+        "the order of a set (horovodrun sets PYTHONHASHSEED=0 for its workers), changed files, another "
+        "collate or padding"
+    )
+    if seed_before != seed:
+        causes += f", another seed ({seed_before} then, {seed} now)"
+    return (
+        f"Usual causes: {causes}. Give the task the data that it had. "
+        "If the change is intended: --on-changed-data warn."
+    )
+
+
+def hash_of(value: Any) -> bytes:
+    """Return a hash of a value's representation."""
+    return blake2b(repr(value).encode(), digest_size=16).digest()

@@ -1,0 +1,188 @@
+"""Opening what a task's method gave: one data set, or several sets of evaluation data."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.config import Config
+from hvdtrain.data.bad_samples import Fetch, LocalFetch
+from hvdtrain.data.blocks import order_identity
+from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
+from hvdtrain.data.drawn import undrawn
+from hvdtrain.data.eval_sets import EvalSets, check_not_bare_sets, fetch_with_name, name_the_set, set_words
+from hvdtrain.data.fingerprint import columns_of
+from hvdtrain.data.nesting import TARGETS
+from hvdtrain.data.numeric import all_bits, merged_by_cast
+from hvdtrain.data.stream import Stream
+from hvdtrain.errors import DataError
+from hvdtrain.jobs.opening.data_identity import DATA, METHODS
+from hvdtrain.task import Arrays
+
+_VALUES = 1 << 21  # of an array that are compared
+_READ = 256  # samples of other data
+_SECONDS = 3.0
+
+
+def open_sets(source: Any, collate: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
+    """Open data and check that they can be read. Local: no collective.
+
+    Args:
+        source: what the task's method gave.
+        collate: the task's function that makes batches, or None.
+        config: the job's config.
+        method: a key of ``DATA``; only ``eval_data`` can give several sets.
+
+    Returns:
+        The data set, or EvalSets of data sets, and what of them must be equal on all workers.
+
+    Raises:
+        DataError: If they cannot be used.
+    """
+    if method == "eval_data":
+        check_not_bare_sets(source, collates=collate is not None)
+    if method != "eval_data" or not isinstance(source, EvalSets):
+        return _open_set(source, collate, config, DATA[method])
+    opened, values = {}, {"names of the evaluation sets": ", ".join(source)}
+    for name, one in source.items():
+        opened[name], found = _open_set(one, collate, config, set_words(name), is_named=True)
+        values |= found
+    return EvalSets(opened), values
+
+
+def _open_set(
+    source: Any, collate: Any, config: Config, what: str, is_named: bool = False
+) -> tuple[Any, dict[str, Any]]:
+    """Open a data set; ``what`` it is called stands in errors."""
+    try:
+        dataset = as_dataset(source, collate=collate)
+    except Exception as error:
+        name_the_set(error, what if is_named else f"{METHODS[what]}()")
+        raise
+    fetch: Fetch = LocalFetch(dataset, skip=config.on_bad_sample == "skip")
+    if is_named:
+        fetch = fetch_with_name(fetch, what)
+    kinds = signature(dataset, what, lambda indices: fetch(indices, None)[0])
+    values = {f"{key} of the {what}": kind for key, kind in kinds.items()}
+    if order := order_identity(dataset):
+        values[f"blocks of the {what}"] = order
+    return dataset, {f"size of the {what}": len(dataset), **values}
+
+
+def find_merged(datasets: Mapping[str, Any]) -> DataError | None:
+    """Return the error of data of 64 bits of which different values become equal in the 32 bits of the model.
+
+    Local: no collective. Workers may find different errors, as each reads samples for a few seconds only.
+
+    Arrays in which there are none are converted then, once.
+
+    Args:
+        datasets: data sets by what messages call them.
+    """
+    for what, dataset in datasets.items():
+        with all_bits():
+            arrays = _wide_arrays(dataset)
+        for name, array in arrays.items():
+            if name == "weights" or not array.size or (found := merged_by_cast(array)) is None:
+                continue
+            column, one, other = found
+            place = f"column {column} of {name!r}" if array[0].size > 1 else repr(name)
+            merged = f"{one!r} becomes infinite" if np.isinf(other) else f"{one!r} and {other!r} become equal"
+            return DataError(
+                f"{place} of the {what} has numbers of 64 bits, and the model has 32: {merged}",
+                "Subtract their mean or number them from 0 in the task; or give the model 64 bits, with "
+                ".double() in PyTorch and dtype='float64' in Keras; or, if the difference does not matter, "
+                "convert them to float32.",
+            )
+        if isinstance(kept := undrawn(dataset), ArrayDataset):
+            kept.narrow()
+    return None
+
+
+def align_columns(
+    datasets: Mapping[str, Any], expected: Mapping[str, Sequence[str]], whose: str
+) -> list[str]:
+    """Put the columns of tables in the order in which the model is given them. Local: no collective.
+
+    Args:
+        datasets: data sets by what messages call them, equal on all workers.
+        expected: the columns of arrays, in order.
+        whose: whose columns these are.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        DataError: If a table has other columns.
+    """
+    notes = []
+    for what, dataset in datasets.items():
+        for name, own in columns_of(dataset).items():
+            wanted = list(expected.get(name, own))
+            if own == wanted:
+                continue
+            differences = [
+                f"{words} {', '.join(map(repr, columns[:8]))}{', ...' if len(columns) > 8 else ''}"
+                for words, columns in (
+                    ("not", [column for column in wanted if column not in own]),
+                    ("but", [column for column in own if column not in wanted]),
+                )
+                if columns
+            ]
+            if differences:
+                problem = f"{name!r} of the {what} has other columns than that of {whose}"
+                raise DataError(
+                    f"{problem}: {', '.join(differences)}",
+                    "Give both the same columns; their order does not matter.",
+                    everywhere=True,
+                )
+            dataset.reorder(name, wanted)
+            notes.append(f"{what}: the columns of {name!r} are put in the order of {whose}, by their names")
+    return notes
+
+
+def roles_of(names: Collection[str], is_named: bool) -> str:
+    """Return what columns are used for that a user may not have meant, for the plan; empty if none is.
+
+    Args:
+        names: the names in a batch.
+        is_named: whether the loss has a name, so that it uses targets and weights.
+    """
+    targets = [name for name in TARGETS if name in names]
+    parts = [f"the loss compares with {targets[0]!r}, not {targets[1]!r}"] if len(targets) > 1 else []
+    parts += ["'weights' weighs the samples in the loss"] if "weights" in names else []
+    return "; ".join(parts) if is_named else ""
+
+
+def _wide_arrays(dataset: Any) -> Arrays:
+    """Return the floating-point numbers of 64 bits of a data set, or of its first samples."""
+    dataset = undrawn(dataset)
+    if isinstance(dataset, ArrayDataset):
+        found = {name: a[: max(2, _VALUES * len(a) // max(1, a.size))] for name, a in dataset.arrays.items()}
+    else:
+        try:
+            found = fetch(dataset, np.zeros(1, np.int64))
+            if any(map(_is_wide, found.values())):
+                found = _first_samples(dataset)
+        except Exception:
+            return {}  # it is reported when training reads it
+    return {name: array for name, array in found.items() if _is_wide(array)}
+
+
+def _first_samples(dataset: Any) -> Arrays:
+    """Return the first samples of a data set, fewer if they take long to read."""
+    if isinstance(dataset, Stream):
+        items = islice(dataset.items(0, 0, None, shuffles=False), _READ)
+        return dataset.batch_of([dataset.decoded(item) for item in items])
+    parts, deadline = [], time.monotonic() + _SECONDS
+    for first in range(0, min(_READ, len(dataset)), 16):
+        parts.append(fetch(dataset, np.arange(first, min(first + 16, len(dataset)))))
+        if time.monotonic() > deadline:
+            break
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _is_wide(array: Any) -> bool:
+    return bool(array.dtype.kind == "f" and array.dtype.itemsize == 8)

@@ -1,0 +1,292 @@
+"""The dry run: one micro-batch of training and of evaluation data before the first step."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from hvdtrain.backends.base import DryRun, StepMemory
+from hvdtrain.backends.loss_objects import named_loss
+from hvdtrain.backends.memory import MemoryPlan
+from hvdtrain.backends.objective.counting import IGNORE_INDEX
+from hvdtrain.backends.objective.gathering import comparing_error
+from hvdtrain.backends.objective.objective import has_own_values
+from hvdtrain.checkpoints.digest import ArrayForm, forms_of
+from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.repeats import reused_memory, shared_samples
+from hvdtrain.errors import NOT_THE_TASKS, DataError, HvdtrainError, TaskError
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.jobs.lack_of_memory import lack_of_memory
+from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
+from hvdtrain.jobs.opening.dry_run_looks import (
+    drawn_note,
+    find_broadcast,
+    has_row_numbers,
+    random_note,
+    scale_note,
+)
+from hvdtrain.session import Session
+from hvdtrain.storage.text import counted
+from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.seeding import random_state_kept
+from hvdtrain.workers.user_errors import where_raised
+
+_SHARED = 0.05  # a few samples come twice in most data
+
+
+@dataclass(frozen=True)
+class Dry:
+    """What a dry run found.
+
+    Attributes:
+        passes: the training data's, and those of the sets of the evaluation data. Empty if training is
+            done already.
+        notes: what to tell the user, the same on every worker.
+        seconds: how long it took.
+        forms: what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared.
+        half: what a micro-batch of half the size, rounded up, takes of memory; None if that is not known.
+    """
+
+    passes: Sequence[Pass]
+    notes: Sequence[str]
+    seconds: float
+    half: StepMemory | None = None
+    forms: Mapping[str, ArrayForm] = field(default_factory=dict)
+
+
+def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dry:
+    """Collective. Take a batch of training and of evaluation data through everything but the update.
+
+    Nothing that training uses is changed. A worker whose batch fails raises at once: the others may wait
+    in a collective of the model, and learn of it when this worker leaves Horovod.
+
+    Args:
+        session: the run. Only its data, its state and its backend are used.
+        task: the task.
+        memory: the job's memory, for the error if it does not suffice.
+
+    Raises:
+        LackOfMemoryError: If memory does not suffice for a micro-batch.
+        TaskError: If the model, the loss or a metric fails or does not fit.
+        DataError: If samples cannot be used.
+        NonFiniteLossError: If the loss is not finite though the data are.
+    """
+    begun_seconds = time.perf_counter()
+    with random_state_kept():
+        passes = list(_passes(session, task, memory))
+        again = session.train_batch(session.plan(), session.state.progress) if passes else None
+        may_halve = passes and passes[0].result.memory is not None and not passes[0].with_row_numbers
+        half = _half(session, again) if may_halve else None
+        reused, shared = (_reused_memory(session), dict(_shared(session))) if passes else (None, {})
+    errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
+    errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
+    error = next((error for error in errors if error), None)
+    found = dict(note for one in passes for note in find_notes(one)) | shared
+    if again is not None:
+        found |= drawn_note(passes[0].arrays, Pass.of("", again, passes[0].result, "").arrays)
+    if passes and passes[0].comparing and session.config.accumulate > 1:
+        found["comparing"] = f"{passes[0].comparing}; it sees one micro-batch, and not the whole batch"
+    workers = session.backend.workers
+    notes = share_findings(workers, error, found)
+    changed = dict(passes[0].result.changed) if passes else {}
+    session.backend.replica_state.expect(workers.allgather_object(changed))
+    forms = workers.broadcast_object(_forms(passes), 0)
+    return Dry(passes, notes, time.perf_counter() - begun_seconds, half, forms)
+
+
+def _forms(passes: Sequence[Pass]) -> Mapping[str, ArrayForm]:
+    """Return what stands for the first batch of evaluation data, or else of training data. Local.
+
+    There is nothing if it is evaluated at random: no two results could be compared. Nor is there if it has
+    numbers of its own rows.
+    """
+    if not passes or any(one.is_random or one.with_row_numbers for one in passes):
+        return {}
+    return forms_of(passes[min(1, len(passes) - 1)].arrays)
+
+
+def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -> HvdtrainError | None:
+    """Return the error of a loss that compares samples of a batch of which each worker has a part; or None.
+
+    Local steps are made of each worker's own samples.
+    """
+    workers, is_local = session.backend.workers, session.config.sync_every and what == TRAINING_DATA
+    if not comparing or is_local or getattr(task, "per_worker_loss", False):
+        return None
+    return comparing_error(comparing, workers.size) if workers.size > 1 or workers.is_elastic else None
+
+
+def check_alone(session: Session, task: Any) -> None:
+    """Collective. Check that what an evaluation computes of a sample needs no samples of other workers.
+
+    Raises:
+        TaskError: naming the loss or metric that compares samples and does not gather them.
+    """
+    workers = session.backend.workers
+    if workers.size == 1 or not has_own_values(task, session.config.framework):
+        return
+    error: HvdtrainError | None = None
+    for name in sets_of(session.eval_data):
+        batch, what = session.eval_batch(session.plan(), name), set_words(name)
+        if batch is not None:
+            with random_state_kept():
+                failed = session.backend.dry_run(batch, training=False).error
+                found = "" if failed else session.backend.find_comparing(batch, training=False)
+            error = error or comparing_error_of(session, task, what, found)
+    share_findings(workers, error, {})
+
+
+def _half(session: Session, batch: HostBatch | None) -> StepMemory | None:
+    """Return what half a micro-batch takes of memory; None if it cannot be computed alone. Local."""
+    plan, config = session.plan(), session.config
+    if (
+        config.sync_batch_norm or config.stages > 1 or plan.batch.micro_batch < 2
+    ):  # the first two have collectives
+        return None
+    return None if batch is None else session.backend.dry_run(batch.half(), training=True).memory
+
+
+def _reused_memory(session: Session) -> HvdtrainError | None:
+    """Return the error of data that give several samples in the same memory. Local."""
+    given = {TRAINING_DATA: session.train_data}
+    given |= {set_words(name): dataset for name, dataset in sets_of(session.eval_data).items()}
+    for words, dataset in given.items():
+        if name := reused_memory(dataset):
+            return DataError(
+                f"reading a sample of the {words} changes {name!r} of the one that was read before: both lie "
+                "in the same memory, so all samples of a batch become the last one",
+                "Return an array of its own for each sample, such as buffer.copy().",
+            )
+    return None
+
+
+def _shared(session: Session) -> Iterator[tuple[str, str]]:
+    """Yield the notes on evaluation samples that are training samples. Local: rank 0 looks."""
+    if session.backend.workers.rank:
+        return
+    for name, dataset in sets_of(session.eval_data).items():
+        if "train" in name:  # which is meant
+            continue
+        shared, compared = shared_samples(session.train_data, dataset)
+        if shared > 1 and shared >= _SHARED * compared:
+            yield (
+                f"samples of the {set_words(name)}",
+                f"{shared} of {counted(compared, 'sample')} of the {set_words(name)} that were looked at "
+                f"({shared / compared:.0%}) are in the training data, too: this evaluation does not say how "
+                "good the model is for new data",
+            )
+
+
+def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping[str, str]) -> list[str]:
+    """Collective. Return the notes of all workers, or raise the error of the first that has one.
+
+    Args:
+        workers: the workers.
+        error: what this worker has found, or None.
+        notes: this worker's notes by kind; of each kind, the first worker's is returned.
+
+    Raises:
+        HvdtrainError: on every worker alike; with the rank, unless all have an error.
+    """
+    gathered = workers.allgather_object((error, dict(notes)))
+    failed = [(rank, one) for rank, (one, _) in enumerate(gathered) if one is not None]
+    if failed:
+        rank, first_error = failed[0]
+        place = f" (found on rank {rank})" if len(failed) < workers.size else ""
+        problem, remedy = f"{first_error.problem}{place}", first_error.remedy
+        raise type(first_error)(problem, remedy, everywhere=True) from error
+    first = {kind: text for _, of_rank in reversed(gathered) for kind, text in of_rank.items()}
+    return [first[kind] for kind in sorted(first)]
+
+
+def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[Pass]:
+    """Collective. Yield the pass of each data set; raise at once if one ends with an exception."""
+    plan, row = session.plan(), FRAMEWORKS[session.config.framework]
+    loss = None if hasattr(task, row.loss_method) else getattr(task, "loss", None)
+    if loss is not None:  # a loss object may be that of a name
+        loss, _ = named_loss(loss, session.config.framework)
+    name = loss if isinstance(loss, str) else ""
+    ignored = getattr(task, "ignore_index", IGNORE_INDEX)
+    given = {} if hasattr(task, row.loss_method) else getattr(task, "metrics", {})
+    metrics = {key: kind for key, kind in given.items() if isinstance(kind, str)}
+    sources: list[tuple[str, Any, Callable[[], HostBatch | None]]] = [
+        (TRAINING_DATA, session.train_data, lambda: session.train_batch(plan, session.state.progress))
+    ]
+    sources += [
+        (set_words(name), dataset, partial(session.eval_batch, plan, name))
+        for name, dataset in sets_of(session.eval_data).items()
+    ]
+    done: list[Pass] = []
+    for what, dataset, read in sources:
+        batch = _read(what, read)
+        if batch is None:  # training is done
+            return
+        training = what == TRAINING_DATA
+        result = session.backend.dry_run(batch, training=training)
+        is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
+        one = replace(
+            Pass.of(what, batch, result, name if is_named else "", ignored),
+            named_metrics=metrics if is_named else {},
+        )
+        if result.error is not None:  # the others may wait in a collective of the model
+            largest = result.memory.largest if result.memory else ()
+            lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory, largest)
+            if lack is not None:
+                raise lack from result.error
+            raise find_error(one, done[0] if done else None) or result.error
+        own = result.refusal is not None, has_row_numbers(dataset, batch)
+        of_all = session.backend.workers.allgather_object(own)  # what follows may have collectives
+        is_refused, with_row_numbers = map(any, zip(*of_all, strict=True))
+        one = replace(one, with_row_numbers=with_row_numbers)
+        if not is_refused and session.config.stages == 1:
+            # of one worker it matters to micro-batches alone
+            matters = comparing_error_of(session, task, what, "it compares") or session.config.accumulate > 1
+            if matters and has_own_values(task, session.config.framework):
+                one = replace(one, comparing=session.backend.find_comparing(batch, training))
+            one = _looked_at(session, task, one, batch, done[0] if done else None)
+        done.append(one)
+        yield one
+        if is_refused:
+            return
+
+
+def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, training: Pass | None) -> Pass:
+    """Collective. Return a pass with what more looks at its batch show.
+
+    Args:
+        session: the run.
+        task: the task.
+        one: the pass.
+        batch: its batch.
+        training: the pass of the training data, if it is of the evaluation data.
+    """
+    config, what, found = session.config, one.what, one.result
+
+    def evaluated(batch: HostBatch) -> DryRun:
+        return session.backend.dry_run(batch, training=False)
+
+    if training is not None:
+        again = evaluated(replace(batch, step=batch.step + 1))
+        is_half = config.precision != "fp32"
+        notes = (
+            random_note(what, found, again, is_half=is_half),
+            scale_note(what, one.arrays, training.arrays),
+        )
+        one = replace(one, notes=notes, is_random=bool(notes[0]))
+    elif session.eval_data is not None:  # which shows the same of the loss
+        return one
+    # named losses and metrics check shapes themselves
+    if one.with_row_numbers or not has_own_values(task, config.framework):
+        return one
+    return replace(one, error=find_broadcast(what, batch, found.outputs, evaluated))
+
+
+def _read(what: str, read: Callable[[], HostBatch | None]) -> HostBatch | None:
+    try:
+        return read()
+    except NOT_THE_TASKS:
+        raise
+    except BaseException as error:
+        raise TaskError(f"the first batch of the {what} cannot be read: {where_raised(error)}") from error

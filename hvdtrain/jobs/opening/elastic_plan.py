@@ -1,0 +1,80 @@
+"""What the plan says of an elastic job: the parts that follow the number of workers."""
+
+from hvdtrain.data.order import BatchPlan
+from hvdtrain.session import Session
+from hvdtrain.storage.text import counted
+from hvdtrain.training_plan import TrainingPlan, most_workers
+
+_NAMED = 8  # numbers of workers
+
+
+def workers(session: Session) -> str:
+    """Return how many there may be, to stand after their number; empty if that is fixed."""
+    most = most_workers(session.backend.workers)
+    return "" if most is None else f"; elastic: at least {session.backend.workers.least}, at most {most}"
+
+
+def batch(session: Session, plan: TrainingPlan) -> str:
+    """Return what the batch does when the number of workers changes; empty if that is fixed."""
+    most = most_workers(session.backend.workers)
+    if most is None:
+        return ""
+    if session.config.global_batch_size is None:
+        return "; with other workers, another number a step and of steps"
+    return (
+        f"; micro-batches of {plan.batch.micro_batch} with any number of workers up to {most}, larger ones "
+        "with a lower --max-np"
+    )
+
+
+def learning_rate(session: Session, plan: TrainingPlan) -> str:
+    """Return how the learning rate follows the number of workers; empty if it does not."""
+    rate, config, epoch, text = plan.learning_rate, session.config, session.epoch, ""
+    if rate.ramp is not None and rate.peak_at(epoch) != rate.peak:
+        text = f"; the peak is on its way from {rate.peak_at(epoch):g} until epoch {rate.ramp.end:g}"
+    is_elastic = most_workers(session.backend.workers) is not None
+    if not is_elastic or config.global_batch_size or config.lr_scaling == "none":
+        return text
+    length = f"over {counted(config.rescale_epochs, 'epoch')}" if config.rescale_epochs else "at once"
+    return f"{text}; it follows the number of workers {length}"
+
+
+def batch_norm(
+    layers: int, batch: BatchPlan, numbers: range, is_synchronised: bool, leaves_out_padding: bool
+) -> str:
+    """Return which samples batch norm takes together.
+
+    Args:
+        layers: number of its layers.
+        batch: how a step is sharded now.
+        numbers: the numbers of workers that the job may have.
+        is_synchronised: whether layers take the samples of all workers together.
+        leaves_out_padding: whether steps give the model no padding.
+    """
+    samples, most = counted(batch.micro_batch, "sample"), numbers[-1]
+    if not is_synchronised:
+        text = f"{counted(layers, 'layer')} over each micro-batch of {samples}, with any number of workers"
+        padded = "" if leaves_out_padding else _padded_with(batch, numbers)
+        if not padded:
+            return text
+        return (
+            f"warning: {text}; with {padded} padding (a repeated sample) counts in the statistics; see "
+            "--sync-batch-norm"
+        )
+    return (
+        f"warning: {counted(layers, 'layer')} over the micro-batches of {samples} of as many workers as "
+        f"there are, up to {most}, so the curve depends on their number"
+    )
+
+
+def _padded_with(batch: BatchPlan, numbers: range) -> str:
+    """Return the numbers of workers with which a step is padded, such as "3, 5, 6 workers"; empty if none."""
+    if batch.micro is None:  # --batch-size: the batch follows the workers
+        return ""
+    found = [
+        number for number in numbers if not BatchPlan.of_size(batch.global_batch, number, batch.micro).is_even
+    ]
+    if not found:
+        return ""
+    more = f" and {len(found) - _NAMED} other numbers of" if len(found) > _NAMED else ""
+    return f"{', '.join(map(str, found[:_NAMED]))}{more} workers"

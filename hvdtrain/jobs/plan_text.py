@@ -1,0 +1,339 @@
+"""The resolved plan of a run, in words: what rank 0 prints before training."""
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+
+import hvdtrain
+from hvdtrain.backends.base import ModelInfo, OwnRates
+from hvdtrain.config import Config
+from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.data.order import Draws
+from hvdtrain.data.stream import number_words, size_words
+from hvdtrain.host.cores import threads_per_worker
+from hvdtrain.jobs import local_steps_plan, sharding_plan, stages_plan
+from hvdtrain.jobs.opening import elastic_plan
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.stream_plan import is_dealt, known_size, promises
+from hvdtrain.plateau import PlateauState
+from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
+from hvdtrain.session import Session
+from hvdtrain.storage.text import counted
+from hvdtrain.storage.urls import shown
+from hvdtrain.training_plan import TrainingPlan, most_workers
+
+_WIDTH = 14
+_GROUPS = 8  # parameter groups whose learning rates are shown
+
+
+def describe_plan(
+    session: Session,
+    plan: TrainingPlan,
+    *,
+    model: ModelInfo,
+    hosts: list[str],
+    build: str,
+    settings: Mapping[str, str],
+    start: ResumePoint,
+    found: str = "",
+    roles: str = "",
+) -> str:
+    """Return what the run is going to do, in words.
+
+    Args:
+        session: the run.
+        plan: what follows from its number of workers.
+        model: what the backend knows of the model.
+        hosts: the host of each worker.
+        build: the Horovod build, in words.
+        settings: environment variables that hvdtrain set, which the user had not.
+        start: where it starts from.
+        found: the data in the task's own words, if it has some.
+        roles: what columns of the data are used for that the user may not have meant.
+    """
+    config = session.config
+    lines = {
+        "workers": _workers(session, hosts) + elastic_plan.workers(session),
+        "starts from": start.origin,
+        "weights": _indented(start.weights),
+        "changed": ", ".join(start.changes),
+        "model": _model(session, model, start),
+        "data": "; ".join(filter(None, [found or _data(session), roles])),
+        "stream": promises(session, start.manifest),
+        "evaluation": _eval_sets(session),
+        "batch": _batch(config, plan) + elastic_plan.batch(session, plan),
+        "batch norm": _batch_norm(session, model, plan),
+        "state": session.backend.replica_state.describe(),
+        "length": _length(session, plan),
+        "learning rate": _learning_rate(config, plan, model.own_rates, session.state.plateau)
+        + elastic_plan.learning_rate(session, plan),
+        "optimizer": _optimizer(config, model.own_rates),
+        "groups": "; ".join(model.groups),
+        "regularised": _regularised(config),
+        "stops early": _stops_early(config),
+        "precision": _precision(config, model),
+        "gradients": model.reduction,
+        "memory": "" if session.heaviest is None else session.heaviest.describe(),
+        "sharded": sharding_plan.describe(config, session.backend.workers.size),
+        "stages": _indented(stages_plan.describe(config, session.backend.workers.size, model.stages)),
+        "local steps": local_steps_plan.describe(config, plan),
+        "checkpoints": _checkpoints(config),
+        "Horovod": build,
+        "set for you": _set_for_you(session, settings),
+        "run directory": _run_directory(session),
+    }
+    title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.info.description}"
+    return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
+
+
+def _indented(text: str) -> str:
+    """Return a text of several lines as the plan shows it, behind a name."""
+    return text.replace("\n", f"\n  {'':<{_WIDTH}} ")
+
+
+def describe_model(model: ModelInfo) -> str:
+    """Return the number of the model's parameters, and of those that are trained, in words."""
+    sizes = [math.prod(shape) for shape in model.parameter_shapes.values()]
+    trained, tensors = sum(sizes), counted(len(sizes), "tensor")
+    if not model.frozen_parameters:
+        return f"{counted(trained, 'parameter')} in {tensors}"
+    total = counted(trained + model.frozen_parameters, "parameter")
+    return f"{total}, {trained:,} of them trained, in {tensors}"
+
+
+def _run_directory(session: Session) -> str:
+    copy = f" (local copy {session.run_dir} until all of it is there)" if session.is_remote else ""
+    return shown(session.location_of(session.run_dir)) + copy
+
+
+def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
+    parts = [f"{name}={value}" for name, value in settings.items()]
+    workers = session.backend.workers
+    if session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
+        parts.append(f"{counted(threads_per_worker(workers.local_size), 'compute thread')} per worker")
+    if "torch" in session.backend.info.versions:
+        parts.append("subnormal numbers are 0 (torch.set_flush_denormal)")
+    return ", ".join(parts)
+
+
+def _workers(session: Session, hosts: list[str]) -> str:
+    size, per_host = len(hosts), Counter(hosts)
+    if size == 1:
+        return f"1 on {hosts[0]}"
+    places = ", ".join(f"{host}: {count}" for host, count in list(per_host.items())[:8])
+    more = ", ..." if len(per_host) > 8 else ""
+    controller = session.backend.workers.controller
+    return f"{size} on {counted(len(per_host), 'host')} ({places}{more}), coordinated by {controller}"
+
+
+def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
+    text = describe_model(model)
+    if start.origin and not start.weights:
+        return text
+    if session.config.initial_parameters == "portable":
+        origin = f"drawn by name from seed {session.config.seed}"
+    else:
+        origin = f"as the task made them, seed {session.config.seed}"
+    of_the_rest = " of the rest" if start.weights else ""
+    return f"{text}; initial values{of_the_rest} {origin}"
+
+
+def _data(session: Session) -> str:
+    sets = sets_of(session.eval_data)
+    # named sets have a line of their own
+    evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
+    readers = session.config.read_workers
+    read = f"; {counted(readers, 'reader')} per worker" if readers else ""
+    is_drawn = isinstance(getattr(session.train_data, "draws", None), Draws)
+    drawn = ", drawn by sample_probabilities()" if is_drawn else ""
+    return f"{size_words(session.train_data)} to train{drawn}{evaluation}{read}"
+
+
+def _eval_sets(session: Session) -> str:
+    """Return the named sets of evaluation data with their sizes; empty if they have no names."""
+    sets = sets_of(session.eval_data)
+    if "" in sets or not sets:
+        return ""
+    sizes = [f"{name} ({size_words(dataset)})" for name, dataset in sets.items()]
+    first = f"; metrics of {next(iter(sets))} have plain names" if len(sets) > 1 else ""
+    return f"{', '.join(sizes)}{first}"
+
+
+def _batch(config: Config, plan: TrainingPlan) -> str:
+    batch = plan.batch
+    holder = "worker" if config.stages == 1 else "replica"
+    parts = f"{batch.micro_batch} per {holder} x {counted(batch.workers, holder)}"
+    if batch.accumulate > 1:
+        parts += f" x {batch.accumulate} micro-batches"
+    padded = "" if batch.is_even else ", the shorter parts padded with weight 0"
+    return (
+        f"{batch.global_batch} a step = {parts}{padded}"
+        if batch.is_even
+        else (f"{batch.global_batch} a step, at most {parts}{padded}")
+    )
+
+
+def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
+    layers, batch = model.batch_norm_layers, plan.batch
+    is_synchronised = session.config.sync_batch_norm or 0 < layers == model.synchronized_layers
+    if not layers:
+        return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
+    together = batch.global_batch // batch.accumulate
+    if (most := most_workers(session.backend.workers)) is not None:
+        return elastic_plan.batch_norm(
+            layers,
+            batch,
+            range(session.backend.workers.least, most + 1),
+            is_synchronised,
+            model.leaves_out_padding,
+        )
+    if is_synchronised:
+        return (
+            f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"
+        )
+    layers -= model.synchronized_layers  # those with synchronized=True
+    has_none = model.leaves_out_padding and batch.global_batch >= batch.workers * batch.accumulate
+    padding = "" if batch.is_even or has_none else "; padding (a repeated sample) counts in the statistics"
+    if is_dealt(session):
+        padding = "; padding (repeated samples) of workers whose shards end first counts in the statistics"
+    if batch.workers == 1:
+        over = f"over each micro-batch of {counted(batch.micro_batch, 'sample')}"
+        return (
+            f"warning: {counted(layers, 'layer')} {over}{padding}; see --sync-batch-norm" if padding else ""
+        )
+    return (
+        f"warning: {counted(layers, 'layer')} over each worker's {counted(batch.micro_batch, 'sample')}, not "
+        f"the {together} of all, so the curve depends on the number of workers{padding}; "
+        "see --sync-batch-norm"
+    )
+
+
+def _length(session: Session, plan: TrainingPlan) -> str:
+    epochs = plan.last_sample / session.data_size
+    cadence = session.config.eval_every
+    evaluates = f", evaluation {cadence.describe() if cadence else 'at the end'}" if session.eval_data else ""
+    if known_size(session.train_data) is None:
+        return f"{counted(plan.steps, 'step')}{evaluates}"
+    text = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
+    done = session.state.progress.step
+    left = f", {counted(max(0, plan.steps - done), 'step')} to go" if done else ""
+    least = "at least " if is_dealt(session) else ""  # the last steps of an epoch have fewer samples
+    return f"{least}{counted(plan.steps, 'step')} = {text}{left}{evaluates}"
+
+
+def _precision(config: Config, model: ModelInfo) -> str:
+    own = f"fp{model.float_bits}"
+    text = own if config.precision == "fp32" else f"{config.precision}, weights {own}"
+    if config.precision == "fp16":
+        text += ", loss scaled"
+    if config.checkpoint_activations:
+        text += "; activations of repeated blocks computed twice"
+    if config.compile:
+        text += "; compiled"
+    return text
+
+
+def _checkpoints(config: Config) -> str:
+    text = f"{config.save_every.describe()} and at the end" if config.save_every else "at the end"
+    kept = "all" if config.keep_last is None else f"the last {config.keep_last}"
+    best = f" and the one with the best {config.keep_best.metric}" if config.keep_best else ""
+    return f"{text}, keeping {kept}{best}"
+
+
+def _regularised(config: Config) -> str:
+    parts = []
+    if config.label_smoothing:
+        parts.append(f"label smoothing {config.label_smoothing:g} in training, none in evaluation")
+    for name, alpha in (("mixup", config.mixup), ("cutmix", config.cutmix)):
+        parts += [f"{name} {alpha:g} in training"] if alpha else []
+    if config.ema_decay is not None:
+        parts.append(f"evaluation by a moving average of the weights, decay {config.ema_decay:g}")
+    return "; ".join(parts)
+
+
+def _stops_early(config: Config) -> str:
+    if config.early_stopping is None:
+        return ""
+    patience = counted(config.early_stopping_patience, "evaluation")
+    way = "higher" if config.early_stopping.highest else "lower"
+    return f"after {patience} in a row without a {way} {config.early_stopping.metric}"
+
+
+def _learning_rate(
+    config: Config, plan: TrainingPlan, own: OwnRates | None, plateau: PlateauState | None
+) -> str:
+    rate, base = plan.learning_rate, config.base_learning_rate
+    quoted = f"{base:g}{_origin(base, own)}"
+    text = quoted
+    if rate.peak != base:
+        text = (
+            f"{rate.peak:g} = {quoted} x {rate.peak / base:g} ({config.lr_scaling} rule: "
+            f"{local_steps_plan.learning_rate_of(config, plan)}, quoted for {plan.base_batch})"
+        )
+    if rate.warmup_epochs:
+        steps = config.warmup_steps
+        length = counted(steps, "step") if steps else counted(rate.warmup_epochs, "epoch")
+        text += f", after a warm-up of {length}"
+    lowest = f"{rate.peak * rate.final_fraction:g}"
+    after = {
+        "constant": "constant",
+        "cosine": f"cosine to {lowest}",
+        "linear": f"linear to {lowest}",
+        "one_cycle": f"one cycle: from {rate.peak * ONE_CYCLE_FIRST:g} up to the peak at 30 % of the "
+        f"training and down to {rate.peak * ONE_CYCLE_LAST:g}",
+        "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
+        "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
+        "plateau": _plateau(config, rate.peak, plateau),
+    }
+    return f"{text}, {after[rate.schedule]}{_rates_of_groups(rate.peak, own)}"
+
+
+def _plateau(config: Config, peak: float, plateau: PlateauState | None) -> str:
+    patience = counted(config.plateau_patience, "evaluation")
+    goal = config.plateau_metric
+    way = "higher" if goal.highest else "lower"
+    text = f"x {config.plateau_factor:g} after {patience} in a row without a {way} {goal.metric}"
+    if config.lr_final_fraction:
+        text += f", down to {peak * config.lr_final_fraction:g}"
+    if plateau is not None and plateau.fraction < 1:
+        text += f"; lowered to {peak * max(plateau.fraction, config.lr_final_fraction):g} so far"
+    return text
+
+
+def _origin(base: float, own: OwnRates | None) -> str:
+    """Return where the learning rate comes from, if that is not plain."""
+    if own is None or own.base is None:
+        return ""
+    if math.isclose(base, own.base, rel_tol=1e-6):
+        return " (the optimizer's own)"
+    return f" (in place of the optimizer's default {own.base:g})"
+
+
+def _rates_of_groups(peak: float, own: OwnRates | None) -> str:
+    if own is None or set(own.factors) == {1.0}:
+        return ""
+    shown = [f"{peak * factor:g}" for factor in own.factors[:_GROUPS]]
+    more = ", ..." if len(own.factors) > _GROUPS else ""
+    return f"; {counted(len(own.factors), 'parameter group')} at {', '.join(shown)}{more}"
+
+
+def _optimizer(config: Config, own: OwnRates | None) -> str:
+    text = f"{config.optimizer}{_options(config)}" if own is None else f"the task's own, {own.optimizer}"
+    if config.clip_norm:
+        text += f", gradient clipped to norm {config.clip_norm:g}"
+    return text
+
+
+def _options(config: Config) -> str:
+    """Return the options of a built-in optimizer."""
+    text = ""
+    if config.optimizer in ("sgd", "lars") and config.momentum:
+        text += f", momentum {config.momentum:g}"
+    if config.optimizer == "lars":
+        text += f", trust coefficient {config.lars_trust_coefficient:g}"
+    if config.optimizer == "lamb":
+        text += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
+    if config.weight_decay:
+        text += f", weight decay {config.weight_decay:g}"
+    return text

@@ -1,0 +1,219 @@
+"""The run directory, which rank 0 makes and writes into, and the report of each rank."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.callbacks import RunContext
+from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.config import Config
+from hvdtrain.errors import ConfigError, EnvironmentFault
+from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.failure_cause import forget_causes
+from hvdtrain.jobs.run_directory.lock import RunLock
+from hvdtrain.jobs.run_directory.provenance import Provenance, config_text
+from hvdtrain.paths import run_folder
+from hvdtrain.reporting.index_trace import INDICES, trace_files
+from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
+from hvdtrain.reporting.lock_state import LOCK_FILE
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
+from hvdtrain.reporting.run_report import CallbackReport, Reporter, RunReport
+from hvdtrain.storage.files import check_link
+from hvdtrain.storage.urls import is_url
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+
+CHECKPOINTS = "checkpoints"
+
+
+def open_run(
+    config: Config,
+    workers: Workers,
+    resumed_step: int | None = None,
+    callbacks: Sequence[Any] = (),
+    context: RunContext | None = None,
+    *,
+    lock: RunLock | None = None,
+    lost_lease: Callable[[], str] = lambda: "",
+    provenance: Provenance | None = None,
+    new_reporters: Callable[[Path], Sequence[Reporter]] = lambda path: (),
+) -> tuple[Report, Path]:
+    """Collective. Make the run directory, or cut one back to where training resumes, and the report.
+
+    Args:
+        config: the resolved config.
+        workers: the workers.
+        resumed_step: steps done, if the run resumes in a directory that exists.
+        callbacks: the user's callbacks, which ``find_callbacks`` has checked. Each rank has its own objects.
+        context: what callbacks can use of the run; the run directory is added here.
+        lock: the caller's lock, which rank 0 acquires here if it has not done so; none if not given.
+        lost_lease: returns why this worker may no longer write files; empty while it may.
+        provenance: where the run came from, which config.yaml says; rank 0 may know.
+        new_reporters: makes further built-in callbacks, by the run directory; rank 0 calls it.
+
+    Returns:
+        The report of this rank, and the run directory.
+
+    Raises:
+        ConfigError: If ``run_dir`` already holds a run that this one does not resume.
+        EnvironmentFault: If it cannot be made or written, or another job uses it.
+    """
+    context = context or RunContext(workers.rank, workers.size, config)
+    report: Report = SilentReport()
+
+    def prepare() -> Path:
+        nonlocal report
+        try:
+            path = _make_or_cut_back(config, resumed_step, lock, provenance)
+            report = RunReport(
+                open_console(),
+                replace(context, run_dir=path),
+                resumed_step,
+                callbacks,
+                on_made_anew=lambda made: fill_anew(made, config, lock, provenance),
+                lost_lease=lost_lease,
+                lost_lock=lock.lost if lock is not None else lambda: "",
+                reporters=new_reporters(path),
+            )
+            (path / SUMMARY_FILE).unlink(missing_ok=True)  # last: until here, the run before is as it was
+        except OSError as error:
+            raise EnvironmentFault(f"cannot make the run directory: {error}") from None
+        return path
+
+    path = run_on_rank_zero(workers, prepare)
+    if lock is not None and lock.job:
+        lock.note = lock.note or _note_on_sharing(workers, path, lock)
+    own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
+    if workers.rank != 0 and own:
+        report = CallbackReport(replace(context, run_dir=path), own)
+    return report, path
+
+
+def _make_or_cut_back(
+    config: Config, resumed_step: int | None, lock: RunLock | None, provenance: Provenance | None
+) -> Path:
+    """Make the run directory, or cut one back to where training resumes; lock it, and write the config there.
+
+    Raises:
+        ConfigError: If it already holds a run that this one does not resume.
+        EnvironmentFault: If another job uses it.
+        OSError: If it cannot be made or written.
+    """
+    path = _make_new(config) if config.run_dir is None else run_folder(config.run_dir)
+    path.mkdir(parents=True, exist_ok=True)
+    check_link(path / INDICES, path)
+    sync_folder(path.parent)
+    if resumed_step is None and not (path / LOCK_FILE).exists():
+        _check_is_free(path)  # and leave what is there as it was
+    if lock is not None:
+        lock.acquire(path)
+    if resumed_step is None:
+        _check_is_free(path)
+    if (path / METRICS_FILE).exists():  # nothing changes in a directory that cannot be written
+        AppendFile(path / METRICS_FILE).close()
+    # before the logs: it detects a full disk
+    write_whole(path / "config.yaml", config_text(config, path, provenance))
+    forget_causes(path)
+    if resumed_step is not None:
+        _cut_back(path, resumed_step)
+    return path
+
+
+def fill_anew(path: Path, config: Config, lock: RunLock | None, provenance: Provenance | None = None) -> None:
+    """Lock a run directory that was made anew, and write the config there.
+
+    Raises:
+        EnvironmentFault: If another job holds the lock.
+        OSError: If it cannot be written.
+    """
+    if lock is not None:
+        lock.move(path)
+    write_whole(path / "config.yaml", config_text(config, path, provenance))
+
+
+def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
+    """Collective. Return a note if some workers of an elastic job do not see its run directory."""
+    gathered = workers.allgather_object((workers.host, workers.rank == 0 or lock.is_of_job(path)))
+    hosts = sorted({host for host, is_seen in gathered if not is_seen})
+    if not hosts:
+        return ""
+    return (
+        f"{', '.join(hosts)} cannot see the run directory {path}: if rank 0 is lost and a worker there takes "
+        "its place, it is made anew there, without what was written before; put it on a shared file system"
+    )
+
+
+def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
+    """Collective. Lock the run directory that the config names, if it holds a run: before it is read.
+
+    Raises:
+        EnvironmentFault: If another job uses it.
+    """
+
+    def acquire() -> None:
+        if config.run_dir is None:
+            return
+        path = run_folder(config.run_dir)
+        is_stored = is_url(config.run_dir)
+        if is_stored or (path.is_dir() and (config.resume or (path / LOCK_FILE).exists())):
+            try:
+                if is_stored:
+                    path.mkdir(parents=True, exist_ok=True)
+                lock.acquire(path)
+            except OSError as error:
+                raise EnvironmentFault(f"cannot lock the run directory: {error}") from None
+
+    run_on_rank_zero(workers, acquire)
+
+
+def note_on_links(run_dir: Path) -> str:
+    """Return a note if checkpoints are written to, and deleted in, a folder elsewhere; else nothing."""
+    folder = run_dir / CHECKPOINTS
+    return f"{folder} is a link: checkpoints go to {folder.resolve()}" if folder.is_symlink() else ""
+
+
+def run_dir_of(found: Checkpoint) -> Path:
+    """Return the run directory that a checkpoint lies in, or its own folder where it lies in none."""
+    folder = found.path.parent
+    return folder.parent if folder.name == CHECKPOINTS else folder
+
+
+def _check_is_free(path: Path) -> None:
+    """Check that a directory holds no run.
+
+    Raises:
+        ConfigError: If it holds one.
+    """
+    for name in (METRICS_FILE, SUMMARY_FILE, CHECKPOINTS):
+        if (path / name).exists():
+            raise ConfigError(
+                f"run_dir: {path} already holds a run ({name})",
+                'Add --resume (in Python resume="auto") to continue it, choose another --run-dir, or move it '
+                "away.",
+            )
+
+
+def _make_new(config: Config) -> Path:
+    """Make a directory whose name tells task, framework and time, and return its path.
+
+    Raises:
+        EnvironmentFault: If 99 of that name exist.
+    """
+    task = Path(config.task.rpartition(":")[2]).stem.lower()
+    stem = Path("runs") / f"{task}-{config.framework}-{datetime.now():%Y%m%d-%H%M%S}"
+    for suffix in ("", *(f"-{i}" for i in range(2, 100))):
+        path = stem.with_name(stem.name + suffix)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return path
+    raise EnvironmentFault(f"cannot make a run directory: {stem} and 98 like it exist")
+
+
+def _cut_back(path: Path, step: int) -> None:
+    """Remove from a run's logs what came after a step, which is going to be repeated."""
+    for log in (path / METRICS_FILE, *trace_files(path)):
+        if log.exists():
+            cut_log(log, step)

@@ -1,0 +1,174 @@
+"""One job at a time in a run directory: a lock that a second job meets with a message."""
+
+import json
+import math
+import os
+import socket
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.reporting.lock_state import (
+    HELD,
+    HOLDER_BYTES,
+    LOCK_FILE,
+    Holder,
+    close_lock,
+    is_of_process,
+    look_at_lock,
+    open_lock,
+    take_lock,
+)
+from hvdtrain.storage.files import read_regular
+
+_LOOK_SECONDS = 1.0
+_REMEDY = "Wait until it has ended or end it, or choose another --run-dir."
+
+
+class RunLock:
+    """The lock of one run directory, which the system releases when this process ends.
+
+    The file itself stays: it says who held the lock last.
+
+    In an elastic job, the lock goes from one rank 0 to another. A worker that was given up, but keeps the
+    lock because it is frozen or its host is cut off, does not keep out its successor; the file tells it, if
+    it goes on, that it has one.
+
+    Attributes:
+        job: the name of the elastic job; empty if the number of workers is fixed.
+        generation: the number of the world that this worker is in; 0 if the number is fixed.
+        note: why nothing is locked, or who keeps the lock, if it is not held as it should be; else empty.
+    """
+
+    def __init__(self) -> None:
+        self.job = ""
+        self.generation = 0
+        self.note = ""
+        self._file: int | None = None
+        self._run_dir = Path()
+        self._signed = 0
+        self._looked_seconds, self._lost = -math.inf, ""
+        self._looking = threading.Lock()
+
+    def acquire(self, run_dir: Path) -> None:
+        """Lock a run directory; if this object has locked it, only note there a new generation.
+
+        Raises:
+            EnvironmentFault: If another job holds the lock, naming it, or a later world of this job.
+            OSError: If the file cannot be made.
+        """
+        if self._file is not None:
+            if self.generation != self._signed:
+                self._sign(self._file)
+            return
+        path = run_dir / LOCK_FILE
+        file = open_lock(path)
+        reason = take_lock(file)
+        holder = Holder.of(os.pread(file, HOLDER_BYTES, 0))
+        if holder.follows(self.job, self.generation):
+            close_lock(file)
+            raise EnvironmentFault(f"run_dir: {run_dir} was taken over{holder.describe()}")
+        if reason is not None and reason.errno in HELD:
+            if not holder.precedes(self.job, self.generation):
+                close_lock(file)
+                raise EnvironmentFault(
+                    f"run_dir: {run_dir} is in use by another job{holder.describe()}",
+                    "\n".join(filter(None, [_REMEDY, holder.remedy(path)])),
+                )
+            self.note = (
+                f"a worker that is no longer in the job keeps the lock of {run_dir}{holder.describe()}"
+            )
+        elif reason is not None:
+            self.note = f"{run_dir} is not locked against other jobs: {reason.strerror or reason}"
+            if not self.job:
+                close_lock(file)
+                return
+        elif is_of_process(file):
+            self.note = (
+                f"this system has no locks of open files (F_OFD_SETLK): other jobs can get into {run_dir} "
+                f"after code in the process of this one opens and closes {path.name} there"
+            )
+        self._file, self._run_dir = file, run_dir
+        self._sign(file)
+
+    def is_of_job(self, run_dir: Path) -> bool:
+        """Return whether a run directory was last locked by a worker of this elastic job."""
+        if not self.job:
+            return False
+        with suppress(OSError):
+            return Holder.of(read_regular(run_dir / LOCK_FILE, HOLDER_BYTES)).job == self.job
+        return False
+
+    def lost(self) -> str:
+        """Return which worker of this job, or which other job, took the directory over; empty if none did.
+
+        It looks at most once a second: that may be a request to a file server.
+        """
+        now_seconds = time.clock_gettime(
+            time.CLOCK_BOOTTIME
+        )  # goes on while the process, or the host, sleeps
+        with self._looking:
+            if self._file is None:
+                return ""
+            if now_seconds >= self._looked_seconds + _LOOK_SECONDS:
+                self._looked_seconds, self._lost = now_seconds, self._look(self._file)
+            return self._lost
+
+    def _look(self, file: int) -> str:
+        reason = take_lock(file)  # this also makes a network file system look whether the file has changed
+        try:
+            holder = Holder.of(os.pread(file, HOLDER_BYTES, 0))
+            is_removed = os.fstat(file).st_nlink == 0
+        except OSError:  # a file server says so of a file that was removed
+            holder, is_removed = Holder(), True
+        is_lost = reason is not None and reason.errno in HELD
+        if self.job:  # which a worker may keep out of its lock that is no longer in the job
+            is_lost &= bool(holder.process) and not holder.is_self()
+        if is_removed:  # another job can lock a new file
+            found = look_at_lock(self._run_dir)
+            holder = Holder(found.process, found.host, found.since)
+            is_lost = found.is_held is True or (found.process != 0 and not holder.is_self())
+        if is_lost or holder.follows(self.job, self.generation):
+            return f"the run directory was taken over{holder.describe()}"
+        return ""
+
+    def _sign(self, file: int) -> None:
+        """Write into the file who holds the lock."""
+        self._signed, self._looked_seconds = self.generation, -math.inf
+        content = _own(self.job, self.generation).encode()
+        with suppress(OSError):  # on a full disk the lock holds without a name
+            os.pwrite(file, content, 0)
+            os.ftruncate(file, len(content))
+            if self.job:  # workers on other hosts look there
+                os.fsync(file)
+
+    def move(self, run_dir: Path) -> None:
+        """Lock another directory in place of the one that is locked; raises as ``acquire`` does."""
+        self.release()
+        self.acquire(run_dir)
+
+    def release(self) -> None:
+        """Let other jobs lock the directory."""
+        with self._looking:
+            if self._file is not None:
+                close_lock(self._file)
+                self._file = None
+
+    def __enter__(self) -> "RunLock":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _own(job: str, generation: int) -> str:
+    """Return what the lock file says of this process."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    of_job = {"job": job, "generation": generation} if job else {}
+    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, **of_job}) + "\n"

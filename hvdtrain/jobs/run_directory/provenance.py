@@ -1,0 +1,264 @@
+"""Where a run came from: the comments in config.yaml, provenance.jsonl, and a copy of the task's file.
+
+Rank 0 writes them when it opens the run directory. What cannot be found out or kept does not end the job.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.config import Config
+from hvdtrain.jobs.git_state import GitState, git_state
+from hvdtrain.reporting.jsonl import AppendFile, lines_of, parse_line, to_json, write_parts
+from hvdtrain.storage.files import check_link, read_regular
+from hvdtrain.storage.urls import is_url
+
+PROVENANCE_FILE, TASK_FOLDER = "provenance.jsonl", "task"
+_MAX_BYTES = 10_000_000  # of a task's file
+_INSTALLED = ("site-packages", "dist-packages")
+PATH_OPTIONS = ("path", "eval_path")  # of the built-in tasks
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where a start of a run came from.
+
+    Attributes:
+        command: the words that this process was started with.
+        folder: its working folder.
+        hosts: the host of each worker.
+        git: the commit of the folder of the task's file, or of the working folder for a built-in task.
+        task_file: the file of the task; None if it is built in, or has none.
+        source: what the task's file holds.
+        versions: of what trains, by name.
+        missing: why config.yaml does not repeat the run; empty if it does.
+    """
+
+    command: Sequence[str]
+    folder: str
+    hosts: Sequence[str]
+    git: GitState
+    task_file: Path | None
+    source: bytes
+    versions: Mapping[str, str]
+    missing: str = ""
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of the task's file; empty if there is none."""
+        return hashlib.sha256(self.source).hexdigest() if self.task_file else ""
+
+
+def provenance_of(
+    config: Config, hosts: Sequence[str], versions: Mapping[str, str], is_instance: bool
+) -> Provenance:
+    """Find out where this start of a run comes from. Local: no collective; git has two seconds.
+
+    Args:
+        config: the resolved config.
+        hosts: the host of each worker.
+        versions: versions of hvdtrain, of the framework and of Horovod.
+        is_instance: whether the caller made the task and passed it.
+    """
+    file: Path | None = None
+    source, folder = b"", ""
+    with suppress(OSError):  # without a working folder, or a file that cannot be read
+        folder = os.getcwd()
+        if (found := task_file(config.task)) is not None:
+            source, file = read_regular(found, _MAX_BYTES), found
+    missing = ""
+    if is_instance:
+        missing = "the task was passed as an instance, and its constructor's arguments are not known"
+    elif "<locals>" in config.task or config.task.startswith("__main__:"):
+        missing = f"the task {config.task} is in no file that it can be loaded from"
+    return Provenance(
+        command=list(sys.orig_argv),
+        folder=folder,
+        hosts=list(hosts),
+        git=git_state(Path(folder) if file is None else file.parent),
+        task_file=file,
+        source=source,
+        versions={"Python": platform.python_version(), **versions, "numpy": np.__version__},
+        missing=missing,
+    )
+
+
+def task_file(spec: str) -> Path | None:
+    """Return the file that a task was loaded from; None if it is built in, or has none."""
+    place, colon, _ = spec.rpartition(":")
+    if not colon:
+        return None
+    if place.endswith(".py"):
+        return Path(os.path.abspath(place))
+    found = getattr(sys.modules.get(place), "__file__", None)
+    return Path(os.path.abspath(found)) if found and place != "__main__" else None
+
+
+def config_text(config: Config, run_dir: Path, provenance: Provenance | None = None) -> str:
+    """Return what config.yaml holds: fields that mean the same in any folder, below where they came from.
+
+    Args:
+        config: the resolved config.
+        run_dir: the run directory.
+        provenance: where the run came from; None if this worker does not know.
+    """
+    fields: dict[str, Any] = {}
+    with suppress(OSError):  # without a working folder
+        fields = _absolute(config)
+    text = config.to_yaml(fields)
+    if provenance is None:
+        return text
+    path = str(run_dir / "config.yaml")
+    with suppress(OSError):
+        path = os.path.abspath(path)
+    own, size = provenance, len(provenance.hosts)
+    lines = [
+        f"to repeat this run: {shlex.join([*_launcher(own.hosts), 'python', '-m', 'hvdtrain', path])}"
+        if not own.missing
+        else f"this file does not repeat the run: {own.missing}",
+        f"command: {shlex.join(own.command)}",
+        f"folder: {own.folder}",
+        f"workers: {size} on {', '.join(sorted(set(own.hosts)))}",
+        f"commit: {own.git.describe()}",
+        f"task file: {own.task_file} (sha256 {own.sha256})" if own.task_file else "task file: none",
+        f"versions: {', '.join(f'{name} {version}' for name, version in own.versions.items())}",
+    ]
+    return "".join(f"# {_in_one_line(line)}\n" for line in lines) + text
+
+
+def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | None) -> list[str]:
+    """Write a start to provenance.jsonl and keep a copy of the task's file.
+
+    Args:
+        provenance: where the start comes from.
+        run_dir: the run directory.
+        step: steps done.
+        source_dir: the run directory of the checkpoint that the run continues from; None if it does not.
+
+    Returns:
+        What to tell the user: that the task's file has changed since, or that something cannot be kept.
+    """
+    notes = []
+    before = last_start(source_dir) if source_dir is not None else {}
+    old = _of_task(before, "sha256")
+    if old and provenance.sha256 and old != provenance.sha256:
+        kept = _of_task(before, "copy")
+        notes.append(
+            f"the task's file {provenance.task_file} has changed since the run's start at step "
+            f"{before.get('step')}" + (f"; {source_dir}/{kept} is what it was" if kept else "")
+        )
+    copy = ""
+    try:
+        copy = _copy(provenance, run_dir)
+    except OSError as error:
+        notes.append(f"cannot keep a copy of the task's file: {error.strerror or error}")
+    try:
+        file = AppendFile(run_dir / PROVENANCE_FILE)
+        problem = file.append((to_json(_as_dict(provenance, step, copy)) + "\n").encode())
+        file.close()
+    except OSError as error:
+        problem = error
+    if problem is not None:
+        notes.append(f"cannot write {run_dir / PROVENANCE_FILE}: {problem.strerror or problem}")
+    return notes
+
+
+def last_start(run_dir: Path) -> dict[str, Any]:
+    """Return what provenance.jsonl says of the last start of a run; empty if it says nothing."""
+    found: dict[str, Any] = {}
+    with suppress(OSError):
+        for line in lines_of(run_dir / PROVENANCE_FILE):
+            if (start := parse_line(line)) is not None:
+                found = start
+    return found
+
+
+def _of_task(start: Mapping[str, Any], name: str) -> str:
+    file = start.get("task_file")
+    value = file.get(name) if isinstance(file, Mapping) else None
+    return value if isinstance(value, str) else ""
+
+
+def _copy(provenance: Provenance, run_dir: Path) -> str:
+    """Keep a copy of the task's file, and those of before.
+
+    Returns:
+        Its path in the run directory; empty if there is no file.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    if provenance.task_file is None:
+        return ""
+    folder, name = run_dir / TASK_FOLDER, provenance.task_file.name
+    check_link(folder, run_dir)
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    if path.exists() and read_regular(path, _MAX_BYTES) != provenance.source:
+        path = folder / f"{provenance.task_file.stem}-{provenance.sha256[:8]}{provenance.task_file.suffix}"
+    write_parts(path, [provenance.source])
+    return f"{TASK_FOLDER}/{path.name}"
+
+
+def _as_dict(provenance: Provenance, step: int, copy: str) -> dict[str, Any]:
+    file = {"path": str(provenance.task_file), "sha256": provenance.sha256, "copy": copy or None}
+    return {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "command": list(provenance.command),
+        "folder": provenance.folder,
+        "workers": len(provenance.hosts),
+        "hosts": sorted(set(provenance.hosts)),
+        "commit": provenance.git.commit or None,
+        "dirty": provenance.git.is_dirty,
+        "task_file": file if provenance.task_file else None,
+        "versions": dict(provenance.versions),
+    }
+
+
+def _absolute(config: Config) -> dict[str, Any]:
+    """Return the fields with relative paths as they are written: so that they mean the same in any folder."""
+    fields: dict[str, Any] = {}
+    place, colon, name = config.task.rpartition(":")
+    file = task_file(config.task)
+    is_own_module = file is not None and file.suffix == ".py" and not set(_INSTALLED) & set(file.parts)
+    is_package = file is not None and file.name == "__init__.py"  # which is imported by its name alone
+    if colon and (place.endswith(".py") or (is_own_module and not is_package and "." not in place)):
+        fields["task"] = f"{file}:{name}"
+    if config.init is not None:
+        fields["init"] = config.init if is_url(config.init) else os.path.abspath(config.init)
+    if not colon:
+        options = {
+            key: os.path.abspath(value)
+            for key, value in config.task_options.items()
+            if key in PATH_OPTIONS and isinstance(value, str) and os.path.exists(value)
+        }
+        if options:
+            fields["task_options"] = {**config.task_options, **options}
+    return fields
+
+
+def _launcher(hosts: Sequence[str]) -> list[str]:
+    """Return the words that start as many workers on the same hosts; none for one worker."""
+    if len(hosts) == 1:
+        return []
+    slots = Counter(hosts)
+    where = ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())] if len(slots) > 1 else []
+    return ["horovodrun", "-np", str(len(hosts)), *where]
+
+
+def _in_one_line(text: str) -> str:
+    """Return a text as a comment has it: what would end the line, or cannot be written, is escaped."""
+    return text if text.isprintable() else json.dumps(text)

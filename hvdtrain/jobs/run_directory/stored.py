@@ -1,0 +1,156 @@
+"""Run directories at URLs: what a job does with one before, while and after it trains."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints.remote import fetched
+from hvdtrain.checkpoints.saver import Saver
+from hvdtrain.checkpoints.storage import NAME, Checkpoint, step_of
+from hvdtrain.config import Config
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.launcher import is_elastic
+from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.signals import Signals
+from hvdtrain.paths import run_folder
+from hvdtrain.reporting.report import Report
+from hvdtrain.session import Session
+from hvdtrain.storage.urls import is_url, join, shown
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+
+if TYPE_CHECKING:
+    from hvdtrain.checkpoints.remote.run_store import RunStore
+
+CHECKPOINTS = "checkpoints"
+# seconds to wait for uploads: while the store takes nothing, and in all
+_COMPLETED, _STOPPED, _ENDED_EARLY = (60.0, 3600.0), (30.0, 300.0), (5.0, 20.0)
+_LAST_SECONDS = 10.0  # for what trackers and event files wrote when they were closed
+
+
+@contextmanager
+def storing(config: Config) -> "Iterator[RunStore | None]":
+    """Return a context with what uploads a run directory at a URL; None without one. Rank 0 starts it.
+
+    Raises:
+        ConfigError: If the job is elastic.
+    """
+    if config.run_dir is None or not is_url(config.run_dir):
+        yield None
+        return
+    check(Job(config, elastic=is_elastic()))
+    from hvdtrain.checkpoints.remote.run_store import RunStore
+
+    store = RunStore(config.run_dir, run_folder(config.run_dir), _options(config))
+    try:
+        yield store
+    finally:
+        store.close(0.0)  # if the job ended before it trained
+
+
+def _options(config: Config) -> list[str]:
+    """Return which checkpoints are kept in the store, in words for the process."""
+    options = [] if config.keep_last is None else ["--keep-last", str(config.keep_last)]
+    options += [] if config.keep_best is None else ["--keep-best", str(config.keep_best)]
+    named = _named_checkpoint(config)
+    return options + (["--spare", named] if named else [])
+
+
+def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -> list[str]:
+    """Collective. Claim a run directory at a URL and bring its working copy to where the run stands.
+
+    Returns:
+        What to tell the user.
+
+    Raises:
+        ConfigError: If it holds a run that this one does not resume.
+        EnvironmentFault: If another job uses it, or the store does not answer.
+    """
+    if store is None:
+        return []
+
+    def begin() -> list[str]:
+        try:
+            return store.begin(_resume_in_place(config)).notes
+        except OSError as error:
+            raise EnvironmentFault(f"cannot make the working copy of {shown(store.url)}: {error}") from None
+
+    return run_on_rank_zero(workers, begin, doing="reading the run directory in the store")
+
+
+def _resume_in_place(config: Config) -> str:
+    """Return what the store is asked for: "auto", the name of a checkpoint, or nothing for a new run."""
+    if config.resume is None or config.run_dir is None or not is_url(config.run_dir):
+        return ""
+    if config.resume in ("auto", config.run_dir, join(config.run_dir, CHECKPOINTS)):
+        return "auto"
+    return _named_checkpoint(config)
+
+
+def _named_checkpoint(config: Config) -> str:
+    """Return the name of the checkpoint in the run directory's own folder that resume names; or nothing."""
+    if config.resume is None or config.run_dir is None:
+        return ""
+    for folder in (join(config.run_dir, CHECKPOINTS), config.run_dir):
+        name = config.resume.removeprefix(f"{folder}/")
+        if name != config.resume and NAME.fullmatch(name):
+            return name
+    return ""
+
+
+def resumed_checkpoint(config: Config) -> Checkpoint:
+    """Find the checkpoint that ``resume`` names, verified; rank 0 has fetched or fetches one at a URL.
+
+    Raises:
+        CheckpointError: If there is none, or it is corrupt.
+        EnvironmentFault: If it cannot be read.
+    """
+    assert config.resume is not None
+    if not _resume_in_place(config):
+        return fetched.locate(config.resume)
+    folder, name = run_folder(config.run_dir), _named_checkpoint(config)
+    return verification.locate(folder / CHECKPOINTS / name if name else folder)
+
+
+def origin_of(config: Config, path: Path) -> str:
+    """Return where a checkpoint is that a run starts from, as users know it."""
+    folder = run_folder(config.run_dir)
+    if config.run_dir is None or not is_url(config.run_dir) or not path.is_relative_to(folder):
+        return str(path)
+    return shown(join(config.run_dir, *path.relative_to(folder).parts))
+
+
+def values_in_store(store: "RunStore", folder: Path, last_step: int) -> dict[Path, float | None]:
+    """Return the metric that keep_best names of the checkpoints in the store up to a step.
+
+    Args:
+        store: the run directory.
+        folder: where they would be in the working copy.
+        last_step: the step.
+    """
+    paths = {folder / name: value for name, value in store.begun.values.items()}
+    return {path: value for path, value in paths.items() if step_of(path) <= last_step}
+
+
+def publish(session: Session, status: str, signals: Signals) -> str:
+    """Wait until a run directory at a URL has all that was written. Local: rank 0 has something to wait for.
+
+    Args:
+        session: the run.
+        status: how training ended, on which it depends how long to wait.
+        signals: what signals want of this worker: one that comes meanwhile shortens the wait.
+
+    Returns:
+        Why not all is there; empty if it is.
+    """
+    limits = {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY)
+    return session.saver.publish(lambda: limits if signals.number is None else min(limits, _STOPPED))
+
+
+def end_uploads(saver: Saver, report: Report, seconds: float = _LAST_SECONDS) -> None:
+    """Upload what was written last, and let other jobs have the run directory. Local: rank 0 has one."""
+    text = saver.close(seconds)
+    if text:
+        report.note(text)

@@ -1,0 +1,1 @@
+"""What begins with a checkpoint: evaluate, predict, export, import and load."""

@@ -1,0 +1,261 @@
+"""Exporting a checkpoint: the model in a format for serving, loaded back and compared first."""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.backends import model_files
+from hvdtrain.backends.base import Backend, Exported
+from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE
+from hvdtrain.checkpoints.remote.fetched import run_place_of
+from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.config import Config, Layer
+from hvdtrain.data.bad_samples import LocalFetch
+from hvdtrain.data.eval_sets import first_set
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.stream import Stream
+from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskError, UsageError
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.host.quiet import quiet_output
+from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.export_formats import EXPORT_FORMATS
+from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.opening import checkpoint_config
+from hvdtrain.jobs.opening.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started
+from hvdtrain.jobs.resume import changed_outputs, load_weights, read_weights
+from hvdtrain.jobs.serving.outputs import (
+    Place,
+    check_not_there,
+    holds_saved_model,
+    place_in,
+    put_into_place,
+    size_of,
+    suffix_of,
+    written_beside,
+)
+from hvdtrain.jobs.signals import interruptible
+from hvdtrain.storage.files import NotAFileError, check_link
+from hvdtrain.storage.urls import shown
+from hvdtrain.workers.seeding import seeded_frameworks
+
+# how training computed is no part of a model that others serve
+_PLAIN = Layer("export", {"precision": "fp32", "checkpoint_activations": False, "compile": False})
+_MOST_COMPARED = 1024  # samples of a batch, which a checkpoint from elsewhere may state far larger
+_LINES = 3  # of a framework's error; they can be long
+
+
+@dataclass(frozen=True)
+class Export:
+    """An export that was done.
+
+    Attributes:
+        checkpoint: what was exported.
+        is_ema: whether the moving average of its weights was.
+        format_name: the format's name.
+        path: the file or directory, or its URL.
+        exported: what came of loading it back.
+        notes: what the user should know of the checkpoint.
+    """
+
+    checkpoint: Checkpoint
+    is_ema: bool
+    format_name: str
+    path: Place
+    exported: Exported
+    notes: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        """Return what was written, how close its outputs are and how to load it, in words."""
+        exported, manifest = self.exported, self.checkpoint.manifest
+        batch = f", takes {exported.batch}" if exported.batch else ""
+        return "\n".join(
+            [
+                f"{self.format_name}: {shown(self.path)} ({size_of(self.path) / 1e6:,.2f} MB{batch})",
+                f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}",
+                *(f"input: {text}" for text in exported.inputs),
+                *(f"output: {text}" for text in exported.outputs),
+                *(f"note: {text}" for text in (*self.checkpoint.notes(), *self.notes, *exported.notes)),
+                f"loaded back, outputs differ by {exported.difference:.1e} at most, "
+                f"{exported.relative:.1e} of the largest",
+                *([f"compared on {exported.checked}"] if exported.checked else []),
+                f"to load it: {self._loading()}",
+            ]
+        )
+
+    def _loading(self) -> str:
+        """Return a line of Python that loads what was written, and calls it if it is a program."""
+        names = self.exported.arguments
+        return EXPORT_FORMATS[self.format_name].loading.format(
+            path=shown(self.path),
+            arguments="inputs" if self.exported.is_plain else ", ".join(f"{name}={name}" for name in names),
+            keywords=", ".join(f"{name}={name}" for name in names),
+            mapping=", ".join(f'"{name}": {name}' for name in names),
+        )
+
+
+def export_checkpoint(
+    path: Place,
+    format_name: str,
+    given: list[Layer],
+    output: Place | None = None,
+    force: bool = False,
+    *,
+    task_class: Any = None,
+    from_python: bool = False,
+) -> Export:
+    """Export a checkpoint, load it back, compare outputs on real samples, then put it into place.
+
+    One worker. The framework follows from the format, whatever framework trained the checkpoint.
+
+    Args:
+        path: a checkpoint, or a run for its newest good one; or the URL of one.
+        format_name: one of ``EXPORT_FORMATS``.
+        given: the user's config layers, weakest first.
+        output: where to; ``exports/TASK-step-00000120.SUFFIX`` in the run directory if not given.
+        force: replace an export that is there.
+        task_class: the task's class if the caller has it.
+        from_python: whether a script called: then Horovod stays if the export fails.
+
+    Raises:
+        UsageError: If the output exists or has the wrong ending, or there are several workers.
+        EnvironmentFault: If a package is missing, nothing can be written, or what was loaded back
+            gives other outputs.
+        TaskError: If the model cannot be written in this format.
+    """
+    _check_packages(format_name)
+    found = checkpoint_config.find_unverified(path)
+    framework = EXPORT_FORMATS[format_name].framework
+    fixed = Layer(f"--to {format_name}", {"framework": framework, "device": "cpu"})
+    layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
+    with interruptible() as signals, seeded_frameworks():
+        job = prepare(layers, task_class)
+        check(Job(job.config, command="export"))
+        output = output or _default_output(found, job.config, format_name)
+        _check_output(output, format_name, force)
+        with started(job, signals, stays=from_python) as backend:
+            check_alone(backend, "export")
+            found, is_ema, notes, batches = _open(job, backend, path, found)
+            with written_beside(output) as written:
+                with quiet_output():
+                    exported = _write(job, backend, format_name, written, batches)
+                _check_difference(exported, format_name)
+                put_into_place(written, output)
+    return Export(found, is_ema, format_name, output, exported, tuple(notes))
+
+
+def _open(
+    job: JobSpec, backend: Backend, path: Place, found: Checkpoint
+) -> tuple[Checkpoint, bool, list[str], list[HostBatch]]:
+    """Build the model with the checkpoint's weights.
+
+    Returns:
+        The checkpoint, whether the moving average of its weights was taken, notes, and real batches.
+    """
+    task = new_task(job)
+    opened, _ = open_data(task, job.config, "eval_data")
+    data = first_set(opened)
+    if data is None:
+        data, _ = open_data(task, job.config, "train_data")
+    if data is None:
+        raise DataError(f"task {job.config.task} has no data to compare outputs on")
+    build(job.config, task, backend)
+    found = checkpoint_config.verified(path, found.manifest)
+    state, is_ema = read_weights(found, prefer_ema=job.config.ema_decay is not None)
+    load_weights(found, backend, state)
+    notes = changed_outputs(found, backend, job.config, is_ema)
+    readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
+    return found, is_ema, notes, _batches(readable, job.config.eval_batch_size or job.config.batch_size)
+
+
+def _batches(data: LocalFetch, size: int) -> list[HostBatch]:
+    """Return batches of several sizes, from different places of the data."""
+    size, samples = min(max(size, 2), _MOST_COMPARED), _readable(data.dataset)
+    places = ((0, size), (samples // 2, size), (max(0, samples - 2), 2), (samples // 3, 1))
+    return [_batch(data, start, number) for start, number in places]
+
+
+def _readable(dataset: Any) -> int:
+    """Return how many samples can be read by their index."""
+    return 1 if isinstance(dataset, Stream) else len(dataset)
+
+
+def _batch(data: LocalFetch, start: int, size: int) -> HostBatch:
+    """Return consecutive samples as a batch; the data from its start again if there are fewer."""
+    indices = (start + np.arange(size, dtype=np.int64)) % _readable(data.dataset)
+    arrays, _ = data(indices)
+    return HostBatch(
+        step=0,
+        arrays={name: array[None] for name, array in arrays.items()},
+        weights=np.ones((1, size), np.float32),
+        total_weight=float(size),
+        indices=indices[None],
+    )
+
+
+def _write(
+    job: JobSpec, backend: Backend, format_name: str, path: Path, batches: list[HostBatch]
+) -> Exported:
+    try:
+        return model_files(backend, FRAMEWORKS[job.config.framework]).export(format_name, path, batches)
+    except NOT_THE_TASKS:
+        raise
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {path.name}: {error.strerror or error}") from None
+    except BaseException as error:
+        message = "\n  ".join([line.strip() for line in str(error).splitlines() if line.strip()][:_LINES])
+        raise TaskError(
+            f"the model of task {job.config.task} cannot be exported as {format_name}: "
+            f"{type(error).__name__}: {message}",
+            f"Other formats: {', '.join(name for name in EXPORT_FORMATS if name != format_name)}. "
+            "--debug shows all of it.",
+        ) from error
+
+
+def _check_difference(exported: Exported, format_name: str) -> None:
+    if not exported.relative <= LARGEST_DIFFERENCE:
+        raise EnvironmentFault(
+            f"{format_name}: loaded back, outputs differ by {exported.difference:.1e}, "
+            f"{exported.relative:.1e} of the largest; up to {LARGEST_DIFFERENCE:.0e} is rounding",
+            "Nothing was written. Does the model compute with anything that is not in its state "
+            "(attributes, random numbers)?",
+        )
+
+
+def _check_packages(format_name: str) -> None:
+    packages = EXPORT_FORMATS[format_name].packages
+    missing = [
+        name for name in packages if name not in sys.modules and importlib.util.find_spec(name) is None
+    ]
+    if missing:
+        raise EnvironmentFault(
+            f"--to {format_name} needs {', '.join(packages)}; missing: {', '.join(missing)}",
+            f"pip install {' '.join(missing)}",
+        )
+
+
+def _default_output(found: Checkpoint, config: Config, format_name: str) -> Place:
+    """Return where an export goes if the user does not say it: a folder of the run directory.
+
+    Raises:
+        UsageError: If that is a link which leads out of it.
+    """
+    run_dir = run_place_of(found)
+    try:
+        if isinstance(run_dir, Path):
+            check_link(run_dir / "exports", run_dir)
+    except NotAFileError as error:
+        raise UsageError(f"{error.filename}: {error.strerror}", "Give an --output.") from None
+    task = Path(config.task.rpartition(":")[2]).stem.lower()
+    suffix = EXPORT_FORMATS[format_name].suffix or f"-{format_name}"
+    return place_in(run_dir, "exports", f"{task}-{found.path.name}{suffix}")
+
+
+def _check_output(output: Place, format_name: str, force: bool) -> None:
+    suffix = EXPORT_FORMATS[format_name].suffix
+    if suffix and suffix_of(output) != suffix:
+        raise UsageError(f"--output {shown(output)}: a file of --to {format_name} ends with {suffix}")
+    check_not_there(output, force, may_be_folder=not suffix and holds_saved_model(output))

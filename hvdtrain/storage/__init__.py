@@ -1,0 +1,1 @@
+"""Files, paths and URLs: reading what others made, object stores, transfers."""

@@ -1,0 +1,165 @@
+"""Files to and from object stores: streamed in blocks, checked, and whole or not there."""
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+from uuid import uuid4
+
+from hvdtrain.storage.urls import (
+    BLOCK_BYTES,
+    PATIENCE,
+    ChangedObjectError,
+    MissingObjectError,
+    Patience,
+    StoreError,
+    info,
+    is_s3,
+    request,
+    shown,
+)
+from hvdtrain.workers.activity import ACTIVITY
+
+_MOST_PARTS = 9_000  # S3 takes 10,000
+_PARTS_AT_ONCE = 4
+
+
+def download(
+    url: str,
+    path: Path,
+    *,
+    sha256: str | None = None,
+    size_bytes: int | None = None,
+    patience: Patience = PATIENCE,
+) -> None:
+    """Download an object to a file, which takes its name when it is whole and on the disk.
+
+    Args:
+        url: the object.
+        path: the file, in a folder that exists; one of that name is replaced.
+        sha256: what the content must have; None checks only that it was not changed meanwhile.
+        size_bytes: what it must have.
+        patience: how long each request may take.
+
+    Raises:
+        MissingObjectError: If there is no such object.
+        ChangedObjectError: If it is not what it must be.
+        StoreError: If it cannot be read.
+        OSError: If the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        _twice(lambda: _download(url, partial, sha256, size_bytes, patience))
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def upload(path: Path, url: str, *, sha256: str | None = None, patience: Patience = PATIENCE) -> None:
+    """Upload a file that does not change meanwhile, and check what the store has then.
+
+    Args:
+        path: the file.
+        url: the object; one of that name is replaced.
+        sha256: of the file; the object is then read back and compared. None compares the sizes only.
+        patience: how long each request may take.
+
+    Raises:
+        ChangedObjectError: If the store has something else than the file.
+        StoreError: If it cannot be written.
+        OSError: If the file cannot be read.
+    """
+    size_bytes = path.stat().st_size
+    _twice(lambda: _upload(path, url, size_bytes, sha256, patience))
+
+
+def digest(url: str, patience: Patience = PATIENCE) -> tuple[str, int]:
+    """Return the SHA-256 of an object and how many bytes it has; raises as ``download`` does."""
+    found, size_bytes = hashlib.sha256(), 0
+    for block in _blocks(url, info(url, patience).size_bytes, patience):
+        found.update(block)
+        size_bytes += len(block)
+    return found.hexdigest(), size_bytes
+
+
+def _twice(transfer: Callable[[], None]) -> None:
+    """Do a transfer, and once more if the object is not what it should be then."""
+    try:
+        transfer()
+    except ChangedObjectError:
+        transfer()
+
+
+def _download(
+    url: str, partial: Path, sha256: str | None, size_bytes: int | None, patience: Patience
+) -> None:
+    before = info(url, patience)
+    if before.is_folder:
+        raise MissingObjectError(f"{shown(url)} is a folder, not an object")
+    if size_bytes is not None and before.size_bytes != size_bytes:
+        raise ChangedObjectError(f"{shown(url)} has {before.size_bytes:,} bytes, of {size_bytes:,}")
+    found = hashlib.sha256()
+    with partial.open("wb") as file:
+        for block in _blocks(url, before.size_bytes, patience):
+            found.update(block)
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+    if sha256 is not None:
+        if found.hexdigest() != sha256:
+            raise ChangedObjectError(f"the content of {shown(url)} is not what it should be")
+    elif info(url, patience).version != before.version:
+        raise ChangedObjectError(f"{shown(url)} changed while it was read")
+
+
+def _blocks(url: str, size_bytes: int, patience: Patience) -> Iterator[bytes]:
+    for first in range(0, size_bytes, BLOCK_BYTES):
+        end = min(first + BLOCK_BYTES, size_bytes)
+        block = _block(url, first, end, size_bytes, patience)
+        ACTIVITY.progress()
+        yield block
+
+
+def _block(url: str, first: int, end: int, size_bytes: int, patience: Patience) -> bytes:
+    """Return some bytes of an object; an answer that is cut short is asked for again.
+
+    Raises:
+        ChangedObjectError: If the store says that the object has another size now.
+        StoreError: If it cannot be read.
+    """
+    wait_seconds = patience.first_wait_seconds
+    for number in range(1, patience.tries + 1):
+        block = cast(bytes, request(url, "read", patience, "cat_file", start=first, end=end))
+        if len(block) == end - first:
+            return block
+        if (now := info(url, patience).size_bytes) != size_bytes:
+            raise ChangedObjectError(
+                f"{shown(url)} has {now:,} bytes, of {size_bytes:,}: it changed meanwhile"
+            )
+        if number < patience.tries:
+            time.sleep(wait_seconds)
+            wait_seconds *= 2
+    raise StoreError(
+        f"{shown(url)} cannot be read: {len(block):,} bytes came, of {end - first:,} ({patience.tries} tries)"
+    )
+
+
+def _upload(path: Path, url: str, size_bytes: int, sha256: str | None, patience: Patience) -> None:
+    from fsspec.callbacks import Callback
+
+    moved = Callback()
+    options = {}
+    if is_s3(url):
+        part_bytes = max(BLOCK_BYTES, -(-size_bytes // _MOST_PARTS))
+        options = {"chunksize": part_bytes, "max_concurrency": _PARTS_AT_ONCE}
+    request(url, "written", patience, "put_file", str(path), progress=moved, callback=moved, **options)
+    if sha256 is not None:
+        found = digest(url, patience)
+        if found != (sha256, size_bytes):
+            raise ChangedObjectError(
+                f"{shown(url)} is not what was uploaded: {found[1]:,} bytes of {size_bytes:,}"
+            )
+    elif (stored := info(url, patience).size_bytes) != size_bytes:
+        raise ChangedObjectError(f"{shown(url)} has {stored:,} bytes, of {size_bytes:,} that were uploaded")

@@ -1,0 +1,404 @@
+"""URLs of object stores and of the other file systems of fsspec, and what is read and written there.
+
+Every request is bounded in time and tried again with growing waits, and every error is a ``StoreError``,
+which is an OSError: a store that cannot be reached is to a caller as a disk that cannot be read.
+"""
+
+import contextlib
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+from hvdtrain.storage.object_info import ObjectInfo, info_of
+
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
+PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):(?!\d+/)\S*@")  # passwords may have a / or an @ in them
+TOKEN = re.compile(r"\b((?:https?|s3a?|gs|gcs)://)[^/@\s:?#]+@", re.I)  # others name users and containers so
+_SECRETS = re.compile(r"([?&][\w.-]*(?:sig|signature|token|credential|secret|key)[\w.-]*=)[^&\s\"'>]+", re.I)
+_FINAL_ERRORS = (  # the same request would fail again
+    FileNotFoundError,
+    FileExistsError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+    ImportError,
+    NotImplementedError,
+    TypeError,
+    ValueError,
+)
+_NO_CREDENTIALS = (
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "ProfileNotFound",
+    "DefaultCredentialsError",
+)
+_S3 = ("s3", "s3a")
+_WRITES = ("pipe_file", "put_file", "cp_file", "rm_file")
+READ_ONLY = ("http", "https")
+BLOCK_BYTES = 8_000_000
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long requests may take.
+
+    Attributes:
+        stall_seconds: how long a request may move no bytes; one moves at most a block of 8 MB.
+        tries: how often a request is sent.
+        first_wait_seconds: the wait before the second try; each further one is twice as long.
+    """
+
+    stall_seconds: float = 60.0
+    tries: int = 5
+    first_wait_seconds: float = 0.5
+
+
+PATIENCE = Patience()
+
+
+class Traffic:
+    """What this process has moved to and from stores, in blocks. What is moved again counts once.
+
+    So requests that a store refuses, and what is read over and over, are no progress.
+
+    Attributes:
+        moved_bytes: the bytes of contents that were moved for the first time.
+    """
+
+    def __init__(self) -> None:
+        self.moved_bytes = 0
+        self._known: dict[tuple[str, str], int] = {}
+
+    def count(self, url: str, method: str, end: int) -> None:
+        """Count what a request has moved of an object, whose bytes up to ``end`` are there now."""
+        before = self._known.get((url, method), 0)
+        if -(-end // BLOCK_BYTES) > -(-before // BLOCK_BYTES):
+            self.moved_bytes += end - before
+            self._known[url, method] = end
+
+    def begin_anew(self) -> None:
+        """Count each object once more."""
+        self._known.clear()
+
+
+TRAFFIC = Traffic()
+
+
+class StoreError(OSError):
+    """An object cannot be read or written, or the store cannot be reached.
+
+    Args:
+        problem: what was found, with the URL.
+        remedy: what to do; empty if there is nothing to say.
+    """
+
+    def __init__(self, problem: str, remedy: str = "") -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.remedy = remedy
+
+
+class MissingObjectError(StoreError, FileNotFoundError):
+    """There is no such object, folder or bucket."""
+
+
+class MissingBucketError(MissingObjectError):
+    """There is no such bucket, which is more than an empty folder."""
+
+
+class ExistingObjectError(StoreError, FileExistsError):
+    """There is such an object already."""
+
+
+class StorePermissionError(StoreError, PermissionError):
+    """The store refuses the request, or there are no credentials for it."""
+
+
+class ChangedObjectError(StoreError):
+    """An object is not what it should be, or changed since or while it was read."""
+
+
+def is_url(path: object) -> bool:
+    """Return whether a path is the URL of an object store or another file system of fsspec."""
+    return "://" in str(path)
+
+
+def shown(url: object) -> str:
+    """Return a URL, or a text with URLs in it, without passwords, tokens and signatures."""
+    return _SECRETS.sub(r"\1***", TOKEN.sub(r"\1***@", PASSWORD.sub(r"\1:***@", str(url))))
+
+
+def scheme_of(url: str) -> str:
+    """Return the scheme of a URL in small letters, such as "s3"."""
+    return url.partition("://")[0].lower()
+
+
+def join(url: str, *names: str) -> str:
+    """Return the URL of what has these names below another one."""
+    return "/".join([url.rstrip("/"), *(name.strip("/") for name in names)])
+
+
+def parent(url: str) -> str:
+    """Return the URL of the folder that an object or a folder lies in; a bucket is its own."""
+    scheme, _, inside = url.rstrip("/").partition("://")
+    above = inside.rpartition("/")[0]
+    return f"{scheme}://{above}" if above.strip("/") else f"{scheme}://{inside}"
+
+
+def is_s3(url: str) -> bool:
+    """Return whether a URL is of a store that speaks S3."""
+    return scheme_of(url) in _S3
+
+
+def name(url: str) -> str:
+    """Return the last part of a URL."""
+    return url.rstrip("/").rpartition("/")[2]
+
+
+def file_system(url: str, **options: Any) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL, and the path in it.
+
+    Raises:
+        StoreError: If the package for it is not installed, or it cannot be reached.
+    """
+    extra = _EXTRAS.get(scheme_of(url))
+    remedy = f"pip install 'hvdtrain[{extra}]'" if extra else "Install the package that it needs."
+    try:
+        from fsspec.core import url_to_fs
+
+        inside = url.partition("://")[2]
+        return cast(tuple[Any, str], url_to_fs(f"{scheme_of(url)}://{inside}", **options))
+    except ImportError as error:
+        raise StoreError(f"{shown(url)} cannot be opened: {error}", remedy) from None
+    except Exception as error:  # clients of stores have errors of their own
+        raise _named(url, "opened", error, 1) from None
+
+
+def info(url: str, patience: Patience = PATIENCE) -> ObjectInfo:
+    """Return what the store says of an object or a folder.
+
+    Raises:
+        MissingObjectError: If there is none.
+        StoreError: If the store cannot be asked.
+    """
+    found = request(url, "read", patience, "info")
+    if found.get("type") != "directory" and found.get("size") is None:
+        raise StoreError(f"{shown(url)} cannot be read: the server does not say how many bytes it has")
+    return info_of(url, found)
+
+
+def entries(url: str, patience: Patience = PATIENCE) -> list[ObjectInfo]:
+    """Return the objects and folders of a folder, sorted by name; none if there is no such folder.
+
+    Raises:
+        MissingBucketError: If there is no such bucket, as far as the store says so.
+        StoreError: If the store cannot be asked.
+    """
+    try:
+        found = request(url, "listed", patience, "ls", detail=True)
+    except MissingBucketError:
+        raise
+    except MissingObjectError:
+        return []
+    _, inside = file_system(url, **_options_of(url))
+    own = inside.strip("/")
+    paths = [(str(one["name"]).strip("/"), one) for one in found]
+    inner = [(path, one) for path, one in paths if path.startswith(f"{own}/")]  # not the mark of a folder
+    return [info_of(join(url, name(path)), one) for path, one in sorted(inner, key=lambda pair: pair[0])]
+
+
+def objects_below(url: str, patience: Patience = PATIENCE) -> list[ObjectInfo]:
+    """Return all objects in a folder and in its folders; raises as ``entries`` does."""
+    found: list[ObjectInfo] = []
+    for one in entries(url, patience):
+        found += objects_below(one.url, patience) if one.is_folder else [one]
+    return found
+
+
+def read(url: str, limit_bytes: int, patience: Patience = PATIENCE) -> bytes:
+    """Return the content of a small object.
+
+    Raises:
+        MissingObjectError: If there is none.
+        StoreError: If it cannot be read, or has more bytes than that.
+    """
+    content = b""
+    if (size_bytes := info(url, patience).size_bytes) <= limit_bytes:
+        at_once = {"max_concurrency": 1} if is_s3(url) else {}  # one answer has one version of it
+        content = cast(bytes, request(url, "read", patience, "cat_file", **at_once))
+    if max(size_bytes, len(content)) > limit_bytes:
+        raise ChangedObjectError(f"{shown(url)} has more than the {limit_bytes:,} bytes that are expected")
+    return content
+
+
+def write(url: str, content: bytes, patience: Patience = PATIENCE, *, is_new: bool = False) -> None:
+    """Write a small object.
+
+    Args:
+        url: where to.
+        content: what to write.
+        patience: how long it may take.
+        is_new: whether it must not be there yet. Only some stores check that while they write, as S3 does. If
+            an answer is lost and the request is sent again, what it wrote itself is there. A server that says
+            that it does not know the condition writes without it.
+
+    Raises:
+        ExistingObjectError, ChangedObjectError: If it must not be there and is.
+        StoreError: If it cannot be written.
+    """
+    request(url, "written", patience, "pipe_file", content, **({"mode": "create"} if is_new else {}))
+
+
+def remove(url: str, patience: Patience = PATIENCE) -> None:
+    """Remove an object; it may be gone already.
+
+    Raises:
+        StoreError: If it cannot be removed.
+    """
+    with contextlib.suppress(MissingObjectError):
+        request(url, "removed", patience, "rm_file")
+
+
+def request(
+    url: str,
+    done: str,
+    patience: Patience,
+    method: str,
+    *arguments: Any,
+    progress: Any = None,
+    **options: Any,
+) -> Any:
+    """Return what a method of fsspec's file system returns for a URL, tried again while that can help.
+
+    Args:
+        url: of the object; its path in the file system is the method's first argument.
+        done: what is to be done with it, such as "read"; for messages.
+        patience: how long it may take.
+        method: such as "cat_file".
+        arguments: the method's further arguments.
+        progress: fsspec's callback, whose ``value`` grows with the bytes that were moved; None without one.
+        options: the method's further arguments, by name.
+
+    Raises:
+        StoreError: saying what failed.
+    """
+    if method in _WRITES and scheme_of(url) in READ_ONLY:
+        raise StorePermissionError(f"{shown(url)} cannot be {done}: http:// and https:// are only read")
+    system, path = file_system(url, **_options_of(url))
+    if hasattr(system, "retries"):
+        system.retries = 1  # those of s3fs are not bounded in time
+    is_asynchronous = bool(getattr(system, "async_impl", False))
+    ends = (*arguments, path) if method == "put_file" else (path, *arguments)
+    call = partial(getattr(system, f"_{method}" if is_asynchronous else method), *ends, **options)
+    wait_seconds = patience.first_wait_seconds
+    for number in range(1, patience.tries + 1):
+        system.invalidate_cache()  # a listing may be outdated by another process
+        try:
+            if progress is not None:
+                progress.absolute_update(0)
+            count = partial(TRAFFIC.count, url, method)
+            found = _awaited(system, call, patience, progress, count) if is_asynchronous else call()
+            if progress is not None:
+                count(progress.value)
+            elif isinstance(found, bytes):
+                count((options.get("start") or 0) + len(found))
+            return found
+        except Exception as error:
+            if options.get("mode") == "create" and code_of(error) == "NotImplemented":
+                return request(url, done, patience, method, *arguments, progress=progress)  # without it
+            if number == patience.tries or not _is_passing(error):
+                raise _named(url, done, error, number) from error
+        time.sleep(wait_seconds)
+        wait_seconds *= 2
+    raise AssertionError("a request is sent at least once")
+
+
+def _awaited(
+    system: Any, call: Callable[[], Any], patience: Patience, progress: Any, count: Callable[[int], None]
+) -> Any:
+    """Return what a coroutine in fsspec's event loop returns, while it moves bytes, which are counted.
+
+    Raises:
+        TimeoutError: If it moves none for so long. What it does is cancelled.
+    """
+    import asyncio
+    import concurrent.futures  # which `hvdtrain --help` does not need
+
+    future = asyncio.run_coroutine_threadsafe(call(), system.loop)
+    try:
+        since_seconds, before = time.monotonic(), None
+        while True:
+            concurrent.futures.wait([future], min(_LOOK_SECONDS, patience.stall_seconds))
+            if future.done():
+                return future.result()
+            if (value := getattr(progress, "value", None)) != before:
+                since_seconds, before = time.monotonic(), value
+                count(value or 0)
+            if time.monotonic() - since_seconds > patience.stall_seconds:
+                raise TimeoutError(f"no answer within {patience.stall_seconds:g} s")
+    finally:
+        future.cancel()
+
+
+def _options_of(url: str) -> dict[str, Any]:
+    """Return the options of a file system with which it gives up a request in a bounded time."""
+    if scheme_of(url) in ("file", "local"):
+        return {"auto_mkdir": True}  # folders of stores need not be made either
+    if not is_s3(url):
+        return {}
+    from fsspec.config import conf
+
+    own = {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 1}}
+    users = {
+        key: value for scheme in _S3 for key, value in conf.get(scheme, {}).get("config_kwargs", {}).items()
+    }
+    return {"config_kwargs": {**own, **users}}
+
+
+def _is_passing(error: Exception) -> bool:
+    """Return whether the same request may succeed later."""
+    if _is_unmet(error):
+        return False
+    return not isinstance(error, _FINAL_ERRORS) and type(error).__name__ not in _NO_CREDENTIALS
+
+
+def _is_unmet(error: Exception) -> bool:
+    """Return whether a store refused to write because the object is another one by now."""
+    return code_of(error) in ("PreconditionFailed", "412")
+
+
+def code_of(error: BaseException | None) -> str:
+    """Return the code with which S3 refused a request, such as "NoSuchKey"; empty of other errors."""
+    while error is not None:
+        response = getattr(error, "response", None)  # of botocore's error, which others are made from
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        error = error.__cause__
+    return ""
+
+
+def _named(url: str, done: str, error: Exception, tries: int) -> StoreError:
+    """Return the error that names the URL, without credentials."""
+    text = " ".join(shown(str(error)).split()) or type(error).__name__
+    text = f"{text} ({tries} tries)" if tries > 1 else text
+    if isinstance(error, FileNotFoundError):
+        if "specified bucket" in text:
+            return MissingBucketError(
+                f"{shown(url)} does not exist: {text}", "Check the name of the bucket, or create it."
+            )
+        return MissingObjectError(f"{shown(url)} does not exist")
+    if isinstance(error, FileExistsError):
+        return ExistingObjectError(f"{shown(url)} exists already")
+    if _is_unmet(error):
+        return ChangedObjectError(f"{shown(url)} was changed by another process")
+    problem = f"{shown(url)} cannot be {done}: {text}"
+    is_refused = isinstance(error, PermissionError) or text.startswith("Forbidden")  # as gcsfs says it
+    if is_refused or type(error).__name__ in _NO_CREDENTIALS:
+        return StorePermissionError(
+            problem, "Check the credentials of the store's client and what they permit."
+        )
+    return StoreError(problem)

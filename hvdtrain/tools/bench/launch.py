@@ -1,0 +1,177 @@
+"""Launching jobs that are measured: each with a time limit, and nothing left running after it."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.hostfile import parse_host_list
+from hvdtrain.host.launcher import host_name
+
+_END_SECONDS = 15.0
+_POLL_SECONDS = 0.05
+_LINES = 15  # of the output, in an error
+_BYTES = 2**16  # of its end, among which they are
+WORKER = "hvdtrain.tools.bench.worker"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program: one process or more, which all start at once.
+
+    Attributes:
+        name: its name in messages.
+        commands: the command of each process; of a launcher's one.
+        limit_seconds: how long it may take.
+        environ: environment variables beside those of this process.
+    """
+
+    name: str
+    commands: Sequence[Sequence[str]]
+    limit_seconds: float
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+
+def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
+    """Return the words that launch workers; none for one worker on this host, which needs no launcher.
+
+    Args:
+        workers: number of workers.
+        hosts: hosts and slots.
+        controller: "mpi", "gloo" or None.
+
+    Raises:
+        EnvironmentFault: If there is no horovodrun.
+    """
+    if workers == 1 and parse_host_list(hosts)[0].name in ("localhost", "127.0.0.1", host_name()):
+        return []
+    beside = Path(sys.executable).with_name("horovodrun")
+    launcher = str(beside) if beside.is_file() else shutil.which("horovodrun")
+    if launcher is None:
+        raise EnvironmentFault("there is no horovodrun", "Run: python -m hvdtrain build-horovod")
+    return [launcher, *([f"--{controller}"] if controller else []), "-np", str(workers), "-H", hosts]
+
+
+def worker_command(specification: Path) -> list[str]:
+    """Return the command of a worker that does what a file says."""
+    return [sys.executable, "-m", WORKER, str(specification)]
+
+
+@contextmanager
+def exchange_folder(shared: bool) -> Iterator[Path]:
+    """Return a context with a folder for what programs are told and what they found.
+
+    Args:
+        shared: whether other hosts must see it: then it is in the working directory.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=".hvdtrain-bench-", dir=os.getcwd() if shared else None))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_program(program: Program, found: Path) -> Any:
+    """Run a program to its end, and return the JSON that it has written.
+
+    Args:
+        program: the program.
+        found: the file in which it writes what it found.
+
+    Raises:
+        EnvironmentFault: If it fails or takes too long; with the end of its output.
+    """
+    with ExitStack() as stack:
+        output = stack.enter_context(tempfile.TemporaryFile())
+        processes = stack.enter_context(_running(program, output))
+        code = _wait(processes, program.limit_seconds)
+        text = _end_of(output)
+        if code is None:
+            raise EnvironmentFault(
+                f"{program.name} did not end within {program.limit_seconds:.0f} s and was ended",
+                "If its steps take seconds, give a larger --seconds, from which this limit follows."
+                + (f"\n{text}" if text else ""),
+            )
+    if code or not found.is_file():
+        how = f"with exit code {code}" if code else "without a result"
+        raise EnvironmentFault(f"{program.name} ended {how}", text)
+    return json.loads(found.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def _running(program: Program, output: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Return a context with a program's processes; at its end nothing is left of what they started here."""
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for command in program.commands:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **program.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            processes.append(process)
+        yield processes
+    finally:
+        for process in processes:
+            if code_of(process) is None:
+                os.kill(process.pid, signal.SIGTERM)
+        until = time.monotonic() + _END_SECONDS
+        while None in map(code_of, processes) and time.monotonic() < until:
+            time.sleep(_POLL_SECONDS)
+        for process in processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _end_of(output: Any) -> str:
+    """Return the last lines of a file that processes may still write to, whose position they share."""
+    size = os.fstat(output.fileno()).st_size
+    end = os.pread(output.fileno(), _BYTES, max(0, size - _BYTES))
+    return "\n".join(end.decode(errors="replace").splitlines()[-_LINES:])
+
+
+def code_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of a process, negative for a signal; None while it runs.
+
+    It is not waited for, so that its number names no other process or group.
+    """
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> int | None:
+    """Wait until all processes ended well or one of them did not; return its code, None if time is up."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        codes = [code_of(process) for process in processes]
+        if failed := [code for code in codes if code]:
+            return failed[0]
+        if None not in codes:
+            return 0
+        time.sleep(_POLL_SECONDS)
+    return None
+
+
+def write_specification(path: Path, values: Mapping[str, Any]) -> None:
+    """Write what a worker is to do.
+
+    Args:
+        path: the file.
+        values: what JSON can hold.
+    """
+    path.write_text(json.dumps(values), encoding="utf-8")

@@ -1,0 +1,134 @@
+"""Measuring what a plan is computed from, in the processes that a launcher started."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.bench.alone import bench_module
+from hvdtrain.bench.machine import CpuTimes, busy_hosts
+from hvdtrain.bench.predict_ways import way_of
+from hvdtrain.config import Layer
+from hvdtrain.jobs import compatibility
+from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.learning_rate import with_learning_rate
+from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_together, prepare, started
+from hvdtrain.jobs.signals import interruptible
+from hvdtrain.tools.bench.forecast import Measured
+from hvdtrain.tools.bench.job import notes_on
+from hvdtrain.tools.bench.measure import measure_steps
+from hvdtrain.tools.bench.message_times import LEAST_BYTES, MOST_BYTES, measure_messages
+from hvdtrain.tools.bench.plan_result import Record
+from hvdtrain.tools.bench.plan_scope import check_hosts
+from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.bench.worker import layers_from_json, run_worker
+from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.seeding import seeded_frameworks
+
+_MESSAGE_SECONDS = 20.0
+_LEAST_LARGE = 1 << 20  # bytes, which take measurably longer than a few
+
+
+def measure_job(
+    layers: list[Layer], seconds: float, check: Callable[[int, int], None] = lambda hosts, slots: None
+) -> Record | None:
+    """Collective. Measure a job as its config has it; return what was found on rank 0, None on other ranks.
+
+    Args:
+        layers: config values, weakest source first, without the task's defaults.
+        seconds: how long to train, roughly.
+        check: gets the numbers of hosts and of workers of one, and raises if they cannot be used.
+
+    Raises:
+        UsageError: If the job has what a plan does not predict.
+        HvdtrainError: as training would raise it.
+    """
+    with interruptible() as signals, seeded_frameworks():
+        job = prepare(layers, None)
+        compatibility.check(Job(job.config, command="plan"))
+        if job.config.profile is not None:  # a recording takes time
+            job = replace(job, config=job.config.model_copy(update={"profile": None}))
+        with started(job, signals) as backend, signals.signals_take_precedence():
+            task_data, model, hosts = open_together(job, backend)
+            check_hosts(hosts, backend.workers.allgather_object(backend.workers.local_size))
+            check(len(set(hosts)), max(Counter(hosts).values()))
+            compatibility.check(Job(job.config, task_data.task, command="plan"))
+            bench_module(job.config.framework, "allreduce").check_dense(backend)
+            job = replace(job, config=with_learning_rate(job.config, model.own_rates))
+            return _measured(job, backend, task_data, model, hosts, seconds=seconds)
+
+
+def _measured(
+    job: JobSpec,
+    backend: Backend,
+    task_data: TaskData,
+    model: ModelInfo,
+    hosts: Sequence[str],
+    *,
+    seconds: float,
+) -> Record | None:
+    """Collective. Measure."""
+    workers, config = backend.workers, job.config
+    before = CpuTimes.now(workers.host)
+    steps = measure_steps(job, backend, task_data, seconds=seconds, splits=True)
+    on_gpu = not backend.info.description.endswith(" on the CPU")
+    way = way_of(config, list(model.parameter_shapes.values()), on_gpu=on_gpu)
+    large = min(max(*way.sizes, _LEAST_LARGE), MOST_BYTES)
+    messages, _ = measure_messages(
+        workers, config.framework, on_gpu=on_gpu, most_bytes=large, seconds=_MESSAGE_SECONDS
+    )
+    few, many = messages[0], messages[-1]
+    ACTIVITY.enter("ending the measurement", is_long=True)
+    times = workers.allgather_object(CpuTimes.now(workers.host).since(before))
+    if workers.rank:
+        return None
+    per_host = Counter(hosts)
+    batch = TrainingPlan.of(config, workers.size, len(task_data.train_data)).batch.global_batch
+    measured = Measured(
+        workers=workers.size,
+        hosts=len(per_host),
+        slots=max(per_host.values()),
+        controller=workers.controller,
+        on_gpu=on_gpu,
+        samples=batch / workers.size,
+        way=way,
+        step=Spread.of(steps.blocks),
+        data=steps.parts["data"],
+        compute=steps.parts["compute"],
+        slowest=steps.parts["slowest"],
+        smallest=few.horovod,
+        byte=seconds_of_a_byte(few.horovod, many.horovod, many.size - LEAST_BYTES),
+    )
+    warnings = busy_hosts(times)
+    if steps.parts["communication"].median < 0:
+        warnings.append(
+            "steps of the job are shorter than those of its workers on their own, so something disturbed the "
+            "measurement: measure on an idle machine"
+        )
+    notes = [*job.notes, *model.notes, *task_data.notes, *steps.notes, *notes_on(config)]
+    return Record(config.task, backend.info.description, measured, warnings, notes)
+
+
+def seconds_of_a_byte(few: Spread, many: Spread, size: int) -> Spread:
+    """Return by how much each of so many bytes makes a sum longer."""
+    found = [max(0.0, more - less) / size for more, less in zip(_ends(many), _ends(few), strict=True)]
+    return Spread(found[0], min(found), max(found))
+
+
+def _ends(seconds: Spread) -> tuple[float, float, float]:
+    return seconds.median, seconds.low, seconds.high
+
+
+def work(specification: dict[str, Any]) -> None:
+    """Collective. Measure the job that a specification names, and write what was found, on rank 0."""
+    record = measure_job(layers_from_json(specification["layers"]), specification["seconds"])
+    if record is not None:
+        Path(specification["found"]).write_text(json.dumps(record.to_document()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    run_worker(work)

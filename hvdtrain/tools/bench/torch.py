@@ -1,0 +1,46 @@
+"""Horovod's all-reduce as a step of PyTorch calls it, and what a plan cannot predict of it."""
+
+from collections.abc import Callable
+from typing import cast
+
+import horovod.torch as hvd
+import torch
+
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.torch.backend import TorchBackend
+from hvdtrain.backends.torch.reduction.flat import flat_zeros
+from hvdtrain.errors import UsageError
+
+
+def check_dense(backend: Backend) -> None:
+    """Check that no gradient of the model is sparse.
+
+    Raises:
+        UsageError: If one is: what workers exchange then grows with their number, and depends on the data.
+    """
+    model = cast(TorchBackend, backend).model
+    names = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
+    if names:
+        raise UsageError(
+            f"{names[0]} has sparse gradients, whose messages grow with the workers: no plan predicts them",
+            "Plan with sparse=False, or measure with bench --sweep.",
+            everywhere=True,
+        )
+
+
+def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
+    """Return a function that sums a tensor over the workers, and waits for the sum. It is collective.
+
+    Args:
+        size: bytes of the tensor.
+        on_gpu: whether it lies on the GPU.
+    """
+    tensor = flat_zeros(size // 4, torch.float32, torch.device("cuda") if on_gpu else torch.device("cpu"))
+    name = f"hvdtrain.bench.{size}"
+
+    def reduce() -> None:
+        hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name))
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    return reduce

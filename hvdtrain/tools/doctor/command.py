@@ -1,0 +1,206 @@
+"""The command, and its three ways to reach the hosts: none (alone), ssh, or the launcher that started it."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from hvdtrain.doctor.diagnosis import Diagnosis, add_horovod_result, diagnose
+from hvdtrain.doctor.discovery import check_discovery
+from hvdtrain.doctor.horovod_start import start_horovod
+from hvdtrain.doctor.json_output import to_json
+from hvdtrain.doctor.libraries import import_libraries
+from hvdtrain.doctor.ssh import SshOptions
+from hvdtrain.doctor.transport import Transport
+from hvdtrain.errors import EXIT_DONE, UsageError
+from hvdtrain.horovod_build import installed_build
+from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
+from hvdtrain.host.launcher import launched_rank, open_console, workers_on_this_host
+from hvdtrain.host.launches import TORCHRUN, check_launch_is_seen, stated_launch
+from hvdtrain.tools.doctor.collect import Agent, CheckOptions, collect, collect_host_info
+from hvdtrain.tools.doctor.coordinator import Coordinator
+from hvdtrain.tools.doctor.launcher_transports import Rank0Transport, open_transport
+from hvdtrain.tools.doctor.remote_agent import PipeTransport, run_agent
+from hvdtrain.tools.doctor.report import Finding, Host, Report
+from hvdtrain.tools.doctor.table import show
+
+_MAX_WIDTH = 100
+_STEP_SECONDS = 20.0
+_LOCAL_RANKS = (
+    "HOROVOD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK", "SLURM_LOCALID",
+)  # fmt: skip
+_LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "MPI_LOCALNRANKS")
+
+
+def run_doctor(options: Mapping[str, Any]) -> int:
+    """Run the command, and return its exit code.
+
+    Args:
+        options: the options of the command, by name.
+
+    Raises:
+        UsageError: If options contradict each other, or the host file is invalid.
+    """
+    if options["agent"]:
+        run_agent()
+        return EXIT_DONE
+    hostfile, hosts, script = options["hostfile"], options["hosts"], options["host_discovery_script"]
+    if sum(map(bool, (hostfile, hosts, script))) > 1:
+        raise UsageError("--hostfile, -H and --host-discovery-script all name hosts", "Give one of them.")
+    framework = options["framework"]
+    check_options = CheckOptions(
+        frameworks=(framework,) if framework else ("torch", "tf"),
+        run_dir=options["run_dir"],
+        speed=not options["quick"],
+        timeout_seconds=options["timeout"],
+    )
+    ssh = SshOptions(options["ssh_port"], options["ssh_identity_file"])
+    if script:
+        named, findings = check_discovery(script, options["slots_per_host"])
+        return check_over_ssh(named, check_options, ssh, options["as_json"], findings)
+    if not hostfile and not hosts:
+        return check_here(check_options, options["as_json"])
+    named = read_host_file(hostfile) if hostfile else parse_host_list(hosts)
+    return check_over_ssh(named, check_options, ssh, options["as_json"])
+
+
+def check_over_ssh(
+    hosts: list[HostSlots],
+    options: CheckOptions,
+    ssh: SshOptions,
+    as_json: bool,
+    findings: Sequence[Finding] = (),
+) -> int:
+    """Check hosts over ssh, before a launch, and return the exit code.
+
+    Args:
+        hosts: the hosts.
+        options: what is checked.
+        ssh: how to log in.
+        as_json: whether to print a document instead of a table.
+        findings: what was found before; they come first.
+
+    Raises:
+        UsageError: If a launcher has started this process.
+    """
+    if launched_rank() is not None:
+        raise UsageError(
+            "the hosts are named for a check before a launch, but a launcher has started this process",
+            "Run the doctor without the launcher, or without these options.",
+        )
+    coordinator = Coordinator(hosts, options, ssh)
+    coordinator.run()
+    infos = coordinator.answers.get("host info") or [None] * len(hosts)
+    checked = tuple(
+        Host(host.name, host.slots, infos[index], coordinator.problems.get(index))
+        for index, host in enumerate(hosts)
+    )
+    report = Report(checked, tuple(range(len(hosts))), coordinator.answers, os.getcwd())
+    diagnosis = diagnose(report, PipeTransport.title)
+    diagnosis = replace(diagnosis, findings=(*findings, *diagnosis.findings))
+    _print(diagnosis, as_json)
+    return diagnosis.exit_code
+
+
+def check_here(options: CheckOptions, as_json: bool) -> int:
+    """Collective under a launcher. Check this host, or all hosts of the job, and return the exit code.
+
+    Raises:
+        UsageError: If torchrun started this process.
+        EnvironmentFault: If a launcher started it beside others that a job would not see.
+    """
+    launch = stated_launch()
+    if launch is not None and launch.launcher == TORCHRUN and launch.size > 1:
+        raise UsageError(
+            "the doctor cannot check the hosts of a job of torchrun",
+            "Run it without a launcher: python -m hvdtrain doctor, with --hostfile FILE for several hosts; "
+            f"or under horovodrun -np {launch.size}.",
+            everywhere=True,
+        )
+    name = os.environ.get("HOROVOD_HOSTNAME", "") or os.uname().nodename
+    host_info = collect_host_info(options, Agent(name, _local_size(), _is_leader()))
+    transport = open_transport()
+    build = installed_build()
+    check_launch_is_seen(launch, transport.size, transport.index, (build and build.mpi) or "")
+    stop_waiting = threading.Event()  # set if the launcher ends the job: print what is known so far
+    if isinstance(transport, Rank0Transport) and transport.index == 0:
+        stop_waiting = transport.stop_waiting
+        signal.signal(signal.SIGTERM, lambda *_: stop_waiting.set())
+    if transport.size == 1 and host_info["software"]["versions"].get("PyTorch"):
+        # several hosts compare versions alone: importing all libraries on each takes long
+        host_info["software"]["libraries"] = import_libraries(options.timeout_seconds)
+    collect(transport, options, host_info)
+    report = _make_report(transport, host_info)
+    diagnosis = diagnose(report, transport.title)
+    can_start = transport.size > 1 and not diagnosis.exit_code
+    framework = _framework_to_start(options, report) if can_start else ""
+    framework = transport.allgather("framework", framework, _STEP_SECONDS)[0]  # rank 0 decides
+    if framework:
+        result = start_horovod(transport, framework, options.speed, stop_waiting.is_set)
+        diagnosis = add_horovod_result(diagnosis, result, _host_names(transport))
+    if transport.index == 0:
+        _print(diagnosis, as_json)
+    code = diagnosis.exit_code if transport.index == 0 else 0
+    _leave(transport, code)
+    return code
+
+
+def _make_report(transport: Transport, own_info: dict[str, Any]) -> Report:
+    """Return the report of a launched job; an agent that did not answer counts as a host of its own."""
+    hosts, agents = [], []
+    for index, info in enumerate(transport.answers["host info"]):
+        if info is None:
+            name = f"host of rank {index}"
+            remedy = "Look at the output of its worker. Then run: python -m hvdtrain doctor --hostfile FILE."
+            found = "its worker did not report in time"
+            hosts.append(Host(name, 1, None, Finding(name, "doctor", "fail", found, remedy)))
+            agents.append(index)
+        elif info["is_leader"]:
+            hosts.append(Host(info["name"], info["slots"], info))
+            agents.append(index)
+    return Report(tuple(hosts), tuple(agents), transport.answers, own_info.get("directory", ""))
+
+
+def _host_names(transport: Transport) -> list[str]:
+    return [info["name"] if info else "" for info in transport.answers["host info"]]
+
+
+def _framework_to_start(options: CheckOptions, report: Report) -> str:
+    """Return the framework to start Horovod with: the first one that loads on all hosts."""
+    for name in options.frameworks:
+        if all(info["software"]["horovod"].get(name) == "" for _, info in report.responding):
+            return name
+    return ""
+
+
+def _print(diagnosis: Diagnosis, as_json: bool) -> None:
+    if as_json:
+        print(to_json(diagnosis), flush=True)
+        return
+    console = open_console()
+    if not console.is_terminal or console.width > _MAX_WIDTH:
+        console = Console(file=console.file, force_terminal=console.is_terminal, width=_MAX_WIDTH)
+    show(diagnosis, console)
+    console.file.flush()
+
+
+def _leave(transport: Transport, code: int) -> None:
+    """Close the transport. If an agent was lost, end the process instead, since MPI would wait for it."""
+    if isinstance(transport, Rank0Transport) and transport.has_lost_agents:
+        sys.stdout.flush()
+        os._exit(code)
+    transport.close()
+
+
+def _is_leader() -> bool:
+    return next((os.environ[name] for name in _LOCAL_RANKS if name in os.environ), "0") == "0"
+
+
+def _local_size() -> int:
+    given = next((os.environ[name] for name in _LOCAL_SIZES if name in os.environ), "")
+    return int(given) if given else workers_on_this_host(os.environ) or 1

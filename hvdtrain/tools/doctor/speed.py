@@ -1,0 +1,109 @@
+"""Benchmarks: how fast hosts compute, and how fast messages travel between them."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from itertools import combinations
+from statistics import median
+from typing import Any
+
+from hvdtrain.host.processes import run_limited
+
+KIB, MIB = 2**10, 2**20
+SIZES = (KIB, 32 * KIB, MIB, 8 * MIB, 64 * MIB)  # bytes of messages
+_SIZE_SECONDS = 0.4  # time spent on each size
+_LONGEST_SECONDS = 4.0  # sizes that would take longer are skipped
+_MAX_REPEATS = 100
+_MAX_HOSTS_ALL_PAIRS = 4  # with more hosts, only the pairs of the first host with each other one
+_COMPUTE_LIMIT_SECONDS = 30
+_RETRY_BELOW = 0.5  # of the median: if a host is slower, all hosts measure again
+
+_COMPUTE = """
+import json, time
+import numpy as np
+a = np.full((256, 256), 0.5, "float32")
+a @ a
+rates, shares = [], []
+for _ in range(3):
+    start, used, done = time.perf_counter(), time.process_time(), 0
+    while (seconds := time.perf_counter() - start) < 0.35:
+        a @ a
+        done += 1
+    rates.append(done * 2 * 256**3 / seconds / 1e9)
+    shares.append((time.process_time() - used) / seconds)
+best = max(range(3), key=rates.__getitem__)
+print(json.dumps({"gflops": rates[best], "core_share": shares[best]}))
+"""
+
+
+def compute() -> dict[str, Any]:
+    """Multiply matrices on one thread for about a second, and take the best of three tries.
+
+    Returns:
+        ``gflops``, and ``core_share``, the fraction of a core that the process got meanwhile; or ``error``.
+    """
+    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    try:
+        command = [sys.executable, "-c", _COMPUTE]
+        done = run_limited(command, _COMPUTE_LIMIT_SECONDS, {**os.environ, **one_thread})
+        result: dict[str, Any] = json.loads(done.output)
+    except (OSError, ValueError) as error:
+        return {"error": f"the compute benchmark failed: {type(error).__name__}"}
+    return result
+
+
+def any_slow(results: list[Any]) -> bool:
+    """Return whether a host is so much slower than the median that all hosts should measure again."""
+    rates = [result["gflops"] for result in results if result and "gflops" in result]
+    return len(rates) > 1 and min(rates) < _RETRY_BELOW * median(rates)
+
+
+def pairs_of(agents: list[int]) -> list[tuple[int, int]]:
+    """Return the pairs of agents that time messages."""
+    if len(agents) <= _MAX_HOSTS_ALL_PAIRS:
+        return list(combinations(agents, 2))
+    return [(agents[0], other) for other in agents[1:]]
+
+
+def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
+    """Time messages of several sizes.
+
+    Args:
+        send: sends a message and waits for a short acknowledgement.
+
+    Returns:
+        Median round-trip seconds by size in bytes (as text, since JSON keys are texts); without sizes
+        that would take too long.
+    """
+    message = memoryview(bytearray(SIZES[-1]))
+    times: dict[str, float] = {}
+    last_size, last_seconds = 1, 0.0
+    for size in SIZES:
+        if last_seconds * size / last_size > _LONGEST_SECONDS and last_size >= MIB:
+            break
+        taken: list[float] = []
+        while len(taken) < _MAX_REPEATS and sum(taken) < _SIZE_SECONDS:
+            start = time.perf_counter()
+            send(message[:size])
+            taken.append(time.perf_counter() - start)
+        last_size, last_seconds = size, median(taken)
+        times[str(size)] = last_seconds
+    return times
+
+
+def latency_seconds(times: dict[str, float]) -> float:
+    """Return the one-way time of the smallest message."""
+    return times[str(SIZES[0])] / 2
+
+
+def bytes_per_second(times: dict[str, float], size: int) -> float | None:
+    """Return the bandwidth at a message size, without the acknowledgement's time; None if not measured."""
+    seconds = times.get(str(size))
+    return None if seconds is None else size / max(seconds - latency_seconds(times), 1e-9)
+
+
+def bus_bytes_per_second(size: int, workers: int, seconds: float) -> float:
+    """Return the bus bandwidth of an all-reduce: 2 (n - 1) / n x bytes / seconds, as NCCL's tests do."""
+    return 2 * (workers - 1) / workers * size / seconds

@@ -1,0 +1,1 @@
+"""The command ``parity``: a task's two models side by side, in one job."""

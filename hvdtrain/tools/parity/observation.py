@@ -1,0 +1,106 @@
+"""What one framework tells of a task's model, in arrays and words that the other can compare with its own."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from hvdtrain.backends.base import PortableState
+from hvdtrain.workers.wire_types import travels
+
+Array = NDArray[Any]
+
+SOFTMAX = "(softmax)"  # the path of a softmax, which may be a function and no layer
+MODEL, LOSS = "the model", "the loss"  # where something is done in no layer of the model
+
+
+@travels
+@dataclass(frozen=True)
+class LayerCall:
+    """One call of a layer in a forward pass.
+
+    Attributes:
+        path: the layer's portable path; empty for the model itself.
+        kind: its class.
+        settings: what it was made with, under names that both frameworks share.
+        inputs: its first input; None if that is no tensor.
+        outputs: its first output.
+        before_activation: the output before the activation that the layer itself applies, if it has one.
+        channels_first: whether the second axis of its arrays is that of channels.
+    """
+
+    path: str
+    kind: str
+    settings: dict[str, Any]
+    inputs: Array | None = None
+    outputs: Array | None = None
+    before_activation: Array | None = None
+    channels_first: bool = False
+
+
+@travels
+@dataclass(frozen=True)
+class ForwardPass:
+    """A forward pass in evaluation, with the loss.
+
+    Attributes:
+        calls: the layers' calls in the order in which they ended.
+        outputs: the model's outputs, the first of several; None if the loss does not call the model.
+        losses: the loss of each sample.
+        more_outputs: the model's other outputs.
+        narrow: the layer in which numbers of fp64 are first made fp32; empty if there is none.
+    """
+
+    calls: tuple[LayerCall, ...]
+    outputs: Array | None
+    losses: Array
+    more_outputs: tuple[Array, ...] = ()
+    narrow: str = ""
+
+
+@travels
+@dataclass(frozen=True)
+class StepState:
+    """A training step.
+
+    Attributes:
+        step: its number, from 1.
+        loss: the training loss of its batch, before the update.
+        gradients: the gradients of its batch before the update, by portable name.
+        parameters: the model's arrays after the update, by portable name.
+    """
+
+    step: int
+    loss: float
+    gradients: PortableState
+    parameters: PortableState
+
+
+@travels
+@dataclass(frozen=True)
+class Observation:
+    """What one framework tells of a model.
+
+    Attributes:
+        framework: "torch" or "tf".
+        forward: a forward pass with the first batch.
+        random_layers: layers whose outputs differ between two evaluations with equal inputs, in order.
+        is_random_in_training: whether the loss differs between two passes in training, without dropout.
+        dropout_rates: rates of the dropout layers, which are off in the steps.
+        steps: some of the training steps.
+        optimizer: what the optimizer was made with, under names that both frameworks share.
+        batches: a digest of each batch, by step.
+        targets: the targets of the first batch, if it has any.
+        trained: portable names of the parameters that training changes.
+    """
+
+    framework: str
+    forward: ForwardPass
+    random_layers: tuple[str, ...] = ()
+    is_random_in_training: bool = False
+    dropout_rates: tuple[float, ...] = ()
+    steps: tuple[StepState, ...] = ()
+    optimizer: dict[str, Any] = field(default_factory=dict)
+    batches: dict[int, int] = field(default_factory=dict)
+    targets: Array | None = None
+    trained: tuple[str, ...] = ()

@@ -1,0 +1,147 @@
+"""A page of runs: read, drawn and put together as one HTML file that needs no network.
+
+Texts of runs are somebody else's. The template escapes them, and the page's own policy lets a browser run
+only the scripts that are part of it, by their hashes, and fetch nothing.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import hvdtrain
+from hvdtrain.reporting.comparison import Row, row_of
+from hvdtrain.reporting.lock_state import LockState
+from hvdtrain.reporting.stored_runs import StoredRun, names_of, plain, read_run
+from hvdtrain.run_views.curves import RunLog, read_log
+from hvdtrain.run_views.run_event import RunEvent
+from hvdtrain.run_views.stored_checkpoints import StoredCheckpoint, stored_checkpoints
+from hvdtrain.run_views.styles import style_of
+from hvdtrain.tools.report import page_tables
+from hvdtrain.tools.report.chart_plan import plan_charts
+from hvdtrain.tools.report.events import history_of
+
+
+@dataclass(frozen=True)
+class RunOnPage:
+    """All that a page shows of a run.
+
+    Attributes:
+        stored: its small files, and how it stands.
+        row: its results.
+        log: its curves.
+        history: what happened to it.
+        checkpoints: its checkpoints.
+        checkpoint_notes: what to say of others.
+    """
+
+    stored: StoredRun
+    row: Row
+    log: RunLog
+    history: Sequence[RunEvent]
+    checkpoints: Sequence[StoredCheckpoint]
+    checkpoint_notes: Sequence[str]
+
+
+def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
+    """Read runs.
+
+    Args:
+        paths: their directories.
+        verified: whether to check every byte of their checkpoints.
+    """
+    found = []
+    for name, path in zip(names_of(paths), paths, strict=True):
+        stored, log = read_run(path), read_log(path)
+        history = history_of(path, log, stored.summary)
+        checkpoints, notes = stored_checkpoints(path, verified)
+        row = row_of(name, stored)
+        found.append(RunOnPage(stored, row, log, history, checkpoints, notes))
+    return found
+
+
+def render(runs: Sequence[RunOnPage]) -> str:
+    """Return the page as HTML. Bokeh and Jinja2, which it brings, are imported here."""
+    import jinja2
+    from bokeh.resources import Resources
+    from markupsafe import Markup
+
+    from hvdtrain.tools.report.charts import MANY, draw
+
+    names = [run.row.name for run in runs]
+    plan = plan_charts(names, [run.log for run in runs])
+    documents, items, places = draw(plan.charts, names, [run.history for run in runs])
+    library = _inline("\n".join(Resources(mode="inline", components=["bokeh"], minified=True).js_raw))
+    own = _inline(_part("page.js"))
+    templates = jinja2.Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    # Bokeh reads its document in order: what is referred to comes first
+    templates.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
+    template = templates.from_string(_part("page.html.j2"))
+    return template.render(
+        title=f"hvdtrain: {names[0]}" if len(names) == 1 else f"hvdtrain: {len(names)} runs",
+        version=hvdtrain.__version__,
+        made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        style=Markup(_part("page.css")),
+        library=Markup(library),
+        script=Markup(own),
+        hashes=[_hash(library), _hash(own)],
+        drawing={"documents": documents, "items": items},
+        charts=list(zip(plan.charts, places, strict=True)),
+        runs=runs,
+        styles=[style_of(number) for number in range(len(runs))],
+        notes=[*_problems(runs), *plan.notes],
+        has_configs=len(runs) <= MANY,
+        **_tables(runs, names),
+    )
+
+
+def _tables(runs: Sequence[RunOnPage], names: Sequence[str]) -> Mapping[str, Any]:
+    rows = [run.row for run in runs]
+    checkpoints = [run.checkpoints for run in runs]
+    return {
+        "results": page_tables.results_table(rows, [run.stored.status for run in runs]),
+        "differences": page_tables.differences_table(rows),
+        "environment": page_tables.environment_table(
+            [run.stored for run in runs], names, checkpoints, [_holder(run.stored.lock) for run in runs]
+        ),
+        "checkpoints": page_tables.checkpoints_table(names, checkpoints),
+        "checkpoint_notes": [f"{run.row.name}: {note}" for run in runs for note in run.checkpoint_notes],
+        "config_rows": page_tables.config_rows,
+        "paths": [plain(str(run.stored.path)) for run in runs],
+    }
+
+
+def _problems(runs: Sequence[RunOnPage]) -> list[str]:
+    found = []
+    for run in runs:
+        problems = [problem for problem in (run.row.problem, run.log.problem) if problem]
+        found += [f"{run.row.name}: {plain(problem)}." for problem in problems]
+    return found
+
+
+def _holder(lock: LockState) -> str:
+    return plain(f"process {lock.process} on {lock.host}, since {lock.since}") if lock.host else ""
+
+
+def _part(name: str) -> str:
+    return files("hvdtrain.run_views").joinpath(name).read_text(encoding="utf-8")
+
+
+def _inline(script: str) -> str:
+    """Return a script as it can stand in a page, where nothing in its texts ends it.
+
+    A browser changes ends of lines before it hashes a script: there are only those that it leaves.
+    """
+    script = script.replace("\r\n", "\n").replace("\r", "\n")
+    return re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -1,0 +1,186 @@
+"""Sending a run to MLflow."""
+
+import hashlib
+import os
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.reporting.run_status import COMPLETED, FAILED, UNSAVED
+from hvdtrain.trackers.tracker import Row, TrackedRun, without_password
+
+_STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", UNSAVED: "FAILED"}  # any other end is KILLED
+_ID_TAG = "hvdtrain.id"
+_NOT_TAGGED = ("step", "changes")
+_MOST_VALUES, _MOST_TAGS = 1000, 100  # in one request
+_LONGEST_NAME, _LONGEST_TEXT, _LONGEST_REASON = 250, 4000, 200  # characters
+_NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+# the library's own: how long and how often it asks a server that does not answer, what it prints and reports
+_SETTINGS = {
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+}
+
+
+class MlflowTracker:
+    """Sends a run to the server or the store that MLFLOW_TRACKING_URI names.
+
+    Raises:
+        EnvironmentFault: If it names none, or one that the installed client cannot open.
+    """
+
+    def __init__(self) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI", "")
+        _check_uri(uri)
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
+        import mlflow
+        from mlflow import entities
+
+        self._mlflow, self._entities = mlflow, entities
+        self._client: Any = mlflow.MlflowClient(uri)
+        self._server, self._run = without_password(uri).rstrip("/"), ""
+        self._refused: set[str] = set()
+        self.notes: list[str] = []
+
+    def open(self, run: TrackedRun) -> str:
+        """Find the run by its tag, or make it; send the config and what is known of the job."""
+        experiment = self._experiment()
+        tags = f"tags.`{_ID_TAG}` = '{run.tracking_id}'"
+        found = self._client.search_runs([experiment], tags, max_results=1)
+        if found:
+            one = found[0]
+        else:
+            one = self._client.create_run(
+                experiment,
+                start_time=_milliseconds(run.began_seconds),
+                run_name=os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name,
+                tags={_ID_TAG: run.tracking_id, "mlflow.source.name": str(run.config.get("task", ""))},
+            )
+        self._run = one.info.run_id
+        if one.info.status != "RUNNING":
+            self._client.update_run(self._run, status="RUNNING")
+        self._send_config(run.config, one.data.params)
+        self._send_facts(run)
+        if self._server.startswith("http"):
+            return f"{self._server}/#/experiments/{experiment}/runs/{self._run}"
+        return f"{self._run} of {self._server} experiment {experiment}"
+
+    def send(self, rows: Sequence[Row]) -> None:
+        """Send numbers with the time at which they were logged: the same line twice is one point."""
+        metrics = [
+            self._entities.Metric(mlflow_name(name), value, _milliseconds(row.seconds), row.step)
+            for row in rows
+            for name, value in row.values.items()
+        ]
+        self._log("metrics", metrics)
+
+    def checkpoint(self, folder: Path) -> None:
+        """Send a checkpoint's files."""
+        self._client.log_artifacts(self._run, str(folder), f"checkpoints/{folder.name}")
+
+    def end(self, status: str, error: str) -> None:
+        """Send how the run ended."""
+        if status:
+            self._tag({"hvdtrain.status": status, **({"hvdtrain.error": error} if error else {})})
+            self._client.set_terminated(self._run, status=_STATUS.get(status, "KILLED"))
+
+    def _experiment(self) -> str:
+        """Return the id of the experiment that the library's environment variables name."""
+        if found := os.environ.get("MLFLOW_EXPERIMENT_ID"):
+            return found
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if not name:
+            return "0"
+        known = self._client.get_experiment_by_name(name)
+        return str(known.experiment_id if known is not None else self._client.create_experiment(name))
+
+    def _send_config(self, config: Mapping[str, Any], known: Mapping[str, str]) -> None:
+        """Send the fields that the run does not have: MLflow takes each only once."""
+        fields = {mlflow_name(name): text for name, text in _flat(config) if text not in ("", "None")}
+        self._log("params", [self._entities.Param(*one) for one in fields.items() if one[0] not in known])
+
+    def _send_facts(self, run: TrackedRun) -> None:
+        """Send what is known of the last job as tags; if it resumed, also what differs from before."""
+        facts = {name: value for name, value in run.facts.items() if name not in _NOT_TAGGED and value}
+        tags = {f"hvdtrain.{name}": _text(value) for name, value in facts.items()}
+        if commit := run.facts.get("commit"):
+            tags["mlflow.source.git.commit"] = str(commit)
+        if run.resumed:
+            tags[f"hvdtrain.resumed.{run.facts['step']}"] = run.resumed
+        self._tag(tags)
+
+    def _tag(self, tags: Mapping[str, str]) -> None:
+        self._log("tags", [self._entities.RunTag(mlflow_name(name), _text(tags[name])) for name in tags])
+
+    def _log(self, kind: str, values: list[Any]) -> None:
+        """Send values; one that MLflow refuses is left out and noted, the others are sent."""
+        most = _MOST_VALUES if kind == "metrics" else _MOST_TAGS
+        for first in range(0, len(values), most):
+            part = values[first : first + most]
+            try:
+                self._client.log_batch(self._run, **{kind: part})
+            except self._mlflow.MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                if len(part) > 1:
+                    self._log(kind, part[: len(part) // 2])
+                    self._log(kind, part[len(part) // 2 :])
+                else:
+                    self._note_refused(f"{kind[:-1]} {part[0].key}", part[0].key, error)
+
+    def _note_refused(self, what: str, key: str, error: Exception) -> None:
+        reason = without_password(" ".join(str(error).split()))
+        if key not in reason and "length" not in reason:  # it refuses the whole run
+            raise error
+        if what not in self._refused:
+            self._refused.add(what)
+            self.notes.append(f"it refuses {what}, which is left out: {reason[:_LONGEST_REASON]}")
+
+
+def mlflow_name(name: str) -> str:
+    """Return a name as MLflow takes it; one that it does not take ends with a hash of the original."""
+    path = posixpath.normpath("/" + _NOT_ALLOWED.sub("_", name)).lstrip("/")
+    if path == name and len(name) <= _LONGEST_NAME:
+        return name
+    end = "_" + hashlib.sha256(name.encode()).hexdigest()[:8]
+    return path[: _LONGEST_NAME - len(end)].rstrip("/") + end
+
+
+def _check_uri(uri: str) -> None:
+    """Check that the client can send to what MLFLOW_TRACKING_URI names.
+
+    Raises:
+        EnvironmentFault: If it is empty, or a database without the package that opens it.
+    """
+    if not uri:  # the library would make a database in the working directory
+        raise EnvironmentFault("MLFLOW_TRACKING_URI is not set", "Set it to the server to send to.")
+    if uri.partition(":")[0].partition("+")[0] in _DATABASES and find_spec("sqlalchemy") is None:
+        raise EnvironmentFault(
+            f"mlflow-skinny cannot open {without_password(uri)}", "python -m pip install mlflow"
+        )
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the names and texts of values, those of a mapping in it with its name before them."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", _text(value)
+
+
+def _text(value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)

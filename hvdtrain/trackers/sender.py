@@ -1,0 +1,372 @@
+"""Sending what a run has written to trackers: by threads of rank 0 while it trains, or by a command later.
+
+The log of the run is the queue. In the folder ``tracking`` beside it lie the name that the run has among
+trackers and, for each tracker, how many lines of the log it was sent.
+"""
+
+import re
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
+
+from hvdtrain.callbacks import Callback, RunContext, Summary
+from hvdtrain.checkpoints import verification
+from hvdtrain.checkpoints.linked_copy import copied
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint
+from hvdtrain.config.values import TRACKERS
+from hvdtrain.errors import EnvironmentFault, HvdtrainError
+from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.jsonl import LONGEST_LINE, write_json
+from hvdtrain.reporting.log_records import BrokenLines
+from hvdtrain.reporting.report import METRICS_FILE
+from hvdtrain.storage.files import check_link, open_regular, read_regular
+from hvdtrain.trackers.tracker import TrackedRun, Tracker, row_of, without_password
+
+FOLDER, ID_FILE = "tracking", "id.json"
+LAST_SECONDS = 10.0  # for what is not sent when the job is over
+_LEFT_SECONDS = 2.0  # likewise if another worker continues the run
+_POLL_SECONDS, _LONGEST_WAIT = 1.0, 30.0  # between attempts, which are fewer while a tracker does not answer
+_LAST_ATTEMPTS = 3
+_LINES = 150  # in one request
+_MAX_BYTES = 1 << 22
+_LONGEST_ERROR = 200  # characters
+_NO_ANSWER = re.compile(r"Pool\(host='([^']*)', port=(\d+)\)")  # what the library requests says
+_NOT_SENT = ("run_dir", "resume", "track", "track_checkpoints")
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+class _Start(BaseModel):
+    """What ``id.json`` holds: the run's name among trackers, and what is known of its last job."""
+
+    id: str = Field(pattern=r"^[0-9a-z]{8,64}$")
+    began_seconds: FiniteFloat
+    facts: dict[str, Any] = {}
+
+
+class _Sent(BaseModel):
+    """What ``mlflow.json`` holds: where the run is at the tracker, and how many lines it was sent."""
+
+    place: str = ""
+    lines: NonNegativeInt = 0
+
+
+def read_id(run_dir: Path) -> str | None:
+    """Return the name that trackers know a run by; None if it has none, or none that can be read."""
+    start = _read(run_dir / FOLDER / ID_FILE, _Start)
+    return start.id if start else None
+
+
+def note_start(run_dir: Path, tracking_id: str, began_seconds: float, facts: Mapping[str, Any]) -> None:
+    """Keep the name of a run in its directory, and what is known of the job that starts.
+
+    Raises:
+        OSError: If it cannot be written, or the folder is a link that leads out of the run directory.
+    """
+    folder = run_dir / FOLDER
+    check_link(folder, run_dir)
+    folder.mkdir(exist_ok=True)
+    start = _Start(id=tracking_id, began_seconds=began_seconds, facts=dict(facts))
+    write_json(folder / ID_FILE, start.model_dump())
+
+
+def read_tracked_run(run_dir: Path) -> TrackedRun:
+    """Return what trackers are sent of a run besides its log; a run that was never tracked gets a name.
+
+    Raises:
+        OSError: If the directory can be neither read nor written.
+    """
+    path = run_dir / "config.yaml"
+    if (start := _read(run_dir / FOLDER / ID_FILE, _Start)) is None:
+        start = _Start(id=uuid.uuid4().hex, began_seconds=path.stat().st_mtime)
+        note_start(run_dir, start.id, start.began_seconds, {})
+    config: Any = None
+    with suppress(yaml.YAMLError, RecursionError, ValueError):
+        config = yaml.safe_load(read_regular(path, _MAX_BYTES))
+    config = config if isinstance(config, dict) else {}
+    fields = {str(name): value for name, value in config.items() if name not in _NOT_SENT}
+    return TrackedRun(run_dir, start.id, fields, start.began_seconds, start.facts)
+
+
+class Sender:
+    """Sends a run to one tracker, from where the last sender of this run directory ended.
+
+    Args:
+        run_dir: the run directory; if the run resumes in it, its log has been cut back.
+        name: the tracker's name.
+
+    Attributes:
+        checkpoint: the newest checkpoint that is to be sent; None if there is none, or it was sent.
+        place: where the run is at the tracker; empty until that is known.
+    """
+
+    def __init__(self, run_dir: Path, name: str) -> None:
+        self.title, self.place = TRACKERS[name].title, ""
+        self.checkpoint: Path | None = None
+        self._run_dir, self._name = run_dir, name
+        self._log, self._path = run_dir / METRICS_FILE, run_dir / FOLDER / f"{name}.json"
+        self._tracker: Tracker | None = None
+        self._run: TrackedRun | None = None  # while it is open
+        self._notes: list[str] = []
+        self._sent = _read(self._path, _Sent) or _Sent()
+        self._offset = 0
+        lines = self._unsent(self._sent.lines)  # fewer, if the log was cut back
+        self._sent.lines, self._offset = len(lines), sum(map(len, lines))
+
+    def send(self) -> None:
+        """Send all lines that there are now, and the checkpoint.
+
+        Raises:
+            Exception: Whatever the tracker's library raises; what was sent until then is noted.
+        """
+        self._send_lines()
+        self._send_checkpoint()
+
+    def end(self, status: str, error: str = "") -> None:
+        """Send what is left, and how the run ended: see ``Tracker.end``, and ``send`` for what it raises."""
+        tracker, _ = self._send_lines()
+        try:
+            self._send_checkpoint()
+        except Exception as refusal:  # the end of the run is not kept back for it
+            self._notes.append(f"{self.checkpoint} is not sent: {describe_error(refusal)}")
+        tracker.end(status, error)
+        self._run = None
+
+    def take_notes(self) -> list[str]:
+        """Return what the user should know and has not been shown."""
+        found, self._notes = self._notes, []
+        if self._tracker is not None:
+            found, self._tracker.notes = [*found, *self._tracker.notes], []
+        return [f"{self.title}: {text}" for text in found]
+
+    def describe_unsent(self, problem: str) -> str:
+        """Return what is not sent of a run whose job is over and why, and the command that sends it."""
+        what = "how the run ended is"
+        with suppress(OSError):
+            if lines := len(self._unsent(2**62)):
+                what = f"{lines:,} lines of {METRICS_FILE} and how the run ended are"
+        options = f"--to {self._name}" + (" --checkpoints" if self.checkpoint is not None else "")
+        return (
+            f"{self.title}: {what} not sent ({problem}); to send the rest: python -m hvdtrain track "
+            f"{self._run_dir} {options}"
+        )
+
+    def _opened(self) -> tuple[Tracker, TrackedRun]:
+        if self._tracker is None:
+            self._tracker = _load(self._name)
+        if self._run is None:
+            run = read_tracked_run(self._run_dir)
+            self.place = self._tracker.open(run)
+            if self.place != self._sent.place:  # another server, or the run was deleted there
+                self._sent, self._offset = _Sent(place=self.place), 0
+            self._run = run
+        return self._tracker, self._run
+
+    def _send_lines(self) -> tuple[Tracker, TrackedRun]:
+        tracker, run = self._opened()
+        broken = BrokenLines()
+        while lines := self._unsent(_LINES):
+            rows = [row_of(line, run.began_seconds) for line in lines]
+            for number, row in enumerate(rows, self._sent.lines + 1):
+                broken = broken if row is not None else broken.with_line(number)
+            tracker.send([row for row in rows if row is not None])
+            self._sent.lines += len(lines)
+            self._offset += sum(map(len, lines))
+            write_json(self._path, self._sent.model_dump())
+        self._notes += filter(None, [broken.describe()])
+        return tracker, run
+
+    def _send_checkpoint(self) -> None:
+        if (newest := self.checkpoint) is None:
+            return
+        with (
+            copied(newest, self._path.parent, self._name) as folder,
+            suppress(CorruptCheckpoint, EnvironmentFault),
+        ):
+            if folder is not None:
+                verification.verify(folder)
+                self._opened()[0].checkpoint(folder)
+        if self.checkpoint == newest:  # no other one was written meanwhile
+            self.checkpoint = None
+
+    def _unsent(self, limit: int) -> list[bytes]:
+        """Return the next lines of the log that were not sent, at most a number of them."""
+        found: list[bytes] = []
+        with suppress(FileNotFoundError), open_regular(self._log, follow=False) as file:
+            file.seek(self._offset)
+            while len(found) < limit and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+                found.append(line)
+        return found
+
+
+class JobTracking(Callback):
+    """The built-in callback that has a run sent to trackers. Rank 0 alone has it.
+
+    A thread for each tracker does it. The thread that trains waits for none but some seconds at the end.
+
+    Args:
+        senders: one for each tracker.
+        run_dir: the run directory.
+        tracking_id: the run's name among trackers.
+        facts: what is known of the job besides its config: hosts, commit, what differs from the job before.
+        with_checkpoints: whether to send checkpoints, too.
+    """
+
+    def __init__(
+        self,
+        senders: Collection[Sender],
+        run_dir: Path,
+        tracking_id: str,
+        facts: Mapping[str, Any],
+        with_checkpoints: bool = False,
+    ) -> None:
+        self._run_dir, self._tracking_id, self._facts = run_dir, tracking_id, facts
+        self._with_checkpoints = with_checkpoints
+        self._threads = [_SenderThread(sender) for sender in senders]
+        self._note: Callable[[str], None] = lambda text: None
+
+    def on_start(self, context: RunContext) -> None:
+        """Note that the job starts, and start the threads."""
+        self._note = context.note
+        began = round(time.time() - context.seconds(), 3)
+        facts = {
+            "step": context.steps_done,
+            "framework": context.config.framework,
+            "workers": context.workers,
+        }
+        try:
+            note_start(self._run_dir, self._tracking_id, began, {**facts, **self._facts})
+        except OSError as error:
+            self._threads = []
+            self._note(f"trackers: nothing of this run is sent: {error}; training continues")
+        for thread in self._threads:
+            thread.start()
+
+    def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Show what the threads found."""
+        self._show()
+
+    def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
+        """Show what the threads found."""
+        self._show()
+
+    def on_checkpoint(self, step: int, path: Path) -> None:
+        """Have the checkpoint sent; it takes the place of one that was not sent yet."""
+        for thread in self._threads if self._with_checkpoints else ():
+            thread.sender.checkpoint = path
+
+    def on_end(self, summary: Summary) -> None:
+        """Note how the run ended; without this, another worker continues it."""
+        for thread in self._threads:
+            thread.ending = summary.status, summary.error or ""
+
+    def close(self) -> None:
+        """Wait some seconds until all is sent, and say what is not."""
+        begun = time.monotonic()
+        for thread in self._threads:
+            thread.is_over.set()
+        for thread in self._threads:
+            seconds = LAST_SECONDS if thread.ending[0] else _LEFT_SECONDS
+            if thread.ident is not None:  # it was started
+                thread.join(max(0.0, begun + seconds - time.monotonic()))
+            if thread.ending[0] and not thread.is_done:
+                thread.notes.append(thread.sender.describe_unsent(thread.problem or f"after {seconds:g} s"))
+        self._show()
+        self._threads = []
+
+    def _show(self) -> None:
+        for thread in self._threads:
+            while thread.notes:
+                self._note(thread.notes.popleft())
+
+
+class _SenderThread(threading.Thread):
+    """Sends to one tracker until its run is over. A daemon: a process ends although a server is awaited.
+
+    Attributes:
+        ending: how the run ended, and what went wrong; set before ``is_over``, if the run ended.
+        is_done: whether all was sent.
+        problem: why the last attempt failed; empty if it did not.
+        notes: what the user should know and has not been shown.
+    """
+
+    def __init__(self, sender: Sender) -> None:
+        super().__init__(name=f"tracker {sender.title}", daemon=True)
+        self.sender, self.is_over, self.ending = sender, threading.Event(), ("", "")
+        self.is_done, self.problem = False, ""
+        self.notes: deque[str] = deque()
+
+    def run(self) -> None:
+        """Send until the run is over, and then how it ended; an error that is the user's ends it."""
+        wait = 0.0
+        with suppress(HvdtrainError):
+            while not self.is_over.wait(wait):
+                is_sent = self._try(self.sender.send)
+                wait = _POLL_SECONDS if is_sent else min(_LONGEST_WAIT, max(_POLL_SECONDS, 2 * wait))
+            for _ in range(_LAST_ATTEMPTS):
+                if self._try(lambda: self.sender.end(*self.ending)):
+                    self.is_done = True
+                    return
+                time.sleep(_POLL_SECONDS)
+
+    def _try(self, step: Callable[[], None]) -> bool:
+        """Do a step of sending; note when the tracker fails, and when it answers.
+
+        Raises:
+            HvdtrainError: If it fails until the user changes something.
+        """
+        title, place, before = self.sender.title, self.sender.place, self.problem
+        try:
+            step()
+            self.problem = ""
+        except Exception as error:
+            self.problem = describe_error(error)
+            if not before:
+                self.notes.append(f"{title}: {self.problem}; training continues")
+            if isinstance(error, HvdtrainError):
+                raise
+            return False
+        finally:
+            self.notes += self.sender.take_notes()
+        if before:
+            self.notes.append(f"{title}: it answers again, and has all that was logged meanwhile")
+        if not place:
+            self.notes.append(f"{title}: this run is {self.sender.place}")
+        return True
+
+
+def describe_error(error: Exception) -> str:
+    """Return an error of a tracker's library in one line, without passwords."""
+    problem = (
+        f"{error.problem}. {error.remedy}".rstrip(". ") if isinstance(error, HvdtrainError) else str(error)
+    )
+    text = without_password(" ".join(problem.split())) or type(error).__name__
+    if found := _NO_ANSWER.search(text):
+        return f"{found[1]}:{found[2]} does not answer"
+    return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}..."
+
+
+def _read(path: Path, model: type[_Model]) -> _Model | None:
+    """Return what a file holds; None if there is none, or none that can be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        return model.model_validate_json(read_regular(path, _MAX_BYTES))
+    return None
+
+
+def _load(name: str) -> Tracker:
+    """Load a tracker's library, which takes a second or so."""
+    if name == "mlflow":
+        from hvdtrain.trackers.mlflow_tracker import MlflowTracker
+
+        return MlflowTracker()
+    from hvdtrain.trackers.wandb_tracker import WandbTracker
+
+    return WandbTracker()

@@ -1,0 +1,1 @@
+"""What the processes of a job share: agreement, messages, seeds, and what each does at the moment."""

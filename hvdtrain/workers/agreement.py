@@ -1,0 +1,214 @@
+"""The workers of a job, and their agreement on what they are about to do."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from hvdtrain.errors import AgreementError, HvdtrainError
+from hvdtrain.workers.activity import ACTIVITY
+
+if TYPE_CHECKING:
+    from hvdtrain.workers.world import World
+
+T = TypeVar("T")
+
+_LINES = 8
+_ANSWER_SECONDS = 2.0  # far below every limit on the duration of a collective
+
+SAME_COMMAND = "Give every worker the same command, files and installation."
+
+
+class Workers(Protocol):
+    """The workers of a job, as one of them sees them.
+
+    Attributes:
+        rank: this worker, from 0.
+        size: number of workers.
+        local_rank: this worker among those of its host, from 0.
+        local_size: number of workers on this host.
+        host: this host's name.
+        controller: what coordinates the workers: "MPI", "Gloo" or "none" (one worker).
+        is_elastic: whether their number may change while the job runs; rank, size and local ranks then do.
+        least: with fewer workers an elastic job waits; the size of a job that is not elastic.
+        most: the most workers that the job may have; the size of a job that is not elastic.
+        may_reduce: whether this worker may ever have others: whether collectives are compiled into steps.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    host: str
+    controller: str
+    is_elastic: bool
+    least: int
+    most: int
+
+    @property
+    def may_reduce(self) -> bool:
+        """Whether this worker may ever have others: whether collectives are compiled into steps."""
+        ...
+
+    def restart(self, world: "World") -> None:
+        """Collective. Enter a world of an elastic job: take rank and size anew.
+
+        Raises:
+            PeerLostError: If Horovod does not come up in it.
+        """
+        ...
+
+    def leave(self, *, broken: bool) -> None:
+        """Leave the world of an elastic job: stop Horovod. Local if the world is broken.
+
+        Args:
+            broken: whether a worker was lost, so that collectives that are under way are given up.
+        """
+        ...
+
+    def broadcast_object(self, value: Any, root: int = 0) -> Any:
+        """Collective. Return the root's value, of types that travel (see wire.py), on every worker."""
+        ...
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Collective. Return the values of all workers, in the order of ranks, on every worker."""
+        ...
+
+    def barrier(self) -> None:
+        """Collective. Wait until every worker is here."""
+        ...
+
+    def have_failed(self) -> bool:
+        """Collective among workers that fail. Return, when all have called it, whether all may go on."""
+        ...
+
+
+def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str = SAME_COMMAND) -> None:
+    """Collective. Check that every worker has the same values.
+
+    Only a digest travels while they agree.
+
+    Args:
+        workers: the workers.
+        values: what to compare, by the name that an error message uses.
+        remedy: what to do if they differ.
+
+    Raises:
+        AgreementError: on every worker alike, naming what differs, with ranks, hosts and values.
+    """
+    texts = sorted((name, repr(value)) for name, value in values.items())
+    digest = blake2b(repr(texts).encode(), digest_size=16).digest()
+    if len(set(workers.allgather_object(digest))) == 1:
+        return
+    everyone = workers.allgather_object((workers.host, dict(texts)))
+    raise disagreement(everyone, remedy)
+
+
+def disagreement(everyone: Sequence[tuple[str, Mapping[str, str]]], remedy: str) -> AgreementError:
+    """Return the error that says in what the workers differ.
+
+    Args:
+        everyone: host and values of each worker, in the order of ranks.
+        remedy: what to do.
+    """
+    names = sorted({name for _, values in everyone for name in values})
+    lines = [line for name in names if (line := _difference(name, everyone))]
+    more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
+    return AgreementError(
+        "the workers disagree before training:\n  " + "\n  ".join(lines[:_LINES] + more),
+        remedy,
+        everywhere=True,
+    )
+
+
+def _difference(name: str, everyone: Sequence[tuple[str, Mapping[str, str]]]) -> str:
+    """Return who has which value, or an empty text if all have one; the commonest value first."""
+    values = [values.get(name, "nothing") for _, values in everyone]
+    if len(set(values)) == 1:
+        return ""
+    parts = []
+    for value, count in Counter(values).most_common():
+        rank = values.index(value)
+        others = f" and {count - 1} more" if count > 1 else ""
+        parts.append(f"{value} on rank {rank} ({everyone[rank][0]}){others}")
+    return f"{name}: " + ", ".join(parts)
+
+
+def run_on_rank_zero(workers: Workers, work: Callable[[], T], doing: str = "") -> T:
+    """Collective. Do something on rank 0 only; return its result, of types that travel, on every worker.
+
+    Args:
+        workers: the workers.
+        work: what rank 0 does, in the calling thread.
+        doing: what it is, such as "reading the checkpoint", if it may take longer than a collective may.
+
+    Raises:
+        HvdtrainError: on every worker alike, if rank 0 raises it.
+    """
+    outcome: T | HvdtrainError | None = None
+    with waiting_for_rank_zero(workers, doing) if doing else nullcontext():
+        if workers.rank == 0:
+            try:
+                outcome = work()
+            except HvdtrainError as error:
+                outcome = error
+    outcome = workers.broadcast_object(outcome)
+    if isinstance(outcome, HvdtrainError):
+        outcome.everywhere = True
+        raise outcome
+    return cast(T, outcome)
+
+
+@contextmanager
+def waiting_for_rank_zero(workers: Workers, doing: str) -> Iterator[None]:
+    """Collective. Return a context in which rank 0 may work for long; the other workers wait at its end.
+
+    They wait in one short collective after the other, in which a thread of rank 0 takes part, so that no
+    limit on the duration of a collective ends a job whose rank 0 is busy. On other ranks than 0 the body
+    must do nothing that takes long, and nowhere may it be collective.
+
+    Args:
+        workers: the workers.
+        doing: what rank 0 does, in words that follow "rank 0 is".
+
+    Raises:
+        PeerLostError: If another worker went away meanwhile.
+    """
+    with ACTIVITY.during(doing if workers.rank == 0 else f"waiting for rank 0, which is {doing}"):
+        if workers.size == 1:
+            yield
+        elif workers.rank == 0:
+            with _answering(workers):
+                yield
+        else:
+            yield
+            while not workers.broadcast_object(None):
+                pass
+
+
+@contextmanager
+def _answering(workers: Workers) -> Iterator[None]:
+    """Return a context in which a thread of rank 0 tells the others every few seconds that it is not over."""
+    is_over, failures = threading.Event(), list[Exception]()
+
+    def answer() -> None:
+        try:
+            while not workers.broadcast_object(is_over.wait(_ANSWER_SECONDS)):
+                pass
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=answer, daemon=True, name="answer the other workers")
+    thread.start()
+    try:
+        yield
+    except BaseException:
+        is_over.set()
+        thread.join(_ANSWER_SECONDS)  # another worker may never answer
+        raise
+    is_over.set()
+    thread.join()
+    if failures:
+        raise failures[0]
