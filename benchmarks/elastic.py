@@ -23,9 +23,8 @@ from pathlib import Path
 
 import click
 
-from hvdtrain.drill.history import History, differences, log_lines
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.tools.drill.jobs import Launch, RunningJob
+from hvdtrain.tools.drill.jobs import History, Launch, RunningJob, differences, log_lines
 
 STATE = "HVDTRAIN_ELASTIC_STATE"
 LIMIT_SECONDS = 180.0

@@ -25,7 +25,7 @@ import psutil
 
 import hvdtrain
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.host.memory import release_unused
+from hvdtrain.host.cores import release_unused
 
 MEBIBYTE = 1 << 20
 CGROUPS = Path("/sys/fs/cgroup")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import psutil
 
 import hvdtrain
-from hvdtrain.host.memory import release_unused
+from hvdtrain.host.cores import release_unused
 
 KINDS = ("none", "optimizer", "gradients")
 OPTIONS = {"model": "gpt", "layers": 8, "heads": 6, "context": 32, "vocabulary": 65}

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hvdtrain.bench.predict_link import parse_link
-from hvdtrain.bench.predict_ways import buffers, local_steps, low_rank
 from hvdtrain.tools.bench.forecast import ENDS, Cluster, Measured, Parts, parts_of
+from hvdtrain.tools.bench.plan_measure import buffers, local_steps, low_rank
+from hvdtrain.tools.bench.plan_options import parse_link
 from hvdtrain.tools.bench.plan_result import describe_rounded
 from hvdtrain.tools.bench.spread import Spread
 

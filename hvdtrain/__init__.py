@@ -61,7 +61,7 @@ _HOMES = {
     "export": "hvdtrain.jobs.serving.functions",
     "import_weights": "hvdtrain.jobs.serving.functions",
     "launch": "hvdtrain.launching.launch",
-    "load": "hvdtrain.jobs.load",
+    "load": "hvdtrain.jobs.serving.functions",
     "lr_find": "hvdtrain.tools.search.lr_find",
     "open_parquet": "hvdtrain.data.parquet",
     "open_webdataset": "hvdtrain.data.webdataset",
@@ -84,9 +84,8 @@ if TYPE_CHECKING:
     from hvdtrain.data.parquet import open_parquet
     from hvdtrain.data.stream import stream
     from hvdtrain.data.webdataset import open_webdataset
-    from hvdtrain.jobs.load import load
     from hvdtrain.jobs.serving.evaluate import evaluate
-    from hvdtrain.jobs.serving.functions import export, import_weights, predict
+    from hvdtrain.jobs.serving.functions import export, import_weights, load, predict
     from hvdtrain.jobs.train import train
     from hvdtrain.launching.launch import launch
     from hvdtrain.task import Dataset

@@ -10,7 +10,7 @@ def run() -> None:
 
     main()
 
-    from hvdtrain.host.process_end import limit_wait_for_threads
+    from hvdtrain.host.start_reports import limit_wait_for_threads
 
     limit_wait_for_threads()
 

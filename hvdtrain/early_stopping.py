@@ -1,13 +1,78 @@
 """Which value of a metric is better, and when training stops because an evaluation's gets no better."""
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
-from hvdtrain.metric_names import SEPARATOR
+from hvdtrain.errors import TaskError
 from hvdtrain.storage.text import counted
 from hvdtrain.workers.wire_types import travels
+
+# what each line of metrics.jsonl says of its step
+LINE_FIELDS = frozenset({"phase", "step", "samples", "epoch", "workers", "seconds"})
+# how many samples could not be read and were skipped, if any
+BAD_SAMPLES = "bad_samples"
+# the most memory that a worker has had, in MiB: its process, and tensors on its GPU
+PEAK_MEMORY, PEAK_DEVICE_MEMORY = "peak_memory_mib", "peak_device_memory_mib"
+# numbers that stand beside the metrics
+MEASURES = frozenset(
+    {
+        *("learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction"),
+        *(PEAK_MEMORY, PEAK_DEVICE_MEMORY),
+    }
+)
+# what else a line of evaluations.jsonl says
+_EVALUATION_FIELDS = frozenset(
+    {"checkpoint", "averaged_weights", "task", "framework", "eval_samples", BAD_SAMPLES, "time"}
+)
+# between the name of an evaluation set and that of its metric: "noisy/accuracy"
+SEPARATOR = "/"
+RESERVED = LINE_FIELDS | MEASURES | {"loss"} | _EVALUATION_FIELDS
+
+
+def metrics_by_set(metrics: Mapping[str, float], sets: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the metrics of an evaluation by the names of the sets.
+
+    Args:
+        metrics: by name; those of sets other than the first begin with the name of their set.
+        sets: the names, in order; one name, which may be empty, if there is one set.
+    """
+    found: dict[str, dict[str, float]] = {name: {} for name in sets}
+    for name, value in metrics.items():
+        of_set, separator, plain = name.rpartition(SEPARATOR)
+        found.setdefault(of_set if separator else sets[0], {})[plain] = value
+    return found
+
+
+def check_metric_names(names: Iterable[str], source: str) -> None:
+    """Check that no metric has the name of another number: one that hvdtrain writes, or another set's metric.
+
+    Args:
+        names: names of metrics.
+        source: where they come from, for the message.
+
+    Raises:
+        TaskError: naming the first such metric. The same on every worker.
+    """
+    names = list(names)
+    if name := next((name for name in names if SEPARATOR in str(name)), None):
+        raise TaskError(
+            f"{source}: the name {name!r} holds {SEPARATOR!r}, which stands between an evaluation set and "
+            "its metric",
+            f"Choose another name, such as {str(name).replace(SEPARATOR, '_')!r}.",
+            everywhere=True,
+        )
+    if RESERVED.isdisjoint(names):
+        return
+    name = next(name for name in names if name in RESERVED)
+    raise TaskError(
+        f"{source}: {name!r} is the name of a number that hvdtrain logs itself",
+        f"Choose another name, such as 'my_{name}'. Reserved: {', '.join(sorted(RESERVED))}.",
+        everywhere=True,
+    )
+
 
 # metrics that are best when lowest, by the last word of their name; any other is best when highest
 _LOWEST_IS_BEST = ("loss", "error", "mae", "mse", "rmse", "perplexity", "distance")
@@ -111,3 +176,76 @@ def early_stopping_from(
     if before is not None and before.metric == str(goal):
         return before
     return EarlyStoppingState(metric=str(goal))
+
+
+_ABOVE = 1 + 1e-9  # 0.1 x 0.1 is a little more than 0.01
+
+
+@travels
+class PlateauState(BaseModel):
+    """How far the learning rate was lowered, and how long the metric has not improved; a checkpoint keeps it.
+
+    Attributes:
+        metric: the metric and its better end, as ``plateau_metric`` names it.
+        fraction: the learning rate as a fraction of the peak; 1 before it is lowered.
+        best: the best value so far; None before the first finite one.
+        best_step: when it was.
+        evaluations: evaluations without improvement since then, or since the rate was last lowered.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    metric: str
+    fraction: float = 1.0
+    best: float | None = None
+    best_step: int | None = None
+    evaluations: int = 0
+
+    def update(self, goal: MetricGoal, value: float, step: int, counts: bool = True) -> "PlateauState":
+        """Return the state after an evaluation gave a value at a step.
+
+        Args:
+            goal: what ``plateau_metric`` names.
+            value: the metric.
+            step: steps done.
+            counts: whether an evaluation without improvement counts; those in the warm-up do not.
+        """
+        if goal.improves(value, self.best):
+            return self.model_copy(update={"best": value, "best_step": step, "evaluations": 0})
+        return self.model_copy(update={"evaluations": self.evaluations + counts})
+
+    def is_due(self, patience: int, lowest: float) -> bool:
+        """Return whether ``patience`` evaluations in a row brought no improvement and it can go lower."""
+        return self.evaluations >= patience and self.fraction > lowest * _ABOVE
+
+    def lowered(self, factor: float, lowest: float) -> "PlateauState":
+        """Return the state with the learning rate multiplied by a factor, and the patience anew.
+
+        Args:
+            factor: between 0 and 1.
+            lowest: the fraction of the peak below which it is not lowered.
+        """
+        return self.model_copy(update={"fraction": max(self.fraction * factor, lowest), "evaluations": 0})
+
+    def describe(self, goal: MetricGoal) -> str:
+        """Return what has not improved for how long, in words."""
+        return goal.describe_wait(self.evaluations, self.best, self.best_step)
+
+
+def plateau_from(goal: MetricGoal | None, before: PlateauState | None) -> PlateauState | None:
+    """Return the state that a run begins with.
+
+    A run that continues from a checkpoint of this schedule keeps the lowered rate. If the metric is the
+    same, it also keeps the best value and the patience.
+
+    Args:
+        goal: what ``plateau_metric`` names; None if the schedule is another one.
+        before: what the checkpoint kept, if anything.
+    """
+    if goal is None:
+        return None
+    if before is None:
+        return PlateauState(metric=str(goal))
+    if before.metric == str(goal):
+        return before
+    return PlateauState(metric=str(goal), fraction=before.fraction)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.options import speaks_for_replica
 from hvdtrain.backends.replicas import check_replicas, follow_trained
-from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
+from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.callbacks import ON_STEP
 from hvdtrain.checkpoints.digest import digest_of
 from hvdtrain.data.eval_sets import metric_prefixes, set_words
@@ -18,7 +19,6 @@ from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 from hvdtrain.session import Session
-from hvdtrain.stages import speaks_for_replica
 from hvdtrain.step_results import (
     Judgement,
     StepResults,

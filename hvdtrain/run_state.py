@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
 from hvdtrain.data.fingerprint import Fingerprint
-from hvdtrain.early_stopping import EarlyStoppingState, early_stopping_from
+from hvdtrain.early_stopping import EarlyStoppingState, PlateauState, early_stopping_from, plateau_from
 from hvdtrain.metrics import StepInfo, Window
-from hvdtrain.plateau import PlateauState, plateau_from
 from hvdtrain.reporting.jsonl import finite
 from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress

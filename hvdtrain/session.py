@@ -12,26 +12,25 @@ import hvdtrain
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.memory import MemoryPlan
-from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
+from hvdtrain.backends.options import replica, replicas, speaks_for_replica
+from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
 from hvdtrain.checkpoints.digest import ArrayForm
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.saver import NoSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import BadSample
-from hvdtrain.data.blocks import training_order
 from hvdtrain.data.eval_sets import TRAINING_DATA, fetch_with_name, set_words, sets_of
 from hvdtrain.data.feed import Feed, HostBatch, Order, Reader, Shard
 from hvdtrain.data.fingerprint import Fingerprint
-from hvdtrain.data.order import SequentialOrder
+from hvdtrain.data.order import SequentialOrder, training_order
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
 from hvdtrain.data.stream_feed import StreamFeed
-from hvdtrain.data.stream_part import StreamPart
+from hvdtrain.data.stream_sharding import StreamPart
 from hvdtrain.errors import PeerLostError
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import STEPPED, RunState
-from hvdtrain.stages import replica, replicas, speaks_for_replica
 from hvdtrain.storage.urls import is_url, join
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 

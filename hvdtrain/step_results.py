@@ -8,10 +8,9 @@ from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.replicas import follow_trained
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, Callback, name_of
-from hvdtrain.divergence import divergence, is_diverged
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, TaskError, WorkerFailure
-from hvdtrain.local_results import LocalResults
+from hvdtrain.local_results import LocalResults, divergence, is_diverged
 from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
 from hvdtrain.session import Session
 from hvdtrain.storage.text import some

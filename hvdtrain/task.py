@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from hvdtrain.config.field_names import is_misspelt, task_advice
 from hvdtrain.errors import ENDINGS, NOT_THE_TASKS, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS, OWN_STEP, load_triton
-from hvdtrain.paths import expand_task
+from hvdtrain.storage.files import expand_task
 from hvdtrain.workers.user_errors import where_raised
 
 Arrays = dict[str, NDArray[Any]]

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import cast
 
 from hvdtrain.backends.base import Backend, ModelFiles
-from hvdtrain.backends.imports import quick_imports
+from hvdtrain.backends.choice import quick_imports
 from hvdtrain.config import Config
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import HorovodBuildError, UsageError

@@ -15,10 +15,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.recording import StepRecorder
 from hvdtrain.backends.replica_state import ReplicaState
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.backends.step_signals import (
-    NO_SIGNALS,
-)
+from hvdtrain.backends.step_metrics import NO_SIGNALS, StepMetrics
 from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -471,7 +468,7 @@ class ModelFiles(Protocol):
         """Write the model in a format for serving, load it back and compare outputs. Local.
 
         Args:
-            format_name: one that ``hvdtrain.jobs.export_formats`` lists for this framework.
+            format_name: one that ``hvdtrain.config.values`` lists for this framework.
             path: the file or directory to write.
             batches: real samples, in batches of several sizes; the largest first.
 

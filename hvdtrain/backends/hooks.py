@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from typing import Any
 
-from hvdtrain.backends.step_signals import StepStatistics
+from hvdtrain.backends.step_metrics import StepStatistics
 
 
 class LoopHook:

@@ -1,14 +1,205 @@
 """Several optimizers of one task: their names, the parameters of each, and their learning rates."""
 
+import difflib
+import inspect
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
-from hvdtrain.backends.base import OwnRates
-from hvdtrain.backends.own_optimizer import check_own_optimizer
-from hvdtrain.config import Config
-from hvdtrain.errors import TaskError
+from hvdtrain.backends.base import OwnRates, Shapes
+from hvdtrain.backends.options import adapts
+from hvdtrain.config import Config, ParameterGroup
+from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
+
+
+def check_own_optimizer(optimizer: Any, kind: type, method: str, wanted: str) -> None:
+    """Check that a task gave an optimizer that hvdtrain can drive.
+
+    Args:
+        optimizer: what the task's method returned.
+        kind: the framework's class of optimizers.
+        method: the task's method.
+        wanted: what it should return, in words.
+
+    Raises:
+        TaskError: If it is something else, or an optimizer that reduces gradients itself.
+    """
+    found = type(optimizer)
+    if not isinstance(optimizer, kind):
+        remedy = ""
+        if isinstance(getattr(optimizer, "optimizer", None), kind):
+            remedy = "Return the optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
+        elif isinstance(optimizer, list | tuple):
+            prefix = method.partition("_")[0]
+            remedy = (
+                "Return one optimizer, for all parameters. Several are returned by name from "
+                f"{prefix}_optimizers(model) and used in {prefix}_step(model, batch, optimizers)."
+            )
+            if len(optimizer) == 2 and isinstance(optimizer[0], kind) and not isinstance(optimizer[1], kind):
+                remedy = (
+                    "Return the optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
+                )
+        elif isinstance(optimizer, type) and issubclass(optimizer, kind):
+            remedy = f"Return an instance: {optimizer.__name__}(...), with the arguments that it requires."
+        shown = repr(optimizer) if isinstance(optimizer, str | type) else found.__name__
+        raise TaskError(f"{method}() must give {wanted}, found {shown}", remedy)
+    if found.__module__.startswith("horovod.") or found.__name__ == "DistributedOptimizer":
+        raise TaskError(
+            f"{method}() gave an optimizer that is wrapped to reduce gradients over workers",
+            "Return the plain optimizer: hvdtrain reduces the gradients.",
+        )
+
+
+def scheduled(method: str, schedule: str) -> TaskError:
+    """Return the error for an optimizer whose learning rate is scheduled by the framework."""
+    return TaskError(
+        f"the optimizer of {method}() has a schedule of its own ({schedule}), which would not be used: "
+        "hvdtrain sets the learning rate in every step",
+        "Give the optimizer a number, and set the schedule in the config: lr_schedule, warmup_epochs.",
+    )
+
+
+def constructor_default(optimizer: Any, argument: str) -> Any:
+    """Return the default of an argument of an optimizer's constructor; None if it has none."""
+    try:
+        parameter = inspect.signature(type(optimizer).__init__).parameters.get(argument)
+    except (TypeError, ValueError):  # a constructor that is not written in Python
+        return None
+    return None if parameter is None or parameter.default is inspect.Parameter.empty else parameter.default
+
+
+def check_positive(rate: float, method: str) -> None:
+    """Check the base of an optimizer's learning rates.
+
+    Raises:
+        TaskError: If it is not a positive number.
+    """
+    if not 0 < rate < float("inf"):
+        raise TaskError(
+            f"the optimizer of {method}() has the learning rate {rate:g}, which must be greater than 0",
+            "Give it another rate; parameters that are not to be trained are frozen with requires_grad "
+            "or trainable.",
+        )
+
+
+_SHOWN_GROUPS = 6  # names in a message
+
+
+@dataclass(frozen=True)
+class ParameterOptions:
+    """What the optimizer does with one parameter.
+
+    Attributes:
+        factor: what the learning rate is multiplied by.
+        weight_decay: its weight decay.
+    """
+
+    factor: float
+    weight_decay: float
+
+
+class ParameterGroups:
+    """The options of every trainable parameter, by portable name.
+
+    Args:
+        config: the config.
+        shapes: shapes of the trainable parameters by portable name.
+        own_optimizer: the task's method that makes its own optimizer; empty if it has none.
+
+    Attributes:
+        options: the options of each parameter that is trained.
+        frozen: the parameters that are not.
+        lines: the groups, for the plan.
+
+    Raises:
+        ConfigError: If a pattern matches no parameter, or only those of earlier patterns, or the task brings
+            its own optimizer.
+    """
+
+    def __init__(self, config: Config, shapes: Shapes, own_optimizer: str = "") -> None:
+        if own_optimizer and config.parameter_groups:
+            raise ConfigError(
+                "parameter_groups are options of the built-in optimizers; the task brings its own",
+                f"Leave parameter_groups out and make the groups in {own_optimizer}().",
+                everywhere=True,
+            )
+        chosen = {name: _first_match(config, name) for name in shapes}
+        self.options: dict[str, ParameterOptions] = {}
+        self.frozen: set[str] = set()
+        undecayed = 0
+        for name, shape in shapes.items():
+            group = chosen[name]
+            if group is not None and group.frozen:
+                self.frozen.add(name)
+                continue
+            spared = not (config.decay_norms_and_biases or adapts(name, tuple(shape)))
+            decay = 0.0 if spared else config.weight_decay
+            if group is not None and group.weight_decay is not None:
+                decay, spared = group.weight_decay, False
+            undecayed += spared
+            self.options[name] = ParameterOptions(group.learning_rate_factor if group else 1.0, decay)
+        self.lines = [_line(group, _count(group, chosen, shapes)) for group in config.parameter_groups]
+        if config.optimizer in ("lars", "lamb") and any(
+            group.weight_decay for group in config.parameter_groups
+        ):
+            self.lines.append(f"norms and biases: {config.optimizer} never decays them")
+        if undecayed and config.weight_decay and not own_optimizer:
+            self.lines.append(f"norms and biases ({undecayed}): weight decay 0")
+
+
+def in_one_tensor(names: list[str]) -> ConfigError:
+    """Return the error for parameters with different options of which the framework has one tensor."""
+    return ConfigError(
+        f"parameter_groups: {' and '.join(names)} are parts of one tensor, and have different options",
+        "Give them the same options, for example by one pattern that matches all of them.",
+        everywhere=True,
+    )
+
+
+def _first_match(config: Config, name: str) -> ParameterGroup | None:
+    return next((group for group in config.parameter_groups if _matches(group, name)), None)
+
+
+def _matches(group: ParameterGroup, name: str) -> bool:
+    return fnmatchcase(name, group.match)
+
+
+def _count(group: ParameterGroup, chosen: dict[str, ParameterGroup | None], shapes: Shapes) -> int:
+    """Return how many parameters a group has.
+
+    Raises:
+        ConfigError: If there are none.
+    """
+    count = sum(other is group for other in chosen.values())
+    if count:
+        return count
+    matched = [name for name in shapes if _matches(group, name)]
+    if matched:
+        problem = f"matches only parameters that an earlier pattern has: {_some_groups(matched)}"
+        remedy = "The first pattern that matches counts; put the special one before the general one."
+    else:
+        problem = "matches no parameter that is trained"
+        close = difflib.get_close_matches(group.match, shapes, n=_SHOWN_GROUPS, cutoff=0.3)
+        remedy = f"There are, for example, {_some_groups(close or list(shapes))}; * stands for any text."
+    raise ConfigError(f"parameter_groups: the pattern {group.match!r} {problem}", remedy, everywhere=True)
+
+
+def _some_groups(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN_GROUPS]) + (", ..." if len(names) > _SHOWN_GROUPS else "")
+
+
+def _line(group: ParameterGroup, count: int) -> str:
+    parts: list[Any] = []
+    if group.learning_rate_factor != 1:
+        parts.append(f"learning rate x {group.learning_rate_factor:g}")
+    if group.weight_decay is not None:
+        parts.append(f"weight decay {group.weight_decay:g}")
+    text = "frozen" if group.frozen else " and ".join(parts) or "as all"
+    return f"{group.match} ({count}): {text}"
+
 
 MAIN = "main"  # the optimizer of a task that does not name its optimizers
 _NAME = re.compile(r"\w[\w.-]*")

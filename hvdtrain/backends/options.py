@@ -1,6 +1,61 @@
 """What both frameworks share about the blocks of a model that are computed again."""
 
-from hvdtrain.errors import TaskError
+from hvdtrain.config import Config
+from hvdtrain.errors import EnvironmentFault, TaskError
+from hvdtrain.workers.agreement import Workers
+
+# of the dynamic loss scale, as torch.amp.GradScaler has them
+INITIAL_SCALE = 2.0**16
+GROWTH_INTERVAL = 2000  # steps without an overflow, after which the scale doubles
+LOWEST_SCALE = 1.0
+
+
+def check_precision(precision: str, on_gpu: bool, host: str) -> None:
+    """Check that this worker's device computes in a precision.
+
+    Raises:
+        EnvironmentFault: for fp16 on a CPU, which no framework is fast at and few operations know.
+    """
+    if precision == "fp16" and not on_gpu:
+        raise EnvironmentFault(
+            f"--precision fp16 needs a GPU, and on {host} the CPU computes",
+            "Use --precision bf16, which computes on CPUs too, or fp32.",
+        )
+
+
+# keeps lars from dividing by 0; too small to change what it does otherwise
+LARS_EPSILON = 1e-8
+
+_NEVER = ("bias", "beta", "gamma")
+
+
+def adapts(path: str, shape: tuple[int, ...]) -> bool:
+    """Return whether lars and lamb scale the update of a parameter by its norm, and let it decay.
+
+    Biases and what norms multiply by and add are left out, as is usual: their own norm says nothing of
+    how far they may move. Names and shapes are the portable ones, so both frameworks agree.
+
+    Args:
+        path: portable path, such as "conv1/kernel".
+        shape: the portable array's.
+    """
+    return len(shape) > 1 and path.rpartition("/")[2] not in _NEVER
+
+
+def replicas(workers: Workers, config: Config) -> int:
+    """Return the number of replicas of the model, to which each step's samples are dealt."""
+    return workers.size // config.stages
+
+
+def replica(workers: Workers, config: Config) -> int:
+    """Return the replica that this worker belongs to, from 0: it reads the samples that are dealt to it."""
+    return workers.rank // config.stages
+
+
+def speaks_for_replica(workers: Workers, config: Config) -> bool:
+    """Return whether this worker counts and reports what all workers of its replica read: its first stage."""
+    return workers.rank % config.stages == 0
+
 
 MARK = "recompute"  # the attribute of a block, or of its class
 

@@ -3,11 +3,113 @@
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from hvdtrain.backends.own_step import different_calls, different_metrics, different_weighting, metrics_code
+from hvdtrain.errors import TaskError
+from hvdtrain.workers.agreement import Workers
+
+
+class StepClockBase:
+    """What the clocks of both frameworks know of the job.
+
+    Args:
+        workers: the job's workers.
+        is_measured: whether the host sees when gradients are computed, and workers wait for one another only
+            in one place of a step.
+
+    Attributes:
+        timed: the number of ranks that ``numbers`` speaks of: the most that the job may have, so that the
+            vector of a step keeps its length when workers come and go; none if it is not measured.
+    """
+
+    def __init__(self, workers: Workers, is_measured: bool) -> None:
+        self._workers = workers
+        self._is_measured = is_measured and workers.may_reduce
+        self.timed = workers.most if self._is_measured else 0
+
+
+Check = TypeVar("Check")
+
+
+class CallsBase(ABC, Generic[Check]):
+    """Checks that all workers make the same calls in a step, with an all-reduce of four numbers for each.
+
+    If they did not, each would wait for sums that others do not compute. The numbers are two codes and their
+    squares: the mean and the mean square are this worker's only if all codes are equal.
+
+    Args:
+        names: the optimizers.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._codes = {"": 0.0} | {name: 1.0 + place for place, name in enumerate(names)}
+        self._number = 0
+
+    def begin(self) -> None:
+        """Begin a step. Local: no collective."""
+        self._number = 0
+
+    def announce(self, name: str, is_weighted: bool) -> Check:
+        """Collective. Begin the check of a call, which raises TaskError on all workers if calls differ.
+
+        Args:
+            name: the optimizer whose gradients are about to be reduced.
+            is_weighted: whether its losses have weights of their own, which are then summed as well.
+        """
+        return self._announce(name, float(is_weighted), different_weighting(name, self._number))
+
+    def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Check:
+        """Collective. Begin the check of the end of a step.
+
+        It raises TaskError on all workers if another made a call or returned other metrics.
+
+        Args:
+            names: "loss" and the metrics that the step returned, which are summed by position.
+            weighted: those of them that are Weighted.
+        """
+        return self._announce("", metrics_code(names, weighted), different_metrics(names, weighted))
+
+    def _announce(self, name: str, form: float, different_form: TaskError) -> Check:
+        number, code = self._number, self._codes[name]
+        self._number += 1
+        return self._compare(name, number, [code, code * code, form, form * form], different_form)
+
+    def _different_call(self, name: str, number: int) -> TaskError:
+        """Return the error of a call that is another one on another worker."""
+        return different_calls(f"gradients() of {name!r}" if name else "the end", number)
+
+    @abstractmethod
+    def _compare(self, name: str, number: int, codes: list[float], different_form: TaskError) -> Check:
+        """Collective. Begin to compare codes with those of the other workers.
+
+        Args:
+            name: the optimizer; nothing for the end of the step.
+            number: how many calls of the step came before.
+            codes: that of the call with its square, then that of its form with its square.
+            different_form: the error if only the form differs.
+        """
+
+
+_SHOWN = 3
+
+
+def largest_tensors(made: Iterable[tuple[str, int]]) -> Sequence[tuple[str, int]]:
+    """Return the largest kinds of tensors, the largest first: what they are and how many, and bytes of each.
+
+    Args:
+        made: of each tensor, what it is, such as "addmm (256, 4096) float32", and its bytes.
+    """
+    counts = Counter(made)
+    kinds = sorted(counts, key=lambda kind: (-kind[1], -counts[kind], kind[0]))[:_SHOWN]
+    return tuple((f"{counts[kind]} x {kind[0]}" if counts[kind] > 1 else kind[0], kind[1]) for kind in kinds)
+
 
 _TIMELINE, _DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
 _ELSEWHERE = "Horovod writes the timeline of the whole job there"

@@ -7,13 +7,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hvdtrain.backends.abort import check_abort
-from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers, without_sources
+from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers, check_abort, without_sources
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
-from hvdtrain.host.deadline import deadline
-from hvdtrain.host.launcher import launched_rank
-from hvdtrain.host.launches import stated_launch
+from hvdtrain.host.launcher import launched_rank, stated_launch
+from hvdtrain.host.processes import deadline
 from hvdtrain.host.start_reports import (
     exit_at_once,
     report_begin,

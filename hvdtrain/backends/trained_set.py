@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.config.values import rank_of
 from hvdtrain.errors import TaskError
 from hvdtrain.storage.text import counted, some
 

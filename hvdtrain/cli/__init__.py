@@ -4,12 +4,23 @@ import sys
 
 import click
 
-from hvdtrain.cli.group import cli
-from hvdtrain.cli.hosts import build_horovod, doctor, drill, elastic
+from hvdtrain.cli.fields import cli
 from hvdtrain.cli.jobs import evaluate, export, import_, predict, train
-from hvdtrain.cli.runs import compare, report, track, watch
-from hvdtrain.cli.searching import batch_find, lr_find
-from hvdtrain.cli.tools import bench, parity, plan
+from hvdtrain.cli.tools import (
+    batch_find,
+    bench,
+    build_horovod,
+    compare,
+    doctor,
+    drill,
+    elastic,
+    lr_find,
+    parity,
+    plan,
+    report,
+    track,
+    watch,
+)
 from hvdtrain.errors import Interrupted, Removed, Stopped
 
 _COMMANDS = (
@@ -38,11 +49,10 @@ def main() -> None:
 
 def _reports(error: click.ClickException) -> bool:
     """Return whether this worker reports an error of the command line, which all of them have."""
-    from hvdtrain.host.launcher import is_elastic
-    from hvdtrain.host.launches import output_rank
+    from hvdtrain.host.launcher import is_elastic, output_rank
 
     if not is_elastic():
         return not output_rank()
-    from hvdtrain.elastic.telling import tell_driver
+    from hvdtrain.elastic.member.membership import tell_driver
 
     return tell_driver(error) is error

@@ -7,8 +7,8 @@ import click
 
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
 from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
-from hvdtrain.jobs.export_formats import EXPORT_FORMATS
-from hvdtrain.printable import printable
+from hvdtrain.config.values import EXPORT_FORMATS
+from hvdtrain.storage.text import printable
 
 
 @click.command(cls=JobCommand)
@@ -140,7 +140,7 @@ def import_(
     --init.
     """
     from hvdtrain.backends.choice import Choice
-    from hvdtrain.jobs.import_weights import import_file
+    from hvdtrain.jobs.serving.checkpoint import import_file
 
     choice = Choice(only, skip, options=("--only", "--skip"))
     done = import_file(weights, given_layers(assignments, options), output, choice)

@@ -1,5 +1,6 @@
 """Commands that measure a job: its speed, and whether both frameworks compute the same."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,227 @@ from typing import Any
 import click
 
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
-from hvdtrain.config.options import ExpandedPath, JobCommand
+from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
+from hvdtrain.errors import UsageError
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.storage.text import printable
 from hvdtrain.tools.bench.options import BenchOptions, bench_options, take_options
 from hvdtrain.tools.bench.plan_options import PlanOptions, plan_options
+from hvdtrain.tools.search.options import BatchOptions, RateOptions, batch_options, rate_options
+
+
+@click.command("lr-find", cls=JobCommand)
+@click.argument("config_file", required=False, type=ExpandedPath())
+@rate_options
+@config_options(*OPTIONS)
+def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """Suggest a learning rate, from a short training in which it rises until the loss diverges.
+
+    \b
+    horovodrun -np 2 python -m hvdtrain lr-find [CONFIG.yaml] --framework torch|tf [OPTIONS]
+
+    It takes the options of train and leaves no run directory behind; the length of the training and its
+    schedule do not matter.
+    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
+    from hvdtrain.tools.search.commands import run_lr_find
+
+    chosen, fields = take_options(options, RateOptions)
+    run_lr_find(given_layers(assignments, fields, config_file), chosen)
+
+
+@click.command("batch-find", cls=JobCommand)
+@click.argument("config_file", required=False, type=ExpandedPath())
+@batch_options
+@config_options(*OPTIONS)
+def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """Find the largest micro-batch that fits into memory, and the fastest one.
+
+    \b
+    python -m hvdtrain batch-find -np 2 [CONFIG.yaml] --framework torch|tf [OPTIONS]
+
+    The global batch stays, by more or fewer micro-batches per step, so the curve does not change. Each
+    micro-batch is tried by a job of its own. It takes the options of train and leaves no run directory.
+    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
+    from hvdtrain.tools.search.commands import run_batch_find_command
+
+    chosen, fields = take_options(options, BatchOptions)
+    layers = given_layers(assignments, fields, config_file)
+    run_batch_find_command(layers, chosen)
+
+
+@click.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=PathOrUrl())
+@click.option("--sort", metavar="COLUMN",
+              help="Column to sort by, best first: accuracy, 'best loss', seconds.")  # fmt: skip
+@click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, with all digits.")
+def compare(run_dirs: tuple[Path | str, ...], sort: str | None, as_csv: bool) -> None:
+    """Compare runs: results in a table, and what differs in their configs.
+
+    A folder that holds run directories, such as runs, stands for all of them; it can be a URL.
+    """
+    from hvdtrain.checkpoints.remote.fetched_runs import local_runs
+    from hvdtrain.reporting.compare import print_csv, print_table
+
+    (print_csv if as_csv else print_table)(local_runs(run_dirs), sort)
+
+
+@click.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=PathOrUrl())
+@click.option("-o", "--output", type=ExpandedPath(), default="report.html", metavar="FILE",
+              help="File to write. [report.html]")  # fmt: skip
+@click.option("--verify/--no-verify", default=True, help="Check every byte of the checkpoints. [on]")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+def report(run_dirs: tuple[Path | str, ...], output: Path, verify: bool, debug: bool) -> None:
+    """Draw runs: curves, events, configs and checkpoints in one HTML page.
+
+    The page needs no network. Runs may still be going on. A folder that holds run directories, such as runs,
+    stands for all of them; it can be a URL.
+    """
+    from hvdtrain.checkpoints.remote.fetched_runs import local_runs
+    from hvdtrain.tools.report.page import write_report
+
+    click.echo(printable(write_report(local_runs(run_dirs, for_report=True), output, verify)))
+
+
+@click.command()
+@click.argument("run_dir", type=PathOrUrl())
+@click.option("--wait", type=click.FloatRange(0), metavar="SECONDS",
+              help="How long to wait for a run that is not there yet, or for a stopped or killed one to be "
+                   "resumed. [60, and 0 at the start]")  # fmt: skip
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+def watch(run_dir: Path | str, wait: float | None, debug: bool) -> None:
+    """Follow a run from another terminal, or another host that sees its directory or URL.
+
+    It ends when the run ends.
+    """
+    from hvdtrain.tools.report.follow import follow
+
+    follow(run_dir, wait)
+
+
+@click.command()
+@click.argument("run_dirs", nargs=-1, required=True, type=ExpandedPath())
+@click.option("--to", "names", multiple=True, metavar="NAME",
+              help="Tracker: mlflow or wandb. [those of the run's config]")  # fmt: skip
+@click.option("--checkpoints", is_flag=True, help="Send the newest checkpoint, too.")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+def track(run_dirs: tuple[Path, ...], names: tuple[str, ...], checkpoints: bool, debug: bool) -> None:
+    """Send runs to trackers: what a job could not send, or runs that were never tracked."""
+    from hvdtrain.jobs.track import track_runs
+
+    track_runs(run_dirs, names, checkpoints, lambda text: click.echo(printable(text)))
+
+
+def _ssh_options(command: Any) -> Any:
+    """Add the options on how to reach other hosts."""
+    command = click.option("--ssh-identity-file", type=ExpandedPath(), help="Private key for ssh.")(command)
+    port = click.IntRange(1, 65535)
+    return click.option("--ssh-port", type=port, help="Port of sshd on the other hosts.")(command)
+
+
+@click.command()
+@click.option("--hostfile", type=ExpandedPath(), metavar="FILE",
+              help="Check the hosts of this host file over ssh, before a launch.")  # fmt: skip
+@click.option("-H", "--hosts", metavar="HOSTS", help="The same for hosts given as host1:2,host2:2.")
+@click.option("--host-discovery-script", metavar="SCRIPT",
+              help="Check the discovery script of an elastic job, and the hosts that it prints.")  # fmt: skip
+@click.option("--slots-per-host", type=click.IntRange(1), default=1,
+              help="Slots of a host for which the script prints no number. [1]")  # fmt: skip
+@click.option("--framework", type=click.Choice(list(FRAMEWORKS)), help="Check this framework only. [both]")
+@click.option("--run-dir", default="runs", help="Run directory to check. [runs]")
+@click.option("--quick", is_flag=True, help="Skip the speed measurements.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of a table.")
+@click.option("--timeout", type=click.FloatRange(1), default=60.0, metavar="SECONDS",
+              help="Time limit for loading the frameworks on a host. [60]")  # fmt: skip
+@_ssh_options
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@click.option("--agent", is_flag=True, hidden=True)
+def doctor(debug: bool, **options: Any) -> None:
+    """Check this host or all hosts of a job.
+
+    It checks the local host, the hosts of --hostfile or --hosts over ssh, or, under a launcher, the hosts
+    of the job.
+    """
+    from hvdtrain.tools.doctor.command import run_doctor
+
+    sys.exit(run_doctor(options))
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("-np", "--num-proc", type=int, metavar="N",
+              help="Workers to start with. [the tasks of Slurm's allocation]")  # fmt: skip
+@click.option("--min-np", "--min-num-proc", "least", type=int, metavar="N",
+              help="With fewer workers, training waits. [-np]")  # fmt: skip
+@click.option("--max-np", "--max-num-proc", "most", type=int, metavar="N",
+              help="The job never has more workers. [-np]")  # fmt: skip
+@click.option("--start-timeout", type=float, metavar="SECONDS",
+              help="How long the job waits at the start for -np workers. [60]")  # fmt: skip
+@click.option("--elastic-timeout", type=float, metavar="SECONDS",
+              help="How long training waits with too few workers. [600]")  # fmt: skip
+@click.option("--reset-limit", type=int, metavar="N", help="After more failures the job ends. [none]")
+@click.option("--network-interfaces", default="", metavar="NAMES", help="Interfaces of the job. [all]")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def elastic(command: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """Run an elastic job whose workers another launcher starts.
+
+    COMMAND starts all workers, such as srun --kill-on-bad-exit=0 --no-kill --wait=0 python -m hvdtrain ...
+    If horovodrun starts them, give --min-np to horovodrun instead.
+    """
+    from hvdtrain.elastic.driver.cluster import LimitOptions, workers_of_slurm
+    from hvdtrain.elastic.driver.host_job import run_step
+
+    wanted = options["num_proc"] or workers_of_slurm(os.environ)
+    if wanted is None:
+        raise UsageError("the number of workers is not known", "Give -np N: the workers that COMMAND starts.")
+    names = ("least", "most", "start_timeout", "elastic_timeout", "reset_limit")
+    given = LimitOptions(wanted, **{name: options[name] for name in names})
+    interfaces = [name for name in options["network_interfaces"].split(",") if name]
+    sys.exit(run_step(command, given, interfaces))
+
+
+@click.command()
+@click.option("--framework", type=click.Choice([*FRAMEWORKS, "both"]), default="both",
+              help="Framework to drill. [both]")  # fmt: skip
+@click.option("-H", "--hosts", metavar="HOSTS", help="Hosts and their slots, such as host1:2,host2:2.")
+@click.option("--hostfile", type=ExpandedPath(), metavar="FILE", help="The same from a host file.")
+@click.option("--workers", type=click.IntRange(2, 64), help="Number of workers. [all slots; 3 on this host]")
+@click.option("--hosts-may-fail", is_flag=True,
+              help="Also cut off the last host for 45 seconds, with iptables.")  # fmt: skip
+@click.option("--folder", default="drill", help="Folder for the runs, which all hosts share. [drill]")
+@click.option("--keep", is_flag=True, help="Keep the runs, also if nothing was lost.")
+@click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE", help="Write a JSON document, too.")
+@_ssh_options
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+def drill(debug: bool, **options: Any) -> None:
+    """Kill, freeze and stop workers of short jobs, and check that nothing is lost.
+
+    An undisturbed run is followed by the same run disturbed in each way. The table shows how long training
+    paused. The exit code is 4 if a step or a sample was lost or done twice.
+    """
+    from hvdtrain.tools.drill.command import run_drill
+
+    sys.exit(run_drill(options))
+
+
+@click.command("build-horovod")
+@click.option("--frameworks", type=click.Choice(["auto", "torch", "tf", "both"]), default="auto",
+              help="Frameworks to build for; auto: those installed. [auto]")  # fmt: skip
+@click.option("--mpi", type=click.Choice(["auto", "require", "none"]), default="auto",
+              help="auto: with MPI if its compiler is found; none: with Gloo only. [auto]")  # fmt: skip
+@click.option(
+    "--gpu", type=click.Choice(["none", "nccl"]), default="none", help="nccl: build for CUDA GPUs. [none]"
+)
+@click.option(
+    "--jobs", type=click.IntRange(0), default=0, help="Parallel compilations; 0: by cores and memory. [0]"
+)
+@click.option("--force", is_flag=True, help="Build even if it is installed or cached.")
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+def build_horovod(debug: bool, **request: Any) -> None:
+    """Build Horovod for the installed frameworks."""
+    from hvdtrain.horovod_build import BuildRequest, build_horovod
+
+    click.echo(f"Horovod {build_horovod(BuildRequest(**request), click.echo).describe()}")
 
 
 @click.command(cls=JobCommand)

@@ -15,15 +15,12 @@ from pydantic import (
     field_validator,
 )
 
-from hvdtrain.compression import check_compression
-from hvdtrain.config.values import split_trackers
+from hvdtrain.config.values import check_compression, split_trackers
 from hvdtrain.config.yaml_reader import write_yaml
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.given_urls import check_url
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.paths import expand_path, expand_task
-from hvdtrain.schedule import Cadence
-from hvdtrain.step_window import StepWindow
+from hvdtrain.schedule import Cadence, StepWindow
+from hvdtrain.storage.files import check_url, expand_path, expand_task
 from hvdtrain.storage.urls import READ_ONLY, is_url, scheme_of, shown
 
 _LEAST_STALL_TIMEOUT = 5

@@ -10,11 +10,10 @@ import click
 
 from hvdtrain.config import Config
 from hvdtrain.config.field_names import advice_for, meant_field, value_hint
-from hvdtrain.given_urls import check_url
 from hvdtrain.host.launcher import launched_rank
 from hvdtrain.host.output import make_output_tolerant
 from hvdtrain.host.start_reports import report_begin
-from hvdtrain.paths import expand_path
+from hvdtrain.storage.files import check_url, expand_path
 from hvdtrain.storage.urls import is_url, shown
 
 NULL = object()  # what an option given as null has; one that is not given has None

@@ -6,6 +6,71 @@ from importlib.util import find_spec
 
 from hvdtrain.errors import ConfigError
 
+PLAIN = ("none", "fp16", "bf16")  # ways without a rank
+LOW_RANK = "powersgd"
+MAX_RANK = 32
+
+
+def check_compression(value: object) -> str:
+    """Return a value of the field as it is.
+
+    Raises:
+        ValueError: naming the values that there are.
+    """
+    if isinstance(value, str) and (value in PLAIN or rank_of(value) is not None):
+        return value
+    if isinstance(value, str) and value.partition(":")[0] == LOW_RANK:
+        raise ValueError(f"{LOW_RANK} takes a rank from 1 to {MAX_RANK}, such as {LOW_RANK}:4")
+    raise ValueError(f"should be {', '.join(map(repr, PLAIN))} or '{LOW_RANK}:RANK', such as {LOW_RANK}:4")
+
+
+def rank_of(compression: str) -> int | None:
+    """Return the rank of PowerSGD; None if gradients travel in another way."""
+    name, _, rank = compression.partition(":")
+    if name != LOW_RANK or not (rank.isascii() and rank.isdecimal()) or rank.startswith("0"):
+        return None
+    return int(rank) if len(rank) <= len(str(MAX_RANK)) and int(rank) <= MAX_RANK else None
+
+
+@dataclass(frozen=True)
+class ExportFormat:
+    """A format to export in.
+
+    Attributes:
+        framework: the framework whose model is written.
+        suffix: ending of the file's name; empty for a directory.
+        packages: what it takes beside the framework.
+        loading: a line of Python that loads it and, if it is a program, calls it. {path} stands for the
+            file, {arguments}, {keywords} and {mapping} for the inputs.
+    """
+
+    framework: str
+    suffix: str
+    packages: tuple[str, ...]
+    loading: str
+
+
+EXPORT_FORMATS = {
+    "safetensors": ExportFormat(
+        "torch",
+        ".safetensors",
+        ("safetensors",),
+        'model.load_state_dict(safetensors.torch.load_file("{path}"))',
+    ),
+    "pt": ExportFormat("torch", ".pt", (), 'model.load_state_dict(torch.load("{path}", weights_only=True))'),
+    "torch-export": ExportFormat("torch", ".pt2", (), 'torch.export.load("{path}").module()({arguments})'),
+    "onnx": ExportFormat(
+        "torch",
+        ".onnx",
+        ("onnx", "onnxscript", "onnxruntime"),
+        'onnxruntime.InferenceSession("{path}").run(None, {{{mapping}}})',
+    ),
+    "keras": ExportFormat("tf", ".keras", (), 'keras.models.load_model("{path}")'),
+    "saved-model": ExportFormat(
+        "tf", "", (), 'tf.saved_model.load("{path}").signatures["serving_default"]({keywords})'
+    ),
+}
+
 
 @dataclass(frozen=True)
 class TrackerRow:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.blocks import blocks_of
-from hvdtrain.data.nesting import flatten, nesting
+from hvdtrain.data.numeric import flatten, nesting
+from hvdtrain.data.order import blocks_of
 from hvdtrain.data.unsupported import check_unmasked, type_name
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays

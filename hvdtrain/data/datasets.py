@@ -10,21 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.collate import PAD_REMEDY, Collate, CollatedDataset
-from hvdtrain.data.frames import columns_of, is_frame, names_of
-from hvdtrain.data.hugging_face import HuggingFaceDataset, number_columns
-from hvdtrain.data.memory_map import memmap_base
 from hvdtrain.data.naming import (
+    HuggingFaceDataset,
     arrays_of,
     as_array,
     canonical,
     check_kept,
+    columns_of,
+    is_frame,
     left_out_notes,
     named,
+    names_of,
     native,
+    number_columns,
     renamed,
 )
-from hvdtrain.data.nesting import SEPARATOR, TARGETS, flatten, has_axes, is_nested
-from hvdtrain.data.numeric import narrowed
+from hvdtrain.data.numeric import SEPARATOR, TARGETS, flatten, has_axes, is_nested, narrowed
+from hvdtrain.data.serialization import memmap_base
 from hvdtrain.data.unsupported import check_supported, check_unmasked, type_name
 from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.task import Arrays, Dataset

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.bad_samples import Fetch, Fetched
-from hvdtrain.data.frames import is_frame, names_of
-from hvdtrain.data.nesting import TARGETS
+from hvdtrain.data.naming import is_frame, names_of
+from hvdtrain.data.numeric import TARGETS
+from hvdtrain.early_stopping import RESERVED, SEPARATOR
 from hvdtrain.errors import DataError, HvdtrainError
-from hvdtrain.metric_names import RESERVED, SEPARATOR
 from hvdtrain.workers.user_errors import SAMPLE_NOTE, RaisedInReader
 
 # what messages call the data, and reader processes know them by

@@ -1,17 +1,102 @@
 """What users' data become: arrays by flat names, and what is said of those that cannot."""
 
-from collections.abc import Mapping, Sequence
+import math
+import numbers
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.collate import ragged_error
-from hvdtrain.data.frames import is_frame, matrix_of
-from hvdtrain.data.nesting import flatten
-from hvdtrain.data.numeric import float_bits, narrowed
-from hvdtrain.data.unsupported import check_dense, check_unmasked
+from hvdtrain.data.numeric import flatten, float_bits, is_numeric, narrowed
+from hvdtrain.data.unsupported import check_dense, check_unmasked, has_class
 from hvdtrain.errors import DataError
+from hvdtrain.task import Arrays
+
+_NUMBERS = "biufc"
+
+
+def is_frame(source: Any) -> bool:
+    """Return whether an object is a data frame of pandas or polars, or a structured array."""
+    if isinstance(source, np.ndarray):
+        return source.dtype.names is not None
+    return has_class(source, "pandas.DataFrame") or has_class(source, "polars.DataFrame")
+
+
+def names_of(frame: Any) -> list[Any]:
+    """Return the names of a frame's columns."""
+    return list(frame.dtype.names if isinstance(frame, np.ndarray) else frame.columns)
+
+
+def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
+    """Return a frame's columns of numbers, and the names of those that are left out, such as text.
+
+    Raises:
+        DataError: If a column mixes numbers with other values.
+    """
+    arrays, left_out = {}, []
+    for name in names_of(frame):
+        array = _column(frame, name)
+        if array.dtype.kind in _NUMBERS:
+            arrays[str(name)] = array
+        else:
+            left_out.append(str(name))
+    return arrays, left_out
+
+
+def matrix_of(name: str, frame: Any) -> NDArray[Any]:
+    """Return a frame as one array (rows, columns).
+
+    Raises:
+        DataError: If it has columns of other than numbers, naming them with their types.
+    """
+    arrays, left_out = columns_of(frame)
+    if left_out:
+        raise DataError(
+            f"{name!r} is a data frame with columns that are not numbers: {_types(frame, left_out)}",
+            "Drop or encode them.",
+        )
+    if not arrays:
+        return np.zeros((len(frame), 0))
+    matrix = np.stack(list(arrays.values()), axis=1)
+    for column, array in arrays.items():
+        if (
+            matrix.dtype.kind == "f"
+            and array.dtype.kind in "iu"
+            and np.abs(array.astype(float)).max(initial=0) > 2**53
+        ):
+            raise DataError(
+                f"the column {column!r} of {name!r} has whole numbers above 2**53, which are rounded "
+                "together with columns of fractions",
+                "Number its values from 0, such as with pandas.factorize, or give it by itself.",
+            )
+    return matrix
+
+
+def _column(frame: Any, name: Any) -> NDArray[Any]:
+    column = frame[name]
+    if isinstance(column, np.ndarray):
+        return column
+    if getattr(column, "ndim", 1) > 1:
+        raise DataError(f"a data frame has several columns named {name!r}", "Rename them.")
+    array = np.asarray(column.to_numpy())
+    if array.dtype == object and any(map(_is_number, array)):
+        raise DataError(
+            f"the column {name!r} of a data frame mixes numbers with other or missing values, type "
+            f"{column.dtype}",
+            f"Fill in or drop missing values, then convert it: frame[{str(name)!r}].astype('float32').",
+        )
+    return array
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Number) and not (isinstance(value, float) and math.isnan(value))
+
+
+def _types(frame: Any, names: list[str]) -> str:
+    types = {str(name): frame[name].dtype for name in names_of(frame)}
+    return ", ".join(f"{name} ({types[name]})" for name in names)
 
 
 def renamed(item: Mapping[Any, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -122,3 +207,113 @@ def arrays_of(sample: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
     for name, value in sample.items():
         check_unmasked(name, value)
     return {name: canonical(value) for name, value in sample.items()}
+
+
+class NumericColumns:
+    """Makes arrays of samples, without columns that hold no numbers.
+
+    Until it has seen a sample, nothing is left out: the user's own function may make samples of anything.
+
+    Args:
+        names: what columns are called in batches, by what the source calls them.
+
+    Attributes:
+        notes: what to tell the user.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self._left_out: frozenset[Hashable] = frozenset()
+        self.notes: tuple[str, ...] = ()
+
+    def learn(self, sample: Mapping[Any, Any], place: str) -> None:
+        """Leave out from now on what holds no numbers in a sample.
+
+        What begins with two underscores is left out without a note.
+
+        Args:
+            sample: the sample.
+            place: where it lies, for messages.
+
+        Raises:
+            DataError: If a column that is named holds no numbers, or none does.
+        """
+        left_out = [name for name, value in sample.items() if not is_numeric(value)]
+        texts = [str(name) for name in left_out]
+        check_kept(texts, self._names)
+        if len(left_out) == len(sample):
+            raise DataError(
+                f"no column of {place} holds numbers; it has {sorted(texts)}",
+                "Give decode, a function that makes a sample of it.",
+            )
+        self._left_out = frozenset(left_out)
+        self.notes = left_out_notes([text for text in texts if not text.startswith("__")])
+
+    def arrays(self, item: Any) -> Arrays:
+        """Return a sample, in any form that a data set may return, as arrays by name."""
+        if self._left_out:
+            item = {name: value for name, value in item.items() if name not in self._left_out}
+        return arrays_of(named(item, self._names))
+
+
+# types of Hugging Face's columns, by their beginning
+_NOT_NUMBERS = (
+    "string",
+    "large_string",
+    "binary",
+    "large_binary",
+    "timestamp",
+    "date",
+    "time",
+    "duration",
+    "null",
+    "dict",
+)
+
+
+class HuggingFaceDataset:
+    """A Hugging Face data set read as numpy arrays, a batch per query; columns of text are left out."""
+
+    def __init__(self, source: Any, names: Mapping[str, str]) -> None:
+        kept, left_out = number_columns(source)
+        check_kept(left_out, names)
+        renamed(dict.fromkeys(kept), names)  # raises if a name does not exist
+        self.notes = left_out_notes(left_out)
+        self._source = source.select_columns(kept).with_format("numpy")
+        self._names = names
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Arrays:
+        return {name: column[0] for name, column in self.batch(np.asarray([index])).items()}
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch many samples with one query."""
+        columns = self._source[indices.tolist()]
+        for name, value in columns.items():
+            # lists of unequal lengths come as an array of arrays
+            if value.dtype == object and len({np.shape(sample) for sample in value}) > 1:
+                raise ragged_error(name, value, indices.tolist())
+        return {name: canonical(value) for name, value in renamed(columns, self._names).items()}
+
+
+def number_columns(source: Any) -> tuple[list[str], list[str]]:
+    """Return the columns of a Hugging Face data set that hold numbers or images, and the others.
+
+    Columns that the user took out of its format are in neither.
+    """
+    columns = source.format["columns"] or source.column_names
+    left_out = [name for name in columns if not _holds_numbers(source.features[name])]
+    return [name for name in columns if name not in left_out], left_out
+
+
+def _holds_numbers(feature: Any) -> bool:
+    if isinstance(feature, Mapping):
+        return False
+    if isinstance(feature, list):
+        return all(map(_holds_numbers, feature))
+    inner = getattr(feature, "feature", None)
+    if inner is not None:
+        return _holds_numbers(inner)
+    return not str(getattr(feature, "dtype", "")).startswith(_NOT_NUMBERS)

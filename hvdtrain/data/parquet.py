@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.blocks import Blocks
 from hvdtrain.data.indexed import Decode, Divided, IndexedDataset
+from hvdtrain.data.order import Blocks
 from hvdtrain.data.shard_files import Paths, find_files, open_file
 from hvdtrain.errors import DataError
 from hvdtrain.storage.urls import is_url

@@ -1,19 +1,192 @@
 """Serialization of data sets for reader processes: classes by value, large arrays by reference."""
 
 import io
+import mmap
 import os
 import pickle
+import socket
+import struct
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
+from numpy.typing import NDArray
 
-from hvdtrain.data.memory_map import file_location, map_location
-from hvdtrain.data.shared_memory import copy_to_shared_memory, map_shared_memory
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import DataError, TaskError
 from hvdtrain.task import FILE_MODULE_PREFIX
+
+
+def copy_to_shared_memory(array: NDArray[Any]) -> int:
+    """Copy an array to memory that other processes can map.
+
+    Returns:
+        A file descriptor, which those processes must inherit.
+
+    Raises:
+        OSError: If there is not enough memory.
+    """
+    number = os.memfd_create("hvdtrain", os.MFD_CLOEXEC)
+    try:
+        os.posix_fallocate(number, 0, array.nbytes)  # without it, a lack of memory is a SIGBUS
+        with mmap.mmap(number, array.nbytes) as mapping:
+            np.copyto(np.ndarray(array.shape, array.dtype, mapping), array)
+    except BaseException:
+        os.close(number)
+        raise
+    return number
+
+
+def map_shared_memory(number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return an array that ``copy_to_shared_memory`` copied.
+
+    It can be written to, but other processes do not see the changes.
+    """
+    size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return np.ndarray(shape, dtype, mmap.mmap(number, size, access=mmap.ACCESS_COPY))
+
+
+class MappedArray:
+    """A part of a file as an array, mapped into memory on first use.
+
+    All workers of a host share its pages in memory, and the kernel drops them when memory is short.
+    Only its location is pickled, so another process maps the file as well.
+
+    Args:
+        path: the file, which holds the whole array.
+        offset: where the array begins, in bytes.
+        shape: its shape.
+        dtype: its number type.
+        order: "C" or "F".
+    """
+
+    def __init__(
+        self, path: Path, offset: int, shape: tuple[int, ...], dtype: Any = np.uint8, order: Any = "C"
+    ) -> None:
+        self._location = (path, offset, shape, dtype, order)
+        self._array: NDArray[Any] | None = None
+
+    def __getstate__(self) -> Any:
+        return self._location
+
+    def __setstate__(self, location: Any) -> None:
+        self._location = location
+        self._array = None
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._location[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return self._location[2]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The number type of the array."""
+        dtype: np.dtype[Any] = np.dtype(self._location[3])
+        return dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def array(self) -> NDArray[Any]:
+        """Return the mapped array, read-only.
+
+        Raises:
+            DataError: If the file cannot be mapped.
+        """
+        if self._array is None:
+            path, offset, shape, dtype, order = self._location
+            try:
+                mapped = np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
+            except (OSError, ValueError) as error:  # ValueError: the file has become shorter
+                raise DataError(f"cannot map {path} into memory: {error}") from None
+            self._array = mapped.view(np.ndarray)
+        return self._array
+
+    def __getitem__(self, indices: Any) -> NDArray[Any]:
+        found: NDArray[Any] = self.array()[indices]
+        return found
+
+
+def memmap_base(array: NDArray[Any]) -> np.memmap[Any, Any] | None:
+    """Return the memory-mapped file that an array is a view of, or None if it is in ordinary memory."""
+    base: Any = array
+    while isinstance(base, np.ndarray) and isinstance(base.base, np.ndarray):
+        base = base.base
+    return base if isinstance(base, np.memmap) and isinstance(base.base, mmap.mmap) else None
+
+
+def file_location(array: NDArray[Any]) -> tuple[str, int] | None:
+    """Return the file that holds an array and its offset there in bytes, or None if it must be copied.
+
+    An array that was mapped copy-on-write must be copied: it may differ from its file.
+    """
+    base = memmap_base(array)
+    if base is None or base.filename is None or base.mode == "c":
+        return None
+    distance = array.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return str(Path(os.fsdecode(base.filename)).resolve()), base.offset + distance
+
+
+def map_location(
+    path: str, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], strides: tuple[int, ...]
+) -> NDArray[Any]:
+    """Return an array that a file holds, mapped read-only."""
+    with open(path, "rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.ndarray(shape, dtype, mapping, offset, strides)
+
+
+_NUMBER = struct.Struct("<Q")
+
+
+def send(connection: socket.socket, value: Any) -> None:
+    """Send an object.
+
+    Raises:
+        OSError: If the other side has closed the connection.
+    """
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    parts = [buffer.raw() for buffer in buffers]
+    sizes = [len(head), *(part.nbytes for part in parts)]
+    connection.sendall(b"".join(_NUMBER.pack(number) for number in (len(sizes), *sizes)) + head)
+    for part in parts:
+        connection.sendall(part)
+
+
+def receive(connection: socket.socket) -> Any:
+    """Return the next object, waiting for it if necessary.
+
+    Raises:
+        EOFError: If the other side has closed the connection.
+    """
+    (count,) = _NUMBER.unpack(_receive_bytes(connection, _NUMBER.size))
+    table = _receive_bytes(connection, count * _NUMBER.size)
+    head, *sizes = [_NUMBER.unpack_from(table, k * _NUMBER.size)[0] for k in range(count)]
+    pickled = _receive_bytes(connection, head)
+    return pickle.loads(pickled, buffers=[_receive_bytes(connection, size) for size in sizes])
+
+
+def _receive_bytes(connection: socket.socket, size: int) -> memoryview:
+    view = np.empty(size, np.uint8).data  # a bytearray would be filled with zeros first
+    done = 0
+    while done < size:
+        try:
+            count = connection.recv_into(view[done:])
+        except ConnectionError:
+            count = 0
+        if count == 0:
+            raise EOFError("the other side has closed the connection")
+        done += count
+    return view
+
 
 _SHARED_BYTES = 1 << 16  # a smaller array is pickled with the rest
 

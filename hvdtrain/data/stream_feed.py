@@ -5,11 +5,9 @@ import sys
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from hvdtrain.data.feed import Feed, HostBatch
-from hvdtrain.data.read_ahead import read_ahead
-from hvdtrain.data.stream_part import STEPS, StreamPart
-from hvdtrain.data.stream_sharding import Exchange, dealt
-from hvdtrain.data.stream_trace import Summary, Trace, are_alike
+from hvdtrain.data.feed import Feed, HostBatch, read_ahead
+from hvdtrain.data.stream import Summary, Trace, are_alike
+from hvdtrain.data.stream_sharding import STEPS, Exchange, StreamPart, dealt
 from hvdtrain.errors import DataError
 
 _READS_BETWEEN_CHECKS = 64

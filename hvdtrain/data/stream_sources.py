@@ -9,8 +9,8 @@ import numpy as np
 
 from hvdtrain.data.order import mix, permute
 from hvdtrain.data.shard_files import find_files
-from hvdtrain.data.tar_files import tar_samples
 from hvdtrain.data.unsupported import check_no_batches, has_class, type_name
+from hvdtrain.data.webdataset import tar_samples
 from hvdtrain.errors import DataError
 
 _SHARDS, _BUFFER = -5, -6  # what random numbers are for

@@ -1,15 +1,212 @@
 """Tars of WebDataset as a data set: an index of each tar makes its samples readable in any order."""
 
-from collections.abc import Sequence
-from typing import Any
+import json
+import os
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hvdtrain.data.decoding import decode_file
-from hvdtrain.data.indexed import Decode, Divided, IndexedDataset
-from hvdtrain.data.shard_files import Paths, RangeReader, find_files
-from hvdtrain.data.tar_index import indices_of
+from hvdtrain.data.indexed import Decode, Divided, IndexedDataset, decode_file
+from hvdtrain.data.shard_files import Paths, RangeReader, find_files, locked, open_file, replacing, version_of
 from hvdtrain.errors import DataError
+from hvdtrain.storage.files import cache_folder
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose header is whole."""
+
+    @classmethod
+    def fromtarfile(cls, tar: Any) -> Any:
+        """Return the next member.
+
+        Raises:
+            ReadError: If its header is damaged, or the file ends without the mark of a tar's end.
+        """
+        at = tar.offset
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.HeaderError as error:
+            if isinstance(error, tarfile.EOFHeaderError):  # type: ignore[attr-defined]
+                raise  # the mark of the end; tarfile takes every other one for the end, too
+            raise tarfile.ReadError(f"no header at byte {at:,}: {error}") from None
+
+
+def open_tar(file: BinaryIO, mode: Literal["r:", "r|*"]) -> tarfile.TarFile:
+    """Return a tar that is read to its end, or raises a TarError there."""
+    return tarfile.open(fileobj=file, mode=mode, tarinfo=_Member)
+
+
+def key_and_kind(member: tarfile.TarInfo) -> tuple[str, str] | None:
+    """Return to which sample a member belongs and its kind; None if it is no file of a sample.
+
+    As webdataset has it, a sample's files have a name in common, and their kind follows its first dot.
+    """
+    folder, slash, base = member.name.rpartition("/")
+    stem, dot, kind = base.partition(".")
+    if not member.isreg() or not dot or not stem:
+        return None
+    return f"{folder}{slash}{stem}", kind.lower()
+
+
+def tar_samples(path: str, decodes: bool) -> Iterator[dict[str, Any]]:
+    """Yield the samples of a tar, which may be compressed, as it is read.
+
+    Raises:
+        DataError: If it is damaged or cut, or a sample has two files of one kind.
+    """
+    key, record = "", dict[str, Any]()
+    try:
+        with open_file(path) as file, open_tar(file, "r|*") as tar:
+            for member in tar:
+                if (found := key_and_kind(member)) is None:
+                    continue
+                if found[0] != key:
+                    if record:
+                        yield {"__key__": key, **record}
+                    key, record = found[0], {}
+                kind, where = found[1], f"sample {key} of {path}"
+                if kind in record:
+                    raise DataError(f"{path}: sample {key} has two files .{kind}")
+                content = tar.extractfile(member)
+                assert content is not None  # it is a regular file
+                data = content.read()
+                record[kind] = decode_file(kind, data, where) if decodes else data
+                tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header otherwise
+    except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as a tar: {error}") from error
+    if record:
+        yield {"__key__": key, **record}
+
+
+_VERSION = 1
+_AT_ONCE = 8  # tars that are read at the same time
+
+
+@dataclass(frozen=True)
+class TarIndex:
+    """The samples of a tar: files that follow one another and have a name in common.
+
+    Attributes:
+        kinds: what follows the common name of files, each once.
+        firsts: (samples, kinds), where the content of each file begins in the tar; -1 if there is none.
+        sizes: (samples, kinds), its bytes.
+        keys: the common names, as UTF-8.
+    """
+
+    kinds: tuple[str, ...]
+    firsts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    keys: NDArray[np.bytes_]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def key(self, sample: int) -> str:
+        """Return the common name of a sample's files."""
+        return bytes(self.keys[sample]).decode(errors="replace")
+
+    def members(self, sample: int) -> list[tuple[str, int, int]]:
+        """Return kind, first byte and size of each file of a sample."""
+        places = zip(self.kinds, self.firsts[sample].tolist(), self.sizes[sample].tolist(), strict=True)
+        return [(kind, first, size) for kind, first, size in places if first >= 0]
+
+
+def indices_of(paths: Sequence[str]) -> list[TarIndex]:
+    """Return the samples of tars; those of which the cache folder has no index are read once.
+
+    The workers of a host share them: each begins with another tar, and waits for one that another reads.
+
+    Raises:
+        DataError: If a tar is damaged, compressed or no tar.
+    """
+    folder = cache_folder() / "tar-index"
+    begin = os.getpid() % len(paths)
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        found = list(pool.map(lambda path: _make(path, folder), [*paths[begin:], *paths[:begin]]))
+    return [*found[len(paths) - begin :], *found[: len(paths) - begin]]
+
+
+def _make(path: str, folder: Path) -> TarIndex:
+    """Return a tar's samples, from its index if there is one."""
+    try:
+        name = sha256(f"{_VERSION}\n{path}\n{version_of(path)}".encode()).hexdigest()[:40]
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    kept = folder / f"{name}.npz"
+    if (found := _read(kept)) is not None:
+        return found
+    with locked(kept.with_suffix(".lock")) as is_locked:
+        if is_locked and (found := _read(kept)) is not None:
+            return found
+        index = scan(path)
+        if is_locked:
+            _write(kept, index)
+    return index
+
+
+def scan(path: str) -> TarIndex:
+    """Read a tar's headers and return its samples.
+
+    Raises:
+        DataError: If it is damaged, compressed or no tar, or a sample has two files of one kind.
+    """
+    samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
+    try:
+        with open_file(path) as file, open_tar(file, "r:") as tar:
+            for member in tar:
+                if (found := key_and_kind(member)) is None or member.issparse():
+                    continue
+                key, kind = found
+                if not samples or samples[-1][0] != key:
+                    samples.append((key, {}))
+                if kind in samples[-1][1]:
+                    raise DataError(f"{path}: sample {key} has two files .{kind}")
+                samples[-1][1][kind] = member.offset_data, member.size
+                tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header otherwise
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise DataError(
+            f"{path} cannot be read as an uncompressed tar: {error}",
+            "An index needs tars that are whole and not compressed: decompress them with gunzip.",
+        ) from None
+    kinds = tuple(dict.fromkeys(kind for _, members in samples for kind in members))
+    places = np.asarray([[members.get(kind, (-1, 0)) for kind in kinds] for _, members in samples], np.int64)
+    places = places.reshape(len(samples), len(kinds), 2)
+    keys = np.asarray([key.encode(errors="surrogateescape") for key, _ in samples], np.bytes_)
+    return TarIndex(kinds, places[:, :, 0].copy(), places[:, :, 1].copy(), keys)
+
+
+def _read(kept: Path) -> TarIndex | None:
+    """Return what an index holds; None if there is none that can be used."""
+    try:
+        with np.load(kept, allow_pickle=False) as found:
+            kinds = tuple(json.loads(str(found["kinds"])))
+            index = TarIndex(kinds, found["firsts"], found["sizes"], found["keys"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+    shape = len(index.keys), len(kinds)
+    return index if index.firsts.shape == index.sizes.shape == shape else None
+
+
+def _write(kept: Path, index: TarIndex) -> None:
+    """Keep an index; without room or permission, the next job reads the tar again."""
+    with suppress(OSError), replacing(kept) as partial, partial.open("wb") as file:
+        np.savez(
+            file,
+            kinds=np.asarray(json.dumps(index.kinds)),
+            firsts=index.firsts,
+            sizes=index.sizes,
+            keys=index.keys,
+        )
 
 
 def open_webdataset(

@@ -2,16 +2,72 @@
 
 import contextlib
 import fcntl
+import grp
 import hashlib
 import json
+import os
+import pwd
 import shutil
+import stat
+import sys
+import tarfile
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from hvdtrain.horovod_build.ownership import exposure
-from hvdtrain.paths import cache_folder
+from hvdtrain.errors import HorovodBuildError
+from hvdtrain.horovod_build.processes import run_logged
+from hvdtrain.storage.files import cache_folder
+
+
+def exposure(path: Path) -> str:
+    """Return why somebody other than this user and root could change a file or folder; empty if nobody can.
+
+    In a folder above that others can write they could replace the next one, unless its sticky bit is set.
+    What does not exist yet is not looked at.
+    """
+    paths = [path.absolute(), path.resolve()]
+    for place in dict.fromkeys(place for one in paths for place in (one, *one.parents)):
+        try:
+            status = place.stat()
+        except FileNotFoundError:
+            continue
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{place} belongs to {_user(status.st_uid)}"
+        if place not in paths and status.st_mode & stat.S_ISVTX:
+            continue
+        if status.st_mode & stat.S_IWOTH:
+            return f"{place} can be written by everybody"
+        if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
+            return f"{place} can be written by the group {_group(status.st_gid)}"
+    return ""
+
+
+def _is_own_group(number: int) -> bool:
+    """Return whether a group is root's, or this user's own, which many systems give to each."""
+    if number == 0:
+        return True
+    try:
+        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _user(number: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"user {number}"
+
+
+def _group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except KeyError:
+        return str(number)
+
 
 # The number of logs that are kept.
 LOGS_KEPT = 10
@@ -116,3 +172,80 @@ class BuildCache:
         self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         folder.mkdir(mode=0o755, exist_ok=True)
         return folder
+
+
+VERSION = "0.28.1"
+SDIST = f"horovod-{VERSION}.tar.gz"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+
+DOWNLOAD_LIMIT_SECONDS = 900
+
+
+def fetch_source(cache: BuildCache) -> Path:
+    """Return the source archive: from the cache, or downloaded by pip with the user's pip settings.
+
+    Raises:
+        HorovodBuildError: If it cannot be downloaded, or is not the archive that the patches
+            were made for.
+    """
+    kept = cache.archives / SDIST
+    if kept.is_file() and sha256_of(kept) == SDIST_SHA256:
+        return kept
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-", dir=cache.archives) as folder:
+        _download(Path(folder))
+        verify(Path(folder) / SDIST)
+        (Path(folder) / SDIST).replace(kept)
+    return kept
+
+
+def verify(archive: Path) -> None:
+    """Raise an error unless a file is the pinned archive.
+
+    Raises:
+        HorovodBuildError: If its sha256 differs.
+    """
+    found = sha256_of(archive)
+    if found != SDIST_SHA256:
+        raise HorovodBuildError(
+            f"{archive.name} has sha256 {found}, not {SDIST_SHA256}.",
+            f"Only the published source of Horovod {VERSION} is built: look at your package index.",
+        )
+
+
+def unpack(archive: Path, folder: Path) -> Path:
+    """Unpack the verified archive into a folder and return the source tree."""
+    verify(archive)
+    with tarfile.open(archive) as file:
+        # Pythons older than 3.11.4 have no filter.
+        file.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
+        file.extractall(folder)
+    return folder / f"horovod-{VERSION}"
+
+
+def _download(folder: Path) -> None:
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--require-hashes", "--no-deps"]
+    # pip runs the source's setup.py to find its name and version. Without isolation it uses
+    # the installed setuptools, and downloads nothing else.
+    command += ["--no-binary", "horovod", "--no-build-isolation", "--disable-pip-version-check"]
+    command += ["--dest", str(folder), "-r", str(requirements)]
+    lines: list[str] = []
+    with (folder / "pip.log").open("w", encoding="utf-8") as log:
+        try:
+            exit_code = run_logged(
+                command,
+                log,
+                env=dict(os.environ),
+                folder=folder,
+                limit_seconds=DOWNLOAD_LIMIT_SECONDS,
+                on_line=lines.append,
+            )
+        except TimeoutError as error:
+            raise HorovodBuildError(f"pip could not download {SDIST}: {error}.") from error
+    if exit_code != 0 or not (folder / SDIST).is_file():
+        raise HorovodBuildError(
+            f"pip could not download the source of Horovod {VERSION}. It said:\n"
+            + "".join(f"  {line}" for line in lines[-8:]).rstrip(),
+            f"Check pip's package index, or put {SDIST} into {folder.parent} by hand.",
+        )

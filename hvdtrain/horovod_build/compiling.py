@@ -13,13 +13,12 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build.cache import BuildCache
-from hvdtrain.horovod_build.frameworks import InstalledFramework
-from hvdtrain.horovod_build.gpu import Gpu
+from hvdtrain.horovod_build.cache import BuildCache, fetch_source, unpack
+from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import Plan
 from hvdtrain.horovod_build.processes import path_with, run_logged
-from hvdtrain.horovod_build.source import fetch_source, unpack
+from hvdtrain.horovod_build.toolchain import Gpu
 from hvdtrain.storage.text import counted
 
 # What is being built, at the root of the source tree. The patch build/0010-build-record makes CMake

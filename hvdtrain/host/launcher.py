@@ -1,19 +1,22 @@
 """What the launcher tells a worker: its rank, the number of workers on its host, the terminal to write to."""
 
+import json
 import os
 import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO, Any
 
 import psutil
 from rich.console import Console
 from rich.text import Text
 
+from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.host.output import tolerant
-from hvdtrain.printable import printable
+from hvdtrain.storage.text import printable
 
 ELASTIC_VARIABLE = "HVDTRAIN_ELASTIC"  # the addresses of an elastic job's driver, in its workers
 WORKER_VARIABLE = "HVDTRAIN_WORKER"  # the name that it gave this worker, such as "w7"
@@ -123,3 +126,181 @@ def _launcher_terminal() -> IO[str] | None:
     except (psutil.Error, OSError):
         pass
     return None
+
+
+HOROVODRUN, TORCHRUN, SRUN, MPIRUN = "horovodrun", "torchrun", "srun", "mpirun"
+_UNKNOWN = "a launcher"
+
+# launcher, its variables for the number of processes and the rank. A launcher that runs inside another one
+# stands before it: srun starts the daemons of mpirun, and mpirun may start torchrun once per host.
+_VARIABLES = (
+    (HOROVODRUN, "HOROVOD_SIZE", "HOROVOD_RANK"),
+    (TORCHRUN, "WORLD_SIZE", "RANK"),
+    (MPIRUN, "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK"),
+    ("mpiexec of another MPI", "PMI_SIZE", "PMI_RANK"),
+    (SRUN, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    (_UNKNOWN, "WORLD_SIZE", "RANK"),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a launcher states in the environment of a process that it started.
+
+    Attributes:
+        launcher: its name.
+        variable: the variable that states the number of processes.
+        size: number of processes.
+        rank: the rank of this process.
+        shares_output: whether the processes of one host write to the same place.
+    """
+
+    launcher: str
+    variable: str
+    size: int
+    rank: int
+    shares_output: bool = True
+
+
+def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
+    """Return what the innermost launcher of this process states, or None without a launcher.
+
+    In an elastic job only the current world counts, whose size and rank are in horovodrun's variables.
+    """
+    only_worlds = is_elastic(environ)
+    for launcher, size_name, rank_name in _VARIABLES[:1] if only_worlds else _VARIABLES:
+        size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
+        if not size.isdecimal() or not rank.isdecimal() or int(rank) >= int(size):
+            continue
+        if launcher == TORCHRUN and "TORCHELASTIC_RUN_ID" not in environ:
+            continue
+        if launcher == SRUN and (_is_shell_of_srun(environ) or _is_batch_script()):
+            continue
+        if size_name == "PMI_SIZE" and environ.get("SLURM_STEP_NUM_TASKS") == size:
+            continue  # srun --mpi=pmi2
+        one_per_host = launcher == _UNKNOWN and "LOCAL_RANK" not in environ  # such as pods of Kubernetes
+        return Launch(launcher, size_name, int(size), int(rank), not one_per_host)
+    return None if only_worlds else _launch_of_tensorflow(environ) or _launch_of_pmix(environ)
+
+
+def output_rank() -> int | None:
+    """Return this worker's rank among those that share its output; None if it has an output of its own.
+
+    Unlike ``launched_rank``, it also counts processes that Horovod does not see.
+    """
+    rank = launched_rank()
+    if rank is not None:
+        return rank
+    launch = stated_launch()
+    return launch.rank if launch is not None and launch.size > 1 and launch.shares_output else None
+
+
+def check_launch_is_seen(launch: Launch | None, size: int, rank: int, build: str = "") -> None:
+    """Check that Horovod sees the processes that a launcher states.
+
+    Args:
+        launch: what the launcher states; None without a launcher.
+        size: number of workers that Horovod sees.
+        rank: the rank that Horovod sees.
+        build: the MPI that Horovod was built with; empty without one.
+
+    Raises:
+        EnvironmentFault: If Horovod sees fewer, or another rank: each process would train for itself.
+    """
+    if launch is None or launch.size <= 1:
+        return
+    # an unknown launcher's variables may be left from elsewhere: they say nothing if workers found each other
+    is_seen = size > 1 if launch.launcher == _UNKNOWN else size >= launch.size
+    has_rank = size != launch.size or rank == launch.rank or launch.launcher == _UNKNOWN
+    if is_seen and has_rank:
+        return
+    seen = "one worker" if size == 1 else f"{size} workers, with rank {rank} here"
+    raise EnvironmentFault(
+        f"{launch.launcher} started {launch.size} processes ({_stated(launch)}), but Horovod sees {seen}: "
+        "each process would train alone",
+        _remedy(launch, build),
+        everywhere=launch.variable != "PMIX_RANK" or launch.rank > 1,  # rank 0 of PMIx knows of no other
+    )
+
+
+def _is_shell_of_srun(environ: Mapping[str, str]) -> bool:
+    """Return whether srun started a shell in a terminal: what is typed there may be one worker, or mpirun."""
+    return any(name.startswith("SLURM_PTY_") for name in environ)
+
+
+def _is_batch_script() -> bool:
+    """Return whether Slurm runs this process in a batch script, whose step variables are inherited."""
+    with suppress(psutil.Error):
+        daemon = next((one for one in psutil.Process().parents() if one.name() == "slurmstepd"), None)
+        return daemon is not None and ".batch]" in " ".join(daemon.cmdline())
+    return False
+
+
+def _launch_of_tensorflow(environ: Mapping[str, str]) -> Launch | None:
+    try:
+        config = json.loads(environ.get("TF_CONFIG", ""))
+        cluster, task = config["cluster"], config["task"]
+        leaders = len(cluster.get("chief") or cluster.get("master") or [])
+        size = leaders + len(cluster.get("worker", []))
+        rank = int(task["index"]) + (leaders if task["type"] == "worker" else 0)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+    return Launch(_UNKNOWN, "TF_CONFIG", size, rank, shares_output=False) if size > 0 else None
+
+
+def _launch_of_pmix(environ: Mapping[str, str]) -> Launch | None:
+    """Return what PMIx states, which has no variable for the size: a rank above 0 has others before it."""
+    rank = environ.get("PMIX_RANK", "")
+    if not rank.isdecimal():
+        return None
+    return Launch("a launcher with PMIx", "PMIX_RANK", int(rank) + 1, int(rank))
+
+
+def _stated(launch: Launch) -> str:
+    if launch.variable == "TF_CONFIG":
+        return f"TF_CONFIG names {launch.size} workers"
+    value = launch.rank if launch.variable == "PMIX_RANK" else launch.size
+    return f"{launch.variable}={value}"
+
+
+def _remedy(launch: Launch, build: str) -> str:
+    count = launch.size if launch.variable != "PMIX_RANK" else "N"
+    start = f"Start with `horovodrun -np {count} python -m hvdtrain ...`"
+    over_mpi = launch.launcher in (MPIRUN, SRUN)
+    if over_mpi and not build:
+        return (
+            f"{start.replace('horovodrun', 'horovodrun --gloo')}, or install an MPI and run "
+            "`python -m hvdtrain build-horovod --mpi require`: Horovod was built without MPI."
+        )
+    if over_mpi and os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo":
+        return f"Unset HOROVOD_CONTROLLER, which hides MPI from Horovod. {start}, or with {launch.launcher}."
+    if launch.launcher == SRUN:
+        return (
+            "Start with `srun --mpi=pmix`. `srun --mpi=list` says whether this cluster has it; "
+            "docs/clusters.md says what else works."
+        )
+    if build:
+        start += f", or with the mpirun of {build}, which Horovod was built with"
+    unset = "TF_CONFIG" if launch.variable == "TF_CONFIG" else "WORLD_SIZE and RANK"
+    one = f" If one worker is meant, unset {unset}." if launch.launcher == _UNKNOWN else ""
+    return f"{start}.{one}"
+
+
+def check_is_not_launched(command: str, arguments: str = "...") -> None:
+    """Check that no launcher started this process, for a command that launches workers itself.
+
+    Args:
+        command: the command.
+        arguments: what follows it in the remedy.
+
+    Raises:
+        UsageError: If one did.
+    """
+    launch = stated_launch()
+    if launched_rank() is not None or (launch is not None and launch.size > 1):
+        raise UsageError(
+            f"{command} launches workers itself, but a launcher has started this process",
+            f"Run it without the launcher: python -m hvdtrain {command} {arguments}",
+            everywhere=True,
+        )

@@ -5,13 +5,32 @@ import os
 import selectors
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+
+
+@contextmanager
+def deadline(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
+    """Context manager: call a function, in a thread, if the block does not end in time.
+
+    Args:
+        seconds: the time limit.
+        on_timeout: called once if the block is still running after this time.
+    """
+    timer = threading.Timer(seconds, on_timeout)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
 
 # the signals that a worker handles: what it starts ignores them
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)

@@ -9,13 +9,11 @@ from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.memory import MemoryPlan, mebibytes
 from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
+from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.launcher import open_console
-from hvdtrain.host.memory import peak_bytes
-from hvdtrain.jobs import stages_plan
-from hvdtrain.jobs.batch_check import check_batches
-from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.opening.dry_run import Dry, dry_run
 from hvdtrain.jobs.opening.dry_run_checks import Pass
+from hvdtrain.jobs.opening.limits import check_batches, with_learning_rate
 from hvdtrain.jobs.opening.memory_check import (
     heaviest_plan,
     measured_plan,
@@ -25,7 +23,7 @@ from hvdtrain.jobs.opening.memory_check import (
 )
 from hvdtrain.jobs.opening.options import notes_on_options
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_together, prepare, started
-from hvdtrain.jobs.plan_text import describe_model
+from hvdtrain.jobs.plan_text import describe_model, describe_stages
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.training_run import new_session
@@ -104,7 +102,7 @@ def _describe(
 ) -> str:
     workers = counted(backend.workers.size, "worker")
     lines = [("model", describe_model(model))]
-    split = stages_plan.describe(job.config, backend.workers.size, model.stages)
+    split = describe_stages(job.config, backend.workers.size, model.stages)
     lines += [("" if number else "stages", line) for number, line in enumerate(split.splitlines())]
     lines += [line for one in found.passes for line in _describe_pass(one)]
     lines += [

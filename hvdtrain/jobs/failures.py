@@ -3,39 +3,114 @@
 The worker that failed speaks, the others stay quiet, and all of them end.
 """
 
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import TracebackType
 
 import click
 
-from hvdtrain.elastic.telling import tell_driver
-from hvdtrain.elastic.watch.liveness import WatchEvent
+from hvdtrain.backends.memory import MemoryPlan, describe_activations, mebibytes
+from hvdtrain.elastic.member.membership import tell_driver
+from hvdtrain.elastic.watch.liveness import Abandoned, Told, WatchEvent
 from hvdtrain.errors import (
     EXIT_ENVIRONMENT,
     HvdtrainError,
     Interrupted,
     JobEnded,
+    LackOfMemoryError,
     PeerLostError,
     Removed,
     Stopped,
     WorkerFailure,
 )
-from hvdtrain.host.deadline import deadline
-from hvdtrain.host.launcher import WORKER_VARIABLE, host_name, is_elastic, launched_rank
-from hvdtrain.host.launches import output_rank
-from hvdtrain.host.processes import HANDLED
+from hvdtrain.host.cores import is_out_of_memory, peak_bytes
+from hvdtrain.host.launcher import WORKER_VARIABLE, host_name, is_elastic, launched_rank, output_rank
+from hvdtrain.host.processes import HANDLED, deadline
 from hvdtrain.host.start_reports import exit_at_once
-from hvdtrain.printable import printable
-from hvdtrain.watch.watch_events import Abandoned, Told
+from hvdtrain.reporting.jsonl import write_whole
+from hvdtrain.storage.files import read_regular
+from hvdtrain.storage.text import printable
 from hvdtrain.workers.agreement import Workers
-from hvdtrain.workers.user_errors import traceback_of
+from hvdtrain.workers.user_errors import traceback_of, where_raised
+
+_NAME = ".failed-rank-"
+_WAIT_SECONDS = 0.5  # for a file system that shows another host's files late
+_MAX_BYTES = 10_000
+
+
+def exchange_cause(
+    run_dir: Path, rank: int, host: str, problem: str | None, error: BaseException | None
+) -> str | None:
+    """Return what a worker's summary names as the problem: another worker's, if that one failed first.
+
+    A worker that fails leaves its problem in the run directory before it ends, if it can reach it.
+
+    Args:
+        run_dir: the run directory.
+        rank: this worker.
+        host: this worker's host.
+        problem: this worker's own problem; None if it has none.
+        error: the exception that ends this worker.
+    """
+    if rank == 0:
+        return _find_cause(run_dir) or problem if isinstance(error, PeerLostError) else problem
+    failed_itself = isinstance(error, HvdtrainError) and not (
+        isinstance(error, PeerLostError) or error.everywhere
+    )
+    if failed_itself and problem and run_dir.is_dir():
+        with contextlib.suppress(OSError, ValueError):
+            write_whole(run_dir / f"{_NAME}{rank}", f"rank {rank} on {host}: {problem}"[: _MAX_BYTES // 4])
+    return problem
+
+
+def forget_causes(run_dir: Path) -> None:
+    """Remove what workers of an earlier job left."""
+    for path in run_dir.glob(f"{_NAME}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def _find_cause(run_dir: Path) -> str:
+    """Return the problem that another worker left; empty if none did in time."""
+    until_seconds = time.monotonic() + _WAIT_SECONDS
+    while True:
+        for path in sorted(run_dir.glob(f"{_NAME}*[0-9]")):
+            with contextlib.suppress(OSError, ValueError):
+                text = read_regular(path, _MAX_BYTES).decode()
+                path.unlink()
+                return text
+        if time.monotonic() > until_seconds:
+            return ""
+        time.sleep(0.05)
+
+
+def lack_of_memory(
+    error: BaseException, doing: str, plan: MemoryPlan | None, largest: Sequence[tuple[str, int]] = ()
+) -> LackOfMemoryError | None:
+    """Return the error of work that ran out of memory; None if an error says something else.
+
+    Args:
+        error: what was raised.
+        doing: what failed, such as "training failed at step 3".
+        plan: the job's memory, if it is known.
+        largest: the largest tensors of the micro-batch that failed, if the plan does not have them.
+    """
+    if not is_out_of_memory(error):
+        return None
+    lines = [f"This worker has had {mebibytes(peak_bytes())} of the host's memory."]
+    if plan is not None:
+        lines += [plan.describe_largest(), *filter(None, [describe_activations(largest)])]
+        lines += ["To take less:", *(f"  {text}" for text in plan.remedies)]
+    return LackOfMemoryError(f"{doing}, out of memory: {where_raised(error)}", "\n  ".join(lines))
+
 
 # A rank other than 0 waits so long before it speaks: where rank 0 fails of the same, the launcher
 # ends this one before it repeats it.

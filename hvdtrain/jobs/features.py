@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hvdtrain.backends.optimizers import own_optimizer_method
-from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.config.values import rank_of
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.stream import Stream
 from hvdtrain.host.frameworks import FRAMEWORKS

@@ -1,30 +1,84 @@
 """How a training stands and how it ended: the summary, and the agreement of all workers on it."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.memory import own_peak_mib
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.callbacks import Best, Summary
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.checkpoints.verification import newest_verified
+from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.early_stopping import LINE_FIELDS, MEASURES, PEAK_DEVICE_MEMORY, PEAK_MEMORY, MetricGoal
 from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError, Stopped
 from hvdtrain.jobs.failures import do_in_time
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.memory_peak import own_peak_mib
-from hvdtrain.metric_names import PEAK_DEVICE_MEMORY, PEAK_MEMORY
-from hvdtrain.reporting.history import best_of, read_lines
-from hvdtrain.reporting.jsonl import write_json
+from hvdtrain.reporting.jsonl import lines_of, write_json
+from hvdtrain.reporting.records import EVAL, KEPT, key_of, line_of, parse_lines
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.session import Session
 from hvdtrain.workers.agreement import waiting_for_rank_zero
+
+# numbers of an evaluation that are no metrics
+_NO_METRICS = LINE_FIELDS | MEASURES
+_TAIL_LINES = 4 * KEPT  # among which the last records of a run are
+
+
+def read_lines(path: Path, recent: Iterable[Mapping[str, Any]] = ()) -> NDArray[np.uint8]:
+    """Return the lines of a metrics.jsonl, as bytes to send to other workers.
+
+    Args:
+        path: the file. A line of it that cannot be read is left out.
+        recent: the last records of the run; those that the file lacks, on a full disk, are appended.
+    """
+    lines: list[bytes] = []
+    with contextlib.suppress(OSError):
+        lines.extend(line for line in lines_of(path) if parse_lines([line]))
+    tail = parse_lines(lines[-_TAIL_LINES:])
+    known = {key_of(record) for record in tail}
+    first = tail[0]["step"] if tail and len(lines) > _TAIL_LINES else 0
+    lacking = [record for record in recent if key_of(record) not in known and record["step"] >= first]
+    lines += [line_of(record) for record in lacking]
+    return np.frombuffer(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines), np.uint8)
+
+
+def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, str]) -> dict[str, Best]:
+    """Return the best value of each evaluation metric.
+
+    Args:
+        lines: those of metrics.jsonl.
+        config: its config, which may say of a metric which end is better.
+        checkpoints: where those are that the run directory has, by step.
+    """
+    goals = {goal.metric: goal for goal in _goals(config)}
+    found: dict[str, Best] = {}
+    for record in parse_lines(line for line in lines if b'"eval"' in line):
+        if record.get("phase") != EVAL:
+            continue
+        for name, value in record.items():
+            if name in _NO_METRICS or isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            goal = goals.setdefault(name, MetricGoal.parse(name))
+            if goal.improves(value, found[name].value if name in found else None):
+                found[name] = Best(value, record["step"], checkpoints.get(record["step"]))
+    return found
+
+
+def _goals(config: Config) -> list[MetricGoal]:
+    """Return the goals of the config, the one that counts last."""
+    named = (config.plateau_goal, config.early_stopping, config.keep_best)
+    return [goal for goal in named if goal is not None]
+
 
 LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
 LOST_SAVE_SECONDS = 10  # likewise if another worker is gone or stalls

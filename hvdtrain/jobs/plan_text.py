@@ -3,25 +3,67 @@
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import hvdtrain
 from hvdtrain.backends.base import ModelInfo, OwnRates
+from hvdtrain.backends.pipeline.pipeline import bubble
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.order import Draws
 from hvdtrain.data.stream import number_words, size_words
+from hvdtrain.early_stopping import PlateauState
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.jobs import local_steps_plan, sharding_plan, stages_plan
 from hvdtrain.jobs.opening import elastic_plan
+from hvdtrain.jobs.opening import elastic_plan as local_steps_plan
+from hvdtrain.jobs.opening.data_sets import is_dealt, known_size, promises
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.stream_plan import is_dealt, known_size, promises
-from hvdtrain.plateau import PlateauState
 from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
 from hvdtrain.training_plan import TrainingPlan, most_workers
+
+_WHAT = {"optimizer": "the optimizer's state", "gradients": "the optimizer's state and the gradients"}
+
+
+def describe_sharding(config: Config, workers: int) -> str:
+    """Return how the state is divided among the workers; empty if it is not."""
+    if config.shard == "none":
+        return ""
+    if workers == 1:
+        return "one worker, which keeps all of it: sharding changes nothing"
+    return f"{_WHAT[config.shard]}, over {workers} workers"
+
+
+_LOW = 0.2  # part of a step in which a stage waits, from which on more micro-batches are proposed
+
+
+def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
+    """Return how the model is divided, and how long the stages wait, in lines; empty if it is not.
+
+    Args:
+        config: the resolved config.
+        workers: number of workers.
+        stages: what each stage has, in words.
+    """
+    if config.stages == 1:
+        return ""
+    idle = bubble(config.stages, config.accumulate)
+    replicas = counted(workers // config.stages, "replica")
+    micro_batches = "1 micro-batch" if config.accumulate == 1 else f"{config.accumulate:,} micro-batches"
+    more = 4 * config.stages
+    advice = (
+        f"; with --accumulate {more}, {bubble(config.stages, more):.0%}"
+        if idle > _LOW and config.accumulate < more
+        else ""
+    )
+    first = (
+        f"{replicas} of {config.stages} stages; with {micro_batches} in a step, each stage waits {idle:.0%} "
+        f"of it if all take equally long{advice}"
+    )
+    return "\n".join([first, *stages])
+
 
 _WIDTH = 14
 _GROUPS = 8  # parameter groups whose learning rates are shown
@@ -75,8 +117,8 @@ def describe_plan(
         "precision": _precision(config, model),
         "gradients": model.reduction,
         "memory": "" if session.heaviest is None else session.heaviest.describe(),
-        "sharded": sharding_plan.describe(config, session.backend.workers.size),
-        "stages": _indented(stages_plan.describe(config, session.backend.workers.size, model.stages)),
+        "sharded": describe_sharding(config, session.backend.workers.size),
+        "stages": _indented(describe_stages(config, session.backend.workers.size, model.stages)),
         "local steps": local_steps_plan.describe(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,

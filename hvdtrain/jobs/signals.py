@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import ENDINGS, Interrupted, Removed, WorkerFailure
 from hvdtrain.host.launcher import is_elastic

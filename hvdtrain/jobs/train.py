@@ -10,13 +10,11 @@ from typing import Any
 from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
+from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import ENDINGS, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import muted_console
-from hvdtrain.jobs.elastic.job import train_in_worlds
-from hvdtrain.jobs.elastic_member import join_elastic_job
-from hvdtrain.jobs.failure_cause import exchange_cause
-from hvdtrain.jobs.failures import end_if_uncaught, name_lost_worker
-from hvdtrain.jobs.lack_of_memory import lack_of_memory
+from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
+from hvdtrain.jobs.failures import end_if_uncaught, exchange_cause, lack_of_memory, name_lost_worker
 from hvdtrain.jobs.opening.setup import prepare, started
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
@@ -48,7 +46,6 @@ from hvdtrain.loop import run as run_loop
 from hvdtrain.reporting.console import start_explained
 from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec
-from hvdtrain.watch.watch_events import Watching
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.seeding import seeded_frameworks
 from hvdtrain.workers.user_errors import where_raised

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.hooks import LoopHook, LoopHooks
+from hvdtrain.backends.memory import MemoryPeak
+from hvdtrain.backends.options import speaks_for_replica
 from hvdtrain.callbacks import (
     ON_STEP,
     ON_WINDOW,
@@ -21,14 +23,19 @@ from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import ConfigError
+from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.host.memory import peak_bytes
-from hvdtrain.jobs.batch_check import check_batches
-from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint
 from hvdtrain.jobs.opening.data_sets import roles_of
 from hvdtrain.jobs.opening.dry_run import dry_run
-from hvdtrain.jobs.opening.memory_check import heaviest_plan, measured_plan, notes_on_memory, plan_memory
+from hvdtrain.jobs.opening.limits import check_batches, with_learning_rate
+from hvdtrain.jobs.opening.memory_check import (
+    heaviest_plan,
+    measured_plan,
+    notes_on_memory,
+    plan_memory,
+    with_cuts_of,
+)
 from hvdtrain.jobs.opening.options import notes_on_options
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, names_of_batch, open_together
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
@@ -38,16 +45,13 @@ from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run, note_on_li
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import Provenance, keep, provenance_of
 from hvdtrain.jobs.run_directory.stored import begin_in_store, end_uploads, values_in_store
-from hvdtrain.jobs.stage_cuts import with_cuts_of
-from hvdtrain.jobs.tracked_run import agree_on_id, trackers_of
+from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.jobs.world_change import follow_workers
-from hvdtrain.memory_peak import MemoryPeak
-from hvdtrain.paths import run_folder
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, versions_with
-from hvdtrain.stages import speaks_for_replica
+from hvdtrain.storage.files import run_folder
 from hvdtrain.task import GivenTask
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import Workers
@@ -265,7 +269,7 @@ def _saver(run: TrainingRun, session: Session, point: ResumePoint) -> Background
     folder = session.run_dir / CHECKPOINTS
     if run.store is None:
         return BackgroundSaver(folder, session.report, **options)
-    from hvdtrain.stores.saver import UploadingSaver  # most jobs do without
+    from hvdtrain.checkpoints.remote.run_store import UploadingSaver  # most jobs do without
 
     return UploadingSaver(folder, session.report, run.store, **options)
 

@@ -15,7 +15,7 @@ from threading import Thread
 from typing import Any
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.network import own_addresses
+from hvdtrain.host.hostfile import own_addresses
 
 ADDRESS_VARIABLE = "HVDTRAIN_LAUNCH_ADDRESS"  # "10.0.0.1,10.1.0.1:4567", of the process that launched
 KEY_VARIABLE = "HVDTRAIN_LAUNCH_KEY"

@@ -38,7 +38,7 @@ def torch_model(  # noqa: PLR0917 - sizes in their usual order
         dropout: fraction of embeddings, attention outputs, dense outputs and inputs of the
             classification layer that training drops.
     """
-    from hvdtrain.models._initial import as_keras
+    from hvdtrain.models.transformer import as_keras
 
     check_heads(heads, channels)
     return as_keras(_torch_bert(vocabulary, context, layers, heads, channels, classes, dropout))

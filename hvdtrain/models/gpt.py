@@ -31,7 +31,7 @@ def torch_model(  # noqa: PLR0917 - sizes in their usual order
     from torch import nn
     from torch.nn import functional as F
 
-    from hvdtrain.models._initial import as_keras
+    from hvdtrain.models.transformer import as_keras
 
     check_heads(heads, channels)
     Block = _torch_block(heads, channels, dropout)  # noqa: N806 - a class

@@ -22,7 +22,7 @@ def torch_model(vocabulary: int, classes: int, channels: int = 128, layers: int 
     import torch
     from torch import nn
 
-    from hvdtrain.models._initial import as_keras
+    from hvdtrain.models.transformer import as_keras
 
     class LSTM(nn.Module):
         def __init__(self) -> None:

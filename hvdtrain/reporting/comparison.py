@@ -7,8 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.metric_names import PEAK_MEMORY
+from hvdtrain.early_stopping import PEAK_MEMORY, MetricGoal
 from hvdtrain.reporting.log_records import LogReader, metrics_in, number, parse_record
 from hvdtrain.reporting.records import EVAL, TRAIN
 from hvdtrain.reporting.report import METRICS_FILE

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import Callback, RunContext, Summary
+from hvdtrain.early_stopping import BAD_SAMPLES, MEASURES, metrics_by_set
 from hvdtrain.host.launcher import is_muted, launched_rank, open_console
-from hvdtrain.metric_names import BAD_SAMPLES, MEASURES, metrics_by_set
 from hvdtrain.metrics import StepInfo
 from hvdtrain.storage.text import counted
 from hvdtrain.workers.activity import ACTIVITY

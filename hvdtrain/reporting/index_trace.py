@@ -8,7 +8,7 @@ from typing import Any
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, lines_of
-from hvdtrain.reporting.tail import cut_tail
+from hvdtrain.reporting.records import cut_tail
 from hvdtrain.storage.files import check_link
 
 INDICES = "indices"

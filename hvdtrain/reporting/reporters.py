@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.callbacks import Callback, RunContext, Summary
-from hvdtrain.metric_names import LINE_FIELDS
+from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.event_config import session_end, session_start, text_summary
-from hvdtrain.reporting.event_file import EventFile
+from hvdtrain.reporting.event_file import EventFile, session_end, session_start, text_summary
 from hvdtrain.reporting.jsonl import AppendFile, write_json
 from hvdtrain.reporting.records import EVENT, line_of, record_of
-from hvdtrain.reporting.run_folder import RunFolder
+from hvdtrain.reporting.report import RunFolder
 
 
 class JsonlLog(Callback):

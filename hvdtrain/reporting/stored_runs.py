@@ -4,8 +4,12 @@ A run may be going on, may have ended without a word, and may be somebody else's
 out and named.
 """
 
+import errno
 import json
 import math
+import os
+import pwd
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,19 +17,121 @@ from typing import Any
 
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
-from hvdtrain.printable import printable
-from hvdtrain.reporting.file_access import access_remedy, refused_file
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
-from hvdtrain.reporting.run_status import (
-    FAR_SECONDS,
-    RUNNING,
-    UNKNOWN,
-    is_outdated,
-    silent_seconds_of,
-    status_of,
-)
 from hvdtrain.storage.files import read_regular
+from hvdtrain.storage.text import printable
+
+RUNNING, COMPLETED, UNSAVED, STOPPED = "running", "completed", "unsaved", "stopped"
+FAILED, KILLED, UNKNOWN = "failed", "killed", "unknown"
+LOST_SECONDS = 10.0  # between two worlds of an elastic job, nobody holds the lock for a moment
+FAR_SECONDS = 600.0  # a shared folder may not show the locks of another host
+
+
+def status_of(
+    summary: Mapping[str, Any] | None,
+    lock: LockState,
+    silent_seconds: float = math.inf,
+    watched_seconds: float = 0.0,
+    problem: str = "",
+) -> str:
+    """Return the word for how a run ended or stands.
+
+    Args:
+        summary: how its last job ended; None if that did not say so.
+        lock: who uses its directory.
+        silent_seconds: how long ago the last record came.
+        watched_seconds: how long it has been watched with the lock as it is; 0 if it is looked at once.
+        problem: why the summary cannot be read, if it is there.
+    """
+    if summary is not None:
+        return ending_of(summary)
+    if lock.is_held:
+        return RUNNING
+    if problem:
+        return UNKNOWN
+    limit_seconds = LOST_SECONDS if lock.is_free_here else FAR_SECONDS
+    if silent_seconds < min(limit_seconds, watched_seconds):
+        return RUNNING  # records came meanwhile
+    return KILLED if lock.is_held is False and silent_seconds >= limit_seconds else UNKNOWN
+
+
+def ending_of(summary: Mapping[str, Any]) -> str:
+    """Return the word for how a summary says that a run ended."""
+    status = summary.get("status")
+    return status if status in (COMPLETED, UNSAVED, STOPPED, FAILED) else UNKNOWN
+
+
+def is_outdated(run_dir: Path, lock: LockState) -> bool:
+    """Return whether a summary is of an earlier job than one that may train now.
+
+    A job that resumes a run removes the summary of the one before when it has set up the rest.
+
+    Raises:
+        OSError: If that cannot be found out.
+    """
+    if lock.is_free_here:
+        return False
+    try:
+        return os.stat(run_dir / SUMMARY_FILE).st_mtime_ns < lock.changed_ns
+    except FileNotFoundError:
+        return False
+
+
+def silent_seconds_of(run_dir: Path) -> float:
+    """Return how long ago a run wrote its last record; infinity if it has none, or that cannot be told."""
+    try:
+        return max(0.0, time.time() - os.stat(run_dir / METRICS_FILE).st_mtime)
+    except OSError:
+        return math.inf
+
+
+_REFUSED = (errno.EACCES, errno.EPERM)
+
+
+def refused_file(folder: Path, names: tuple[str, ...]) -> PermissionError | None:
+    """Return why a file of a folder cannot be read by this user; None if all that are there can be."""
+    for name in names:
+        path = folder / name
+        if path.exists() and not os.access(path, os.R_OK):
+            return PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    return None
+
+
+def access_remedy(error: OSError, folder: Path, writes: bool = False) -> str:
+    """Return what to do about an error of access to a run directory; nothing about other errors.
+
+    Args:
+        error: the error.
+        folder: the run directory.
+        writes: whether the command writes there, too.
+    """
+    if error.errno not in _REFUSED:
+        return ""
+    owner, right = _owner_of(Path(os.fsdecode(error.filename or folder)), folder), "rwX" if writes else "rX"
+    command = f"chmod -R a+{right} {folder}"
+    if owner and owner != _name_of(os.geteuid()):
+        return f"It belongs to {owner}, who can give access: {command}. Or run this command as {owner}."
+    return f"Give yourself access: {command.replace('a+', 'u+')}."
+
+
+def _owner_of(*paths: Path) -> str:
+    """Return who owns the first of these paths that can be looked at, or a folder around it."""
+    for path in paths:
+        for place in (path, *path.resolve().parents[:1]):
+            try:
+                return _name_of(place.stat().st_uid)
+            except OSError:
+                continue
+    return ""
+
+
+def _name_of(user: int) -> str:
+    try:
+        return pwd.getpwuid(user).pw_name
+    except KeyError:
+        return f"user {user}"
+
 
 CONFIG_FILE = "config.yaml"
 FILES = (SUMMARY_FILE, CONFIG_FILE, METRICS_FILE)

@@ -1,6 +1,47 @@
 """Words for numbers of things."""
 
+import re
+import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
+
+_URLS: dict[str, str] = {}  # by the path of the copy
+
+
+def name_place(path: Path, url: str) -> None:
+    """Have texts name a local copy by the URL that it was fetched from."""
+    _URLS[str(path)] = url
+
+
+def url_of(path: Path) -> str:
+    """Return the URL that a local copy was fetched from; empty if it is none."""
+    return _URLS.get(str(path), "")
+
+
+def with_urls(text: str) -> str:
+    """Return a text with the URLs of local copies in place of their paths."""
+    for path in sorted(_URLS, key=len, reverse=True):
+        text = text.replace(path, _URLS[path])
+    return text
+
+
+_COLOURS = re.compile("\x1b\\[[0-9;]*m")  # libraries put them into messages
+_UNSEEN = ("Cc", "Cf", "Cs")  # controls, what changes the direction of writing, and half characters
+
+
+def printable(text: str, lines: bool = True) -> str:
+    """Return text without what could control a terminal; "?" stands in its place.
+
+    Args:
+        text: the text.
+        lines: whether it can have several lines.
+    """
+    text = with_urls(text)
+    if text.isprintable():
+        return text
+    kept = "\n\t" if lines else ""
+    text = _COLOURS.sub("", text.replace("\r\n", "\n"))
+    return "".join(c if c in kept or unicodedata.category(c) not in _UNSEEN else "?" for c in text)
 
 
 def counted(number: float, noun: str) -> str:

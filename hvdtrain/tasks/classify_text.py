@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.datasets import ArrayDataset
-from hvdtrain.data.texts.encoding import ByteEncoder, Encoder, WordEncoder
-from hvdtrain.data.texts.labelled import read_tables, split
+from hvdtrain.data.texts.labelled import ByteEncoder, Encoder, WordEncoder, read_tables, split
 from hvdtrain.data.texts.tables import Table
 from hvdtrain.models import bert, lstm
 from hvdtrain.storage.text import counted

@@ -7,12 +7,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Transform
+from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Size, Transform
 from hvdtrain.data.eval_sets import first_set
-from hvdtrain.data.images.dataset import ImageData, Normalisation, measure
 from hvdtrain.data.images.finding import FORMS, find
-from hvdtrain.data.images.sources import Found, ImageSource, count_classes
-from hvdtrain.data.resize import Size
+from hvdtrain.data.images.sources import Found, ImageData, ImageSource, Normalisation, count_classes, measure
 from hvdtrain.errors import DataError
 from hvdtrain.models.choose import NAMES, image_model, torch_image_blocks
 from hvdtrain.tasks import _options as options

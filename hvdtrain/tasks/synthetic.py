@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from hvdtrain.data.random_samples import RandomSamples
+from hvdtrain.data.drawn import RandomSamples
 from hvdtrain.errors import TaskError
 from hvdtrain.models import bert, choose, gpt, lstm
 from hvdtrain.tasks import _options as options

@@ -2,9 +2,15 @@
 
 from typing import Any, ClassVar
 
-from hvdtrain.data.texts.characters import CharacterTokens
-from hvdtrain.data.texts.files import MappedFiles, find_files, python_files
-from hvdtrain.data.texts.windows import ByteTokens, Tokens, Windows
+from hvdtrain.data.texts.files import (
+    ByteTokens,
+    CharacterTokens,
+    MappedFiles,
+    Tokens,
+    Windows,
+    find_files,
+    python_files,
+)
 from hvdtrain.errors import DataError
 from hvdtrain.models import gpt
 from hvdtrain.tasks import _options as options

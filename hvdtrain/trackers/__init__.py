@@ -1,1 +1,1 @@
-"""Sending a run to trackers: a thread of rank 0 follows what the run directory has."""
+"""Sending a run to trackers while it trains, and later by the command ``track``."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.reporting.run_status import COMPLETED, FAILED, UNSAVED
+from hvdtrain.reporting.stored_runs import COMPLETED, FAILED, UNSAVED
 from hvdtrain.trackers.tracker import Row, TrackedRun, without_password
 
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", UNSAVED: "FAILED"}  # any other end is KILLED

@@ -19,8 +19,7 @@ from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
 
 from hvdtrain.callbacks import Callback, RunContext, Summary
 from hvdtrain.checkpoints import verification
-from hvdtrain.checkpoints.linked_copy import copied
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, copied
 from hvdtrain.config.values import TRACKERS
 from hvdtrain.errors import EnvironmentFault, HvdtrainError
 from hvdtrain.metrics import StepInfo

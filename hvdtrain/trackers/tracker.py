@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hvdtrain.metric_names import LINE_FIELDS
+from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.reporting.records import EVENT
 
 _ADDRESS = re.compile(r"(?<=://)\S+")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, EXIT_TRAINING, EnvironmentFault
-from hvdtrain.reporting.run_status import COMPLETED, FAILED, UNSAVED
+from hvdtrain.reporting.stored_runs import COMPLETED, FAILED, UNSAVED
 from hvdtrain.trackers.tracker import Row, TrackedRun
 
 _EXIT_CODES = {COMPLETED: EXIT_DONE, FAILED: EXIT_TRAINING, UNSAVED: EXIT_ENVIRONMENT}

@@ -21,7 +21,7 @@ SAVING = "saving after step"
 
 _PHASES = {READING_DATA: 0, TRAINING: 1}  # all else, such as evaluating, comes after the step
 _GRAPH_CALLS = "tensorflow/python/ops/script_ops.py"
-_OWN_FOLDER = str(Path(__file__).parent) + "/"
+_OWN_FOLDER = str(Path(__file__).parents[1]) + "/"
 _LIBRARIES = ("site-packages/", "dist-packages/", sysconfig.get_path("stdlib") + "/", "<")
 
 

@@ -22,10 +22,10 @@ _FRAMES = "Exception raised from "
 # folders whose code is not the user's
 _LIBRARIES = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
-    str(Path(__file__).resolve().parent),
+    str(Path(__file__).resolve().parents[1]),
 )
 # the file that imports and constructs tasks
-_LOADER = str(Path(__file__).with_name("task.py"))
+_LOADER = str(Path(__file__).parents[1] / "task.py")
 
 
 class RaisedInReader(Exception):

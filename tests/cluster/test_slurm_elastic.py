@@ -10,7 +10,7 @@ from hosts import Cluster
 from slurm_daemons import Slurm
 from support.documents import ROOT
 
-from hvdtrain.drill.history import History
+from hvdtrain.tools.drill.jobs import History
 
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
 SECONDS = 300

@@ -11,7 +11,7 @@ import pytest
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.reduction import local_steps
-from hvdtrain.backends.step_signals import ControlFlags, StepStatistics, encode_signals
+from hvdtrain.backends.step_metrics import ControlFlags, StepStatistics, encode_signals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan

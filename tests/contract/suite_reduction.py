@@ -189,7 +189,7 @@ def test_a_vector_waits_for_no_bucket_but_the_last(started, reduction, monkeypat
     """Those before are begun during the backward pass as without a vector."""
     import torch
 
-    from hvdtrain.backends.portable import buckets
+    from hvdtrain.backends.reduction import shards as buckets
 
     size = started.workers.size
     if size == 1:
@@ -215,7 +215,7 @@ def test_a_vector_waits_for_no_bucket_but_the_last(started, reduction, monkeypat
 def test_reduction_begins_in_the_last_backward_pass(started, reduction, monkeypatch, accumulate):
     import torch
 
-    from hvdtrain.backends.portable import buckets
+    from hvdtrain.backends.reduction import shards as buckets
 
     size = started.workers.size
     if size == 1:

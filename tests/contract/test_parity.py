@@ -13,8 +13,8 @@ from support.twins import keras
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.models import bert, convnet
-from hvdtrain.parity.limits import FP64
-from hvdtrain.parity.report import conclusion, to_document
+from hvdtrain.tools.parity.command import conclusion, to_document
+from hvdtrain.tools.parity.rows import FP64
 
 # mistake, where it is, its task, what it is called, the layer that is named
 MISTAKES = (

@@ -19,7 +19,7 @@ def readers_of(job: started) -> dict[int, list[int]]:
     for pid in job.pids():
         try:
             process = psutil.Process(pid)
-            if any("hvdtrain.data.reader_process" in word for word in process.cmdline()):
+            if any("hvdtrain.data.readers" in word for word in process.cmdline()):
                 found.setdefault(process.ppid(), []).append(pid)
         except psutil.NoSuchProcess:
             pass

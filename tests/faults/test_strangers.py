@@ -15,7 +15,7 @@ from support.jobs import FRAMEWORKS, environment
 
 from hvdtrain.backends import torchrun
 from hvdtrain.host.frameworks import FRAMEWORKS as MODULES
-from hvdtrain.host.signed_requests import KEY_VARIABLE
+from hvdtrain.workers.world import KEY_VARIABLE
 
 KEY = "5e" * 32
 SECONDS = 300

@@ -6,7 +6,7 @@ import hvdtrain
 from hvdtrain.backends import load_backend
 from hvdtrain.config import Layer
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.jobs.batch_check import check_batches
+from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.jobs.opening.setup import open_together, prepare
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.seeding import seeded_frameworks

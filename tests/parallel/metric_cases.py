@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain.backends import load_backend, metric_merging
+from hvdtrain.backends import load_backend
+from hvdtrain.backends.objective import metric_states as metric_merging
 from hvdtrain.backends.objective.stateful_metrics import Part
 from hvdtrain.config import Layer
 from hvdtrain.jobs.opening.setup import open_together, prepare
@@ -77,7 +78,7 @@ def merged(framework: str) -> None:
 
 def _collectives(framework: str) -> metric_merging.Collectives:
     if framework == "torch":
-        from hvdtrain.backends.torch.collectives import HorovodCollectives
+        from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
     else:
-        from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
+        from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
     return HorovodCollectives()

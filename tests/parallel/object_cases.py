@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.frames import GATHER
+from hvdtrain.backends.objective.gathering import GATHER
 from hvdtrain.config import Layer
 from hvdtrain.errors import ExchangeError
 from hvdtrain.jobs.opening.setup import prepare
@@ -28,9 +28,9 @@ def backend_of(framework):
 
 def collectives_of(framework):
     if framework == "torch":
-        from hvdtrain.backends.torch.collectives import HorovodCollectives
+        from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
     else:
-        from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
+        from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
     return HorovodCollectives()
 
 

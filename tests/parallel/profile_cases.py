@@ -4,7 +4,7 @@ import time
 
 from hvdtrain.backends import load_backend
 from hvdtrain.config import Config
-from hvdtrain.tools.profile.clocks import measure_offset
+from hvdtrain.tools.profile.recording import measure_offset
 
 
 def offsets(framework: str, ahead_ns: int) -> list[int]:

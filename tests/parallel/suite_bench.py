@@ -11,13 +11,11 @@ import pytest
 
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.reduction.local_steps import LoneWorker
-from hvdtrain.bench.alone import session_alone
-from hvdtrain.bench.blocks import Recorder, run_block
 from hvdtrain.config import Config
 from hvdtrain.jobs.opening.setup import JobSpec, build_together, open_task_data
 from hvdtrain.session import readers_for
 from hvdtrain.task import load_task_class
-from hvdtrain.tools.bench.measure import bench_config, measure_steps
+from hvdtrain.tools.bench.measure import Recorder, bench_config, measure_steps, run_block, session_alone
 from hvdtrain.training_plan import TrainingPlan
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")

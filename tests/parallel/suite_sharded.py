@@ -18,7 +18,7 @@ from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.host.memory import release_unused
+from hvdtrain.host.cores import release_unused
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")
 SAMPLES = 12

@@ -17,7 +17,7 @@ import psutil
 
 from hvdtrain.elastic.driver.cluster import Limits, Slot
 from hvdtrain.elastic.driver.driver import Driver, Outcome
-from hvdtrain.elastic.state_file import STATE_VARIABLE
+from hvdtrain.elastic.driver.events import STATE_VARIABLE
 from hvdtrain.host.hostfile import HostSlots
 
 TOY = Path(__file__).with_name("toy_worker.py")

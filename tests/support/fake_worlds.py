@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.step_metrics import NO_SIGNALS
 from hvdtrain.errors import JobEnded, PeerLostError, Removed
 from hvdtrain.workers.wire import decode, encode
 from hvdtrain.workers.world import Change, MemberInfo, Place, World

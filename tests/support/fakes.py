@@ -13,8 +13,7 @@ import numpy as np
 from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
 from hvdtrain.backends.objective.stateful_metrics import Samples
 from hvdtrain.backends.replica_state import ReplicaState
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.backends.step_signals import NO_SIGNALS, ControlFlags
+from hvdtrain.backends.step_metrics import NO_SIGNALS, ControlFlags, StepMetrics
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.feed import HostBatch

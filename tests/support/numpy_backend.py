@@ -26,8 +26,7 @@ from hvdtrain.backends.base import (
 )
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.replica_state import ReplicaState
-from hvdtrain.backends.step_metrics import FINDINGS, StepMetrics
-from hvdtrain.backends.step_signals import NO_SIGNALS, SIGNALS
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, SIGNALS, StepMetrics
 from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch

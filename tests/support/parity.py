@@ -6,10 +6,9 @@ from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.config import Layer
-from hvdtrain.jobs.learning_rate import with_learning_rate
+from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import JobSpec, build_together, open_task_data, settle
-from hvdtrain.parity.matching import match
-from hvdtrain.tools.parity.job import Result, compare, keeps_initial_values, layers_for
+from hvdtrain.tools.parity.job import Result, compare, keeps_initial_values, layers_for, match
 from hvdtrain.tools.parity.side import Side, parity_config
 from support.twins import keras, torch  # noqa: F401 - skips where a framework is missing
 

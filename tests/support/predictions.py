@@ -1,8 +1,8 @@
 """A made-up measurement of a job, from which plans are computed."""
 
-from hvdtrain.bench.predict_link import parse_link
-from hvdtrain.bench.predict_ways import buffers
 from hvdtrain.tools.bench.forecast import Measured
+from hvdtrain.tools.bench.plan_measure import buffers
+from hvdtrain.tools.bench.plan_options import parse_link
 from hvdtrain.tools.bench.spread import Spread
 
 MIB = 2**20

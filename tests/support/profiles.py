@@ -4,8 +4,7 @@ import gzip
 from typing import Any
 
 from hvdtrain.backends.recording import OPERATION, Operation, Operations
-from hvdtrain.tools.profile.clocks import ClockOffset
-from hvdtrain.tools.profile.recording import Phase, Recording, StepMark
+from hvdtrain.tools.profile.recording import ClockOffset, Phase, Recording, StepMark
 from hvdtrain.workers.activity import READING_DATA, TRAINING
 
 MS = 1_000_000

@@ -12,8 +12,7 @@ import threading
 from importlib import import_module
 from types import SimpleNamespace
 
-from hvdtrain.backends.abort import abort_collectives
-from hvdtrain.backends.workers import HorovodWorkers, peer_errors
+from hvdtrain.backends.workers import HorovodWorkers, abort_collectives, peer_errors
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.workers.world import World
 

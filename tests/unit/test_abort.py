@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends.abort import abort_collectives, check_abort
 from hvdtrain.backends.start import start_horovod
+from hvdtrain.backends.workers import abort_collectives, check_abort
 from hvdtrain.errors import HorovodBuildError
 
 

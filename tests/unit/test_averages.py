@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.twins import KerasHolder, KerasSide, TorchHolder, TorchSide, assert_same, keras, torch
 
-from hvdtrain.backends.portable.ema import ema_as_weights, has_ema, share_of_new, without_ema
+from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, share_of_new, without_ema
 from hvdtrain.backends.tensorflow.state import ema as keras_ema
 from hvdtrain.backends.torch.state import ema as torch_ema
 from hvdtrain.errors import TaskError

@@ -13,21 +13,18 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain.backends.reduction.local_steps import LoneWorker
-from hvdtrain.bench import raw
-from hvdtrain.bench.blocks import joined
-from hvdtrain.bench.machine import CpuTimes, busy_hosts
-from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
 from hvdtrain.cli import cli
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.tools.bench import command, picture, sweep
-from hvdtrain.tools.bench.job import notes_on
+from hvdtrain.tools.bench import message_times as raw
+from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, notes_on
 from hvdtrain.tools.bench.launch import horovodrun
-from hvdtrain.tools.bench.measure import Steps, bench_config
+from hvdtrain.tools.bench.measure import Steps, bench_config, joined
 from hvdtrain.tools.bench.message_times import KIB, MIB, MessageTime, sizes_up_to, words_for_size
 from hvdtrain.tools.bench.options import BenchOptions, take_options
 from hvdtrain.tools.bench.result import Result
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.bench.spread import Block, Spread, split_of, split_of_one, spread_of_parts
 
 
 def test_a_spread_is_the_median_and_the_range():

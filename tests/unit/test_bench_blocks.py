@@ -5,15 +5,20 @@ from types import SimpleNamespace
 import pytest
 from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, one_worker
 
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.backends.step_signals import StepStatistics
-from hvdtrain.bench import blocks
-from hvdtrain.bench.blocks import Recorder, run_block, whole_rounds
+from hvdtrain.backends.step_metrics import StepMetrics, StepStatistics
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 from hvdtrain.jobs.opening.setup import JobSpec
 from hvdtrain.tools.bench import job
-from hvdtrain.tools.bench.measure import bench_config, check_rounds, steps_of_block
+from hvdtrain.tools.bench import measure as blocks
+from hvdtrain.tools.bench.measure import (
+    Recorder,
+    bench_config,
+    check_rounds,
+    run_block,
+    steps_of_block,
+    whole_rounds,
+)
 
 PAUSE = 0.02
 

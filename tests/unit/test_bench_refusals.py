@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hvdtrain.bench import before_launch
 from hvdtrain.cli import cli
 from hvdtrain.config import Layer
 from hvdtrain.errors import Interrupted, UsageError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.tools.bench import command, job, sweep
+from hvdtrain.tools.bench import job as before_launch
 from hvdtrain.tools.bench import plan_command as predict_command
 from hvdtrain.tools.bench.options import BenchOptions, check_writable
 from hvdtrain.tools.bench.plan_options import PlanOptions

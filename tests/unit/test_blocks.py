@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.fakes import dataset
 
-from hvdtrain.data.blocks import BlockOrder, Blocks, order_identity, training_order
-from hvdtrain.data.order import ShuffledOrder
+from hvdtrain.data.order import BlockOrder, Blocks, ShuffledOrder, order_identity, training_order
 
 SIZES = st.lists(st.integers(1, 30), min_size=1, max_size=20).map(tuple)
 

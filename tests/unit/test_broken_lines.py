@@ -10,9 +10,9 @@ from support.stored_runs import evaluation, lines_of, make_run, window
 from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_table
 from hvdtrain.reporting.log_records import is_window, parse_record
-from hvdtrain.run_views.command import write_report
 from hvdtrain.tools.report import follow
 from hvdtrain.tools.report.follow_view import open_view
+from hvdtrain.tools.report.page import write_report
 from hvdtrain.trackers import sender
 
 TORN = '{"phase": "train", "st'

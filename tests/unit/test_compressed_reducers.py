@@ -10,15 +10,15 @@ import tensorflow as tf
 import torch
 from support.faked_horovod import FakedHorovod
 
-from hvdtrain.backends.tensorflow import orthonormal as tensorflow_orthonormal
 from hvdtrain.backends.tensorflow import step_clock as tensorflow_step_clock
 from hvdtrain.backends.tensorflow.reduction import bfloat16 as tensorflow_bfloat16
 from hvdtrain.backends.tensorflow.reduction import low_rank as tensorflow_low_rank
+from hvdtrain.backends.tensorflow.reduction import low_rank as tensorflow_orthonormal
 from hvdtrain.backends.tensorflow.state.model_state import Field as TensorFlowField
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
-from hvdtrain.backends.torch import orthonormal as torch_orthonormal
 from hvdtrain.backends.torch.reduction import bfloat16 as torch_bfloat16
 from hvdtrain.backends.torch.reduction import low_rank as torch_low_rank
+from hvdtrain.backends.torch.reduction import low_rank as torch_orthonormal
 from hvdtrain.backends.torch.state.layouts import Layout
 from hvdtrain.backends.torch.state.model_state import Field as TorchField
 

@@ -11,7 +11,6 @@ from support.states import make_record
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
-from hvdtrain.jobs.batch_check import check_batches
 from hvdtrain.jobs.opening.data_identity import (
     JobData,
     compare_with_checkpoint,
@@ -19,6 +18,7 @@ from hvdtrain.jobs.opening.data_identity import (
     first_samples,
     identify_data,
 )
+from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.training_plan import Progress
 
 SIZE = 200

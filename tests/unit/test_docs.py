@@ -12,8 +12,7 @@ from hvdtrain.cli.fields import OPTIONS
 from hvdtrain.config import Config
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.schedule import Cadence
-from hvdtrain.step_window import StepWindow
+from hvdtrain.schedule import Cadence, StepWindow
 
 # horovodrun's and mpirun's options in the documents, and how many words each takes
 LAUNCHER_OPTIONS = {

@@ -3,7 +3,7 @@
 import pytest
 from doctor_reports import DISK, INFO, changed, make_report
 
-from hvdtrain.doctor.diagnosis import diagnose
+from hvdtrain.tools.doctor.checks_network import diagnose
 from hvdtrain.tools.doctor.report import Finding, Host, Report
 
 

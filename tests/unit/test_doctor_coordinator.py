@@ -2,10 +2,9 @@
 
 import socket
 
-from hvdtrain.doctor.ssh import SshOptions, agent_script
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.tools.doctor.collect import CheckOptions
-from hvdtrain.tools.doctor.coordinator import Coordinator
+from hvdtrain.tools.doctor.coordinator import Coordinator, SshOptions, agent_script
 
 
 def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from hvdtrain.doctor.discovery import check_discovery
 from hvdtrain.errors import DiscoveryError
+from hvdtrain.tools.doctor.coordinator import check_discovery
 
 
 def found_by(script, slots_per_host=1):

@@ -25,7 +25,8 @@ def said(tmp_path):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text.replace("\n        ", "\n"))
     done = subprocess.run(
-        [sys.executable, "-m", "hvdtrain.doctor.libraries"], env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-m", "hvdtrain.tools.doctor.software"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     return done.stdout

@@ -7,9 +7,8 @@ import sys
 from doctor_reports import INFO, changed, make_report
 from rich.console import Console
 
-from hvdtrain.doctor.diagnosis import diagnose
-from hvdtrain.doctor.json_output import to_json
-from hvdtrain.tools.doctor.table import show
+from hvdtrain.tools.doctor.checks_network import diagnose
+from hvdtrain.tools.doctor.table import show, to_json
 
 
 def shown(*info, width=100, **more) -> str:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from hvdtrain.doctor.ports import Listeners, connect, open_session
 from hvdtrain.tools.doctor import speed
+from hvdtrain.tools.doctor.machine import Listeners, connect, open_session
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdtrain.doctor.ssh import SshOptions, agent_script, explain_failure
+from hvdtrain.tools.doctor.coordinator import SshOptions, agent_script, explain_failure
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain.cli import cli
-from hvdtrain.drill.cases import Case, Drilled, run_case
-from hvdtrain.drill.history import History, differences
 from hvdtrain.errors import TaskError, UsageError
-from hvdtrain.tools.drill.jobs import Launch
+from hvdtrain.tools.drill.command import Case, Drilled, run_case
+from hvdtrain.tools.drill.jobs import History, Launch, differences
 from hvdtrain.tools.drill.task import Drill
 
 INDICES = {1: [0, 1], 2: [2, 3], 3: [0, 2]}

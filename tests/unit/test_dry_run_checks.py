@@ -8,11 +8,16 @@ import pytest
 from hvdtrain.backends.base import DryRun
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.finite import describe_not_finite
-from hvdtrain.data.repeats import reused_memory, shared_samples
+from hvdtrain.data.numeric import describe_not_finite
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
 from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
-from hvdtrain.jobs.opening.dry_run_looks import find_broadcast, random_note, scale_note
+from hvdtrain.jobs.opening.dry_run_looks import (
+    find_broadcast,
+    random_note,
+    reused_memory,
+    scale_note,
+    shared_samples,
+)
 
 RANDOM = np.random.RandomState(3)
 LOGITS = RANDOM.randn(4, 3).astype(np.float32)

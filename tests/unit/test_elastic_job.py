@@ -13,6 +13,7 @@ from support.numpy_backend import NumpyDigits, install
 
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
+from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import EnvironmentFault, PeerLostError, Removed, Stopped, WorkerFailure
 from hvdtrain.jobs.elastic.job import train_in_worlds
 from hvdtrain.jobs.opening.setup import prepare
@@ -21,7 +22,6 @@ from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.train import run_job
 from hvdtrain.jobs.training_run import opened
-from hvdtrain.watch.watch_events import Watching
 
 STEPS, EVALUATED = [2, 4, 6, 8, 10], [4, 8, 10]
 

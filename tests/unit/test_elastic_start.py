@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from hvdtrain.jobs import elastic_start
+from hvdtrain.jobs.elastic import world_state as elastic_start
 
 
 def test_a_warm_up_draws_no_random_numbers_of_the_training():

@@ -13,6 +13,7 @@ from hvdtrain import EvalSets, loop
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.eval_sets import check_not_bare_sets
+from hvdtrain.early_stopping import RESERVED
 from hvdtrain.errors import (
     AgreementError,
     BadSampleError,
@@ -24,7 +25,6 @@ from hvdtrain.errors import (
 from hvdtrain.jobs.opening.data_identity import identify_data
 from hvdtrain.jobs.opening.data_sets import open_sets
 from hvdtrain.loop import run
-from hvdtrain.metric_names import RESERVED
 from hvdtrain.reporting import compare
 from hvdtrain.workers.agreement import assert_consistent
 

@@ -8,8 +8,8 @@ import pytest
 import sklearn.metrics as reference
 
 import hvdtrain
-from hvdtrain.backends.metric_merging import merge, merge_alone
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.objective.metric_states import merge, merge_alone
 from hvdtrain.backends.objective.objective import has_own_values, make_objective
 from hvdtrain.backends.objective.stateful_metrics import Part, Rows, Samples
 from hvdtrain.errors import TaskError

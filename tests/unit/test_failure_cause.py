@@ -4,8 +4,8 @@ import threading
 import time
 
 from hvdtrain.errors import PeerLostError, WorkerFailure
-from hvdtrain.jobs import failure_cause
-from hvdtrain.jobs.failure_cause import exchange_cause
+from hvdtrain.jobs import failures as failure_cause
+from hvdtrain.jobs.failures import exchange_cause
 
 LOST = PeerLostError("another worker ended")
 

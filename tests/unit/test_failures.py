@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
+from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
+from hvdtrain.elastic.watch.liveness import HostLost
 from hvdtrain.errors import (
     AgreementError,
     ConfigError,
@@ -20,7 +21,6 @@ from hvdtrain.errors import (
 from hvdtrain.jobs import failures
 from hvdtrain.jobs.failures import do_in_time, end_worker, expect_answer
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.watch.watch_events import HostLost
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 

@@ -10,8 +10,8 @@ from support.stored_runs import make_run, window
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.jobs.track import track_runs
 from hvdtrain.reporting.compare import print_table
-from hvdtrain.run_views.command import write_report
 from hvdtrain.tools.report import follow
+from hvdtrain.tools.report.page import write_report
 
 OWNER = "another"
 REMEDY = (

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 import torch
 
-from hvdtrain.backends.portable.buckets import divide
+from hvdtrain.backends.reduction.shards import divide
 from hvdtrain.backends.tensorflow import functions
 from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_reduction
 from hvdtrain.backends.tensorflow.reduction import flat as tensorflow_flat

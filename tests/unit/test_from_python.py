@@ -18,10 +18,10 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, HvdtrainError, PeerLostError, TaskError, UsageError
 from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs import failures
-from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
 from hvdtrain.jobs.failures import is_shared
+from hvdtrain.jobs.outcome import best_of
+from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.jobs.train import run_job
-from hvdtrain.reporting.history import best_of
 from hvdtrain.reporting.records import line_of
 from hvdtrain.workers.agreement import AgreementError
 

@@ -6,8 +6,8 @@ import psutil
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host import launches
-from hvdtrain.host.launches import Launch, check_launch_is_seen, output_rank, stated_launch
+from hvdtrain.host import launcher as launches
+from hvdtrain.host.launcher import Launch, check_launch_is_seen, output_rank, stated_launch
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
 MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}

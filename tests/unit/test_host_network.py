@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.host import network
-from hvdtrain.host.network import chosen_interfaces, own_addresses, reachable_by_others
+from hvdtrain.host import hostfile as network
+from hvdtrain.host.hostfile import chosen_interfaces, own_addresses, reachable_by_others
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_characters_that_an_encoding_lacks_become_question_marks():
 
 ENDS = """
 import atexit, sys, threading, time
-from hvdtrain.host.process_end import limit_wait_for_threads
+from hvdtrain.host.start_reports import limit_wait_for_threads
 atexit.register(lambda: print("handler"))
 threading.Thread(target=time.sleep, args=({seconds},), name="left behind").start()
 {more}

@@ -3,8 +3,8 @@
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host import preflight
-from hvdtrain.host.preflight import check_host
+from hvdtrain.host import environment as preflight
+from hvdtrain.host.environment import check_host
 
 GLOO = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_IFACE": "lo"}
 

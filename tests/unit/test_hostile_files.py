@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.config.layers import read_file
-from hvdtrain.data.texts.parquet import parquet_rows
+from hvdtrain.data.texts.tables import parquet_rows
 from hvdtrain.errors import DataError, EnvironmentFault
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.jsonl import AppendFile, cut_log
@@ -86,7 +86,7 @@ def test_a_table_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
 
-    monkeypatch.setattr("hvdtrain.data.texts.parquet._ALWAYS_ALLOWED_BYTES", 1 << 20)
+    monkeypatch.setattr("hvdtrain.data.texts.tables._ALWAYS_ALLOWED_BYTES", 1 << 20)
     path = tmp_path / "rows.parquet"
     table = pa.table({"text": ["x" * 1_000_000] * 10, "label": ["a"] * 10})
     parquet.write_table(table, path, compression="zstd", use_dictionary=False)

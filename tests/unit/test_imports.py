@@ -18,13 +18,13 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 OWNERS = {
     "hvdtrain.backends.torch": ("torch", "horovod.torch"),
     "hvdtrain.backends.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
-    "hvdtrain.bench.torch": ("torch", "horovod.torch"),
-    "hvdtrain.bench.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
-    "hvdtrain.parity.torch": ("torch",),
-    "hvdtrain.parity.tensorflow": ("tensorflow", "keras"),
+    "hvdtrain.tools.bench.torch": ("torch", "horovod.torch"),
+    "hvdtrain.tools.bench.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
+    "hvdtrain.tools.parity.torch": ("torch",),
+    "hvdtrain.tools.parity.tensorflow": ("tensorflow", "keras"),
     "hvdtrain.elastic.driver.host_job": ("horovod.runner",),
     "hvdtrain.elastic.driver.processes": ("horovod.runner",),
-    "hvdtrain.elastic.store": ("horovod.runner",),
+    "hvdtrain.elastic.driver.clusters": ("horovod.runner",),
 }
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from support.twins import RANDOM, KerasSide, TorchSide, keras, optimizer_part, torch
 
-from hvdtrain.backends.large_batch import adapts
-from hvdtrain.backends.tensorflow.large_batch import large_batch_optimizer as keras_optimizer
-from hvdtrain.backends.torch.large_batch import large_batch_optimizer as torch_optimizer
+from hvdtrain.backends.options import adapts
+from hvdtrain.backends.tensorflow.steps.optimizers import large_batch_optimizer as keras_optimizer
 from hvdtrain.backends.torch.state.slots import fill_slots
+from hvdtrain.backends.torch.steps.optimizers import large_batch_optimizer as torch_optimizer
 from hvdtrain.config import Config
 
 nn, layers = torch.nn, keras.layers

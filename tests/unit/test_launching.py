@@ -16,7 +16,8 @@ from horovod.runner.http import http_client, http_server
 import hvdtrain
 from hvdtrain import errors
 from hvdtrain.errors import EnvironmentFault, UsageError, WorkerFailure
-from hvdtrain.launching import channel, launch, running, worker
+from hvdtrain.launching import channel, launch, worker
+from hvdtrain.launching import launch as running
 
 
 def nothing() -> None:

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from hvdtrain.watch.lines import LineConnection
+from hvdtrain.elastic.watch.heartbeat import LineConnection
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from support.fakes import (
 )
 
 from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.errors import NonFiniteLossError
-from hvdtrain.jobs import local_steps_plan
+from hvdtrain.jobs.opening import elastic_plan as local_steps_plan
 from hvdtrain.loop import run
 from hvdtrain.schedule import Cadence
 from hvdtrain.training_plan import TrainingPlan

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 from support.fakes import FakeBackend, make_loop_session, on_every_rank
 
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.loop import run, save_and_stop, settle
 from hvdtrain.run_state import JUDGED, SAVED, STEPPED

@@ -6,7 +6,7 @@ import signal
 import pytest
 from support.fakes import FakeBackend, FakeSaver, asks, make_loop_session, on_every_rank, one_worker, trained
 
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.errors import ConfigError, NonFiniteLossError
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.loop import run

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.fakes import FakeBackend, asks, make_loop_session, one_worker, trained
 
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.errors import DataError, TaskError

@@ -12,7 +12,7 @@ from hvdtrain.backends.reduction.low_rank import (
     matrix_shape,
     split_state,
 )
-from hvdtrain.compression import rank_of
+from hvdtrain.config.values import rank_of
 from hvdtrain.errors import TaskError
 
 KEPT = {error_name("a/kernel"): np.ones((3, 4)), factor_name("a/kernel"): np.ones((4, 1))}

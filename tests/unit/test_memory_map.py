@@ -7,8 +7,13 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.datasets import as_dataset, fetch
-from hvdtrain.data.memory_map import file_location, map_location, memmap_base
-from hvdtrain.data.shared_memory import copy_to_shared_memory, map_shared_memory
+from hvdtrain.data.serialization import (
+    copy_to_shared_memory,
+    file_location,
+    map_location,
+    map_shared_memory,
+    memmap_base,
+)
 
 ROWS, WIDTH = 64, 1 << 14  # of 64-bit floats: 8 MiB
 

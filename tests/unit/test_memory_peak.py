@@ -3,11 +3,11 @@
 import pytest
 from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank, one_worker
 
-from hvdtrain import memory_peak
+from hvdtrain.backends import memory as memory_peak
 from hvdtrain.backends.base import DeviceMemory
-from hvdtrain.backends.step_signals import StepStatistics
+from hvdtrain.backends.memory import MemoryPeak, is_turn
+from hvdtrain.backends.step_metrics import StepStatistics
 from hvdtrain.loop import run
-from hvdtrain.memory_peak import MemoryPeak, is_turn
 
 
 def test_the_largest_is_kept():

@@ -7,7 +7,7 @@ import pytest
 from hvdtrain.backends.memory import MEBIBYTE, MeasuredMemory, memory_plan, saving_bytes
 from hvdtrain.config import Config
 from hvdtrain.errors import LackOfMemoryError
-from hvdtrain.jobs.lack_of_memory import lack_of_memory
+from hvdtrain.jobs.failures import lack_of_memory
 
 SHAPES = {"model/a/kernel": (1024, 256), "model/a/bias": (256,), "model/b/kernel": (256, 16)}
 NUMBERS = 1024 * 256 + 256 + 256 * 16

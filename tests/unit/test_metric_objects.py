@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.backends.object_merging import merged_parts
-from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, merged_parts
 from hvdtrain.backends.objective.metric_objects import logged_names
 from hvdtrain.backends.objective.stateful_metrics import Part, Rows
 from hvdtrain.errors import TaskError

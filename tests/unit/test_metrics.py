@@ -2,8 +2,7 @@
 
 import math
 
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.backends.step_signals import StepStatistics
+from hvdtrain.backends.step_metrics import StepMetrics, StepStatistics
 from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.backends.mixing import mixed
+from hvdtrain.backends.objective.objective import mixed
+from hvdtrain.data.augment import SHARE, Mixed, beta, boxes, partner_of
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.data.mixing import SHARE, Mixed, beta, boxes, partner_of
 from hvdtrain.data.order import sample_keys
 from hvdtrain.errors import DataError
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hvdtrain.data.nesting import flatten, nesting
+from hvdtrain.data.numeric import flatten, nesting
 from hvdtrain.errors import DataError
 
 A, B = np.ones((2, 3)), np.zeros((2, 1))

@@ -13,9 +13,8 @@ import hvdtrain
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.errors import ConfigError, UsageError
-from hvdtrain.given_urls import check_is_no_lost_url, check_url
-from hvdtrain.paths import expand_path
 from hvdtrain.storage import urls as object_urls
+from hvdtrain.storage.files import check_is_no_lost_url, check_url, expand_path
 from hvdtrain.storage.transfers import digest, download, upload
 from hvdtrain.storage.urls import (
     ChangedObjectError,

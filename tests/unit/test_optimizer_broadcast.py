@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from hvdtrain.backends.torch.optimizer_broadcast import broadcast_optimizer
 from hvdtrain.backends.torch.reduction import broadcast as state_broadcast
+from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer
 from hvdtrain.workers.wire import decode, encode
 
 

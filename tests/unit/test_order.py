@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.data.blocks import training_order
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.drawn import Drawn
 from hvdtrain.data.feed import Shard
-from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, mix, permute
+from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder, mix, permute, training_order
 from hvdtrain.errors import DataError
 
 

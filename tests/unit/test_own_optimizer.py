@@ -12,7 +12,7 @@ from hvdtrain.backends.torch.state.slots import try_step
 from hvdtrain.backends.torch.steps import optimizers as of_torch
 from hvdtrain.config import LEARNING_RATES, Config
 from hvdtrain.errors import ConfigError, TaskError
-from hvdtrain.jobs.learning_rate import with_learning_rate
+from hvdtrain.jobs.opening.limits import with_learning_rate
 
 BODY, HEAD = (torch.nn.Parameter(torch.zeros(2)) for _ in range(2))
 
@@ -141,7 +141,7 @@ def test_a_schedule_of_keras_is_refused(rate):
 def test_an_optimizer_that_reduces_gradients_itself_is_refused():
     import horovod.torch as hvd
 
-    from hvdtrain.backends.own_optimizer import check_own_optimizer
+    from hvdtrain.backends.optimizers import check_own_optimizer
     from hvdtrain.backends.tensorflow.distributed_optimizer import DistributedOptimizer
 
     wrapped = type("SGD", (torch.optim.SGD,), {"__module__": hvd.DistributedOptimizer.__module__})

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.twins import RANDOM, KerasSide, TorchSide, keras, torch
 
-from hvdtrain.backends.parameter_groups import ParameterGroups
+from hvdtrain.backends.optimizers import ParameterGroups
 from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
 from hvdtrain.backends.torch.state.slots import fill_slots
 from hvdtrain.backends.torch.steps import optimizers as of_torch

@@ -7,14 +7,12 @@ import numpy as np
 import pytest
 
 from hvdtrain.errors import EnvironmentFault, ExchangeError, TaskError
-from hvdtrain.parity import exchange
-from hvdtrain.parity.differences import aligned, difference
-from hvdtrain.parity.exchange import Role, find_role
-from hvdtrain.parity.losses import explain_losses
-from hvdtrain.parity.matching import match
-from hvdtrain.parity.symptoms import (
+from hvdtrain.tools.parity import command
+from hvdtrain.tools.parity import side as exchange
+from hvdtrain.tools.parity.findings import (
     activation_between,
     constant_factor,
+    different_beginnings,
     differs_but_at_the_end,
     factor_of_scores,
     is_reordered,
@@ -22,9 +20,10 @@ from hvdtrain.parity.symptoms import (
     product_with,
     zero_borders,
 )
-from hvdtrain.tools.parity import command
-from hvdtrain.tools.parity.findings import different_beginnings
-from hvdtrain.tools.parity.job import check_task
+from hvdtrain.tools.parity.job import check_task, match
+from hvdtrain.tools.parity.observation import aligned, difference
+from hvdtrain.tools.parity.side import Role, find_role
+from hvdtrain.tools.parity.verdict import explain_losses
 
 RANDOM = np.random.RandomState(2)
 MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}

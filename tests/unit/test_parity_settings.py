@@ -2,8 +2,8 @@
 
 from support.twins import keras, torch
 
-from hvdtrain.parity.tensorflow import settings as of_layers
-from hvdtrain.parity.torch import settings as of_modules
+from hvdtrain.tools.parity import tensorflow as of_layers
+from hvdtrain.tools.parity import torch as of_modules
 
 
 def test_only_pytorchs_own_modules_are_known_to_have_channels_first():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.parity.report import conclusion
+from hvdtrain.tools.parity.command import conclusion
 from hvdtrain.tools.parity.explanation import place_of
 from hvdtrain.tools.parity.findings import different_settings
 from hvdtrain.tools.parity.observation import ForwardPass, LayerCall, Observation, StepState

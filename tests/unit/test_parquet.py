@@ -7,11 +7,10 @@ import pytest
 
 import hvdtrain
 from hvdtrain.data.augment import Augmented
-from hvdtrain.data.blocks import blocks_of, training_order
 from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.data.feed import Reader, Shard
 from hvdtrain.data.fingerprint import first_difference, take_fingerprint
-from hvdtrain.data.order import BatchPlan
+from hvdtrain.data.order import BatchPlan, blocks_of, training_order
 from hvdtrain.errors import DataError
 from hvdtrain.jobs.opening.data_identity import JobData, is_changed
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdtrain.paths import expand_path, expand_task
+from hvdtrain.storage.files import expand_path, expand_task
 
 
 @pytest.fixture(autouse=True)

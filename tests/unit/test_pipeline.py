@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.pipeline.cutting import cut, given_cuts
-from hvdtrain.backends.pipeline.layout import Layout
-from hvdtrain.backends.pipeline.nested import pack, unpack
-from hvdtrain.backends.pipeline.pipeline import Pipeline
-from hvdtrain.backends.pipeline.schedule import bubble, one_forward_one_backward
+from hvdtrain.backends.pipeline.groups import Layout
+from hvdtrain.backends.pipeline.messages import pack, unpack
+from hvdtrain.backends.pipeline.pipeline import Pipeline, bubble, cut, given_cuts, one_forward_one_backward
 from hvdtrain.errors import ConfigError, TaskError
 
 

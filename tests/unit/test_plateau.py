@@ -8,9 +8,8 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_wor
 from support.twins import keras, torch
 
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.early_stopping import MetricGoal, PlateauState, plateau_from
 from hvdtrain.loop import run
-from hvdtrain.plateau import PlateauState, plateau_from
 from hvdtrain.run_state import RunState
 from hvdtrain.schedule import LearningRate
 

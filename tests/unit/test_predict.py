@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.predictions import FAST, MEASURED, MIB, SHAPES, SIZE, sure
 
-from hvdtrain.bench.predict_link import USUAL_LATENCY, Link, parse_link
-from hvdtrain.bench.predict_ways import buffers, local_steps, low_rank, way_of
 from hvdtrain.config import Config
 from hvdtrain.tools.bench.forecast import (
     Cluster,
@@ -24,7 +22,8 @@ from hvdtrain.tools.bench.forecast import (
     volume_factor,
     waiting_growth,
 )
-from hvdtrain.tools.bench.plan_measure import seconds_of_a_byte
+from hvdtrain.tools.bench.plan_measure import buffers, local_steps, low_rank, seconds_of_a_byte, way_of
+from hvdtrain.tools.bench.plan_options import USUAL_LATENCY, Link, parse_link
 from hvdtrain.tools.bench.spread import Spread
 
 

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hvdtrain.host import launcher
-from hvdtrain.printable import printable
+from hvdtrain.storage.text import printable
 
 TITLE = "\x1b]0;title\x07"
 

@@ -13,7 +13,7 @@ from support.fakes import FakeBackend, FakeReport, asks, make_loop_session, on_e
 from support.profiles import MS, check_trace
 
 from hvdtrain.backends.recording import Busy, Operation, Operations
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.loop import run
 from hvdtrain.session import Session
 from hvdtrain.tools.profile.step_profile import StepProfile

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.backends.recording import HorovodTimeline, Operation, timeline_requested
-from hvdtrain.backends.torch.recorder import operations_in
+from hvdtrain.backends.torch.step_clock import operations_in
 from hvdtrain.config import Config
 from hvdtrain.jobs.train import run_job
 

@@ -8,13 +8,18 @@ from support.fakes import on_every_rank
 from support.profiles import DAMAGED, EPOCH_NS, MS, check_trace, horovod_events, recording
 
 from hvdtrain.backends.recording import KERNEL, Operation
-from hvdtrain.step_window import StepWindow
-from hvdtrain.tools.profile.clocks import ClockOffset, measure_offset, to_common
-from hvdtrain.tools.profile.costs import find_costs
-from hvdtrain.tools.profile.recording import Recording, file_of, read_recording, write_whole
-from hvdtrain.tools.profile.self_times import self_seconds
-from hvdtrain.tools.profile.timeline import Timeline, read_timeline
-from hvdtrain.tools.profile.trace import build_trace
+from hvdtrain.schedule import StepWindow
+from hvdtrain.tools.profile.costs import find_costs, self_seconds
+from hvdtrain.tools.profile.recording import (
+    ClockOffset,
+    Recording,
+    file_of,
+    measure_offset,
+    read_recording,
+    to_common,
+    write_whole,
+)
+from hvdtrain.tools.profile.trace import Timeline, build_trace, read_timeline
 
 TWO = (recording(0, 4), recording(1, 6, offset_ms=250))
 

@@ -11,9 +11,16 @@ from support import numpy_backend
 
 from hvdtrain.config import Config
 from hvdtrain.config.layers import read_file, resolve
-from hvdtrain.jobs.git_state import GitState, git_state
 from hvdtrain.jobs.run_directory import provenance as provenances
-from hvdtrain.jobs.run_directory.provenance import Provenance, config_text, keep, last_start, provenance_of
+from hvdtrain.jobs.run_directory.provenance import (
+    GitState,
+    Provenance,
+    config_text,
+    git_state,
+    keep,
+    last_start,
+    provenance_of,
+)
 from hvdtrain.jobs.train import run_job
 
 SECONDS = 60.0  # more than git takes on a busy machine

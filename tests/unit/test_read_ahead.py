@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hvdtrain.data.read_ahead import read_ahead
+from hvdtrain.data.feed import read_ahead
 
 
 def reading_threads() -> list[threading.Thread]:

@@ -14,12 +14,12 @@ from rich.console import Console
 from support.watching import MEANS, Watched, records, run_context, step_info, summary
 
 from hvdtrain.config import Config
-from hvdtrain.metric_names import LINE_FIELDS, RESERVED
+from hvdtrain.early_stopping import LINE_FIELDS, RESERVED
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting import jsonl as logs
 from hvdtrain.reporting.jsonl import write_json
+from hvdtrain.reporting.report import RunFolder
 from hvdtrain.reporting.reporters import JsonlLog
-from hvdtrain.reporting.run_folder import RunFolder
 from hvdtrain.reporting.run_report import RunReport
 
 

@@ -4,8 +4,8 @@ import pytest
 from support.chromium import IS_MISSING, Browser
 from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
-from hvdtrain.run_views.command import write_report
-from hvdtrain.run_views.styles import style_of
+from hvdtrain.tools.report.charts import style_of
+from hvdtrain.tools.report.page import write_report
 
 pytestmark = pytest.mark.skipif(bool(IS_MISSING), reason=IS_MISSING)
 

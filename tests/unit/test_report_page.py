@@ -9,9 +9,8 @@ from support.stored_runs import evaluation, make_run, window
 
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.lock_state import LockState
-from hvdtrain.run_views import command
-from hvdtrain.run_views.command import write_report
-from hvdtrain.tools.report.page import read_for_page
+from hvdtrain.tools.report import page as command
+from hvdtrain.tools.report.page import read_for_page, write_report
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import json
 import pytest
 from support.fakes import asks, make_loop_session
 
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.loop import run
 from hvdtrain.run_state import RunState

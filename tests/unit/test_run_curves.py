@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.stored_runs import evaluation, make_run, window
 
-from hvdtrain.run_views.curves import read_log
-from hvdtrain.run_views.thinning import thin
-from hvdtrain.tools.report.chart_plan import plan_charts
+from hvdtrain.tools.report.chart_plan import plan_charts, read_log, thin
 
 
 def test_a_curve_has_the_numbers_of_the_log_on_every_axis(tmp_path):

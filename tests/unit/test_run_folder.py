@@ -11,7 +11,7 @@ from hvdtrain.checkpoints import saver
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.errors import EnvironmentFault, SaveError
 from hvdtrain.reporting.lock_state import LOCK_FILE
-from hvdtrain.reporting.run_folder import RunFolder
+from hvdtrain.reporting.report import RunFolder
 
 
 @pytest.fixture

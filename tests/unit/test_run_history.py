@@ -7,9 +7,8 @@ from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting.event_file import EventFile
-from hvdtrain.reporting.event_sessions import sessions_in
-from hvdtrain.run_views.curves import read_log
-from hvdtrain.tools.report.events import history_of
+from hvdtrain.tools.report.chart_plan import read_log
+from hvdtrain.tools.report.events import history_of, sessions_in
 
 
 @pytest.fixture

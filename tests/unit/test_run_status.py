@@ -13,7 +13,7 @@ from support.stored_runs import SUMMARY, make_run, window
 from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_csv
 from hvdtrain.reporting.lock_state import LockState
-from hvdtrain.reporting.run_status import FAR_SECONDS, status_of
+from hvdtrain.reporting.stored_runs import FAR_SECONDS, status_of
 from hvdtrain.tools.report.page import read_for_page
 from hvdtrain.tools.report.standing import StandingWatch
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from hvdtrain.config import Config
+from hvdtrain.jobs.opening.data_identity import same_field
 from hvdtrain.jobs.run_directory.provenance import config_text
-from hvdtrain.jobs.same_task import same_field
 
 
 def config(**fields) -> Config:

@@ -9,8 +9,8 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
-from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.opening import setup as opening
+from hvdtrain.jobs.opening.limits import check_metrics
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_task_data, prepare
 from hvdtrain.workers.activity import ACTIVITY
 

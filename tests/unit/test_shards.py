@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.backends.portable.spool import Spool
+from hvdtrain.backends.portable.training_state import Spool
 from hvdtrain.backends.reduction.shards import ALIGNMENT, shard
 
 MEBI = 1 << 20

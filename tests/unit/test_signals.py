@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from hvdtrain.backends.step_signals import NO_FLAGS, ControlFlags
+from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
 from hvdtrain.errors import Interrupted, PeerLostError, Removed, WorkerFailure
 from hvdtrain.host.processes import HANDLED
 from hvdtrain.jobs.signals import Signals, interruptible

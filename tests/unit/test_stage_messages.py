@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hvdtrain.backends.torch.stage_messages import float_tensors, from_message, to_message
+from hvdtrain.backends.torch.stages.model import float_tensors, from_message, to_message
 from hvdtrain.errors import TaskError
 
 CPU = torch.device("cpu")

@@ -4,10 +4,10 @@ import itertools
 
 import pytest
 
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.backends.step_signals import (
+from hvdtrain.backends.step_metrics import (
     NO_SIGNALS,
     ControlFlags,
+    StepMetrics,
     StepStatistics,
     decode_signals,
     encode_signals,

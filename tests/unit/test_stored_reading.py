@@ -11,12 +11,11 @@ from support.object_store import client_environment, object_store
 from support.states import equal, make_state, saved
 from support.stored_runs import SUMMARY, evaluation, lines_of, make_run, window
 
-from hvdtrain import object_lines
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.remote.fetched_runs import FetchedRun
 from hvdtrain.cli import cli
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
-from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
+from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.jobs.serving.outputs import (
     check_not_there,
     local_file,
@@ -25,9 +24,10 @@ from hvdtrain.jobs.serving.outputs import (
     size_of,
     written_beside,
 )
-from hvdtrain.object_lines import append_line
-from hvdtrain.printable import printable
+from hvdtrain.storage import transfers as object_lines
 from hvdtrain.storage import urls as object_urls
+from hvdtrain.storage.text import printable
+from hvdtrain.storage.transfers import append_line
 from hvdtrain.storage.urls import ChangedObjectError, Patience
 from hvdtrain.tools.report.follow import FollowedRun
 from hvdtrain.tools.report.standing import Kind

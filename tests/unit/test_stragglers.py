@@ -3,8 +3,7 @@
 import pytest
 from support.fakes import FakeBackend, make_loop_session, one_worker
 
-from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS, StepMetrics
-from hvdtrain.backends.step_signals import StepStatistics, encode_signals
+from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS, StepMetrics, StepStatistics, encode_signals
 from hvdtrain.loop import run
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.step_results import StepResults

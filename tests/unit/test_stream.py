@@ -12,11 +12,10 @@ from hvdtrain.data.augment import Augmented
 from hvdtrain.data.datasets import as_dataset, fetch, signature
 from hvdtrain.data.fingerprint import first_difference, take_fingerprint
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.data.stream import UNKNOWN_LENGTH
+from hvdtrain.data.stream import UNKNOWN_LENGTH, Trace, are_alike
 from hvdtrain.data.stream_feed import StreamFeed
-from hvdtrain.data.stream_part import StreamPart
+from hvdtrain.data.stream_sharding import StreamPart
 from hvdtrain.data.stream_sources import HuggingFaceSource, shuffled
-from hvdtrain.data.stream_trace import Trace, are_alike
 from hvdtrain.errors import DataError
 
 # samples of the shards: uneven, and one is empty

@@ -11,7 +11,7 @@ from support.numpy_backend import Mlp
 import hvdtrain
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import CheckpointError, ConfigError, DataError
-from hvdtrain.jobs.stream_plan import streams_of
+from hvdtrain.jobs.opening.data_sets import streams_of
 
 SIZE, EVAL_SIZE = 50, 23
 

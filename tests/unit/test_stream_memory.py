@@ -13,11 +13,11 @@ READ = """
 import resource, sys
 import numpy as np
 import hvdtrain
-from hvdtrain.data.blocks import training_order
+from hvdtrain.data.order import training_order
 from hvdtrain.data.feed import Feed, Reader, Shard
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.data.stream_feed import StreamFeed
-from hvdtrain.data.stream_part import StreamPart
+from hvdtrain.data.stream_sharding import StreamPart
 
 kind, path = sys.argv[1:]
 rows, width = {rows}, {width}

@@ -12,7 +12,7 @@ import hvdtrain
 from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.data.stream_feed import StreamFeed
-from hvdtrain.data.stream_part import StreamPart
+from hvdtrain.data.stream_sharding import StreamPart
 from hvdtrain.errors import DataError
 
 fsspec = pytest.importorskip("fsspec")

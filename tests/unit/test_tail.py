@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.reporting import tail
-from hvdtrain.reporting.tail import cut_tail
+from hvdtrain.reporting import records as tail
+from hvdtrain.reporting.records import cut_tail
 
 
 def line(step: int, phase: str = "train", **values: object) -> bytes:

@@ -26,10 +26,9 @@ from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.lock_state import LOCK_FILE
-from hvdtrain.reporting.records import RecentRecords, line_of
+from hvdtrain.reporting.records import RecentRecords, cut_tail, line_of
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
-from hvdtrain.reporting.tail import cut_tail
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.world import World
 

@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.data.texts import characters
-from hvdtrain.data.texts.characters import CharacterTokens
-from hvdtrain.data.texts.files import MappedFiles, find_files
-from hvdtrain.data.texts.windows import ByteTokens, Windows
+from hvdtrain.data.texts import files as characters
+from hvdtrain.data.texts.files import ByteTokens, CharacterTokens, MappedFiles, Windows, find_files
 from hvdtrain.errors import DataError
 
 TEXTS = ["plain text\n" * 5, "áé🙂 ", "", "\u4e2d\u6587" * 20, "🙂" * 30, "x"]

@@ -8,8 +8,15 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hvdtrain.data.texts.encoding import PADDING, START, ByteEncoder, WordEncoder
-from hvdtrain.data.texts.labelled import in_order, read_tables, split
+from hvdtrain.data.texts.labelled import (
+    PADDING,
+    START,
+    ByteEncoder,
+    WordEncoder,
+    in_order,
+    read_tables,
+    split,
+)
 from hvdtrain.data.texts.tables import Table
 from hvdtrain.errors import BadSampleError, DataError
 

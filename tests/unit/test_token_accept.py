@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from hvdtrain.elastic.watch import connections as token_accept
 from hvdtrain.elastic.watch import connections as worker_connections
-from hvdtrain.watch import token_accept
-from hvdtrain.watch.token_accept import accept_with_token, greeting
+from hvdtrain.elastic.watch.connections import accept_with_token, greeting
 
 TOKEN = b"t" * 32
 

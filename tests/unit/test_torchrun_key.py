@@ -6,10 +6,10 @@ import threading
 
 import pytest
 
-from hvdtrain.backends import torchrun_key
-from hvdtrain.backends.torchrun_key import offer_key, take_key
+from hvdtrain.backends import torchrun as torchrun_key
+from hvdtrain.backends.torchrun import offer_key, take_key
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.signed_requests import KEY_VARIABLE
+from hvdtrain.workers.world import KEY_VARIABLE
 
 ONE_HOST = {"GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "3", "RANK": "1"}
 

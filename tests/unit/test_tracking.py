@@ -16,9 +16,8 @@ from hvdtrain.config.values import check_installed
 from hvdtrain.elastic.driver.events import END_SECONDS
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.jobs import track
-from hvdtrain.jobs.git_state import GitState
-from hvdtrain.jobs.run_directory.provenance import Provenance
-from hvdtrain.jobs.tracked_run import agree_on_id, trackers_of
+from hvdtrain.jobs.run_directory.provenance import GitState, Provenance
+from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.reporting.jsonl import cut_log
 from hvdtrain.trackers import sender as sending
 from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_id, read_tracked_run

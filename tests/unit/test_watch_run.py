@@ -14,10 +14,9 @@ from rich.console import Console
 from support.stored_runs import SUMMARY, change, evaluation, lines_of, make_run, window
 
 from hvdtrain.errors import UsageError
-from hvdtrain.reporting.run_status import FAR_SECONDS, LOST_SECONDS
-from hvdtrain.run_views.log_follower import LogFollower
+from hvdtrain.reporting.stored_runs import FAR_SECONDS, LOST_SECONDS
 from hvdtrain.tools.report import follow as following
-from hvdtrain.tools.report.follow import Ends, FollowedRun, follow
+from hvdtrain.tools.report.follow import Ends, FollowedRun, LogFollower, follow
 from hvdtrain.tools.report.follow_view import open_view
 from hvdtrain.tools.report.standing import Kind, Standing, StandingWatch
 

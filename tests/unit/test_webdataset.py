@@ -12,11 +12,11 @@ from PIL import Image
 from support import stream_files
 
 import hvdtrain
-from hvdtrain.data import tar_index
+from hvdtrain.data import webdataset as tar_index
 from hvdtrain.data.datasets import fetch
-from hvdtrain.data.decoding import image
+from hvdtrain.data.indexed import image
 from hvdtrain.data.shard_files import expand_braces, find_files, locked, replacing
-from hvdtrain.data.tar_files import tar_samples
+from hvdtrain.data.webdataset import tar_samples
 from hvdtrain.errors import BadSampleError, DataError
 
 

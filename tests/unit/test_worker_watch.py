@@ -15,9 +15,8 @@ import pytest
 
 from hvdtrain.elastic.watch import worker_watch
 from hvdtrain.elastic.watch.connections import Member
-from hvdtrain.elastic.watch.liveness import Left, Silent
+from hvdtrain.elastic.watch.liveness import HostLost, Left, Silent, WatchLimits, silence_seconds
 from hvdtrain.elastic.watch.worker_watch import WorkerWatch
-from hvdtrain.watch.watch_events import HostLost, WatchLimits, silence_seconds
 from hvdtrain.workers.activity import TRAINING, ActivityMark
 
 MEMBERS = [Member(0, "h1", "m"), Member(1, "h1", "m"), Member(2, "h2", "m"), Member(3, "h3"), Member(4, "h3")]

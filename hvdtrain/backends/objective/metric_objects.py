@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.backends.loss_objects import named_loss
 from hvdtrain.backends.objective.counting import counting_of
-from hvdtrain.backends.objective.logits import class_axis_option
+from hvdtrain.backends.objective.logits import class_axis_option, named_loss
 from hvdtrain.backends.objective.stateful_metrics import as_number
 from hvdtrain.data.unsupported import has_class, type_name
 from hvdtrain.errors import TaskError

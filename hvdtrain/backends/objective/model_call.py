@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hvdtrain.data.nesting import TARGETS, nesting
+from hvdtrain.data.numeric import TARGETS, nesting
 from hvdtrain.errors import TaskError
 
 Batch = Mapping[str, Any]

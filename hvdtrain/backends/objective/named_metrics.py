@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.loss_objects import named_loss
 from hvdtrain.backends.objective.counting import Counting, counting_of
-from hvdtrain.backends.objective.logits import class_axis_option, of_tensor
+from hvdtrain.backends.objective.logits import class_axis_option, named_loss, of_tensor
 from hvdtrain.backends.objective.metric_states import GatheredState, R2State, SumState, ToNumpy
 from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, StatefulMetric, SumMetric, Update
 from hvdtrain.errors import TaskError

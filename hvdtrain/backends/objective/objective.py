@@ -5,14 +5,45 @@ from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
 
-from hvdtrain.backends.loss_objects import named_loss
-from hvdtrain.backends.objective.counting import Counting, counting_of
+from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
 from hvdtrain.backends.objective.evaluation_metrics import is_stateful
-from hvdtrain.backends.objective.logits import OF_CLASSES, class_axis_option, of_tensor
+from hvdtrain.backends.objective.logits import OF_CLASSES, class_axis_option, named_loss, of_tensor
 from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
 from hvdtrain.backends.objective.named_metrics import NAMES
+from hvdtrain.data.augment import SHARE, partner_of
+from hvdtrain.early_stopping import check_metric_names
 from hvdtrain.errors import ConfigError, TaskError
-from hvdtrain.metric_names import check_metric_names
+
+_LEAST = 1e-30  # in place of a weight of 0
+
+
+def mixed(loss: Callable[..., Any], cast: Callable[[Any, Any], Any]) -> Callable[..., Any]:
+    """Return the loss of samples that mixup or CutMix made: that of both samples, by their shares.
+
+    Args:
+        loss: a function of (outputs, batch) that gives one value per sample, perhaps with weights.
+        cast: returns a tensor in another type.
+    """
+
+    def of_both(outputs: Any, batch: Mapping[str, Any]) -> Any:
+        if SHARE not in batch:  # samples as they are
+            return loss(outputs, batch)
+        own, other = loss(outputs, batch), loss(outputs, partner_of(batch))
+        if not isinstance(own, Weighted):
+            share = cast(batch[SHARE], own.dtype)
+            return own * (1 - share) + other * share
+        if not own.values.shape:
+            raise TaskError(
+                "mixup and cutmix mix the losses of samples; the task's loss gives the mean of a batch",
+                "Give one value per sample, or mix in the task's own loss.",
+            )
+        share = cast(batch[SHARE], own.values.dtype)
+        parts = cast(own.weights, share.dtype) * (1 - share), cast(other.weights, share.dtype) * share
+        weights = parts[0] + parts[1]
+        return Weighted((own.values * parts[0] + other.values * parts[1]) / (weights + _LEAST), weights)
+
+    return of_both
+
 
 # (model, batch) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]

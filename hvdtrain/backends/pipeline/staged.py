@@ -7,12 +7,10 @@ from typing import Any, NoReturn, cast
 
 from hvdtrain.backends.base import DryRun, ModelInfo, PendingState, PortableState, Shapes
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.pipeline.cutting import check_enough, cut, given_cuts
-from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup
-from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup
 from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Pipeline
-from hvdtrain.backends.pipeline.staged_state import StateOfStage
+from hvdtrain.backends.pipeline.pipeline import Pipeline, check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch

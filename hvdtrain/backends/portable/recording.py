@@ -17,7 +17,7 @@ from hvdtrain.backends.portable.trees import (
     unique_names,
 )
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.nesting import SEPARATOR, TARGETS
+from hvdtrain.data.numeric import SEPARATOR, TARGETS
 from hvdtrain.errors import TaskError
 
 # what a program keeps of the arguments that are no tensors

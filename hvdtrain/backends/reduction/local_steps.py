@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from hvdtrain.backends.base import PortableState, StateArrays
-from hvdtrain.backends.portable.ema import share_of_new
+from hvdtrain.backends.portable.initial_values import share_of_new
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.schedule import Cadence

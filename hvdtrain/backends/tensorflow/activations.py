@@ -6,17 +6,185 @@ what goes in and comes out, and the graph's memory follows from them: a tensor l
 makes it to the last one that takes it, and operations that no gradient needs are left out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 from hvdtrain.backends.base import StepMemory
-from hvdtrain.backends.largest import largest_tensors
+from hvdtrain.backends.options import MARK, no_blocks
+from hvdtrain.backends.recording import largest_tensors
+from hvdtrain.backends.tensorflow.state.layouts import children
 
+Layer = Any
 Tensor = Any
+
+
+def apply_activation_checkpointing(model: Layer) -> list[str]:
+    """Let a model keep what goes into its blocks, and compute the rest again where it is needed.
+
+    Returns:
+        The names of the blocks.
+
+    Raises:
+        TaskError: If the model has none.
+    """
+    blocks = dict(_marked(model)) or dict(_repeated(model))
+    if not blocks:
+        raise no_blocks("tf_model()", "keras.layers.Layer", "or use two or more of it in one place")
+    for layer in {id(layer): layer for layer in blocks.values()}.values():
+        layer.call = _recomputed(layer)
+    return list(blocks)
+
+
+def _marked(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
+    """Return the outermost layers that say, or whose class says, that they are blocks."""
+    for name, child in children(layer):
+        inner = f"{path}/{name}" if path else name
+        if getattr(child, MARK, False) is True:
+            yield inner, child
+        else:
+            yield from _marked(child, inner)
+
+
+def _repeated(layer: Layer, path: str = "") -> Iterator[tuple[str, Layer]]:
+    """Return layers of a class that is not Keras's own, which a layer holds two or more of, with weights."""
+    below = list(children(layer))
+    alike: dict[type, set[int]] = {}
+    for _, child in below:
+        if child.weights and not type(child).__module__.startswith("keras."):
+            alike.setdefault(type(child), set()).add(id(child))
+    chosen = {key for keys in alike.values() if len(keys) > 1 for key in keys}
+    for name, child in below:
+        inner = f"{path}/{name}" if path else name
+        if id(child) in chosen:
+            yield inner, child
+        else:
+            yield from _repeated(child, inner)
+
+
+def _recomputed(layer: Layer) -> Callable[..., Any]:
+    """Return a forward pass that keeps nothing but its arguments; dropout draws the same again."""
+    forward = layer.call
+    generators = list(_generators(layer))
+    statistics = list(layer.non_trainable_variables)
+    is_repeating = False
+    repeated_losses: list[Tensor] = []
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = keras.tree.flatten((args, kwargs))
+        places = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf) and leaf.dtype.is_floating]
+        if is_repeating:
+            outputs = forward(*args, **kwargs)
+            repeated_losses[:] = _take_losses(layer)
+            return outputs
+        if not places:
+            return forward(*args, **kwargs)
+        drawn: list[list[Tensor]] = []
+
+        def run(*tensors: Tensor) -> Any:
+            nonlocal is_repeating
+            filled = list(leaves)
+            for place, tensor in zip(places, tensors, strict=True):
+                filled[place] = tensor
+            own_args, own_kwargs = keras.tree.pack_sequence_as((args, kwargs), filled)
+            if not drawn:
+                drawn.extend([] for _ in generators)
+                drawn.append([])  # so that it is not empty: the forward pass was done
+                with _recording(generators, drawn):
+                    return forward(*own_args, **own_kwargs), _take_losses(layer)
+            is_repeating = True
+            try:
+                # the layer itself is called: outside of the model, its types and phase are to be set again
+                with _replaying(generators, drawn), _fixed(statistics):
+                    outputs = layer(*own_args, **{"training": True, **own_kwargs})
+                    return outputs, list(repeated_losses)
+            finally:
+                is_repeating = False
+
+        losses = _take_losses(layer)  # of a call before, in a layer that is called several times
+        # losses that the block adds are among its results: there is no gradient of what is inside it
+        outputs, added = tf.recompute_grad(run)(*[leaves[i] for i in places])
+        for loss in [*losses, *added]:
+            layer.add_loss(loss)
+        return outputs
+
+    return call
+
+
+def _take_losses(layer: Layer) -> list[Tensor]:
+    """Return what a layer and those below added to the loss, and let them forget it."""
+    losses = [loss for one in layer._flatten_layers() for loss in one._get_own_losses()]
+    layer._clear_losses()
+    return losses
+
+
+def _generators(layer: Layer) -> Iterator[Any]:
+    """Return the generators of seeds in a layer and below."""
+    yield from (value for value in vars(layer).values() if isinstance(value, keras.random.SeedGenerator))
+    for _, child in children(layer):
+        yield from _generators(child)
+
+
+@contextmanager
+def _recording(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator[None]:
+    """Return a context that notes the seeds that generators give."""
+
+    def noting(generator: Any, seeds: list[Tensor]) -> Callable[..., Tensor]:
+        draw = generator.next
+
+        def next_seed(*args: Any, **kwargs: Any) -> Tensor:
+            seeds.append(draw(*args, **kwargs))
+            return seeds[-1]
+
+        return next_seed
+
+    with ExitStack() as stack:
+        for generator, seeds in zip(generators, drawn, strict=False):
+            stack.enter_context(_replaced(generator, "next", noting(generator, seeds)))
+        yield
+
+
+@contextmanager
+def _replaying(generators: Sequence[Any], drawn: list[list[Tensor]]) -> Iterator[None]:
+    """Return a context in which generators give the seeds that were noted."""
+
+    def giving(seeds: list[Tensor]) -> Callable[..., Tensor]:
+        left = iter(seeds)
+        return lambda *_, **__: next(left)
+
+    with ExitStack() as stack:
+        for generator, seeds in zip(generators, drawn, strict=False):
+            stack.enter_context(_replaced(generator, "next", giving(seeds)))
+        yield
+
+
+@contextmanager
+def _fixed(variables: Sequence[Any]) -> Iterator[None]:
+    """Return a context in which variables stay as they are: the forward pass moved the statistics already."""
+    with ExitStack() as stack:
+        for variable in variables:
+            stack.enter_context(_replaced(variable, "assign", lambda value: value))
+        yield
+
+
+@contextmanager
+def _replaced(thing: Any, method: str, other: Callable[..., Any]) -> Iterator[None]:
+    """Return a context in which an object has another method; objects may stand in several."""
+    own = vars(thing).get(method)
+    vars(thing)[method] = other
+    try:
+        yield
+    finally:
+        if own is None:
+            del vars(thing)[method]
+        else:
+            vars(thing)[method] = own
+
 
 # what comes out is what went in
 _ALIASES = frozenset(

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.host.quiet import quiet_stderr
+from hvdtrain.host.output import quiet_stderr
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when keras is imported
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -40,29 +40,26 @@ from hvdtrain.backends.base import (
     StepMemory,
 )
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.loss_objects import check_foreign
-from hvdtrain.backends.mixing import mixed
 from hvdtrain.backends.objective.counting import Weighted, sample_values
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, Seen
 from hvdtrain.backends.objective.gathering import GivenArrays, find_comparing
-from hvdtrain.backends.objective.logits import bad_target
+from hvdtrain.backends.objective.logits import bad_target, check_foreign
 from hvdtrain.backends.objective.objective import (
     REGULARIZATION_LOSS,
     Objective,
     check_free,
     has_own_values,
     make_objective,
+    mixed,
 )
-from hvdtrain.backends.optimizers import MAIN, own_optimizer_method
+from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
-from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
 from hvdtrain.backends.start import start_horovod
-from hvdtrain.backends.step_metrics import FINDINGS
-from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import (
     BatchMaker,
@@ -70,9 +67,6 @@ from hvdtrain.backends.tensorflow.batches import (
     TensorFlowPending,
     TensorFlowSums,
 )
-from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
-from hvdtrain.backends.tensorflow.compile import check_compiler, compiled
-from hvdtrain.backends.tensorflow.device import device_memory, device_name, use_device
 from hvdtrain.backends.tensorflow.dry_run import (
     Recorder,
     count_frozen,
@@ -94,10 +88,17 @@ from hvdtrain.backends.tensorflow.functions import (
     run_eagerly,
     with_micro_batches,
 )
-from hvdtrain.backends.tensorflow.masks import masks_beside, masks_within
-from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS
+from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS, HorovodCollectives
 from hvdtrain.backends.tensorflow.objective.gathering import Gathering
-from hvdtrain.backends.tensorflow.objective.losses import NAMED
+from hvdtrain.backends.tensorflow.objective.losses import (
+    NAMED,
+    Values,
+    as_arrays,
+    check_values,
+    masks_beside,
+    masks_within,
+    weigh,
+)
 from hvdtrain.backends.tensorflow.precision import (
     LossScale,
     cast_outputs_to_fp32,
@@ -107,16 +108,15 @@ from hvdtrain.backends.tensorflow.precision import (
     precision_of,
 )
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
-from hvdtrain.backends.tensorflow.recorder import ProfilerRecorder
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.tensorflow.reduction.low_rank import LowRank
 from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer, choose_reducer
-from hvdtrain.backends.tensorflow.replica_state import StateTensors
+from hvdtrain.backends.tensorflow.replica_state import StateTensors, TrainedSet
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.state.moving_state import MovingState
-from hvdtrain.backends.tensorflow.step_clock import StepClock
+from hvdtrain.backends.tensorflow.step_clock import ProfilerRecorder, StepClock
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.optimizers import choose_optimizer
 from hvdtrain.backends.tensorflow.steps.own_step import (
@@ -132,16 +132,17 @@ from hvdtrain.backends.tensorflow.steps.sharded_update import update_kind
 from hvdtrain.backends.tensorflow.steps.step_number import CompiledByStep, StepNumber
 from hvdtrain.backends.tensorflow.steps.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.tensorflow.task_model import make_model, without_loss
-from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
-from hvdtrain.backends.tensorflow.trained_set import TrainedSet
-from hvdtrain.backends.tensorflow.unused_methods import unused_methods
-from hvdtrain.backends.tensorflow.weighting import (
-    Values,
-    as_arrays,
-    check_values,
-    weigh,
+from hvdtrain.backends.tensorflow.task_model import (
+    check_compiler,
+    compiled,
+    device_memory,
+    device_name,
+    make_model,
+    unused_methods,
+    use_device,
+    without_loss,
 )
+from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
 from hvdtrain.backends.trained_set import Change, frozen_by_config, not_in_own_step
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config

@@ -12,7 +12,7 @@ from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
 from tensorflow.python.eager import context as eager
 
 from hvdtrain.backends.tensorflow.functions import native
-from hvdtrain.backends.tensorflow.masks import is_masked
+from hvdtrain.backends.tensorflow.objective.losses import is_masked
 from hvdtrain.workers.seeding import host_generators
 
 Layer = Any

@@ -10,8 +10,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.precision import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
-from hvdtrain.backends.tensorflow.masks import mask_of, with_mask
+from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
+from hvdtrain.backends.tensorflow.objective.losses import mask_of, with_mask
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError

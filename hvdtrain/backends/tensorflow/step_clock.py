@@ -1,14 +1,26 @@
 """How long this worker is busy with its own part of a step, in TensorFlow, apart from waiting for others."""
 
+import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.recording import Busy
-from hvdtrain.backends.step_clock import StepClockBase
+from hvdtrain.backends.recording import (
+    KERNEL,
+    OPERATION,
+    RUNTIME,
+    Busy,
+    HorovodTimeline,
+    Operation,
+    Operations,
+    StepClockBase,
+    check_size,
+)
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 
 Tensor = Any
@@ -91,3 +103,89 @@ class StepClock(StepClockBase):
         if not self._is_measured:
             return None
         return Busy(float(self._begun_seconds.numpy()), float(self._seconds.numpy()))
+
+
+_HOST = "/host:"
+_START = "profile_start_time"
+_LEFT_OUT = ("ThreadpoolListener::",)  # marks of the profiler itself
+_MOST_BYTES = 64 << 20  # of a million operations
+
+
+class ProfilerRecorder:
+    """Records a worker's steps.
+
+    Args:
+        clock: measures how long this worker is busy.
+    """
+
+    def __init__(self, clock: StepClock) -> None:
+        self.timeline = HorovodTimeline(hvd)
+        self._clock = clock
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def start(self) -> None:
+        """Start the framework's profiler."""
+        profiler = tf.profiler.experimental
+        folder = tempfile.TemporaryDirectory(prefix="hvdtrain-profile-", ignore_cleanup_errors=True)
+        options = profiler.ProfilerOptions(host_tracer_level=2, python_tracer_level=0, device_tracer_level=1)
+        profiler.start(folder.name, options)
+        self._folder = folder
+
+    def stop(self) -> Operations:
+        """Stop the framework's profiler and return what it recorded."""
+        folder, self._folder = self._folder, None
+        if folder is None:
+            return Operations()
+        with folder as name:
+            tf.profiler.experimental.stop()
+            files = sorted(Path(name).rglob("*.xplane.pb"))
+            check_size(files, _MOST_BYTES)
+            return operations_in([path.read_bytes() for path in files])
+
+    def busy(self) -> Busy | None:
+        """Return what the step clock says; None if it does not measure this job."""
+        return self._clock.busy()
+
+
+def operations_in(files: list[bytes]) -> Operations:
+    """Return the spans of what TensorFlow's profiler wrote: messages of the type XSpace."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2  # nothing else in a job needs it
+
+    found = Operations()
+    for content in files:
+        planes = xplane_pb2.XSpace.FromString(content).planes
+        start_ns = _start_ns(planes)
+        for plane in planes:
+            for line in plane.lines:
+                # times are relative to the profiler's start, or by the epoch if it is not there
+                _add(found, plane, line, start_ns if line.timestamp_ns < start_ns else 0)
+    found.spans.sort(key=lambda span: span.begin_ns)
+    return found
+
+
+def _start_ns(planes: Any) -> int:
+    """Return when the profiler was started, since the epoch; 0 if it is not there."""
+    for plane in planes:
+        for stat in plane.stats:
+            if plane.stat_metadata[stat.metadata_id].name == _START:
+                return int(stat.uint64_value or stat.int64_value)
+    return 0
+
+
+def _add(found: Operations, plane: Any, line: Any, start_ns: int) -> None:
+    """Add the spans of a line: a thread, or a stream of a device."""
+    is_host, spans = plane.name.startswith(_HOST), []
+    for event in line.events:
+        described = plane.event_metadata[event.metadata_id]
+        if not event.duration_ps or described.name.startswith(_LEFT_OUT):
+            continue
+        begin_ns = start_ns + line.timestamp_ns + event.offset_ps // 1000
+        # an operation is "name in the graph:type", and its type stands beside it
+        is_operation = bool(described.display_name) and described.name.endswith(f":{described.display_name}")
+        kind = KERNEL if not is_host else OPERATION if is_operation else RUNTIME
+        name = described.display_name if is_operation else described.name
+        end_ns = begin_ns + max(1, event.duration_ps // 1000)
+        spans.append(Operation(len(found.threads), name, begin_ns, end_ns, kind))
+    if spans:
+        found.threads.append(line.display_name or line.name or str(line.id))
+        found.spans += spans

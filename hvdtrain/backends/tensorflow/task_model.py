@@ -1,16 +1,137 @@
 """The model that a task makes, changed as the config asks."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from hvdtrain.backends.tensorflow.activation_checkpointing import apply_activation_checkpointing
+from hvdtrain.backends.base import DeviceMemory
+from hvdtrain.backends.options import check_precision
+from hvdtrain.backends.tensorflow.activations import apply_activation_checkpointing
 from hvdtrain.backends.tensorflow.precision import autocast
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
+from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.config import Config
-from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.errors import ConfigError, EnvironmentFault, TaskError
+from hvdtrain.host.cores import threads_per_worker
+
+# those of keras.Model that decide what is computed
+_METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
+
+
+def unused_methods(model: keras.Model) -> list[str]:
+    """Return notes on what the model brings that training does not use."""
+    notes = []
+    if model.compiled:
+        notes.append(
+            "the settings of the model's compile() (optimizer, loss, metrics) are not used: set optimizer in "
+            "the config or tf_optimizer, and loss and metrics in the task"
+        )
+    own = [name for name in _METHODS if getattr(type(model), name) is not getattr(keras.Model, name)]
+    if own:
+        notes.append(
+            f"{' and '.join(own)} of the model (of model.fit) are not called: loss, metrics and optimizer "
+            "are the task's and the config's; tf_loss and tf_optimizer of the task replace them"
+        )
+    layers = model._flatten_layers(include_self=False)
+    if not model._call_has_training_arg and any(layer._call_has_training_arg for layer in layers):
+        notes.append(
+            f"call() of {type(model).__name__} has no argument training: model.fit would leave its layers, "
+            "such as dropout and batch norm, in evaluation; here they train"
+        )
+    return notes
+
+
+def check_compiler(host: str) -> None:
+    """Check that this worker can compile, by compiling something small. Local: no collective.
+
+    Raises:
+        EnvironmentFault: with XLA's own reason.
+    """
+    try:
+        compiled(lambda x: x + 1)(tf.zeros(2))
+    except (tf.errors.OpError, ValueError) as error:
+        message = str(error).strip().partition("\n")[0]
+        raise EnvironmentFault(
+            f"--compile: XLA fails on {host}: {message[:300]}",
+            "Install a TensorFlow that was built with XLA, or leave --compile out.",
+        ) from None
+
+
+def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a step as XLA compiles it, anew for each set of shapes.
+
+    It must hold no collective: Horovod is built without its operations for XLA.
+    """
+    function: Callable[..., Any] = tf.function(step, autograph=False, jit_compile=True)
+    return function
+
+
+def choose_device(wanted: str, workers: HorovodWorkers) -> str:
+    """Return the device of this worker, chosen by its rank on the host. Local: no collective.
+
+    Args:
+        wanted: "auto", "cpu" or "gpu".
+        workers: the job's workers.
+
+    Raises:
+        EnvironmentFault: If there is no GPU, or not one for each worker of the host.
+    """
+    cards = tf.config.list_physical_devices("GPU")
+    if wanted == "cpu" or (wanted == "auto" and not cards):
+        tf.config.set_visible_devices([], "GPU")
+        return "CPU"
+    if not cards:
+        raise EnvironmentFault(
+            f"--device gpu: TensorFlow {tf.__version__} sees no GPU on {workers.host}",
+            "Use --device cpu, or install a driver and TensorFlow with CUDA.",
+        )
+    if workers.local_rank >= len(cards):
+        raise EnvironmentFault(
+            f"{workers.host} has {len(cards)} GPUs for {workers.local_size} workers; each worker needs one",
+            f"Start at most {len(cards)} workers on this host, or use --device cpu.",
+        )
+    tf.config.set_visible_devices(cards[workers.local_rank], "GPU")
+    tf.config.experimental.set_memory_growth(cards[workers.local_rank], True)
+    return "GPU"
+
+
+def device_name(device: str) -> str:
+    """Return the name, for people, of what this worker computes on."""
+    if device == "CPU":
+        return "the CPU"
+    details = tf.config.experimental.get_device_details(tf.config.get_visible_devices("GPU")[0])
+    return str(details["device_name"])
+
+
+def use_device(config: Config, workers: HorovodWorkers) -> str:
+    """Bind this worker's device, set its threads and return the device. Local: no collective.
+
+    Raises:
+        EnvironmentFault: If the device is missing or cannot compute in the config's precision, or TensorFlow
+            was used already.
+    """
+    threads = config.threads or threads_per_worker(workers.local_size)
+    try:
+        device = choose_device(config.device, workers)
+        check_precision(config.precision, device == "GPU", workers.host)
+        tf.config.threading.set_intra_op_parallelism_threads(threads)
+        if device == "CPU":
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+    except RuntimeError as error:
+        raise EnvironmentFault(
+            f"TensorFlow was used before hvdtrain could choose its device and threads: {error}",
+            "Use TensorFlow only inside the task's methods, or after hvdtrain.train().",
+        ) from None
+    return device
+
+
+def device_memory() -> DeviceMemory:
+    """Return the memory of this worker's GPU, which is the only one it sees; how large it is is not known."""
+    return DeviceMemory(int(tf.config.experimental.get_memory_info("GPU:0")["peak"]))
+
 
 LOSS = "loss"  # the name in the model of a loss that has variables
 

@@ -32,29 +32,22 @@ from hvdtrain.backends.base import (
     StepMemory,
 )
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.loss_objects import check_foreign
-from hvdtrain.backends.mixing import mixed
 from hvdtrain.backends.objective.counting import Weighted, sample_values
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.gathering import GivenArrays, find_comparing
-from hvdtrain.backends.objective.objective import Objective, has_own_values, make_objective
-from hvdtrain.backends.optimizers import MAIN, own_optimizer_method
+from hvdtrain.backends.objective.logits import check_foreign
+from hvdtrain.backends.objective.objective import Objective, has_own_values, make_objective, mixed
+from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
+from hvdtrain.backends.options import check_precision
 from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
-from hvdtrain.backends.parameter_groups import ParameterGroups
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.precision import check_precision
 from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
 from hvdtrain.backends.start import start_horovod
-from hvdtrain.backends.step_metrics import NUMBERS_AFTER_SUMS
-from hvdtrain.backends.step_signals import NO_SIGNALS
-from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
-from hvdtrain.backends.torch.activations import ActivationMeter
+from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS
+from hvdtrain.backends.torch.activations import ActivationMeter, apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending, TorchSums
-from hvdtrain.backends.torch.collectives import HorovodCollectives
-from hvdtrain.backends.torch.compile import check_compiler, compiled
-from hvdtrain.backends.torch.device import choose_device, device_memory
 from hvdtrain.backends.torch.dry_run import (
     Recorder,
     changed_in_place,
@@ -66,21 +59,20 @@ from hvdtrain.backends.torch.dry_run import (
     state_kept,
 )
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
-from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS
+from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS, HorovodCollectives
 from hvdtrain.backends.torch.objective.gathering import Gathering
-from hvdtrain.backends.torch.objective.losses import NAMED
+from hvdtrain.backends.torch.objective.losses import NAMED, Values, as_arrays, check_values, weigh
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import predicted, to_numpy
-from hvdtrain.backends.torch.recorder import ProfilerRecorder
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.reduction.local_steps import LocalSteps, check_optimizer
 from hvdtrain.backends.torch.reduction.low_rank import LowRank
 from hvdtrain.backends.torch.reduction.reducers import GradientReducer, check_kinds, choose_reducer
-from hvdtrain.backends.torch.replica_state import StateTensors
+from hvdtrain.backends.torch.replica_state import StateTensors, TrainedSet
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import MovingState
 from hvdtrain.backends.torch.state.slots import fill_slots, make_slots
-from hvdtrain.backends.torch.step_clock import StepClock
+from hvdtrain.backends.torch.step_clock import ProfilerRecorder, StepClock
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState, optimizers_kept
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer
 from hvdtrain.backends.torch.steps.own_step import OwnStep, make_optimizers, take_rates
@@ -90,10 +82,16 @@ from hvdtrain.backends.torch.steps.sharded_state import make_state
 from hvdtrain.backends.torch.steps.sharded_update import update_kind
 from hvdtrain.backends.torch.steps.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import check_parts, foreign_leaf, make_model
-from hvdtrain.backends.torch.trained_set import TrainedSet
-from hvdtrain.backends.torch.unused_methods import unused_methods
-from hvdtrain.backends.torch.weighting import Values, as_arrays, check_values, weigh
+from hvdtrain.backends.torch.task_model import (
+    check_compiler,
+    check_parts,
+    choose_device,
+    compiled,
+    device_memory,
+    foreign_leaf,
+    make_model,
+    unused_methods,
+)
 from hvdtrain.backends.trained_set import Change, frozen_by_config, not_in_own_step
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config

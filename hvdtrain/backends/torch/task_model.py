@@ -1,11 +1,100 @@
 """The model that a task makes."""
 
+import os
+import shlex
+import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
-from hvdtrain.errors import TaskError
+from hvdtrain.backends.base import DeviceMemory
+from hvdtrain.backends.workers import HorovodWorkers
+from hvdtrain.errors import EnvironmentFault, TaskError
+
+# those of a LightningModule that decide what is computed
+_METHODS = ("training_step", "validation_step", "configure_optimizers")
+
+
+def unused_methods(model: torch.nn.Module) -> list[str]:
+    """Return notes on what the model brings that training does not use."""
+    found = [name for name in _METHODS if callable(getattr(model, name, None))]
+    if not found:
+        return []
+    return [
+        f"{' and '.join(found)} of the model (of PyTorch Lightning) are not called: loss, metrics and "
+        "optimizer are the task's and the config's; torch_loss and torch_optimizer of the task replace them"
+    ]
+
+
+_REMEDY = "Install a C++ compiler and Python's headers (Debian: g++, python3-dev), or leave --compile out."
+# dropout draws what it draws without a compiler, so the loss curve stays the same; and no pool of
+# processes compiles beside the workers, which have the host's cores already
+_OPTIONS: dict[str, Any] = {"fallback_random": True, "compile_threads": 1}
+
+
+def check_compiler(device: torch.device, host: str) -> None:
+    """Check that this worker can compile, by compiling something small. Local: no collective.
+
+    Raises:
+        EnvironmentFault: with the compiler's own reason.
+    """
+    command = os.environ.get("CXX", "g++")  # what PyTorch calls
+    if device.type == "cpu" and shutil.which(shlex.split(command)[0]) is None:
+        raise EnvironmentFault(f"--compile: {host} has no C++ compiler {command} for torch.compile", _REMEDY)
+    try:
+        torch.compile(lambda x: x + 1, options=_OPTIONS)(torch.zeros(2, device=device))
+    except Exception as error:  # the compiler's, the linker's, the cache's, ...
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        message = next((line for line in lines if "error:" in line), lines[0] if lines else "")
+        raise EnvironmentFault(
+            f"--compile: torch.compile fails on {host}: {type(error).__name__}: {message[:300]}", _REMEDY
+        ) from None
+
+
+def compiled(model: torch.nn.Module) -> torch.nn.Module:
+    """Return the model itself, whose calls are compiled when they first happen, anew for other shapes.
+
+    In place, so that its state keeps its names; modules below it that a task calls itself are not
+    compiled.
+    """
+    model.compile(options=_OPTIONS)
+    return model
+
+
+def choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
+    """Return the device of this worker, chosen by its rank on the host. Local: no collective.
+
+    Args:
+        wanted: "auto", "cpu" or "gpu".
+        workers: the job's workers.
+
+    Raises:
+        EnvironmentFault: If there is no GPU, or not one for each worker of the host.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise EnvironmentFault(
+            f"--device gpu: PyTorch {torch.__version__} sees no GPU on {workers.host}",
+            "Use --device cpu, or install a driver and a CUDA build of PyTorch.",
+        )
+    cards = torch.cuda.device_count()
+    if workers.local_rank >= cards:
+        raise EnvironmentFault(
+            f"{workers.host} has {cards} GPUs for {workers.local_size} workers; each worker needs one",
+            f"Start at most {cards} workers on this host, or use --device cpu.",
+        )
+    return torch.device("cuda", workers.local_rank)
+
+
+def device_memory(device: torch.device) -> DeviceMemory | None:
+    """Return the memory of a GPU; None on the CPU."""
+    if device.type != "cuda":
+        return None
+    _, limit = torch.cuda.mem_get_info(device)
+    return DeviceMemory(int(torch.cuda.max_memory_allocated(device)), limit)
+
 
 LOSS = "loss"  # the name in the model of a loss that has parameters
 

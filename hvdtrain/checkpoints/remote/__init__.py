@@ -1,1 +1,1 @@
-"""Run directories in object stores: a process keeps the run's files there as they are here."""
+"""Run directories in object stores: a process beside rank 0 keeps the run at a URL as it is on the disk."""

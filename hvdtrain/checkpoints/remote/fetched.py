@@ -20,8 +20,8 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, StoredCheckpoints
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.paths import cache_folder
-from hvdtrain.place_names import name_place, url_of
+from hvdtrain.storage.files import cache_folder
+from hvdtrain.storage.text import name_place, url_of
 from hvdtrain.storage.urls import (
     MissingBucketError,
     MissingObjectError,

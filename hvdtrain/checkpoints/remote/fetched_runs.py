@@ -16,11 +16,11 @@ from uuid import uuid4
 from hvdtrain.checkpoints.remote.fetched import local_name, reading
 from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME
-from hvdtrain.paths import cache_folder
-from hvdtrain.place_names import name_place
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import FILES
+from hvdtrain.storage.files import cache_folder
 from hvdtrain.storage.object_info import ObjectInfo
+from hvdtrain.storage.text import name_place
 from hvdtrain.storage.transfers import download
 from hvdtrain.storage.urls import MissingObjectError, entries, join, name, shown
 

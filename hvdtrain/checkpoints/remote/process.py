@@ -17,13 +17,8 @@ from queue import Empty, Queue
 from typing import Any
 
 from hvdtrain.checkpoints.remote.begin import problem_of
-from hvdtrain.checkpoints.remote.claim import BEAT_SECONDS
-from hvdtrain.checkpoints.remote.uploader import Retention, Uploader
-from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import HvdtrainError
-from hvdtrain.host.processes import stay_out_of_the_way
-from hvdtrain.storage.urls import TRAFFIC, Patience, StoreError, shown
-from hvdtrain.stores.messages import (
+from hvdtrain.checkpoints.remote.claim import (
+    BEAT_SECONDS,
     BEGUN,
     FAILED,
     FLUSH,
@@ -36,6 +31,11 @@ from hvdtrain.stores.messages import (
     UploadState,
     decode,
 )
+from hvdtrain.checkpoints.remote.uploader import Retention, Uploader
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.errors import HvdtrainError
+from hvdtrain.host.processes import stay_out_of_the_way
+from hvdtrain.storage.urls import TRAFFIC, Patience, StoreError, shown
 
 KILLED_SECONDS = 60.0  # for what is left if the job was killed
 _POLL_SECONDS = 0.5

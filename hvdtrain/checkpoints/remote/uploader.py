@@ -7,17 +7,20 @@ from pathlib import Path
 
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints import storage
-from hvdtrain.checkpoints.linked_copy import copied
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
-from hvdtrain.checkpoints.remote.begin import NEW, Begun, StoredRun, begin
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest, copied
+from hvdtrain.checkpoints.remote.begin import NEW, Begun, StoredRun, WorkingCopy, begin
 from hvdtrain.checkpoints.remote.claim import Claim
-from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, StoredCheckpoints, step_in, to_delete
+from hvdtrain.checkpoints.remote.stored_checkpoints import (
+    FOLDER,
+    LogFiles,
+    StoredCheckpoints,
+    step_in,
+    to_delete,
+)
 from hvdtrain.checkpoints.storage import MANIFEST_FILE
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.storage.urls import PATIENCE, Patience, StoreError, StorePermissionError, join, remove, shown
-from hvdtrain.stores.log_files import LogFiles
-from hvdtrain.stores.working_copy import WorkingCopy
 
 LOG_SECONDS = 30.0  # between uploads of logs while there are no checkpoints
 _REFUSED_SECONDS = 60.0  # between attempts to delete where that fails

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.images.files import reading
-from hvdtrain.data.images.sources import ArraySource, Found
-from hvdtrain.data.memory_map import MappedArray
+from hvdtrain.data.images.sources import ArraySource, Found, reading
+from hvdtrain.data.serialization import MappedArray
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import regular_size
 

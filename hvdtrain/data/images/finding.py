@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hvdtrain.data.images import cifar, folder, idx, npz
-from hvdtrain.data.images.files import reading
-from hvdtrain.data.images.sources import Found
+from hvdtrain.data.images.sources import Found, reading
 from hvdtrain.errors import DataError
 
 FORMS = ("auto", "idx", "folder", "cifar", "npz")

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from hvdtrain.data.images.files import reading
-from hvdtrain.data.images.sources import ChooseBox, Found
-from hvdtrain.data.resize import Size, centre_box, resize_image
+from hvdtrain.data.augment import Size, centre_box, resize_image
+from hvdtrain.data.images.sources import ChooseBox, Found, reading
 from hvdtrain.errors import BadSampleError, DataError
 from hvdtrain.storage.files import open_regular
 

@@ -11,9 +11,17 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain.data.images.files import opened, plain_size, read_exactly
-from hvdtrain.data.images.sources import ArraySource, Found, Pixels, check_counts, check_shape
-from hvdtrain.data.memory_map import MappedArray
+from hvdtrain.data.images.sources import (
+    ArraySource,
+    Found,
+    Pixels,
+    check_counts,
+    check_shape,
+    opened,
+    plain_size,
+    read_exactly,
+)
+from hvdtrain.data.serialization import MappedArray
 from hvdtrain.errors import DataError
 
 _NAME = re.compile(r"(.*[-_.])?(train|t10k|test)[-_.](images|labels)[-_.]idx\d[-_.]ubyte(\.gz)?")

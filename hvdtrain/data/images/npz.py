@@ -16,9 +16,16 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from hvdtrain.data.images.files import DEFLATE_LIMIT, read_exactly, reading
-from hvdtrain.data.images.sources import ArraySource, Found, check_counts, check_shape
-from hvdtrain.data.memory_map import MappedArray
+from hvdtrain.data.images.sources import (
+    DEFLATE_LIMIT,
+    ArraySource,
+    Found,
+    check_counts,
+    check_shape,
+    read_exactly,
+    reading,
+)
+from hvdtrain.data.serialization import MappedArray
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import open_regular
 

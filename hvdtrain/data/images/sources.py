@@ -1,15 +1,31 @@
 """Image sources: images of bytes with their labels, whatever the form of the files."""
 
-from collections.abc import Callable
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import IO, Any, NoReturn, Protocol, cast
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.resize import Box, Size, centre_box, resize_array
-from hvdtrain.errors import DataError
+from hvdtrain.data.augment import (
+    Box,
+    Keys,
+    RandomResizedCrop,
+    Size,
+    Transform,
+    apply,
+    centre_box,
+    resize_array,
+    transform_keys,
+)
+from hvdtrain.errors import BadSampleError, DataError
+from hvdtrain.storage.files import open_regular, regular_size
+from hvdtrain.task import Arrays
 
 # returns the box to crop from an image, given its place in the batch, width and height
 ChooseBox = Callable[[int, int, int], Box]
@@ -160,3 +176,171 @@ def count_classes(source: ImageSource, wanted: int | None) -> int:
 def _refuse(source: ImageSource, index: int, rule: str, remedy: str = "") -> NoReturn:
     label = source.labels[index]
     raise DataError(f"{source.where(index)}: label {label} is out of range; {rule}", remedy)
+
+
+_SAMPLED = 512  # images from which mean and standard deviation are computed
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Normalisation of bytes: (byte / 255 - mean) / std, for each channel.
+
+    Attributes:
+        mean: of each channel, in units of 255.
+        std: of each channel, in units of 255; above 0.
+    """
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __call__(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the normalised images."""
+        scale = 1 / (255 * np.asarray(self.std))
+        result = np.multiply(images, scale.astype(np.float32), dtype=np.float32)
+        result -= (np.asarray(self.mean) / np.asarray(self.std)).astype(np.float32)
+        return result
+
+
+class ImageData:
+    """Images with their labels, a Dataset.
+
+    Args:
+        source: the images.
+        chosen: indices of the images that belong to this set; all if None.
+        size: height and width to which images are resized.
+        normalisation: the normalisation of their bytes.
+        transforms: their augmentation; ``RandomResizedCrop`` can only be the first.
+    """
+
+    def __init__(
+        self,
+        source: ImageSource,
+        chosen: NDArray[np.int64] | None,
+        size: Size,
+        normalisation: Normalisation,
+        transforms: tuple[Transform, ...] = (),
+    ) -> None:
+        self._source = source
+        self._chosen = chosen
+        self._size = size
+        self._normalisation = normalisation
+        self._transforms = transforms
+
+    def __len__(self) -> int:
+        return len(self._source.labels if self._chosen is None else self._chosen)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: array[0] for name, array in self.batch(np.asarray([index])).items()}
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch many samples: inputs (samples, height, width, channels), targets (samples,)."""
+        inside = self._inside(indices)
+        return self._sample(self._source.read(inside, self._size, None), inside)
+
+    def augmented(self, indices: NDArray[np.int64], keys: Keys) -> Arrays:
+        """Fetch many samples, augmented by their keys."""
+        inside = self._inside(indices)
+        first = self._transforms[0] if self._transforms else None
+        if not isinstance(first, RandomResizedCrop):
+            images = self._source.read(inside, self._size, None)
+            return self._sample(apply(self._transforms, images, keys), inside)
+        # the source crops while it decodes
+        choose = first.boxes(transform_keys(keys, 0))
+        images = self._source.read(inside, first.size, choose)
+        return self._sample(apply(self._transforms[1:], images, keys, first_place=1), inside)
+
+    def _inside(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        return indices if self._chosen is None else self._chosen[indices]
+
+    def _sample(self, images: NDArray[np.uint8], inside: NDArray[np.int64]) -> Arrays:
+        return {"inputs": self._normalisation(images), "targets": self._source.labels[inside]}
+
+
+def measure(source: ImageSource, chosen: NDArray[np.int64] | None, size: Size) -> Normalisation:
+    """Return the normalisation by mean and standard deviation of evenly spaced images.
+
+    Sums are of integers, so the result is the same on every machine. Images that cannot be read
+    are left out.
+
+    Raises:
+        DataError: If none of the images can be read.
+    """
+    count = len(source.labels if chosen is None else chosen)
+    places = np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64)
+    pixels, total, squares = 0, np.zeros(source.channels, np.int64), np.zeros(source.channels, np.int64)
+    last: BadSampleError | None = None
+    for index in places if chosen is None else chosen[places]:
+        try:
+            values = source.read(np.asarray([index]), size, None).reshape(-1, source.channels)
+        except BadSampleError as error:
+            last = error
+            continue
+        wide = values.astype(np.int64)
+        pixels += len(wide)
+        total += wide.sum(axis=0)
+        squares += (wide * wide).sum(axis=0)
+    if not pixels:
+        raise DataError(f"none of {len(places)} images can be read, the last because {last and last.problem}")
+    mean = total / pixels
+    variance = np.maximum(squares / pixels - mean**2, 1.0)  # 0 if all images have one colour
+    return Normalisation(tuple((mean / 255).tolist()), tuple((np.sqrt(variance) / 255).tolist()))
+
+
+DEFLATE_LIMIT = 1032  # largest compression ratio of deflate (zlib's documentation)
+_CHUNK_BYTES = 1 << 20
+_ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, BadZipFile)
+
+
+@contextmanager
+def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
+    """Return a context in which a file is read and errors name it.
+
+    Args:
+        path: the file.
+        more: further exceptions that are raised for damaged files.
+
+    Raises:
+        DataError: If the system or a decompressor raises an exception.
+    """
+    try:
+        yield
+    except _ERRORS + more as error:
+        reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+        raise DataError(f"{path} cannot be read: {reason}") from None
+
+
+def read_exactly(stream: IO[bytes], count: int, path: Path, what: str) -> bytearray:
+    """Return as many bytes as a header declares; memory grows only with the bytes that are read.
+
+    Args:
+        stream: the stream to read.
+        count: number of bytes.
+        path: the file, for messages.
+        what: what the bytes are, such as "60,000 images of 28x28".
+
+    Raises:
+        DataError: If the stream ends before.
+    """
+    data = bytearray()
+    while len(data) < count:
+        chunk = stream.read(min(_CHUNK_BYTES, count - len(data)))
+        if not chunk:
+            raise DataError(
+                f"{path} is truncated: {what} need {count:,} bytes, and it ends after {len(data):,} of them"
+            )
+        data += chunk
+    return data
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Return a context with a file, decompressed if its name ends with .gz; errors name it."""
+    with reading(path), open_regular(path) as file:
+        yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
+
+
+def plain_size(path: Path) -> int:
+    """Return the size of a file in bytes; of a gzipped file, the most that it can decompress to."""
+    with reading(path):
+        size = regular_size(path)
+    return size * DEFLATE_LIMIT if path.suffix == ".gz" else size

@@ -1,17 +1,20 @@
 """Text files: finding them, and their bytes as one long memory-mapped row."""
 
+import codecs
 import platform
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.memory_map import MappedArray
+from hvdtrain.data.serialization import MappedArray
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import NotAFileError, regular_size
+from hvdtrain.task import Arrays
 
 _MOST_FILES = 30_000  # Linux allows a process 65,530 mappings
 _LIBRARY_BYTES = 1_000_000  # of the source text of Python's library
@@ -147,3 +150,176 @@ class MappedFiles:
             windows: NDArray[np.uint8] = self.file(0)[starts[:, None] + np.arange(length)]
             return windows
         return np.stack([self.piece(start, start + length) for start in starts.tolist()])
+
+
+class Tokens(Protocol):
+    """A row of tokens, numbers below ``vocabulary``."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of different tokens."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def read(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """Return the tokens of windows, (windows, length)."""
+        ...
+
+
+class ByteTokens:
+    """The bytes of files as tokens."""
+
+    vocabulary = 256
+
+    def __init__(self, files: MappedFiles) -> None:
+        self._files = files
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+        """Return the bytes of windows, (windows, length)."""
+        return self._files.read(starts, length)
+
+
+class Windows:
+    """Windows of a row of tokens: ``context`` tokens as inputs, the token after each of them as target.
+
+    Window k begins at ``k * stride``. In training, each window is shifted at random by less than
+    ``stride`` in each epoch. So a window can begin at every token of the text, and with a stride of
+    ``context`` an epoch still reads the text once.
+
+    Args:
+        tokens: the row.
+        first: the first token of the part to use.
+        last: end of that part, exclusive.
+        context: tokens of one window.
+        stride: tokens from the beginning of one window to that of the next.
+    """
+
+    def __init__(self, tokens: Tokens, first: int, last: int, context: int, stride: int) -> None:
+        self._tokens = tokens
+        self._first, self._context, self._stride = first, context, stride
+        self._begins = last - first - context  # positions at which a window with its targets can begin
+
+    def __len__(self) -> int:
+        return max(0, -(-self._begins // self._stride))
+
+    def __getitem__(self, index: int) -> Arrays:
+        return {name: values[0] for name, values in self.batch(np.asarray([index])).items()}
+
+    def batch(self, indices: NDArray[np.int64]) -> Arrays:
+        """Fetch windows without a shift."""
+        return self._at(indices * self._stride)
+
+    def augmented(self, indices: NDArray[np.int64], keys: NDArray[np.uint64]) -> Arrays:
+        """Fetch windows, each shifted at random."""
+        starts = indices * self._stride
+        room = np.minimum(self._stride, self._begins - starts).astype(np.uint64)
+        return self._at(starts + (keys % room).astype(np.int64))
+
+    def _at(self, starts: NDArray[np.int64]) -> Arrays:
+        tokens = self._tokens.read(self._first + starts, self._context + 1).astype(np.int32)
+        return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+
+
+_CHUNK = 1 << 20  # bytes that are scanned at a time
+_BLOCK = 4096  # bytes per index entry: the index takes 0.2 % of the size of the text
+_ALL = 0x110000  # number of Unicode code points
+_BYTES_INSTEAD = "Save it as UTF-8, or set task_options.level=bytes, which accepts any file."
+
+
+class CharacterTokens:
+    """The characters of text files as a row of tokens; token k is the k-th distinct character.
+
+    The text is scanned once for its distinct characters and for an index: the number of characters
+    that begin before every 4096th byte. Windows are decoded when they are read, so the text stays
+    on disk.
+
+    Args:
+        files: the text, in UTF-8.
+
+    Raises:
+        DataError: If the text is not UTF-8 or contains a NUL, with the file and the position.
+    """
+
+    def __init__(self, files: MappedFiles) -> None:
+        self._files = files
+        seen = np.zeros(_ALL, bool)
+        begun = np.zeros(-(-len(files) // _BLOCK), np.int64)
+        for start, raw, codes in _parts(files):
+            seen[codes] = True
+            begins = start + np.flatnonzero((raw & 0xC0) != 0x80)
+            first = start // _BLOCK
+            counts = np.bincount(begins // _BLOCK - first)
+            begun[first : first + len(counts)] += counts
+        self.characters = np.flatnonzero(seen)
+        self._before = np.concatenate([[0], np.cumsum(begun)])
+        self._table = np.zeros(int(self.characters[-1]) + 1, np.int32)
+        self._table[self.characters] = np.arange(len(self.characters), dtype=np.int32)
+
+    def __len__(self) -> int:
+        return int(self._before[-1])
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of distinct characters."""
+        return len(self.characters)
+
+    def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int32]:
+        """Return the tokens of windows, (windows, length).
+
+        Args:
+            starts: where each window begins, in characters.
+            length: characters in each window.
+        """
+        if len(self) == len(self._files):  # every character is a single byte
+            codes = self._files.read(starts, length).astype(np.int64)
+        else:
+            codes = np.stack([self._decoded(start, length) for start in starts.tolist()])
+        if codes.max() >= len(self._table):
+            raise DataError(_changed(self._files))
+        return self._table[codes]
+
+    def _decoded(self, start: int, length: int) -> NDArray[np.uint32]:
+        first = int(np.searchsorted(self._before, start, side="right")) - 1
+        last = int(np.searchsorted(self._before, start + length, side="left"))
+        # the last character may end up to three bytes after its block
+        raw = self._files.piece(first * _BLOCK, min(last * _BLOCK + 3, len(self._files)))
+        head = int(np.argmax((raw & 0xC0) != 0x80))  # of a character that began in the block before
+        text = raw[head:].tobytes().decode("utf-8", errors="ignore")
+        skip = start - int(self._before[first])
+        codes = np.frombuffer(text[skip : skip + length].encode("utf-32-le"), "<u4")
+        if len(codes) != length:
+            raise DataError(_changed(self._files))
+        return codes
+
+
+def _parts(files: MappedFiles) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.uint32]]]:
+    """Yield the text in parts: where a part begins, its bytes, and the characters that end in it."""
+    for number, path in enumerate(files.paths):
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        base = int(files.ends[number - 1]) if number else 0
+        whole = files.file(number)
+        for start in range(0, len(whole), _CHUNK):
+            raw = whole[start : start + _CHUNK]
+            try:
+                text = decoder.decode(raw.tobytes(), final=start + _CHUNK >= len(whole))
+            except UnicodeDecodeError as error:
+                # the decoder may have kept the beginning of a character from the part before
+                place = start + len(raw) - len(error.object) + error.start
+                byte = error.object[error.start]
+                raise DataError(
+                    f"{path} is not UTF-8 text: byte {place} (0x{byte:02x}) is not part of a valid character",
+                    _BYTES_INSTEAD,
+                ) from None
+            if "\0" in text:
+                place = start + int(np.argmin(raw))
+                raise DataError(f"{path} is not text: byte {place} is NUL", _BYTES_INSTEAD)
+            yield base + start, raw, np.frombuffer(text.encode("utf-32-le"), "<u4")
+
+
+def _changed(files: MappedFiles) -> str:
+    names = str(files.paths[0]) if len(files.paths) == 1 else f"one of {len(files.paths)} files"
+    return f"{names} changed while it was being read"

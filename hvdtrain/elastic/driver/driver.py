@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from hvdtrain.elastic.crashes import SSH_FAILED
 from hvdtrain.elastic.driver.cluster import Cluster, Limits, Process, Slot, Store
 from hvdtrain.elastic.driver.events import (
     Action,
@@ -26,15 +25,16 @@ from hvdtrain.elastic.driver.events import (
     Send,
     Signalled,
     Start,
+    StateFile,
     StoreFailed,
     Tick,
     Woke,
 )
 from hvdtrain.elastic.driver.links import Link, Links
 from hvdtrain.elastic.driver.membership import Members
+from hvdtrain.elastic.driver.ranks import SSH_FAILED
 from hvdtrain.elastic.driver.worlds import State
 from hvdtrain.elastic.messages import DriverBeat, End, EnterWorld, Hello, KillProcess, Refuse, from_worker
-from hvdtrain.elastic.state_file import StateFile
 from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import World, world_key

@@ -11,7 +11,7 @@ from typing import Protocol
 from hvdtrain.errors import DiscoveryError
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.host.processes import run_limited
-from hvdtrain.printable import printable
+from hvdtrain.storage.text import printable
 
 RUN_SECONDS = 10.0
 EVERY_SECONDS = 1.0

@@ -12,7 +12,7 @@ from hvdtrain.elastic.handshake import MAX_LINE_BYTES as MAX_HANDSHAKE_BYTES
 from hvdtrain.elastic.handshake import DriverHandshake
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, encode
 from hvdtrain.elastic.watch.connections import end_if_silent
-from hvdtrain.watch.lines import LineConnection
+from hvdtrain.elastic.watch.heartbeat import LineConnection
 
 HANDSHAKE_SECONDS = 5.0  # for a connection to prove that it knows the key, and to say hello
 

@@ -9,8 +9,6 @@ and on the end of the job (``job_end.py``).
 from collections.abc import Callable
 from typing import Any
 
-from hvdtrain.elastic.comparison import VALUES_SECONDS, Comparison
-from hvdtrain.elastic.crashes import describe_exit, is_crash
 from hvdtrain.elastic.driver.cluster import Limits, Slot
 from hvdtrain.elastic.driver.events import (
     Action,
@@ -28,8 +26,9 @@ from hvdtrain.elastic.driver.events import (
     Woke,
 )
 from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, SAVE_SECONDS, JobEnd
-from hvdtrain.elastic.driver.regrouping import Regrouping
-from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Stage, Worker
+from hvdtrain.elastic.driver.ranks import describe_exit, is_crash
+from hvdtrain.elastic.driver.regrouping import VALUES_SECONDS, Comparison, Regrouping
+from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Staffing, Stage, Worker
 from hvdtrain.elastic.driver.worlds import UP, State, Worlds
 from hvdtrain.elastic.messages import (
     AskStack,
@@ -50,7 +49,6 @@ from hvdtrain.elastic.messages import (
     Values,
     Welcome,
 )
-from hvdtrain.elastic.staffing import Staffing
 from hvdtrain.elastic.watch.heartbeat import read_state
 from hvdtrain.errors import EXIT_ENVIRONMENT
 

@@ -1,13 +1,15 @@
 """The workers of an elastic job as its driver knows them."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hvdtrain.elastic.driver.cluster import Slot
+from hvdtrain.elastic.driver.cluster import Limits, Slot
+from hvdtrain.elastic.driver.events import Action, Kill, Say, Start
 from hvdtrain.elastic.messages import Failed, Hello, Ready
 from hvdtrain.elastic.watch.connections import Member
 from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, WorkerState
+from hvdtrain.host.hostfile import HostSlots
 
 DEFAULT_STALL_SECONDS = 120.0  # until a worker has said what the job's is
 
@@ -207,3 +209,142 @@ class Roster:
         for one in self.at(Stage.LOST):
             times += [one.since + _EXIT_SECONDS, one.settled_by, one.settled_by + _SLOT_SECONDS]
         return times
+
+
+FIRST_SECONDS = 1.0
+FORGOTTEN_SECONDS = 600.0
+
+
+class Backoff:
+    """When a slot may get a worker again.
+
+    The first failure costs a second; the n-th within ten minutes costs the shortest time of the range,
+    doubled n times, and at most the longest. Nothing is left out for ever.
+
+    Args:
+        cooldown_seconds: the shortest and the longest time.
+    """
+
+    def __init__(self, cooldown_seconds: tuple[float, float]) -> None:
+        self._shortest, self._longest = cooldown_seconds
+        self._failures: dict[Slot, list[float]] = {}
+        self._ready: dict[Slot, float] = {}
+
+    def failed(self, slot: Slot, now: float) -> float:
+        """Take note of a failure; return the seconds for which the slot is left out."""
+        recent = [at for at in self._failures.get(slot, []) if now - at < FORGOTTEN_SECONDS]
+        count = len(recent) + 1
+        self._failures[slot] = [*recent, now][-32:]
+        doubled = self._shortest * 2.0 ** min(count, 30)
+        seconds = FIRST_SECONDS if count == 1 else min(self._longest, doubled)
+        self._ready[slot] = now + seconds
+        return seconds
+
+    def left(self, slot: Slot, now: float) -> None:
+        """Take note that the worker of a slot left because it was asked to: the slot may be about to go."""
+        self._ready[slot] = now + self._longest
+
+    def forget(self, slot: Slot) -> None:
+        """Forget a slot that is no longer there; if it comes back, it may get a worker at once."""
+        self._ready.pop(slot, None)
+
+    def ready_at(self, slot: Slot) -> float:
+        """Return from when on the slot may get a worker."""
+        return self._ready.get(slot, 0.0)
+
+
+_ATTEMPTS = 2  # for each worker, while nothing has been trained: then the last failure ends the job
+
+
+class Staffing:
+    """Gives free slots a worker, as long as fewer run than the job wants.
+
+    Args:
+        limits: what the job may have.
+        roster: its workers.
+        do: takes actions.
+    """
+
+    def __init__(self, limits: Limits, roster: Roster, do: Callable[[Action], None]) -> None:
+        self._limits, self._roster, self._do = limits, roster, do
+        self._hosts: Sequence[HostSlots] = ()
+        self._backoff = Backoff(limits.cooldown_seconds)
+        self._early = 0  # failures before anything was trained
+
+    @property
+    def slots(self) -> list[Slot]:
+        """All slots, in the order in which they get workers."""
+        return [Slot(one.name, number) for one in self._hosts for number in range(one.slots)]
+
+    def slots_on(self, host: str) -> int:
+        """Return the number of slots of a host, at least 1."""
+        return max([1, *(one.slots for one in self._hosts if one.name == host)])
+
+    def discover(self, hosts: Sequence[HostSlots], now: float) -> None:
+        """Take the hosts that there are now; a worker whose slot is gone is to leave, until it is back."""
+        before, self._hosts = set(self.slots), hosts
+        there = set(self.slots)
+        for slot in before - there:
+            self._backoff.forget(slot)
+        for worker in self._roster.at(*ALIVE):
+            if worker.slot in there:
+                if _is_removed_only(worker):
+                    worker.wants_out, worker.is_removed = "", False
+                continue
+            if worker.wants_out:
+                continue
+            reason = _removal_of(worker)
+            if worker.stage in (*IN_WORLD, Stage.READY):
+                worker.wants_out, worker.is_removed = reason, True
+            else:
+                self._roster.lose(worker, reason, now)
+                self._do(Kill(worker.name))
+
+    def hire(self, wanted: int, now: float) -> None:
+        """Start workers in free slots until there are as many as wanted."""
+        for slot in self._due(wanted, now):
+            if self._backoff.ready_at(slot) <= now:
+                worker = self._roster.add(slot, now)
+                self._do(Start(worker.name, slot))
+
+    def failed(self, worker: Worker, has_begun: bool, now: float) -> None:
+        """Leave the slot of a worker that failed out for a while."""
+        seconds = self._backoff.failed(worker.slot, now)
+        if not has_begun:
+            self._early += 1
+        again = f"; its slot is used again after {seconds:.0f} s" if seconds > 1 else ""
+        self._do(Say(f"{worker} {worker.reason}{again}"))
+
+    def left(self, worker: Worker, now: float) -> None:
+        """Leave the slot of a worker that left as it was asked to out for the longest time.
+
+        A slot that was gone and is back may be used at once.
+        """
+        if worker.slot in self.slots and not _is_removed_only(worker):
+            self._backoff.left(worker.slot, now)
+
+    def is_hopeless(self) -> bool:
+        """Return whether as many workers failed as the job needs, and again, before anything was trained."""
+        return self._early >= _ATTEMPTS * self._limits.wanted
+
+    def ticks(self, wanted: int, now: float) -> list[float]:
+        """Return when a slot may get a worker again."""
+        return [self._backoff.ready_at(slot) for slot in self._due(wanted, now)]
+
+    def _due(self, wanted: int, now: float) -> list[Slot]:
+        """Return the free slots that are to get a worker now, or once they are no longer left out."""
+        alive = sum(not worker.wants_out for worker in self._roster.at(*ALIVE))
+        if alive >= wanted:
+            return []
+        taken = self._roster.taken_slots(now)
+        free = [slot for slot in self.slots if slot not in taken]
+        return sorted(free, key=lambda slot: max(now, self._backoff.ready_at(slot)))[: wanted - alive]
+
+
+def _removal_of(worker: Worker) -> str:
+    return f"{worker.slot} is no longer among the hosts"
+
+
+def _is_removed_only(worker: Worker) -> bool:
+    """Return whether a worker is to leave for no other reason than that its slot was gone."""
+    return worker.is_removed and worker.wants_out == _removal_of(worker)

@@ -1,16 +1,22 @@
 """A worker's membership in an elastic job: its connection to the driver, and the worlds that it enters."""
 
+import contextlib
 import os
+import socket
 import time
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hvdtrain.elastic.driver_connection import CONNECT_SECONDS, DriverConnection, open_connection
-from hvdtrain.elastic.interface import interface_for
-from hvdtrain.elastic.lease import REGAINED_SECONDS, Lease
-from hvdtrain.elastic.member.orders import Orders
-from hvdtrain.elastic.member.thread import MemberThread
+from hvdtrain.elastic.member.orders import Orders, digest_of, failure_of, hello, sendable, value_texts
+from hvdtrain.elastic.member.thread import (
+    CONNECT_SECONDS,
+    REGAINED_SECONDS,
+    DriverConnection,
+    Lease,
+    MemberThread,
+    open_connection,
+)
 from hvdtrain.elastic.messages import (
     Done,
     End,
@@ -26,12 +32,47 @@ from hvdtrain.elastic.messages import (
     Wait,
     Welcome,
 )
-from hvdtrain.elastic.reports import digest_of, failure_of, hello, sendable, value_texts
+from hvdtrain.elastic.watch.liveness import Told
 from hvdtrain.errors import EnvironmentFault, JobEnded, PeerLostError, RefusedError, UsageError
-from hvdtrain.host.signed_requests import KEY_VARIABLE
-from hvdtrain.watch.watch_events import Told
+from hvdtrain.host.hostfile import interfaces, own_addresses
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.world import Place, World
+from hvdtrain.workers.world import KEY_VARIABLE, Place, World
+
+_LOOPBACK = "127."
+
+
+def interface_for(world: World) -> str:
+    """Return the interface for Gloo's connections: loopback if all workers are on one host.
+
+    Otherwise it is the one with the route to the world's rendezvous, or, on the host of the rendezvous, to
+    a worker of another host. Without such a route it is the first one that other hosts may reach.
+    """
+    by_address = {
+        text.partition("/")[0]: name for name, texts in interfaces(loopback=True).items() for text in texts
+    }
+    if world.one_host:
+        return by_address.get(f"{_LOOPBACK}0.0.1", "lo")
+    for host in (world.store[0], *_other_hosts(world)):
+        address = _address_towards(host)
+        if address in by_address and not address.startswith(_LOOPBACK):
+            return by_address[address]
+    return next(iter(own_addresses()), "lo")
+
+
+def _other_hosts(world: World) -> Iterator[str]:
+    yield from dict.fromkeys(member.host for member in world.members if member.host != world.host)
+
+
+def _address_towards(host: str) -> str:
+    """Return this host's address on the route to another; empty without a route."""
+    with (
+        contextlib.suppress(OSError, UnicodeError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+    ):
+        probe.connect((host, 9))  # sends nothing: it only looks up the route
+        return str(probe.getsockname()[0])
+    return ""
+
 
 _WELCOME_SECONDS = 30.0
 _LAST_SECONDS = 2.0  # in which the last message is sent

@@ -1,5 +1,6 @@
 """The thread of an elastic job's worker that beats, takes the driver's orders, and ends what hangs."""
 
+import contextlib
 import os
 import selectors
 import socket
@@ -7,13 +8,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from hvdtrain.elastic.driver_connection import DriverConnection
-from hvdtrain.elastic.lease import Lease
-from hvdtrain.elastic.member.orders import Orders
+from hvdtrain.elastic.handshake import prove_to_driver
+from hvdtrain.elastic.member.orders import Orders, sendable, values_in_parts
 from hvdtrain.elastic.messages import (
+    MAX_LINE_BYTES,
     AskStack,
     AskValues,
     Beat,
@@ -22,12 +24,187 @@ from hvdtrain.elastic.messages import (
     KillProcess,
     Stack,
     Wait,
+    encode,
+    from_driver,
 )
-from hvdtrain.elastic.reports import sendable, values_in_parts
-from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, state_of
-from hvdtrain.errors import EXIT_ENVIRONMENT, JobEnded
+from hvdtrain.elastic.watch.connections import end_if_silent
+from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, LineConnection, state_of
+from hvdtrain.elastic.watch.liveness import silence_seconds
+from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, JobEnded
+from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name
 from hvdtrain.host.processes import kill_if_same
 from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.world import KEY_VARIABLE
+
+_PAUSE_SECONDS = 3.0  # a thread that turns once a second and was away for longer was stopped, or starved
+_FRESH_SECONDS = 2.0  # what arrives so long after that was not sent while it was away
+REGAINED_SECONDS = 4.0  # in which a driver that is there renews the lease of a worker that was stopped
+
+
+def boot_seconds() -> float:
+    """Return the seconds since the host started; they go on while it is suspended."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS has no such clock
+    return time.clock_gettime(clock)
+
+
+class Lease:
+    """The time for which the driver counts on this worker: it gives its place to nobody before it is over.
+
+    A process that was stopped finds messages that arrived meanwhile: they do not say that the driver still
+    counts on it, so they renew nothing.
+
+    Args:
+        seconds: how long it lasts after the driver was heard.
+        clock: gives the time.
+    """
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = boot_seconds) -> None:
+        self.seconds, self._clock = seconds, clock
+        self._heard = self._turned = self._clock()
+        self._back = self._heard - REGAINED_SECONDS  # when this process last ran again after it was stopped
+
+    def turn(self) -> None:
+        """Note that this process runs; called more than once in three seconds."""
+        now = self._clock()
+        if now - self._turned > _PAUSE_SECONDS:
+            self._back = now
+        self._turned = now
+
+    def renew(self) -> None:
+        """Take note that the driver was heard."""
+        self.turn()
+        if self._turned - self._back >= _FRESH_SECONDS:
+            self._heard = self._turned
+
+    @property
+    def silent_seconds(self) -> float:
+        """How long the driver has not been heard."""
+        return self._clock() - self._heard
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease has run out."""
+        return self.silent_seconds > self.seconds
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether this process was stopped or starved a moment ago, so that it may have missed its end."""
+        return self._clock() - self._back < REGAINED_SECONDS
+
+    @property
+    def may_be_regained(self) -> bool:
+        """Whether the lease has run out, and this process may hear the driver in a moment."""
+        now = self._clock()
+        since = now if now - self._turned > _PAUSE_SECONDS else max(self._back, self._heard + self.seconds)
+        return self.is_lost and now - since < REGAINED_SECONDS
+
+
+CONNECT_SECONDS = 20.0  # for all addresses together; the driver listens before it starts a worker
+
+_ADDRESS_SECONDS = 5.0
+_RETRY_SECONDS = 0.2
+
+
+class DriverConnection(LineConnection):
+    """A connection over which messages go both ways. Only ``queue`` may be called by any thread.
+
+    Args:
+        connection: the connection, after the handshake.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, MAX_LINE_BYTES)
+        self._queue: deque[bytes] = deque()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something is not sent yet."""
+        return bool(self._queue or self.has_unsent) and not self.is_closed
+
+    def queue(self, message: FromWorker) -> None:
+        """Let a message be sent by the next ``send``."""
+        self._queue.append(encode(message))
+
+    def send(self) -> None:
+        """Send what is queued, as far as that does not wait."""
+        while self._queue:
+            self._outgoing += self._queue.popleft()
+        self.flush()
+
+    def receive(self) -> list[FromDriver]:
+        """Return the messages that have arrived. It does not wait; what is no message is dropped."""
+        return [message for line in self.receive_lines() if (message := from_driver(line))]
+
+    def close(self) -> None:
+        """End the connection."""
+        self.is_closed = True
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)  # a process that was forked may have it, too
+        self.connection.close()
+
+
+def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS) -> socket.socket:
+    """Connect to the driver at the first of its addresses that answers as the job's driver.
+
+    Args:
+        environ: what the launcher gave this worker.
+        seconds: how long to try.
+
+    Raises:
+        EnvironmentFault: If there is no driver that knows the job's key.
+    """
+    text, key = environ.get(ELASTIC_VARIABLE, ""), environ.get(KEY_VARIABLE, "")
+    addresses = _addresses(text)
+    if not addresses or not key:
+        found = f"{ELASTIC_VARIABLE}={text!r}" if not addresses else f"{KEY_VARIABLE} is not set"
+        raise EnvironmentFault(
+            f"this process is a worker of an elastic job, and does not know its driver: {found}",
+            "horovodrun --min-np and `python -m hvdtrain elastic`, which start elastic jobs, set both. "
+            f"Unset {ELASTIC_VARIABLE} for a job that is not elastic.",
+        )
+    reasons: dict[str, str] = {}
+    until = time.monotonic() + seconds
+    while True:
+        for address in addresses:
+            left = max(_RETRY_SECONDS, min(_ADDRESS_SECONDS, until - time.monotonic()))
+            try:
+                return _connect(address, key, environ.get(WORKER_VARIABLE, ""), left)
+            except OSError as error:
+                reasons[f"{address[0]}:{address[1]}"] = error.strerror or str(error)
+        if time.monotonic() > until:
+            break
+        time.sleep(_RETRY_SECONDS)
+    tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
+    raise EnvironmentFault(
+        f"host {host_name(environ)} cannot connect to the driver of its elastic job ({tried})",
+        "Hosts of a job must reach the host of the launcher on all ports; its --network-interfaces option "
+        "chooses the network.",
+    )
+
+
+def _connect(address: tuple[str, int], key: str, worker: str, seconds: float) -> socket.socket:
+    """Connect to one address and carry out the handshake.
+
+    Raises:
+        OSError: If nothing answers there, or not the driver of this job.
+    """
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection(address, seconds))
+        prove_to_driver(connection, key, worker, seconds)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if silence := silence_seconds():
+            end_if_silent(connection, silence)
+        # a process that is forked must not keep it open: the driver learns from its end that this one ended
+        os.register_at_fork(after_in_child=connection.close)
+        stack.pop_all()
+        return connection
+
+
+def _addresses(text: str) -> list[tuple[str, int]]:
+    """Return the addresses of the driver: host and port, as in "10.0.0.1:4000,10.1.0.1:4000"."""
+    parts = [part.strip().rpartition(":") for part in text.split(",")]
+    return [(host, int(port)) for host, _, port in parts if host and port.isdecimal()]
+
 
 # The training thread ends the process in order if it can: so long it has to notice that the job has ended,
 _NOTICE_SECONDS = 5.0

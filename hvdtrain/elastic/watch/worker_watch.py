@@ -20,9 +20,19 @@ import psutil
 
 from hvdtrain.elastic.watch.connections import Member, connect_workers, describe_host, gather_members
 from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, Peer, read_state, state_of
-from hvdtrain.elastic.watch.liveness import Left, Liveness, Silent, Stalled, WatchEvent
+from hvdtrain.elastic.watch.liveness import (
+    Abandoned,
+    HostLost,
+    Left,
+    Liveness,
+    OnEvent,
+    Silent,
+    Stalled,
+    Told,
+    WatchEvent,
+    WatchLimits,
+)
 from hvdtrain.host.processes import start_group
-from hvdtrain.watch.watch_events import Abandoned, HostLost, OnEvent, Told, WatchLimits
 from hvdtrain.workers.activity import ACTIVITY, ActivityMark
 from hvdtrain.workers.agreement import Workers
 

@@ -4,14 +4,20 @@ A worker opens its data, builds its model and tries both out alone. Then it trai
 as the driver of the job forms them, until training is complete, the job ends, or this worker leaves it.
 """
 
+import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from hvdtrain.backends.step_metrics import ControlFlags
+from hvdtrain.backends.workers import abort_collectives
 from hvdtrain.callbacks import Summary
 from hvdtrain.checkpoints.verification import newest_verified
+from hvdtrain.config import Config
+from hvdtrain.elastic.member.client import connect
 from hvdtrain.elastic.member.membership import Membership
+from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import (
     ENDINGS,
     EXIT_DONE,
@@ -25,12 +31,10 @@ from hvdtrain.errors import (
     WorkerFailure,
     WorldChanged,
 )
-from hvdtrain.jobs.asked_of_worker import AskedOfWorker
-from hvdtrain.jobs.common_state import values_to_compare
+from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run
-from hvdtrain.jobs.elastic.world_state import WorldState
-from hvdtrain.jobs.elastic_start import warm_up
-from hvdtrain.jobs.lack_of_memory import lack_of_memory
+from hvdtrain.jobs.elastic.world_state import WorldState, values_to_compare, warm_up
+from hvdtrain.jobs.failures import end_of_job, lack_of_memory
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
     LOST_SAVE_SECONDS,
@@ -43,7 +47,7 @@ from hvdtrain.jobs.outcome import (
 )
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.jobs.training_run import (
     TrainingRun,
     close_services,
@@ -55,11 +59,63 @@ from hvdtrain.jobs.world_change import report_change
 from hvdtrain.loop import run as run_loop
 from hvdtrain.loop import save_and_stop, settle
 from hvdtrain.session import Session, readers_for
-from hvdtrain.watch.watch_events import Watching
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.user_errors import where_raised
 from hvdtrain.workers.world import World
+
+
+def join_elastic_job(config: Config, signals: Signals, watching: Watching) -> Membership | None:
+    """Join the elastic job that started this process; return None if the job is not elastic.
+
+    From now on SIGTERM to this worker means that it leaves, and the driver may end the process if the
+    training thread does not notice that the job has ended.
+
+    Args:
+        config: the job's config.
+        signals: what ``interruptible`` gave.
+        watching: what is done before the process ends without the training thread.
+
+    Raises:
+        EnvironmentFault: If the driver does not answer.
+        RefusedError: If it does not take this worker.
+        JobEnded: If the job has ended.
+    """
+    if not is_elastic():
+        return None
+    client = connect(os.environ, stall_timeout=config.stall_timeout, abort=abort_collectives)
+    client.on_end(lambda error: end_of_job(error, None if client.lost_lease else watching.on_worker_lost))
+    if isinstance(signals, ElasticSignals):
+        signals.membership = client
+    return client
+
+
+@dataclass
+class AskedOfWorker:
+    """What this worker of an elastic job was asked to do.
+
+    A signal to it alone never stops the others: ``ElasticSignals`` lets this worker leave.
+
+    Attributes:
+        signals: what signals asked of this worker.
+        membership: what the driver asked of all of them.
+    """
+
+    signals: Signals
+    membership: Membership
+
+    @property
+    def why(self) -> str:
+        """Why all workers are to stop, in words; empty if they are not."""
+        return self.membership.why_stop()
+
+    def poll(self) -> ControlFlags:
+        """Return what this worker wants all of them to do."""
+        return ControlFlags(
+            stop=bool(self.membership.stop_wanted()),
+            save=self.signals.poll().save,
+            change=self.membership.change_wanted(),
+        )
 
 
 def train_in_worlds(

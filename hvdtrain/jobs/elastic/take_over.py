@@ -11,15 +11,14 @@ from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs.failure_cause import forget_causes
+from hvdtrain.jobs.failures import forget_causes
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, fill_anew
 from hvdtrain.jobs.run_directory.lock import RunLock
-from hvdtrain.jobs.tracked_run import trackers_of
+from hvdtrain.jobs.track import trackers_of
 from hvdtrain.reporting.index_trace import INDICES, cut_traces
-from hvdtrain.reporting.records import EVAL, RecentRecords, key_of
+from hvdtrain.reporting.records import EVAL, RecentRecords, Tail, cut_tail, key_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, SilentReport
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
-from hvdtrain.reporting.tail import Tail, cut_tail
 from hvdtrain.session import Session
 from hvdtrain.storage.files import check_link
 from hvdtrain.workers.world import World

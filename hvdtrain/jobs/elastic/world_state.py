@@ -1,21 +1,180 @@
 """How all workers of a world of an elastic job come to one state."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from hvdtrain.backends.step_signals import NO_FLAGS
-from hvdtrain.checkpoints.storage import step_of
+from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
+from hvdtrain.callbacks import RunContext
+from hvdtrain.checkpoints.storage import checkpoints_in, step_of
+from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.common_state import Common
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run, take_over_run
-from hvdtrain.jobs.elastic_start import report_of_others, start_of
-from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job
-from hvdtrain.jobs.training_run import TrainingRun, open_services, plan_and_notes
+from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job, first_samples
+from hvdtrain.jobs.opening.setup import common_values, model_values
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.jobs.training_run import TrainingRun, find_start, open_services, plan_and_notes
 from hvdtrain.jobs.world_change import follow_workers
+from hvdtrain.reporting.records import RecentRecords
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
+from hvdtrain.reporting.run_report import CallbackReport
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, SkippedSamples
-from hvdtrain.workers.agreement import waiting_for_rank_zero
+from hvdtrain.training_plan import Progress
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import run_on_rank_zero, waiting_for_rank_zero
+from hvdtrain.workers.seeding import random_state_kept
+from hvdtrain.workers.wire_types import travels
 from hvdtrain.workers.world import World
+
+_SPEEDS = 1000  # logged windows, of whose speeds the summary has the median
+
+
+@travels
+@dataclass(frozen=True)
+class Common:
+    """Where a run stands, as its rank 0 tells the others.
+
+    Attributes:
+        state: what a checkpoint keeps of it, and what of the last step is done.
+        stop: whether a worker wants training to end, saved.
+        save: whether a worker wants a save.
+        skipped: how many samples could not be read, on all workers.
+        reported: which of them the user was told of.
+        speeds: samples/s of the last windows.
+        seconds: time spent training.
+        run_dir: the run directory.
+        stopped_early: why and where training ended because nothing got better; empty otherwise.
+        data: the fingerprints of the data.
+        recent: the last records of the log.
+    """
+
+    state: RunState
+    stop: bool
+    save: bool
+    skipped: int
+    reported: set[str]
+    speeds: list[float]
+    seconds: float
+    run_dir: Path
+    stopped_early: str
+    data: dict[str, Fingerprint]
+    recent: list[dict[str, Any]]
+
+    @classmethod
+    def of(cls, session: Session) -> "Common":
+        """Return where a run stands on this worker."""
+        return cls(
+            state=session.state,
+            stop=session.wanted.stop,
+            save=session.wanted.save,
+            skipped=session.skipped.count,
+            reported=session.skipped.reported,
+            speeds=session.speeds[-_SPEEDS:],
+            seconds=session.report.seconds(),
+            run_dir=session.run_dir,
+            stopped_early=session.stopped_early,
+            data=dict(session.fingerprints),
+            recent=list(session.report.recent),
+        )
+
+    def give_to(self, session: Session) -> None:
+        """Make it where a run stands on this worker, which is not rank 0."""
+        session.state = self.state
+        session.state.seconds_before = self.seconds
+        session.wanted = ControlFlags(self.stop, self.save)
+        session.skipped = SkippedSamples(self.skipped, session.skipped.unreported, self.reported)
+        session.speeds = self.speeds
+        session.run_dir = self.run_dir
+        session.stopped_early = self.stopped_early
+        session.report.recent = RecentRecords(self.recent)
+
+
+def values_to_compare(run: TrainingRun) -> Mapping[str, Any]:
+    """Return what must be equal on all workers of an elastic job, by the name that an error message uses.
+
+    It is what other jobs compare before they train: config, versions, data and model.
+    """
+    return {
+        **common_values(run.job, run.backend),
+        **run.task_data.common_values,
+        **first_samples(run.task_data.identity),
+        **model_values(run.model),
+    }
+
+
+def start_of(
+    run: TrainingRun, world: World, known: Path | None, check_as_built: Callable[[], None] = lambda: None
+) -> tuple[TrainingRun, ResumePoint]:
+    """Collective. Find where a world starts from, and load it into every worker.
+
+    A world that starts anew after one that was lost takes the run directory that was begun; one that starts
+    from a checkpoint takes the newest of its run directory. If all workers that knew that directory are lost,
+    the driver has its path.
+
+    Args:
+        run: the training.
+        world: the world, whose source is not "root".
+        known: the run directory, if this worker knows that it is this job's.
+        check_as_built: as ``restore`` takes it.
+
+    Returns:
+        The training with the config that leads there, and the start.
+    """
+    workers, config = run.backend.workers, run.config
+    paths = [text for text in workers.allgather_object("" if known is None else str(known)) if text]
+    paths += [world.run_dir] if world.run_dir else []
+    path = paths[0] if paths else config.run_dir
+    is_own = bool(paths) or (world.source == "checkpoint" and path is not None)
+
+    def look() -> tuple[bool, bool]:
+        folder = Path(path or "")
+        has_saved = is_own and bool(checkpoints_in(folder / CHECKPOINTS))
+        return has_saved, is_own or (world.generation > 1 and path is not None and _is_untouched(folder))
+
+    has_saved, is_begun = run_on_rank_zero(workers, look)
+    changes: dict[str, Any] = {"run_dir": path, **({"resume": "auto"} if has_saved else {})}
+    run = replace(run, job=replace(run.job, config=config.model_copy(update=changes)), hosts=_hosts(world))
+    point = find_start(run, check_as_built)
+    if is_begun and point.resumed_step is None:
+        point = replace(point, resumed_step=0)
+    if world.source == "checkpoint" and not has_saved:
+        lost = f"no worker has the state of training any more; {path} has no checkpoint: training starts anew"
+        point = replace(point, notes=(*point.notes, lost))
+    return run, point
+
+
+def _is_untouched(folder: Path) -> bool:
+    """Return whether a run directory was made by a run that has written nothing yet."""
+    log = folder / METRICS_FILE
+    if any((folder / name).exists() for name in (SUMMARY_FILE, CHECKPOINTS)):
+        return False
+    return log.is_file() and log.stat().st_size == 0
+
+
+def _hosts(world: World) -> list[str]:
+    return [member.host for member in world.members]
+
+
+def report_of_others(context: RunContext, callbacks: Sequence[Any]) -> Report:
+    """Return the report of another rank than 0."""
+    own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
+    return CallbackReport(context, own) if own else SilentReport()
+
+
+def warm_up(session: Session) -> None:
+    """Compile the steps before the others wait for this worker. Local: it is alone."""
+    ACTIVITY.enter("compiling the steps", is_long=True)
+    plan = session.plan()
+    batch = session.train_batch(plan, Progress())
+    if batch is not None:
+        first = next(iter(sets_of(session.eval_data)), None)
+        eval_batch = None if first is None else session.eval_batch(plan, first)
+        with random_state_kept():  # a task's own code may draw from Python's and numpy's generators
+            session.backend.warm_up(batch, eval_batch)
 
 
 class WorldState:

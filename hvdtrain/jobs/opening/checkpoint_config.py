@@ -16,8 +16,8 @@ from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import CheckpointError, UsageError
 from hvdtrain.host.launcher import is_elastic, launched_rank
+from hvdtrain.jobs.opening.data_identity import same_task
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.same_task import same_task
 from hvdtrain.task import built_in_names
 
 # where a run was written, started from, when it stopped and which of its checkpoints it kept; what only

@@ -7,25 +7,26 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.backends.base import DryRun, StepMemory
-from hvdtrain.backends.loss_objects import named_loss
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
+from hvdtrain.backends.objective.logits import named_loss
 from hvdtrain.backends.objective.objective import has_own_values
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.repeats import reused_memory, shared_samples
 from hvdtrain.errors import NOT_THE_TASKS, DataError, HvdtrainError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.jobs.lack_of_memory import lack_of_memory
+from hvdtrain.jobs.failures import lack_of_memory
 from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
 from hvdtrain.jobs.opening.dry_run_looks import (
     drawn_note,
     find_broadcast,
     has_row_numbers,
     random_note,
+    reused_memory,
     scale_note,
+    shared_samples,
 )
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.base import DryRun
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.finite import describe_not_finite
-from hvdtrain.data.nesting import TARGETS
+from hvdtrain.data.numeric import TARGETS, describe_not_finite
 from hvdtrain.errors import DataError, HvdtrainError, NonFiniteLossError, TaskError
 from hvdtrain.workers.user_errors import where_raised
 

@@ -1,16 +1,238 @@
 """Batches and lengths that cannot be meant: they would keep a job busy, or out of memory, without a word."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import psutil
 
+from hvdtrain.backends.base import OwnRates
+from hvdtrain.backends.objective.metric_objects import logged_names
+from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
+from hvdtrain.backends.options import replicas
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import LocalFetch
-from hvdtrain.data.eval_sets import set_words, sets_of
-from hvdtrain.errors import ConfigError
-from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.data.eval_sets import metric_prefixes, set_words, sets_of
+from hvdtrain.data.feed import Order
+from hvdtrain.data.fingerprint import differing_keys, sample_reader
+from hvdtrain.data.order import SequentialOrder, training_order
+from hvdtrain.data.stream import Stream
+from hvdtrain.early_stopping import SEPARATOR
+from hvdtrain.errors import AgreementError, ConfigError, TaskError
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.jobs.opening.data_identity import JobData, disagreement, hash_of, words_for
+from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import Workers
+
+
+def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
+    """Check early what would else come out at the first evaluation, or never.
+
+    Args:
+        config: the config.
+        task: the task.
+        eval_data: its evaluation data; None if it has none.
+
+    Raises:
+        ConfigError: If a metric that the config names cannot be there, or is there only at the end.
+    """
+    otherwise = {name: f"leave {name} out" for name in ("keep_best", "early_stopping")}
+    otherwise["plateau_metric"] = "use another lr_schedule than plateau"
+    for field, best in (
+        ("keep_best", config.keep_best),
+        ("early_stopping", config.early_stopping),
+        ("plateau_metric", config.plateau_goal),
+    ):
+        if best is None:
+            continue
+        _check_metric(field, best.metric, config, task, eval_data, otherwise=f", or {otherwise[field]}")
+        if field != "keep_best" and config.eval_every is None:
+            raise ConfigError(
+                f"{field}: eval_every is null, so the only evaluation comes when training is done",
+                f"Set eval_every, such as 1epoch or a number of steps, or {otherwise[field]}.",
+                everywhere=True,
+            )
+
+
+def _check_metric(
+    field: str, metric: str, config: Config, task: Any, eval_data: Any, *, otherwise: str = ""
+) -> None:
+    """Check that an evaluation gives a metric, as far as that is known before.
+
+    Args:
+        field: what names the metric, for messages.
+        metric: its name.
+        config: the config.
+        task: the task.
+        eval_data: its evaluation data; None if it has none.
+        otherwise: what else can be done if there are none, in words that end a sentence.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    if eval_data is None:
+        raise ConfigError(
+            f"{field}: {metric} is a metric of the evaluation, and the task has no evaluation data",
+            f"Give the task eval_data(){otherwise}.",
+            everywhere=True,
+        )
+    _check_is_known(field, metric, config, task, eval_data)
+
+
+def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_data: Any) -> None:
+    """Check that an evaluation gives a metric, as far as that is known before.
+
+    Raises:
+        ConfigError: If it does not.
+    """
+    # an own loss names its metrics when it is called
+    own_loss = hasattr(task, FRAMEWORKS[config.framework].loss_method)
+    named = [] if own_loss else logged_names(getattr(task, "metrics", {}), task, config.framework)
+    known = ["loss", *named]
+    if config.framework == "tf":  # if the model adds losses, which is known when it is called
+        known.append(REGULARIZATION_LOSS)
+    set_name, separator, plain = metric.rpartition(SEPARATOR)
+    prefixes = metric_prefixes(eval_data).values()
+    if f"{set_name}{separator}" in prefixes and (own_loss or plain in known):
+        return
+    remedy = [] if own_loss else [f"The task has {', '.join(known)}."]
+    if others := [prefix for prefix in prefixes if prefix]:
+        remedy.append(
+            f"Metrics of the first set have plain names, those of the others begin with {', '.join(others)}."
+        )
+    elif own_loss:
+        remedy.append(f"Names of metrics hold no {SEPARATOR!r}: the evaluation data are one set.")
+    raise ConfigError(f"{field}: there is no metric {metric!r}", " ".join(remedy), everywhere=True)
+
+
+def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
+    """Return the config with the learning rate that the job trains with.
+
+    Args:
+        config: the resolved config; its ``learning_rate`` is None if no source set one.
+        own: the learning rates of the task's own optimizer, if it brings one.
+
+    Raises:
+        ConfigError: If a source set a learning rate and the optimizer has another one, which is not
+            merely the default of its constructor.
+        TaskError: If neither has one.
+    """
+    rate = config.learning_rate
+    if own is None:
+        rate = config.base_learning_rate
+    elif rate is None:
+        if own.base is None:
+            raise TaskError(
+                f"neither the config nor the task's own optimizer, {own.optimizer}, has a learning rate",
+                "Set learning_rate, or give the optimizer one.",
+                everywhere=True,
+            )
+        rate = own.base
+    elif own.base is not None and not own.is_default and not math.isclose(rate, own.base, rel_tol=1e-6):
+        raise ConfigError(
+            f"learning_rate is {rate:g}, and the task's own optimizer, {own.optimizer}, has {_rates(own)}",
+            "Leave learning_rate out to train with the optimizer's, or make the optimizer without a rate of "
+            "its own. In PyTorch, lr_scale of a parameter group is a multiple of learning_rate.",
+            everywhere=True,
+        )
+    return config.model_copy(update={"learning_rate": rate})
+
+
+def _rates(own: OwnRates) -> str:
+    """Return the learning rates of an optimizer, in words."""
+    base = own.base or 0.0
+    distinct = dict.fromkeys(base * factor for factor in own.factors)
+    if len(distinct) == 1:
+        return f"{base:g}"
+    return f"groups with {' and '.join(f'{rate:g}' for rate in distinct)}"
+
+
+_SAME_SAMPLE = (
+    "__getitem__ must return the same sample at every reading. Give a random transform a generator that is "
+    "seeded by the index, or augment with hvdtrain.data.Augmented."
+)
+
+
+def check_batches(workers: Workers, data: JobData, config: Config, progress: Progress) -> list[str]:
+    """Collective. Compare all samples of the first ``check_data`` batches over the workers.
+
+    Every worker reads the whole global batches, without augmentation, and its own part of them twice.
+
+    Args:
+        workers: the workers.
+        data: the data of the job.
+        config: the resolved config.
+        progress: where training starts.
+
+    Returns:
+        A note for each data set that was checked; none if ``check_data`` is 0.
+
+    Raises:
+        AgreementError: on every worker alike, if a sample differs between workers or between two readings.
+    """
+    if not config.check_data:
+        return []
+    size = len(data.datasets["train_data"])
+    plan = TrainingPlan.of(config, replicas(workers, config), size, progress, most=most_workers(workers))
+    train_order = training_order(data.datasets["train_data"], size, config.seed)
+    ranges: dict[str, tuple[Order, int, int, int]] = {
+        "train_data": (train_order, progress.samples, plan.last_sample, plan.batch.global_batch)
+    }
+    for name, dataset in data.datasets.items():
+        if name not in ranges:
+            count = len(dataset)
+            ranges[name] = (SequentialOrder(count), 0, count, plan.eval_batch.global_batch)
+    notes = []
+    for name in [name for name, dataset in data.datasets.items() if isinstance(dataset, Stream)]:
+        ranges.pop(name, None)
+        notes.append(
+            f"check_data: the {words_for(name)} is a stream, of which only the first sample is compared"
+        )
+    for name, (order, first, end, batch) in ranges.items():
+        last = min(end, first + config.check_data * batch)
+        for start in range(first, last, batch):
+            ACTIVITY.progress()
+            indices = _indices(order, start, min(start + batch, last))
+            _check_samples(workers, name, data.datasets[name], indices, data.skip)
+        if last > first:
+            samples = f"{last - first:,} samples of the {words_for(name)}"
+            notes.append(f"check_data: {samples} are equal on all workers and at every reading")
+    return notes
+
+
+def _check_samples(workers: Workers, name: str, dataset: Any, indices: Sequence[int], skip: bool) -> None:
+    """Collective. Check that samples are the same on all workers, and at every reading."""
+    read = sample_reader(dataset, skip)
+    own = [read(index) for index in indices]
+    twice = range(workers.rank, len(indices), workers.size)
+    changed = next(
+        ((indices[k], keys) for k in twice if (keys := differing_keys(own[k], read(indices[k])))), None
+    )
+    everyone = workers.allgather_object((workers.host, changed, hash_of(own)))
+    for rank, (host, found, _) in enumerate(everyone):
+        if found is not None:
+            index, keys = found
+            raise AgreementError(
+                f"every reading of sample {index} of the {words_for(name)} gives another value under "
+                f"{', '.join(map(repr, keys))}: found by rank {rank} ({host})",
+                _SAME_SAMPLE,
+                everywhere=True,
+            )
+    if len({hashed for *_, hashed in everyone}) == 1:
+        return
+    gathered = workers.allgather_object((workers.host, own))
+    for k, index in enumerate(indices):
+        found = [(host, digests[k]) for host, digests in gathered]
+        keys = sorted({key for _, digests in found for key in differing_keys(found[0][1], digests)})
+        if keys:
+            raise disagreement(name, index, keys[0], found)
+
+
+def _indices(order: Order, first: int, last: int) -> list[int]:
+    return [int(index) for index in order.indices(np.arange(first, last))]
+
 
 _MOST_PASSES = 1000  # over the data in one batch
 _ALWAYS_ALLOWED = 65_536  # samples in a batch, however small the data are

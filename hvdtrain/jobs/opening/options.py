@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from hvdtrain.config import Config, Layer
 from hvdtrain.jobs.compatibility import unused_options
-from hvdtrain.step_window import StepWindow
+from hvdtrain.schedule import StepWindow
 from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import TrainingPlan
 

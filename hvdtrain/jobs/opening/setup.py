@@ -11,18 +11,20 @@ from typing import Any
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.objective.model_call import describe_columns
-from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.options import replicas
+from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.start import forbid_restart
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.config.values import check_installed
+from hvdtrain.data.augment import Mixed
 from hvdtrain.data.drawn import Drawn
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
-from hvdtrain.data.mixing import Mixed
 from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.elastic.member.membership import Membership
+from hvdtrain.elastic.watch.liveness import Watching, WatchLimits, silence_seconds
 from hvdtrain.elastic.watch.worker_watch import WorkerWatch, watch_workers
 from hvdtrain.errors import (
     NOT_THE_TASKS,
@@ -35,10 +37,16 @@ from hvdtrain.errors import (
 )
 from hvdtrain.horovod_build import check_patches, installed_build, require_horovod
 from hvdtrain.host import environment
+from hvdtrain.host.environment import check_host
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.host.launcher import is_elastic, launched_rank
-from hvdtrain.host.launches import HOROVODRUN, TORCHRUN, check_launch_is_seen, stated_launch
-from hvdtrain.host.preflight import check_host
+from hvdtrain.host.launcher import (
+    HOROVODRUN,
+    TORCHRUN,
+    check_launch_is_seen,
+    is_elastic,
+    launched_rank,
+    stated_launch,
+)
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.failures import (
     do_in_time,
@@ -50,7 +58,6 @@ from hvdtrain.jobs.failures import (
     name_lost_worker,
 )
 from hvdtrain.jobs.features import Job
-from hvdtrain.jobs.metric_checks import check_metrics
 from hvdtrain.jobs.opening.data_identity import (
     DATA,
     NO_DATA,
@@ -60,19 +67,27 @@ from hvdtrain.jobs.opening.data_identity import (
     keyed,
     words_for,
 )
-from hvdtrain.jobs.opening.data_sets import align_columns, find_merged, open_sets
+from hvdtrain.jobs.opening.data_sets import (
+    align_columns,
+    find_merged,
+    notes_on_streams,
+    open_sets,
+    streams_of,
+)
 from hvdtrain.jobs.opening.dry_run import share_findings
-from hvdtrain.jobs.opening.limits import check_eval_batch, check_train_batch, check_training_length
+from hvdtrain.jobs.opening.limits import (
+    check_eval_batch,
+    check_metrics,
+    check_train_batch,
+    check_training_length,
+)
+from hvdtrain.jobs.opening.memory_check import with_cuts_before
 from hvdtrain.jobs.opening.options import given_fields
 from hvdtrain.jobs.signals import Signals
-from hvdtrain.jobs.stage_cuts import with_cuts_before
-from hvdtrain.jobs.stream_plan import notes_on_streams, streams_of
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.session import Session, versions_with
-from hvdtrain.stages import replicas
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, notes_on_members
 from hvdtrain.training_plan import TrainingPlan, most_workers
-from hvdtrain.watch.watch_events import Watching, WatchLimits, silence_seconds
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import assert_consistent
 from hvdtrain.workers.seeding import seed_generators

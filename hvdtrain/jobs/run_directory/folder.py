@@ -11,16 +11,15 @@ from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs.failure_cause import forget_causes
+from hvdtrain.jobs.failures import forget_causes
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import Provenance, config_text
-from hvdtrain.paths import run_folder
 from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
 from hvdtrain.reporting.run_report import CallbackReport, Reporter, RunReport
-from hvdtrain.storage.files import check_link
+from hvdtrain.storage.files import check_link, run_folder
 from hvdtrain.storage.urls import is_url
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 

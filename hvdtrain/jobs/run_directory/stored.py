@@ -15,9 +15,9 @@ from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.signals import Signals
-from hvdtrain.paths import run_folder
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
+from hvdtrain.storage.files import run_folder
 from hvdtrain.storage.urls import is_url, join, shown
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 

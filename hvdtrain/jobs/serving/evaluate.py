@@ -14,32 +14,30 @@ from hvdtrain.checkpoints.remote.fetched import run_place_of
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.early_stopping import SEPARATOR, metrics_by_set
 from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, UsageError, WorkerFailure
 from hvdtrain.host.launcher import muted_console, open_console
-from hvdtrain.jobs.best_checkpoint import chosen_checkpoint
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.data_identity import NO_DATA, JobData, compare_with_checkpoint
+from hvdtrain.jobs.opening.data_sets import known_size
 from hvdtrain.jobs.opening.dry_run import check_alone
 from hvdtrain.jobs.opening.limits import check_eval_batch
 from hvdtrain.jobs.opening.setup import JobSpec, build_together, handshake, prepare, started
 from hvdtrain.jobs.resume import changed_outputs, load_weights, read_weights
 from hvdtrain.jobs.run_directory.folder import run_dir_of
-from hvdtrain.jobs.serving.checkpoint import open_checkpoint_data
+from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint, open_checkpoint_data
 from hvdtrain.jobs.serving.outputs import Place, place_in, place_of
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.jobs.stream_plan import known_size
 from hvdtrain.loop import evaluate as run_evaluation
-from hvdtrain.metric_names import SEPARATOR, metrics_by_set
-from hvdtrain.object_lines import append_line
-from hvdtrain.paths import expand_path
-from hvdtrain.place_names import with_urls
 from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, readers_for
-from hvdtrain.storage.text import counted
+from hvdtrain.storage.files import expand_path
+from hvdtrain.storage.text import counted, with_urls
+from hvdtrain.storage.transfers import append_line
 from hvdtrain.storage.urls import shown
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.training_plan import Progress

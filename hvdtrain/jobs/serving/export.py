@@ -14,15 +14,15 @@ from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE
 from hvdtrain.checkpoints.remote.fetched import run_place_of
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
+from hvdtrain.config.values import EXPORT_FORMATS
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import first_set
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskError, UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.host.quiet import quiet_output
+from hvdtrain.host.output import quiet_output
 from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.export_formats import EXPORT_FORMATS
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started

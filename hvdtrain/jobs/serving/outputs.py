@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
-from hvdtrain.given_urls import check_url
-from hvdtrain.paths import cache_folder
+from hvdtrain.storage.files import cache_folder, check_url
 from hvdtrain.storage.transfers import download, upload
 from hvdtrain.storage.urls import (
     MissingObjectError,

@@ -21,6 +21,7 @@ from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.data_identity import words_for
+from hvdtrain.jobs.opening.data_sets import streams_of
 from hvdtrain.jobs.opening.limits import check_eval_batch
 from hvdtrain.jobs.opening.setup import JobSpec, build_together, handshake, prepare, started
 from hvdtrain.jobs.serving.checkpoint import open_checkpoint_data
@@ -34,7 +35,6 @@ from hvdtrain.jobs.serving.prediction_files import (
     prediction_file,
 )
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.jobs.stream_plan import streams_of
 from hvdtrain.session import Session, readers_for
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown

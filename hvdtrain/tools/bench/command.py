@@ -5,14 +5,12 @@ from typing import Any
 
 import click
 
-from hvdtrain.bench.interruption import said_if_interrupted
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.host.launcher import launched_rank, open_console
-from hvdtrain.host.launches import check_is_not_launched
+from hvdtrain.host.launcher import check_is_not_launched, launched_rank, open_console
 from hvdtrain.jobs.opening.setup import check_may_be_elastic
-from hvdtrain.printable import printable
-from hvdtrain.tools.bench.job import Request, bench_job
+from hvdtrain.storage.text import printable
+from hvdtrain.tools.bench.job import Request, bench_job, said_if_interrupted
 from hvdtrain.tools.bench.message_times import MOST_BYTES
 from hvdtrain.tools.bench.options import BenchOptions
 from hvdtrain.tools.bench.picture import check_picture, draw

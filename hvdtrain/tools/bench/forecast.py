@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 
-from hvdtrain.bench.predict_link import Link
+from hvdtrain.tools.bench.plan_options import Link
 from hvdtrain.tools.bench.spread import Spread
 
 ENDS = ("median", "low", "high")

@@ -1,23 +1,166 @@
 """The measurement of one job, in the processes that a launcher started, or in one without a launcher."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import psutil
+
 from hvdtrain.backends.base import Backend, ModelInfo
-from hvdtrain.bench.before_launch import check_before_launch
-from hvdtrain.bench.machine import CpuTimes, busy_hosts
 from hvdtrain.config import Config, Layer
+from hvdtrain.errors import Interrupted, UsageError
+from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.jobs.learning_rate import with_learning_rate
+from hvdtrain.host.launcher import output_rank
+from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.tools.bench.measure import check_rounds, measure_steps, skips_warmup
 from hvdtrain.tools.bench.message_times import MOST_BYTES, MessageTime, measure_messages, words_for_size
 from hvdtrain.tools.bench.result import Result
-from hvdtrain.training_plan import TrainingPlan
+from hvdtrain.training_plan import TrainingPlan, batch_plan
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.seeding import seeded_frameworks
+from hvdtrain.workers.wire_types import travels
+
+_OTHERS = 0.1  # of a core, beside 2 % of all cores
+_OTHERS_SHARE = 0.02
+_STEAL_SHARE = 0.02
+
+
+@travels
+@dataclass(frozen=True)
+class CpuTimes:
+    """What the clocks of a worker and its host say.
+
+    Attributes:
+        host: the host's name.
+        cores: the host's cores.
+        seconds: wall-clock time.
+        busy: CPU seconds of the whole host.
+        stolen: CPU seconds that the machine below it gave to others.
+        own: CPU seconds of this worker and of its processes, those that have ended included.
+    """
+
+    host: str
+    cores: int
+    seconds: float
+    busy: float
+    stolen: float
+    own: float
+
+    @classmethod
+    def now(cls, host: str) -> "CpuTimes":
+        """Return what they say now."""
+        times = psutil.cpu_times()
+        busy = sum(getattr(times, name, 0.0) for name in ("user", "system", "nice", "irq", "softirq"))
+        return cls(
+            host,
+            psutil.cpu_count() or 1,
+            time.perf_counter(),
+            busy,
+            getattr(times, "steal", 0.0),
+            _own_seconds(),
+        )
+
+    def since(self, before: "CpuTimes") -> "CpuTimes":
+        """Return the differences to an earlier time."""
+        return CpuTimes(
+            self.host,
+            self.cores,
+            self.seconds - before.seconds,
+            self.busy - before.busy,
+            self.stolen - before.stolen,
+            self.own - before.own,
+        )
+
+
+def _own_seconds() -> float:
+    """Return the CPU seconds of this process and those below it; one that has ended counts in its parent."""
+    total = 0.0
+    own = psutil.Process()
+    for process in (own, *own.children(recursive=True)):
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def busy_hosts(of_ranks: Sequence[CpuTimes]) -> list[str]:
+    """Return a warning for each host that was busy with something else than the job's workers.
+
+    Args:
+        of_ranks: what each worker measured over the same time.
+    """
+    warnings = []
+    for host in dict.fromkeys(one.host for one in of_ranks):
+        workers = [one for one in of_ranks if one.host == host]
+        seconds = max(workers[0].seconds, 1e-9)
+        cores = workers[0].cores
+        others = (workers[0].busy - sum(one.own for one in workers)) / seconds
+        stolen = workers[0].stolen / seconds
+        if others > _OTHERS + _OTHERS_SHARE * cores:
+            warnings.append(
+                f"{host} was busy: other processes used {others:.1f} of its {cores} cores, so these figures "
+                "are worse than on an idle machine"
+            )
+        if stolen > _STEAL_SHARE * cores:
+            warnings.append(
+                f"{host} is a virtual machine that did not get {stolen:.1f} of its {cores} cores "
+                "(CPU steal), so these figures vary with what its neighbours do"
+            )
+    return warnings
+
+
+_TITLES = {"mpi": "MPI", "gloo": "Gloo"}
+
+
+def check_before_launch(config: Config, counts: Iterable[int], controller: str | None) -> None:
+    """Check what each of the jobs would be refused for, before any of them is started.
+
+    Args:
+        config: the jobs' config.
+        counts: their numbers of workers.
+        controller: the user's choice; None for horovodrun's.
+
+    Raises:
+        UsageError: If Horovod was built without the controller.
+        ConfigError: If a worker would have no samples.
+    """
+    check(Job(config, command="bench"))
+    build = installed_build()
+    if build is not None and controller is not None:
+        has = {"mpi": build.mpi is not None, "gloo": build.gloo}[controller]
+        if not has:
+            title = _TITLES[controller]
+            raise UsageError(
+                f"--controller {controller}: Horovod was built without {title}",
+                f"Leave --controller out, or build Horovod with {title} ({BUILD_COMMAND}).",
+            )
+    for count in counts:
+        batch_plan(config, count, None)
+
+
+@contextmanager
+def said_if_interrupted(say: Callable[[str], None]) -> Iterator[None]:
+    """Return a context in which a measurement that a signal ends says that nothing is kept of it.
+
+    Args:
+        say: is called with the text, on rank 0 alone.
+    """
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        if not output_rank():
+            say("interrupted; nothing was written")
+        raise
+
 
 _LEAST_MESSAGE_SECONDS = 20.0
 _LEFT_OUT = "evaluations, checkpoints, logs and callbacks are left out"

@@ -1,26 +1,155 @@
 """Measuring a job's steps: blocks of them with the other workers and without, in turn."""
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.backends.reduction.low_rank import has_warmup
-from hvdtrain.bench.alone import session_alone
-from hvdtrain.bench.blocks import Recorder, joined, run_block, whole_rounds
-from hvdtrain.bench.step_split import Block, split_of, split_of_one, spread_of_parts
-from hvdtrain.compression import rank_of
+from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepMetrics
 from hvdtrain.config import Config
+from hvdtrain.config.values import rank_of
+from hvdtrain.data.readers import Readers
 from hvdtrain.errors import UsageError
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.dry_run import dry_run
-from hvdtrain.jobs.opening.setup import JobSpec, TaskData
+from hvdtrain.jobs.opening.setup import JobSpec, TaskData, build
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.training_run import new_session
+from hvdtrain.loop import run as run_loop
+from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.report import SilentReport
 from hvdtrain.session import Session, readers_for
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.bench.spread import Block, Spread, split_of, split_of_one, spread_of_parts
+from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.seeding import seed_host_generators
+
+_WARM_STEPS = 3  # at the start of a block: the data are not read ahead yet
+
+Own = tuple[list[float], float]  # a worker's step times, and how long it waited for data in a step
+
+
+class Recorder(SilentReport):
+    """A report that keeps what the metrics of steps say.
+
+    Attributes:
+        first_loss: the loss of the first step.
+        wait_seconds: of each step of the current block, how long all workers together waited for data.
+        notes: what the training told.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_loss: float | None = None
+        self.wait_seconds: list[float] = []
+        self.notes: list[str] = []
+
+    def begin(self) -> None:
+        """Begin a block."""
+        self.wait_seconds.clear()
+
+    def note(self, text: str) -> None:
+        """Keep a note."""
+        self.notes.append(text)
+
+    def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
+        """Keep what a step's metrics say; local steps share what is known of all of them together."""
+        if self.first_loss is None:
+            self.first_loss = metrics.mean("loss")
+        self.wait_seconds += step.steps * [metrics.statistics.data_wait_seconds / step.steps]
+
+
+def run_block(session: Session, recorder: Recorder, steps: int) -> Own:
+    """Collective unless the session has one worker. Train some steps and return how long each of them took.
+
+    A step lasts from the moment when its batch is there to the one when the next step's batch is. Local steps
+    are timed together, up to the next one after a synchronisation: each of these times is their mean.
+
+    Args:
+        session: the run; its report is the recorder.
+        recorder: the report.
+        steps: how many steps are timed; some more run before and after them. With local steps they are
+            rounded up to whole synchronisations.
+    """
+    every = session.plan().sync_every
+    warm, steps = whole_rounds(_WARM_STEPS, every), whole_rounds(steps, every)
+    stamps: list[float] = []
+
+    def poll_signals() -> ControlFlags:
+        stamps.append(time.perf_counter())
+        return ControlFlags(stop=len(stamps) > warm + steps)
+
+    recorder.begin()
+    session.wanted = session.unsent = NO_FLAGS
+    run_loop(session, poll_signals)
+    timed = stamps[warm : warm + steps + 1]
+    if len(timed) <= steps:
+        raise RuntimeError(f"a block of {steps} steps ended after {len(stamps)}")
+    waits = recorder.wait_seconds[warm + 1 : warm + steps + 1]
+    workers = session.backend.workers.size
+    seconds = [(after - before) / every for before, after in pairwise(timed[::every])]
+    return seconds, sum(waits) / workers / steps
+
+
+def whole_rounds(steps: int, every: int) -> int:
+    """Return the least number of steps that ends with a synchronisation, and is not less than given."""
+    return -(-steps // every) * every
+
+
+def joined(of_ranks: list[Own]) -> Block:
+    """Return what all workers measured of a block, in the order of ranks."""
+    return Block([seconds for seconds, _ in of_ranks], [waited for _, waited in of_ranks])
+
+
+_RATE_FACTOR = 1e-3
+
+
+def bench_module(framework: str, name: str) -> Any:
+    """Import a module of a framework's own part of this package.
+
+    Args:
+        framework: "torch" or "tf".
+        name: the module's file name, which is the same for all frameworks.
+    """
+    folder = FRAMEWORKS[framework].module.split(".")[-2]
+    return import_module(f"hvdtrain.tools.bench.{folder}.{name}")
+
+
+def session_alone(
+    config: Config, backend: Backend, task_data: TaskData, plan: TrainingPlan, readers: Readers
+) -> Session:
+    """Return a run of this worker on its own, with batches of the size that it has in the job. Local.
+
+    It has a model of its own, and reads other samples than the other workers do.
+
+    Args:
+        config: the job's config.
+        backend: the job's backend.
+        task_data: the task with its data.
+        plan: the job's plan.
+        readers: the processes that read samples.
+    """
+    config = config.model_copy(
+        update={
+            "global_batch_size": None,
+            "batch_size": plan.batch.micro_batch,
+            "seed": config.seed + backend.workers.rank,
+            # the rate of the job is meant for its global batch, and could let this training diverge
+            "learning_rate": _RATE_FACTOR * config.base_learning_rate,
+        }
+    )
+    workers = backend.workers
+    lone = LoneWorker(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
+    alone: Backend = bench_module(config.framework, "alone").backend_alone(config, backend, lone)
+    build(config, task_data.task, alone)
+    return new_session(config, alone, replace(task_data, eval_data=None), ResumePoint(), readers)
+
 
 _FIRST_STEPS = 5  # which tell how many fit into the time
 _BLOCKS = 5  # with the other workers, and as many without

@@ -7,19 +7,16 @@ from dataclasses import replace
 
 import click
 
-from hvdtrain.bench.before_launch import check_before_launch
-from hvdtrain.bench.interruption import said_if_interrupted
 from hvdtrain.config import Layer
-from hvdtrain.doctor.probes import probe
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.horovod_build import installed_build
-from hvdtrain.host.launcher import launched_rank, open_console
-from hvdtrain.host.launches import stated_launch
+from hvdtrain.host.launcher import launched_rank, open_console, stated_launch
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.printable import printable
+from hvdtrain.storage.text import printable
+from hvdtrain.tools.bench.job import check_before_launch, said_if_interrupted
 from hvdtrain.tools.bench.launch import (
     Program,
     exchange_folder,
@@ -33,6 +30,7 @@ from hvdtrain.tools.bench.plan_result import Record, make_plan, read_records
 from hvdtrain.tools.bench.plan_scope import check_cluster
 from hvdtrain.tools.bench.sweep import check_slots
 from hvdtrain.tools.bench.worker import layers_to_json
+from hvdtrain.tools.doctor.software import probe
 
 _MORE_SECONDS = 400.0  # in addition to the training: to start, to compile, and for the sums
 _FACTOR = 10.0

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.bench.predict_link import Link
 from hvdtrain.errors import UsageError
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.bench.forecast import (
@@ -21,7 +20,7 @@ from hvdtrain.tools.bench.forecast import (
     forecast,
     unexplained,
 )
-from hvdtrain.tools.bench.plan_options import USUAL_LINKS, PlanOptions
+from hvdtrain.tools.bench.plan_options import USUAL_LINKS, Link, PlanOptions
 from hvdtrain.tools.bench.plan_scope import check_cluster
 from hvdtrain.tools.bench.spread import Spread, in_digits
 

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.bench.before_launch import check_before_launch
 from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.jobs.opening.setup import settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
+from hvdtrain.tools.bench.job import check_before_launch
 from hvdtrain.tools.bench.launch import (
     Program,
     exchange_folder,

@@ -6,6 +6,22 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.base import Backend
+from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
+from hvdtrain.config import Config
+from hvdtrain.workers.agreement import Workers
+
+
+def backend_alone(config: Config, job: Backend, alone: Workers) -> Backend:
+    """Return a backend on the device of the job's, whose steps have no collective. Local: no collective.
+
+    Args:
+        config: the config.
+        job: the job's backend.
+        alone: the one worker of the new backend.
+    """
+    device = "CPU" if job.info.description.endswith(" on the CPU") else "GPU"
+    backend: Backend = TensorFlowBackend(alone, device)
+    return backend
 
 
 def check_dense(backend: Backend) -> None:
@@ -21,7 +37,7 @@ def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
     """
     with tf.device("/GPU:0" if on_gpu else "/CPU:0"):
         tensor = tf.zeros(size // 4)
-    name = f"hvdtrain.bench.{size}"
+    name = f"hvdtrain.tools.bench.{size}"
     compiled = tf.function(lambda given: hvd.allreduce(given, op=hvd.Sum, name=name)[:1])
 
     def reduce() -> None:

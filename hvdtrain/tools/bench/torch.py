@@ -9,7 +9,23 @@ import torch
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.reduction.flat import flat_zeros
+from hvdtrain.backends.torch.task_model import choose_device
+from hvdtrain.backends.workers import HorovodWorkers
+from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
+from hvdtrain.workers.agreement import Workers
+
+
+def backend_alone(config: Config, job: Backend, alone: Workers) -> Backend:
+    """Return a backend on the device of the job's, whose steps have no collective. Local: no collective.
+
+    Args:
+        config: the config.
+        job: the job's backend.
+        alone: the one worker of the new backend.
+    """
+    backend: Backend = TorchBackend(alone, choose_device(config.device, cast(HorovodWorkers, job.workers)))
+    return backend
 
 
 def check_dense(backend: Backend) -> None:
@@ -36,7 +52,7 @@ def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
         on_gpu: whether it lies on the GPU.
     """
     tensor = flat_zeros(size // 4, torch.float32, torch.device("cuda") if on_gpu else torch.device("cpu"))
-    name = f"hvdtrain.bench.{size}"
+    name = f"hvdtrain.tools.bench.{size}"
 
     def reduce() -> None:
         hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name))

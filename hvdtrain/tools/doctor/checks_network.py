@@ -2,9 +2,100 @@
 
 import ipaddress
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
-from hvdtrain.tools.doctor.report import Finding, Report, Status, summarize_names
+from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT
+from hvdtrain.tools.doctor.checks_machine import check_machines, check_software
+from hvdtrain.tools.doctor.report import Finding, Report, Status, summarize_names, worst_status
+from hvdtrain.tools.doctor.speed import MIB, bytes_per_second
+
+_SLOW = 0.4  # of the median
+_STARVED = 0.6  # of a core; a process that gets less competes with others, or is limited
+
+
+def compute_results(report: Report) -> dict[str, dict[str, Any]]:
+    """Return the result of the compute benchmark by host; the better one if it ran twice."""
+    found: dict[str, dict[str, Any]] = {}
+    for index, host in enumerate(report.hosts):
+        for step in ("compute", "compute again"):
+            result = report.answer(step, index)
+            if result and result.get("gflops", 0.0) >= found.get(host.name, {}).get("gflops", 0.0):
+                found[host.name] = result
+    return found
+
+
+def check_speed(report: Report) -> list[Finding]:
+    """Report hosts whose computation or messages are much slower than the median."""
+    return _slow_hosts(report) + _slow_links(report)
+
+
+def _slow_hosts(report: Report) -> list[Finding]:
+    results = compute_results(report)
+    rates = {name: result["gflops"] for name, result in results.items() if "gflops" in result}
+    findings = [
+        Finding(name, "compute", "warn", result["error"], "NumPy may be damaged there: reinstall it.")
+        for name, result in results.items()
+        if "error" in result
+    ]
+    middle = median(rates.values()) if rates else 0.0
+    for name, rate in rates.items():
+        if len(rates) < 2 or rate >= _SLOW * middle:
+            findings.append(
+                Finding(name, "compute", "ok", "similar on all" if len(rates) > 1 else "measured")
+            )
+            continue
+        share = results[name]["core_share"]
+        starved = share < _STARVED
+        found = f"{middle / rate:.1f} times slower than the median" + (
+            f": it got {share:.0%} of a core" if starved else ""
+        )
+        remedy = (
+            "Another load, or a CPU limit (cgroup, container), takes the rest: see top."
+            if starved
+            else "Another load may be the cause: see top, then clock rates, temperature and power settings."
+        )
+        remedy += " All workers wait for the slowest one: fix it, or leave the host out."
+        findings.append(Finding(name, "compute", "warn", found, remedy))
+    return findings
+
+
+def pair_times(report: Report) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the message times between hosts, by the names of the two hosts."""
+    names = {str(agent): host.name for agent, host in zip(report.agents, report.hosts, strict=True)}
+    found = {}
+    for step, values in report.answers.items():
+        if step.startswith("pair "):
+            _, first, second = step.split()
+            result = values[int(first)]
+            if result:
+                found[names[first], names[second]] = result
+    return found
+
+
+def _slow_links(report: Report) -> list[Finding]:
+    rates = {
+        pair: rate
+        for pair, times in pair_times(report).items()
+        if "error" not in times and (rate := bytes_per_second(times, MIB))
+    }
+    if len(rates) < 3:  # of two links, either one may be the exception
+        return []
+    middle = median(rates.values())
+    slow = {pair for pair, rate in rates.items() if rate < _SLOW * middle}
+    findings = []
+    for host in report.hosts:
+        own = [pair for pair in rates if host.name in pair]
+        if own and all(pair in slow for pair in own) and len(slow) < len(rates):
+            found = (
+                f"messages of 1 MiB go {middle / max(rates[p] for p in own):.1f} times slower than the median"
+            )
+            remedy = "See the speed of its link (ethtool), its errors (ip -s link), and other traffic."
+            findings.append(Finding(host.name, "link", "warn", found, remedy))
+    return findings
+
 
 _CLOCK_SECONDS = 1.0
 _AHEAD_SECONDS = 25.0  # horovodrun gives workers 30 seconds to start, by the clock of its own host
@@ -189,3 +280,66 @@ def _offset(report: Report, first: int, index: int) -> tuple[float, float] | Non
         links = _tried(report, source, target).values()
         offsets += [(sign * link["clock"], link["trip"]) for link in links if not link["error"]]
     return min(offsets, key=lambda one: one[1], default=None)
+
+
+_CHECKS = (check_software, check_network, check_machines, check_speed)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A report with the findings of all checks.
+
+    Attributes:
+        report: what the hosts reported.
+        transport: title of the transport that carried the hosts' answers.
+        findings: of all checks, in the order of the checks.
+        horovod: the result of :func:`~hvdtrain.tools.doctor.command.start_horovod`; empty if Horovod was
+            not started.
+    """
+
+    report: Report
+    transport: str
+    findings: tuple[Finding, ...]
+    horovod: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """3 if a job would fail, else 0."""
+        return EXIT_ENVIRONMENT if worst_status(self.findings) == "fail" else EXIT_DONE
+
+
+def diagnose(report: Report, transport: str) -> Diagnosis:
+    """Run all checks on a report.
+
+    Args:
+        report: what the hosts reported.
+        transport: title of the transport that carried the hosts' answers.
+    """
+    findings = [host.problem for host in report.hosts if host.problem]
+    if report.responding:
+        for check in _CHECKS:
+            findings += check(report)
+    return Diagnosis(report, transport, tuple(findings))
+
+
+def add_horovod_result(diagnosis: Diagnosis, result: Mapping[str, Any], host_of: list[str]) -> Diagnosis:
+    """Return the diagnosis with a finding per host on the start of Horovod.
+
+    Args:
+        diagnosis: the findings so far.
+        result: what ``start_horovod`` returned.
+        host_of: for each rank, the name of its host.
+    """
+    check = "Horovod starts"
+    errors: dict[str, str] = {}
+    for rank, error in enumerate(result.get("errors", [])):
+        if error:
+            errors.setdefault(host_of[rank], f"rank {rank}: {error}")
+    remedy = "Start the doctor again with HOROVOD_LOG_LEVEL=debug to see what Horovod waits for."
+    findings = [
+        Finding(host.name, check, "fail", errors[host.name], remedy)
+        if host.name in errors
+        else Finding(host.name, check, "ok", "" if errors else f"over {result['controller']}")
+        for host in diagnosis.report.hosts
+    ]
+    return Diagnosis(diagnosis.report, diagnosis.transport, (*diagnosis.findings, *findings), result)

@@ -11,12 +11,12 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import ProxyHandler, Request, build_opener
 
-from hvdtrain.doctor.transport import LocalTransport, Transport, wait_until
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
-from hvdtrain.host.deadline import deadline
 from hvdtrain.host.launcher import launched_rank
-from hvdtrain.host.signed_requests import SignedRequests
+from hvdtrain.host.processes import deadline
+from hvdtrain.tools.doctor.collect import LocalTransport, Transport, wait_until
 from hvdtrain.tools.doctor.speed import SIZES, message_times
+from hvdtrain.workers.world import SignedRequests
 
 _START_SECONDS = 60.0
 _RANK_0_SECONDS = 120.0  # what the other ranks wait for rank 0 in addition to its own time limit

@@ -1,8 +1,11 @@
 """What is installed on a host: read from files if possible, otherwise by loading it in a child process."""
 
+import importlib.metadata
+import json
 import os
 import platform
 import shutil
+import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
@@ -11,11 +14,150 @@ from pathlib import Path
 from typing import Any
 
 import hvdtrain
-from hvdtrain.doctor.probes import probe
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build.frameworks import TITLES, installed_framework, package_folder
-from hvdtrain.horovod_build.installed import installed_build, require_horovod
+from hvdtrain.horovod_build.installed import (
+    TITLES,
+    installed_build,
+    installed_framework,
+    package_folder,
+    require_horovod,
+)
 from hvdtrain.host.processes import run_limited
+
+_PREFIX = "hvdtrain-probe:"
+# Each one sets `info`, which is printed after the prefix; what the framework itself prints is ignored.
+_CODE = {
+    "torch": """
+import json, torch, horovod.torch
+info = {"version": torch.__version__}
+if torch.cuda.is_available():
+    count = torch.cuda.device_count()
+    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
+    info["gpus"] = [torch.cuda.get_device_name(i) for i in range(count)]
+    info["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    info["no_peer_access"] = [p for p in pairs if not torch.cuda.can_device_access_peer(*p)]
+""",
+    "tf": """
+import json, tensorflow, horovod.tensorflow
+info = {"version": tensorflow.__version__}
+gpus = tensorflow.config.list_physical_devices("GPU")
+if gpus:
+    info["gpus"] = [gpu.name for gpu in gpus]
+""",
+    "mpi4py": """
+import json, mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+info = {"version": MPI.Get_library_version().split(",")[0].strip()}
+""",
+}
+# With the launcher's variables, the probe would join the launcher's job.
+_LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
+
+
+def probe(name: str, seconds: float) -> dict[str, Any]:
+    """Load a framework with Horovod's extension for it ("torch", "tf"), or "mpi4py".
+
+    Returns:
+        Its version and what it reports about GPUs, or ``{"error": why it cannot be loaded}``.
+    """
+    return run_probe(_CODE[name], seconds)
+
+
+def run_probe(code: str, seconds: float) -> dict[str, Any]:
+    """Run code that imports json and sets ``info`` to a mapping, in a child process.
+
+    Returns:
+        The mapping, or ``{"error": why the process did not get there}``.
+    """
+    code = f"{code}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
+    environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
+    environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    try:
+        done = run_limited([sys.executable, "-c", code], seconds, environ)
+    except OSError as error:
+        return {"error": f"{sys.executable} cannot be started: {error.strerror}"}
+    if done.code is None:
+        return {"error": f"loading it took longer than {seconds:.0f} s"}
+    for line in done.output.splitlines():
+        if line.startswith(_PREFIX):
+            info: dict[str, Any] = json.loads(line.removeprefix(_PREFIX))
+            return info
+    if done.code < 0:
+        return {"error": f"loading it ended with {signal.Signals(-done.code).name}"}
+    lines = [line.strip() for line in done.errors.splitlines() if line.strip()]
+    return {"error": lines[-1][:300] if lines else f"loading it ended with exit code {done.code}"}
+
+
+# torchvision has native code that must be built for the PyTorch that is installed; the next two import it.
+_STATEMENTS = {
+    "torchvision": "import torchvision",
+    "transformers": "from transformers import PreTrainedModel",
+    "torchmetrics": "import torchmetrics",
+    "datasets": "import datasets",
+}
+_IMPORTING = """
+import json
+from hvdtrain.workers.user_errors import innermost_cause
+info = {{}}
+try:
+    {statement}
+except Exception as error:
+    error = innermost_cause(error)
+    info["error"] = type(error).__name__ + ": " + str(error)[:300]
+"""
+
+
+def import_libraries(seconds: float) -> dict[str, tuple[str, str]]:
+    """Import those of the libraries that are installed.
+
+    Args:
+        seconds: how long one import may take.
+
+    Returns:
+        By name, the version and why it cannot be imported; that is empty if it can.
+    """
+    return {
+        name: (_version(name), run_probe(_IMPORTING.format(statement=statement), seconds).get("error", ""))
+        for name, statement in _STATEMENTS.items()
+        if package_folder(name)
+    }
+
+
+def advice(name: str, error: str) -> str:
+    """Return what helps if a library cannot be imported."""
+    if "torchvision" in error or name == "torchvision":
+        return (
+            "Install torch and torchvision from one index, in versions that belong together, or remove "
+            "torchvision, which transformers and torchmetrics do not need: pip uninstall torchvision"
+        )
+    return f"Install it again, in a version that fits the others: pip install --force-reinstall {name}"
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "of unknown version"
+
+
+def main() -> None:
+    """Print which libraries can be imported, which cannot and why, and which are missing."""
+    found = import_libraries(seconds=300)
+    imported = [f"{name} {version}" for name, (version, error) in found.items() if not error]
+    if imported:
+        print(f"{', '.join(imported)} can be imported.")
+    for name, (version, error) in found.items():
+        if error:
+            print(f"{name} {version} cannot be imported: {error}\n  {advice(name, error)}")
+    missing = [name for name in _STATEMENTS if name not in found]
+    if missing:
+        print(f"Not installed: {', '.join(missing)}.")
+
+
+if __name__ == "__main__":
+    main()
+
 
 _PROGRAM_SECONDS = 15
 _PACKAGES = {"Keras": "keras", "NumPy": "numpy", "mpi4py": "mpi4py"}

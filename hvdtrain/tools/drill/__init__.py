@@ -1,1 +1,1 @@
-"""``python -m hvdtrain drill``: prove on a cluster that failures do no harm."""
+"""``python -m hvdtrain drill``: prove on a cluster that failures cost seconds and lose nothing."""

@@ -1,1 +1,1 @@
-"""The command ``parity``: a task's two models side by side, in one job."""
+"""The command ``parity``: a task's two models side by side, in PyTorch and in TensorFlow."""

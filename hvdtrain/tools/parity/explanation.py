@@ -3,8 +3,8 @@
 import numpy as np
 
 from hvdtrain.backends.base import PortableState
-from hvdtrain.parity.differences import Array
-from hvdtrain.parity.symptoms import (
+from hvdtrain.tools.parity.findings import (
+    Finding,
     activation_between,
     constant_factor,
     differs_but_at_the_end,
@@ -12,10 +12,10 @@ from hvdtrain.parity.symptoms import (
     is_reordered,
     mask_of,
     product_with,
+    setting_words,
     zero_borders,
 )
-from hvdtrain.tools.parity.findings import Finding, setting_words
-from hvdtrain.tools.parity.observation import SOFTMAX
+from hvdtrain.tools.parity.observation import SOFTMAX, Array
 from hvdtrain.tools.parity.rows import OUTPUTS, Divergence, Row
 
 _DIMENSIONS = 2

@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any, Protocol
@@ -19,6 +19,37 @@ from hvdtrain.session import Session
 from hvdtrain.tools.parity.observation import ForwardPass, Observation, StepState
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY
+
+
+def layer_paths(
+    walked: Iterable[tuple[str, int]], arrays: Iterable[tuple[str, str]], renaming: Callable[[str], str]
+) -> dict[int, str]:
+    """Return the portable path of each layer, by its identity.
+
+    A layer is found under several own paths where it is shared; the one that its arrays go by is taken.
+
+    Args:
+        walked: own path and identity of each layer, from the model down.
+        arrays: own and portable name of each array.
+        renaming: the task's names.
+    """
+    known: dict[str, str] = {}
+    for own, portable in arrays:
+        own_parts, parts = own.split("/"), portable.split("/")
+        # an array's role may have several parts: those that both names end with are the same
+        while own_parts and parts and own_parts[-1] == parts[-1]:
+            own_parts, parts = own_parts[:-1], parts[:-1]
+            known.setdefault("/".join(own_parts), "/".join(parts))
+    found: dict[int, str] = {}
+    is_known: set[int] = set()
+    for own, key in walked:
+        if own in known and key not in is_known:
+            found[key] = known[own]
+            is_known.add(key)
+        elif key not in found:
+            found[key] = renaming(own) if own else ""
+    return found
+
 
 Arrays = Mapping[str, NDArray[Any]]
 
@@ -73,7 +104,7 @@ def in_fp64(framework: str) -> Any:
 
 def _module(framework: str, name: str) -> Any:
     folder = FRAMEWORKS[framework].module.split(".")[-2]
-    return import_module(f"hvdtrain.parity.{folder}.{name}")
+    return import_module(f"hvdtrain.tools.parity.{folder}.{name}")
 
 
 def steps_to_compare(steps: int) -> tuple[int, ...]:

@@ -5,8 +5,44 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hvdtrain.parity.differences import Array, Difference, aligned, difference
-from hvdtrain.tools.parity.observation import SOFTMAX, ForwardPass, LayerCall
+from hvdtrain.tools.parity.observation import (
+    SOFTMAX,
+    Array,
+    Difference,
+    ForwardPass,
+    LayerCall,
+    aligned,
+    difference,
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The largest relative differences that count as rounding.
+
+    Attributes:
+        forward: of outputs.
+        losses: of losses and gradients.
+        steps: of parameters after steps.
+    """
+
+    forward: float
+    losses: float
+    steps: float
+
+
+# In fp64, TensorFlow's GELU by tanh has a constant of 24 bits, and so have a step's rate and betas; and Adam
+# makes much of small gradients.
+FP64 = Limits(2e-8, 1e-7, 1e-4)
+PARTLY_FP32 = Limits(1e-5, 1e-5, 1e-3)
+FP32 = Limits(1e-4, 1e-3, 1e-2)
+HALF = Limits(5e-2, 1e-1, 1e-1)
+
+
+def limits_of(precision: str) -> Limits:
+    """Return the limits of a job's precision."""
+    return FP32 if precision == "fp32" else HALF
+
 
 _AXES_DIFFER = 1e-2  # relative
 OUTPUTS = "(outputs)"  # the path of the model's outputs

@@ -1,18 +1,55 @@
 """How far gradients and parameters are apart in training, and why."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hvdtrain.backends.base import PortableState
-from hvdtrain.parity.differences import Array, Difference, difference
-from hvdtrain.parity.limits import FP64, Limits
-from hvdtrain.parity.movements import moved_apart
-from hvdtrain.parity.symptoms import constant_factor
-from hvdtrain.tools.parity.findings import CLASS, CONSTRAINTS, MOMENTUM, Finding, different_optimizers
-from hvdtrain.tools.parity.observation import Observation
+from hvdtrain.tools.parity.findings import (
+    CLASS,
+    CONSTRAINTS,
+    MOMENTUM,
+    Finding,
+    constant_factor,
+    different_optimizers,
+)
+from hvdtrain.tools.parity.observation import Array, Difference, Observation, difference
+from hvdtrain.tools.parity.rows import FP64, Limits
+
+_LEAST_MOVEMENT = 1e-3  # smaller parts of the largest movement of all parameters count as rounding
+_LEAST_NUMBER = 1e-10  # and so do smaller parts of the parameter itself
+
+
+def moved_apart(
+    left: PortableState, right: PortableState, start: PortableState, names: Iterable[str]
+) -> dict[str, float]:
+    """Return how far apart parameters are, relative to their movements, by portable name.
+
+    It is told by root mean squares: Adam makes much of the rounding of a few small gradients.
+
+    Args:
+        left: PyTorch's parameters after steps.
+        right: TensorFlow's.
+        start: what both started from.
+        names: names of what training changes.
+    """
+    names = [name for name in names if all(name in state for state in (left, right, start))]
+    moved = {name: max(_size(state[name] - start[name]) for state in (left, right)) for name in names}
+    largest = max(moved.values(), default=0.0)
+    found = {}
+    for name in names:
+        apart = _size(left[name] - right[name])
+        least = max(_LEAST_MOVEMENT * largest, _LEAST_NUMBER * _size(start[name]))
+        found[name] = apart / max(moved[name], least) if apart else 0.0
+    return found
+
+
+def _size(array: Array) -> float:
+    """Return the root of the mean square; 0 of an empty array."""
+    return float(np.sqrt(np.square(array, dtype=np.float64).mean())) if array.size else 0.0
+
 
 _FLOOR = 1e-3  # numbers that are smaller than this part of the largest of all arrays count as rounding
 _LARGEST = 1.5  # of n / (n - 1): batches of three numbers and more

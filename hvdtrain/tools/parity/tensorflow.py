@@ -1,13 +1,16 @@
 """Looking into a model of Keras; ``torch/probe.py`` does the same for PyTorch."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import layers as kl
+from keras.src.layers import layer as keras_layer
 from numpy.typing import NDArray
+from tensorflow.python.framework import op_callbacks
 
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.backends.objective.counting import Weighted
@@ -19,11 +22,225 @@ from hvdtrain.backends.tensorflow.objective.losses import NAMED
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, walk
 from hvdtrain.config import Config
-from hvdtrain.parity.paths import layer_paths
-from hvdtrain.parity.tensorflow.calls import Recorder, to_array
-from hvdtrain.parity.tensorflow.settings import optimizer_settings, stop_dropout
-from hvdtrain.tools.parity.findings import CONSTRAINTS
-from hvdtrain.tools.parity.observation import ForwardPass
+from hvdtrain.tools.parity.findings import CLASS, CONSTRAINTS
+from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, ForwardPass, LayerCall
+from hvdtrain.tools.parity.probe import layer_paths
+
+_CONVOLUTIONS = (kl.Conv1D, kl.Conv2D, kl.Conv3D)
+# those of spatial dropout are kinds of Dropout
+_DROPOUTS = (kl.Dropout, kl.AlphaDropout, kl.GaussianDropout)
+_NORMS = (kl.BatchNormalization, kl.LayerNormalization, kl.GroupNormalization, kl.RMSNormalization)
+
+
+def settings_of(layer: Any, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Return what a layer was made with.
+
+    Args:
+        layer: the layer.
+        shape: the shape of its input; empty if that is no tensor.
+    """
+    found: dict[str, Any] = {}
+    if isinstance(layer, _NORMS):
+        found["epsilon"] = float(layer.epsilon)
+    if isinstance(layer, kl.BatchNormalization):
+        found["kept statistics"] = round(float(layer.momentum), 12)
+    if isinstance(layer, kl.GroupNormalization):
+        found["groups"] = layer.groups
+    if isinstance(layer, (kl.Dense, *_CONVOLUTIONS)):
+        found["bias"] = bool(layer.use_bias)
+    if isinstance(layer, _CONVOLUTIONS):
+        found |= {"strides": list(layer.strides), "dilation": list(layer.dilation_rate)}
+        found["groups"] = layer.groups
+        if len(shape) == len(layer.kernel_size) + 2:
+            found["padding"] = _padding(layer, shape)
+    activation = getattr(layer, "activation", None)
+    if isinstance(layer, kl.Activation) and activation is keras.activations.gelu:
+        found["gelu"] = "erf"
+    if isinstance(layer, kl.LeakyReLU):
+        found["negative slope"] = float(layer.negative_slope)
+    if isinstance(layer, _DROPOUTS):
+        found["rate"] = float(layer.rate)
+    if isinstance(layer, kl.MultiHeadAttention):
+        found["heads"] = layer.num_heads
+    return found
+
+
+def is_channels_first(layer: Any) -> bool:
+    """Return whether a layer takes and gives arrays whose second axis is that of channels."""
+    return getattr(layer, "data_format", None) == "channels_first"
+
+
+def stop_dropout(model: Any) -> list[float]:
+    """Let the dropout layers of a model drop nothing; return the rates that they had."""
+    rates = []
+    for layer in {id(one): one for one in model._flatten_layers()}.values():
+        is_dropout = isinstance(layer, _DROPOUTS)
+        for name in ("rate", "_dropout", "dropout", "recurrent_dropout"):
+            value = vars(layer).get(name)
+            if isinstance(value, int | float) and value and (is_dropout or name != "rate"):
+                rates.append(float(value))
+                setattr(layer, name, 0.0)
+    return rates
+
+
+def optimizer_settings(optimizer: Any) -> dict[str, Any]:
+    """Return what an optimizer was made with."""
+    found: dict[str, Any] = {CLASS: type(optimizer).__name__}
+    for name in ("momentum", "epsilon", "nesterov"):
+        if hasattr(optimizer, name):
+            found[name] = getattr(optimizer, name)
+    if hasattr(optimizer, "beta_1"):
+        found["betas"] = [float(optimizer.beta_1), float(optimizer.beta_2)]
+    if not type(optimizer).__module__.startswith("hvdtrain."):  # the trainer's own have another field
+        found["weight decay"] = float(optimizer.weight_decay or 0.0)
+    return found
+
+
+def _padding(layer: Any, shape: tuple[int, ...]) -> list[list[int]]:
+    """Return what a convolution adds before and after each spatial axis of inputs of a shape.
+
+    With "same", the output has the size of the input / the stride, and what is odd is added behind.
+    """
+    sizes = shape[2:] if is_channels_first(layer) else shape[1:-1]
+    found = []
+    for size, kernel, stride, dilation in zip(
+        sizes, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True
+    ):
+        reach = dilation * (kernel - 1) + 1
+        if layer.padding == "same":
+            total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+            found.append([total // 2, total - total // 2])
+        else:
+            found.append([reach - 1, 0] if layer.padding == "causal" else [0, 0])
+    return found
+
+
+# layers that apply an activation to what their weights give
+_ACTIVATING = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Conv1D, keras.layers.Conv2D,
+               keras.layers.Conv3D)  # fmt: skip
+
+
+class Recorder:
+    """Keeps the calls of a model's layers, within its context.
+
+    Args:
+        model: the model.
+        paths: portable path of each layer, by its identity.
+
+    Attributes:
+        calls: the calls in the order in which they ended.
+        outputs: all outputs of the model itself.
+        narrow: the layer in which numbers of fp64 were first made fp32; empty if there is none.
+    """
+
+    def __init__(self, model: Any, paths: Mapping[int, str]) -> None:
+        self.calls: list[LayerCall] = []
+        self.outputs: tuple[NDArray[Any], ...] = ()
+        self.narrow = ""
+        self._model, self._paths = model, paths
+        self._before: dict[int, NDArray[Any] | None] = {}
+        self._running: list[str] = []  # paths of the layers that run
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Recorder":
+        plain = keras_layer.Layer.__call__
+        recorder = self
+
+        def call(layer: Any, *args: Any, **kwargs: Any) -> Any:
+            return recorder._record(plain, layer, args, kwargs)
+
+        self._stack.enter_context(_replaced(keras_layer.Layer, "__call__", call))
+        for layer in {id(one): one for one in self._model._flatten_layers()}.values():
+            activation = getattr(layer, "activation", None)
+            if isinstance(layer, _ACTIVATING) and activation not in (None, keras.activations.linear):
+                self._stack.enter_context(_noting(layer, activation, self._before))
+        op_callbacks.add_op_callback(self._operation)
+        self._stack.callback(op_callbacks.remove_op_callback, self._operation)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _record(self, plain: Callable[..., Any], layer: Any, args: Any, kwargs: Any) -> Any:
+        if id(layer) not in self._paths or not tf.executing_eagerly():
+            return plain(layer, *args, **kwargs)
+        inputs = first_array((args, kwargs))
+        self._running.append(self._paths[id(layer)])
+        try:
+            outputs = plain(layer, *args, **kwargs)
+        finally:
+            self._running.pop()
+        if layer is self._model and not self.outputs:
+            self.outputs = tuple(all_arrays(outputs))
+        self.calls.append(
+            LayerCall(
+                self._paths[id(layer)],
+                type(layer).__name__,
+                settings_of(layer, () if inputs is None else inputs.shape),
+                inputs,
+                first_array(outputs),
+                self._before.pop(id(layer), None),
+                channels_first=is_channels_first(layer),
+            )
+        )
+        return outputs
+
+    def _operation(
+        self, kind: Any, inputs: Any, _attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
+    ) -> None:
+        name = kind.decode() if isinstance(kind, bytes) else str(kind)
+        if graph is not None:
+            return
+        if name == "Softmax" and self._running:
+            self.calls.append(LayerCall(SOFTMAX, "softmax", {}, None, first_array(outputs[0])))
+        if name == "Cast" and (inputs[0].dtype, outputs[0].dtype) == (tf.float64, tf.float32):
+            path = (self._running[-1] or MODEL) if self._running else LOSS
+            self.narrow = self.narrow or path
+
+
+@contextmanager
+def _noting(layer: Any, activation: Callable[[Any], Any], found: dict[int, Any]) -> Iterator[None]:
+    """Return a context that notes what a layer gives to its activation."""
+
+    def noting(values: Any) -> Any:
+        found[id(layer)] = first_array(values)
+        return activation(values)
+
+    with _replaced(layer, "activation", noting):
+        yield
+
+
+@contextmanager
+def _replaced(thing: Any, name: str, other: Any) -> Iterator[None]:
+    """Return a context in which an object has another attribute; Keras does not see that it changes."""
+    set_attribute = type.__setattr__ if isinstance(thing, type) else object.__setattr__
+    before = getattr(thing, name)
+    set_attribute(thing, name, other)
+    try:
+        yield
+    finally:
+        set_attribute(thing, name, before)
+
+
+def first_array(value: Any) -> NDArray[Any] | None:
+    """Return a copy of the first tensor in a structure; None if there is none."""
+    return next(all_arrays(value), None)
+
+
+def all_arrays(value: Any) -> Iterator[NDArray[Any]]:
+    """Yield copies of the tensors in a structure; those of a dictionary in the order of its keys."""
+    for leaf in tf.nest.flatten(value):
+        if tf.is_tensor(leaf) or isinstance(leaf, np.ndarray):
+            yield to_array(leaf)
+
+
+def to_array(tensor: Any) -> NDArray[Any]:
+    """Return a copy of a tensor as an array; of half precision as fp32."""
+    tensor = tf.convert_to_tensor(tensor)
+    if tensor.dtype in (tf.bfloat16, tf.float16):
+        tensor = tf.cast(tensor, tf.float32)
+    return np.array(tensor.numpy())
+
 
 Arrays = Mapping[str, NDArray[Any]]
 Tensor = Any

@@ -1,18 +1,104 @@
 """What the recorded steps cost: shares of the workers' time, in words."""
 
+import re
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hvdtrain.backends.recording import MESSAGES
-from hvdtrain.tools.profile.messages import describe_message
+from hvdtrain.backends.recording import KERNEL, MESSAGES, OPERATION, Operation
 from hvdtrain.tools.profile.recording import Recording
-from hvdtrain.tools.profile.self_times import self_seconds
-from hvdtrain.tools.profile.timeline import Timeline
-from hvdtrain.tools.profile.waits import last_ranks, waits_by_rank
+from hvdtrain.tools.profile.trace import Timeline, last_ranks, waits_by_rank
 from hvdtrain.workers.activity import EVALUATING, READING_DATA, SAVING, TRAINING
+
+_COLLECTIVE = "Horovod"  # operations that wait for other workers are counted as communication
+
+
+def self_seconds(recording: Recording) -> dict[str, float]:
+    """Return the seconds of each operation of a worker in its steps, by name.
+
+    Of a device it is the time of its work. On the host it is the operation's own time, without that of
+    operations which it called in the same thread.
+    """
+    kinds = {span.kind for span in recording.operations.spans}
+    kind = KERNEL if KERNEL in kinds else OPERATION
+    steps = [(p.begin_ns, p.end_ns) for p in recording.phases if p.name == TRAINING]
+    by_thread: dict[int, list[Operation]] = defaultdict(list)
+    for span in recording.operations.spans:
+        if span.kind == kind and not span.name.startswith(_COLLECTIVE):
+            by_thread[span.thread].append(span)
+    seconds: dict[str, float] = defaultdict(float)
+    for spans in by_thread.values():
+        for name, nanoseconds in _own(spans, steps if kind == OPERATION else None):
+            seconds[name] += nanoseconds / 1e9
+    return dict(seconds)
+
+
+def _own(spans: list[Operation], steps: list[tuple[int, int]] | None) -> list[tuple[str, int]]:
+    """Return name and own nanoseconds of each span of a thread that begins in a step."""
+    found: list[tuple[str, int]] = []
+    open_spans: list[tuple[int, int]] = []  # place in `found`, end
+    place = 0
+    for span in sorted(spans, key=lambda span: (span.begin_ns, -span.end_ns)):
+        if steps is not None:
+            while place < len(steps) and steps[place][1] <= span.begin_ns:
+                place += 1
+            if place == len(steps) or span.begin_ns < steps[place][0]:
+                continue
+        while open_spans and open_spans[-1][1] <= span.begin_ns:
+            open_spans.pop()
+        length = span.end_ns - span.begin_ns
+        if open_spans:
+            parent, end_ns = open_spans[-1]
+            name, own = found[parent]
+            found[parent] = name, max(0, own - min(length, end_ns - span.begin_ns))
+        open_spans.append((len(found), span.end_ns))
+        found.append((span.name, length))
+    return found
+
+
+_GRADIENTS = re.compile(r"(?:^|[./])hvdtrain\.gradients?\.")
+_BFLOAT16 = re.compile(r"(?:^|[./])hvdtrain\.bf16(?:$|\.)")
+_PREFIX = "allreduce."  # PyTorch's, of all names
+
+
+def describe_message(tensor: str, timeline: Timeline, messages: Mapping[str, tuple[str, str]]) -> str:
+    """Return what a tensor of the timeline is, and its bytes.
+
+    Horovod has a name for each message: that of many gradients which travel together tells of one of them.
+
+    Args:
+        tensor: its name in the timeline.
+        timeline: the timeline.
+        messages: the first and the last parameter of messages of gradients, by name.
+    """
+    size = timeline.size_of(tensor)
+    what = _what(tensor, timeline, messages)
+    return f"{what}, {_words_for_bytes(size)}" if size else what
+
+
+def _what(tensor: str, timeline: Timeline, messages: Mapping[str, tuple[str, str]]) -> str:
+    if _BFLOAT16.search(tensor):
+        return "gradients as bf16"
+    if not _GRADIENTS.search(tensor):
+        return tensor
+    others = {span.tensor for span in timeline.spans if _GRADIENTS.search(span.tensor)} - {tensor}
+    if not others:
+        return "all gradients, which travel together"
+    ends = messages.get(tensor.removeprefix(_PREFIX))
+    if ends is None:
+        return f"gradients ({tensor})"
+    first, last = ends
+    return f"the gradient of {first}" if first == last else f"the gradients from {first} to {last}"
+
+
+def _words_for_bytes(size: int) -> str:
+    for unit, least in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= least:
+            return f"{size / least:.3g} {unit}"
+    return f"{size} B"
+
 
 SHOWN = 5
 _STANDS_OUT = 1.5  # times the mean of the workers

@@ -12,8 +12,7 @@ from hvdtrain.storage.files import check_link
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.profile.costs import Costs, find_costs, longest_tensor
 from hvdtrain.tools.profile.recording import Recording, file_of, read_recording, write_whole
-from hvdtrain.tools.profile.timeline import Timeline, read_timeline
-from hvdtrain.tools.profile.trace import build_trace
+from hvdtrain.tools.profile.trace import Timeline, build_trace, read_timeline
 from hvdtrain.workers.agreement import Workers, waiting_for_rank_zero
 
 TRACE_FILE, COSTS_FILE = "trace.json.gz", "costs.json"

@@ -9,9 +9,8 @@ from typing import Any
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.backends.recording import Busy, Operations, StepRecorder
 from hvdtrain.session import Session
-from hvdtrain.tools.profile.clocks import clock_id, measure_offset
 from hvdtrain.tools.profile.gathering import Gathering
-from hvdtrain.tools.profile.recording import Listener, Recording
+from hvdtrain.tools.profile.recording import Listener, Recording, clock_id, measure_offset
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 

@@ -1,20 +1,202 @@
 """What happened to a run, in order: starts, resumes, changes of its workers, skipped samples, its end."""
 
+import math
+import re
+import struct
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from hvdtrain.reporting.event_sessions import Session, sessions_in
-from hvdtrain.reporting.log_records import count_of
-from hvdtrain.reporting.run_status import ending_of
-from hvdtrain.reporting.stored_runs import plain, value_text
-from hvdtrain.run_views.curves import AXES, RunLog
-from hvdtrain.run_views.event_texts import describe_event
-from hvdtrain.run_views.run_event import RunEvent
-from hvdtrain.run_views.skips import skips_in
+import numpy as np
+from google.protobuf.message import DecodeError
+from tensorboard.compat.proto.event_pb2 import Event
+
+from hvdtrain.early_stopping import BAD_SAMPLES, LINE_FIELDS
+from hvdtrain.reporting.log_records import count_of, number
+from hvdtrain.reporting.records import EVAL, TRAIN, WorkersChange
+from hvdtrain.reporting.stored_runs import ending_of, plain, value_text
+from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.text import counted
+from hvdtrain.tools.report.chart_plan import AXES, RunLog
+
+
+def describe_event(record: Mapping[str, Any]) -> str:
+    """Return what a record of the phase ``event`` says, in words."""
+    if record.get("event") == "changed":
+        return plain(_change(record).describe(_count(record.get("workers")), _count(record.get("step"))))
+    values = {name: value for name, value in record.items() if name not in {*LINE_FIELDS, "event"}}
+    parts = [
+        f"{plain(name)} {_shown(value)}" for name, value in values.items() if value not in (None, [], "")
+    ]
+    return "; ".join([plain(str(record.get("event", "event"))), *parts])
+
+
+def _change(record: Mapping[str, Any]) -> WorkersChange:
+    left, joined = (_texts(record.get(name)) for name in ("left", "joined"))
+    pause = number(record.get("pause_seconds"))
+    seconds = pause if pause is not None and math.isfinite(pause) else 0.0
+    return WorkersChange(left, joined, str(record.get("cause") or ""), 0, seconds)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(value_text, value)) if isinstance(value, list) else value_text(value)
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
+
+
+class RunEvent(NamedTuple):
+    """Something that happened to a run.
+
+    Attributes:
+        kind: "started", "resumed", "workers", "problem" or "ended"; another word for events of other kinds.
+        text: it in words.
+        place: where it happened, by axis; empty if that is not known.
+        time: when, in UTC; empty if that is not known.
+    """
+
+    kind: str
+    text: str
+    place: Mapping[str, float]
+    time: str = ""
+
+    def at(self, axis: str, form: str) -> str:
+        """Return where it happened on an axis, as text; nothing if that is not known."""
+        value = self.place.get(axis, math.nan)
+        return form.format(value) if math.isfinite(value) else ""
+
+
+_MOST_SKIPS = 20  # ranges of steps, or of evaluations, that are listed one by one
+_LARGEST = 2**53
+
+
+class _Range(NamedTuple):
+    """Records next to one another in all of which samples were skipped.
+
+    Attributes:
+        first: the first step of the first record.
+        last: the step of the last record.
+        samples: how many were skipped.
+        records: the number of records.
+    """
+
+    first: int
+    last: int
+    samples: int
+    records: int
+
+    def with_range(self, other: "_Range") -> "_Range":
+        """Return this range and a later one as one."""
+        return _Range(self.first, other.last, self.samples + other.samples, self.records + other.records)
+
+
+def skips_in(log: RunLog) -> list[tuple[int, RunEvent]]:
+    """Return where samples were skipped, with the steps to sort by: windows and evaluations."""
+    events = []
+    for phase in (TRAIN, EVAL):
+        found = _ranges(log, phase)
+        rest = found[_MOST_SKIPS - 1 :] if len(found) > _MOST_SKIPS else []
+        shown = found[: -len(rest)] if rest else found
+        texts = [(one.last, _text(phase, one)) for one in shown]
+        if rest:
+            joined = rest[0]
+            for one in rest[1:]:
+                joined = joined.with_range(one)
+            texts.append((joined.last, f"{_text(phase, joined)} ({len(rest):,} separate ranges of steps)"))
+        events += [(step, RunEvent("problem", text, log.place_of(step))) for step, text in texts]
+    return events
+
+
+def _ranges(log: RunLog, phase: str) -> list[_Range]:
+    curve = log.curves.get((phase, BAD_SAMPLES))
+    if curve is None:
+        return []
+    steps = log.axes_of(phase)["step"]
+    found: list[_Range] = []
+    last_place = -1
+    for step, value in zip(curve.axes["step"], curve.values, strict=True):
+        if not 0 < value < _LARGEST:
+            continue
+        place = int(np.searchsorted(steps, step))
+        begins = int(steps[place - 1]) + 1 if place else 1
+        one = _Range(begins if phase == TRAIN else int(step), int(step), int(value), 1)
+        if found and place == last_place + 1:
+            found[-1] = found[-1].with_range(one)
+        else:
+            found.append(one)
+        last_place = place
+    return found
+
+
+def _text(phase: str, of: _Range) -> str:
+    """Return what was skipped, and where, in words."""
+    skipped = f"{counted(of.samples, 'sample')} could not be read and {'was' if of.samples == 1 else 'were'}"
+    steps = f"steps {of.first:,} to {of.last:,}"
+    if phase == TRAIN:
+        return f"{skipped} skipped in {steps if of.first < of.last else f'step {of.last:,}'}"
+    if of.records == 1:
+        return f"{skipped} left out of the evaluation at step {of.last:,}"
+    return f"{skipped} left out, added up over {of.records:,} evaluations at {steps}"
+
+
+_NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\.\d+\.hvdtrain")
+_FIRST_BYTES = 4096  # they hold the first record, and the second unless it has many scalars
+
+
+class Session(NamedTuple):
+    """That a process began to write an event file.
+
+    Attributes:
+        began: when, in seconds since 1970.
+        resumed_step: steps that were done, if the run resumed; None if it began.
+    """
+
+    began: float
+    resumed_step: int | None
+
+
+def sessions_in(folder: Path) -> list[Session]:
+    """Return when processes began to write event files in a run directory, in order.
+
+    Files that cannot be read, or are not hvdtrain's, are left out.
+    """
+    try:
+        matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
+    except OSError:
+        return []
+    found = []
+    for _, path in sorted((int(match[1]), path) for match, path in matches if match):
+        try:
+            with open_regular(path) as file:
+                found.append(_session(file.read(_FIRST_BYTES)))
+        except (OSError, ValueError, DecodeError, struct.error):
+            continue
+    return found
+
+
+def _session(content: bytes) -> Session:
+    """Read the first two records of an event file; raises ValueError, DecodeError or struct.error."""
+    first, second = map(Event.FromString, _first_records(content))
+    if not first.wall_time or not math.isfinite(first.wall_time):
+        raise ValueError("no time")
+    return Session(first.wall_time, second.step - 1 if second.HasField("session_log") else None)
+
+
+def _first_records(content: bytes) -> Iterator[bytes]:
+    """Yield the data of two records; the second is empty if there is none."""
+    place = 0
+    for _ in range(2):
+        length = struct.unpack_from("<Q", content, place)[0] if place < len(content) else 0
+        yield content[place + 12 : place + 12 + length]
+        place += 16 + length
+
 
 _MOST = 200  # events that are listed
 

@@ -11,20 +11,62 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import hvdtrain
+from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.reporting.comparison import Row, row_of
+from hvdtrain.reporting.jsonl import write_whole
 from hvdtrain.reporting.lock_state import LockState
-from hvdtrain.reporting.stored_runs import StoredRun, names_of, plain, read_run
-from hvdtrain.run_views.curves import RunLog, read_log
-from hvdtrain.run_views.run_event import RunEvent
-from hvdtrain.run_views.stored_checkpoints import StoredCheckpoint, stored_checkpoints
-from hvdtrain.run_views.styles import style_of
+from hvdtrain.reporting.stored_runs import StoredRun, find_runs, names_of, plain, read_run
+from hvdtrain.storage.text import counted
 from hvdtrain.tools.report import page_tables
-from hvdtrain.tools.report.chart_plan import plan_charts
-from hvdtrain.tools.report.events import history_of
+from hvdtrain.tools.report.chart_plan import RunLog, plan_charts, read_log
+from hvdtrain.tools.report.charts import style_of
+from hvdtrain.tools.report.events import RunEvent, history_of
+from hvdtrain.tools.report.page_tables import StoredCheckpoint, stored_checkpoints
+
+_LARGE_MB = 2.0
+
+
+def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
+    """Write a page of runs; return what was written, in words.
+
+    Args:
+        run_dirs: directories of runs, or folders that hold such directories.
+        output: the file to write.
+        verify: whether to check every byte of the checkpoints.
+
+    Raises:
+        UsageError: If there is no run, the file has a wrong name, or Bokeh is not installed.
+        EnvironmentFault: If the file cannot be written.
+    """
+    if find_spec("bokeh") is None:
+        raise UsageError(
+            "report: Bokeh, which draws the curves, is not installed",
+            "Install it: python -m pip install 'hvdtrain[report]'.",
+        )
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"-o {output}: the name must end in .html")
+    if output.exists() and not output.is_file():
+        raise UsageError(f"-o {output}: it is there and is no file")
+    paths, left_out = find_runs(run_dirs)
+
+    from hvdtrain.tools.report.page import read_for_page, render
+
+    page = render(read_for_page(paths, verify))
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(output, page)
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
+    size = len(page.encode()) / 1e6
+    lines = [f"{plain(str(output))}: {counted(len(paths), 'run')}, {size:.1f} MB"]
+    if size > _LARGE_MB:
+        lines.append("note: the page is large; of fewer runs it is smaller")
+    return "\n".join([*lines, *(f"note: {note}" for note in left_out)])
 
 
 @dataclass(frozen=True)
@@ -131,7 +173,7 @@ def _holder(lock: LockState) -> str:
 
 
 def _part(name: str) -> str:
-    return files("hvdtrain.run_views").joinpath(name).read_text(encoding="utf-8")
+    return files("hvdtrain.tools.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def _inline(script: str) -> str:

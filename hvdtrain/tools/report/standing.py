@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
-from hvdtrain.reporting.run_status import (
+from hvdtrain.reporting.stored_runs import (
     KILLED,
     LOST_SECONDS,
     RUNNING,
     STOPPED,
     UNKNOWN,
+    holds_run,
     is_outdated,
+    load_summary,
+    number_text,
+    plain,
     status_of,
 )
-from hvdtrain.reporting.stored_runs import holds_run, load_summary, number_text, plain
 from hvdtrain.storage.text import counted
 
 _LEFT_SECONDS = 30.0  # after which a summary counts, though somebody keeps the lock

@@ -1,1 +1,1 @@
-"""Searching: a learning rate, a micro-batch, and the fields of a job by trials."""
+"""Searching: a learning rate, and a micro-batch."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.host.cores import free_bytes
 from hvdtrain.host.hostfile import parse_host_list
-from hvdtrain.host.memory import free_bytes
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import settle

@@ -12,10 +12,9 @@ from typing import Any
 import psutil
 
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.bench.blocks import Recorder, run_block
-from hvdtrain.host.memory import is_out_of_memory, taken_bytes
+from hvdtrain.host.cores import is_out_of_memory, taken_bytes
 from hvdtrain.metrics import StepInfo
-from hvdtrain.tools.bench.measure import bench_config, steps_of_block
+from hvdtrain.tools.bench.measure import Recorder, bench_config, run_block, steps_of_block
 from hvdtrain.tools.bench.worker import layers_from_json, run_worker
 from hvdtrain.tools.search.job import SearchRun, opened_run
 

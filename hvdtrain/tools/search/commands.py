@@ -6,13 +6,12 @@ from typing import Any
 
 import click
 
-from hvdtrain.bench.interruption import said_if_interrupted
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.launcher import launched_rank, open_console
-from hvdtrain.host.launches import check_is_not_launched, output_rank
+from hvdtrain.host.launcher import check_is_not_launched, launched_rank, open_console, output_rank
 from hvdtrain.jobs.opening.setup import check_may_be_elastic
-from hvdtrain.printable import printable
+from hvdtrain.storage.text import printable
+from hvdtrain.tools.bench.job import said_if_interrupted
 from hvdtrain.tools.bench.options import check_writable, config_files
 from hvdtrain.tools.bench.picture import check_picture, new_figure, save_figure
 from hvdtrain.tools.search.batch_find import run_batch_find

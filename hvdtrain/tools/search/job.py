@@ -7,8 +7,8 @@ from typing import Any
 
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.config import Config, Layer
-from hvdtrain.jobs.learning_rate import with_learning_rate
 from hvdtrain.jobs.opening.dry_run import dry_run
+from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, open_together, prepare, started
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.signals import interruptible

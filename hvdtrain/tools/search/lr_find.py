@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.backends.step_signals import ControlFlags
+from hvdtrain.backends.options import replicas
+from hvdtrain.backends.step_metrics import ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import HvdtrainError, NonFiniteLossError, UsageError
 from hvdtrain.jobs.compatibility import check
@@ -18,7 +18,6 @@ from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.session import Session
-from hvdtrain.stages import replicas
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.tools.bench.measure import bench_config
 from hvdtrain.tools.search.job import SearchRun, opened_run

@@ -12,14 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from hvdtrain.elastic import lease
-from hvdtrain.elastic.driver_connection import open_connection
 from hvdtrain.elastic.handshake import DriverHandshake
 from hvdtrain.elastic.member import client as clients
 from hvdtrain.elastic.member import orders as orders_module
+from hvdtrain.elastic.member import thread as lease
 from hvdtrain.elastic.member import thread as member_thread
 from hvdtrain.elastic.member.client import connect, current
 from hvdtrain.elastic.member.orders import Orders
+from hvdtrain.elastic.member.thread import open_connection
 from hvdtrain.elastic.messages import (
     Abort,
     AskValues,

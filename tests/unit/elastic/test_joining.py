@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.config import Config
-from hvdtrain.elastic import interface
-from hvdtrain.elastic.interface import interface_for
 from hvdtrain.elastic.member import client as clients
+from hvdtrain.elastic.member import client as interface
+from hvdtrain.elastic.member.client import interface_for
+from hvdtrain.elastic.watch.liveness import Told, Watching
 from hvdtrain.errors import DataError, UsageError
-from hvdtrain.jobs.elastic_member import join_elastic_job
+from hvdtrain.jobs.elastic.job import join_elastic_job
 from hvdtrain.jobs.opening import setup
 from hvdtrain.jobs.opening.setup import JobSpec, started
 from hvdtrain.jobs.signals import ElasticSignals, Signals
-from hvdtrain.watch.watch_events import Told, Watching
 from hvdtrain.workers.world import MemberInfo
 from tests.support.elastic_driver import ScriptedDriver, world
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdtrain.elastic.lease import Lease
+from hvdtrain.elastic.member.thread import Lease
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hvdtrain.elastic.limits import LimitOptions, make_limits
+from hvdtrain.elastic.driver.cluster import LimitOptions, make_limits
 from hvdtrain.errors import UsageError
 
 

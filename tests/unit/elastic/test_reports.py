@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from hvdtrain.elastic.reports import blame_for, hello
+from hvdtrain.elastic.member.orders import blame_for, hello
 from hvdtrain.errors import (
     AgreementError,
     ConfigError,

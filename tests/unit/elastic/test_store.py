@@ -12,8 +12,8 @@ pytest.importorskip("horovod.runner.http.http_auth", reason="Horovod is not inst
 
 from horovod.runner.http import http_auth
 
-from hvdtrain.elastic import store as stores
-from hvdtrain.elastic.store import WorldStore
+from hvdtrain.elastic.driver import clusters as stores
+from hvdtrain.elastic.driver.clusters import WorldStore
 
 KEY = "a" * 64
 

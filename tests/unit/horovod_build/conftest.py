@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import mpi, plan, toolchain
-from hvdtrain.horovod_build.cache import BuildCache, default_cache_folder
-from hvdtrain.horovod_build.frameworks import InstalledFramework
+from hvdtrain.horovod_build import plan, toolchain
+from hvdtrain.horovod_build import plan as mpi
+from hvdtrain.horovod_build.cache import BuildCache, default_cache_folder, fetch_source, unpack
+from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
-from hvdtrain.horovod_build.source import fetch_source, unpack
 
 SUFFIX = ".cpython-fake.so"
 

@@ -3,7 +3,15 @@
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import BuildRequest, InstalledBuild, build_horovod, building, checking
+from hvdtrain.horovod_build import (
+    BuildRequest,
+    InstalledBuild,
+    build_horovod,
+    building,
+)
+from hvdtrain.horovod_build import (
+    building as checking,
+)
 
 
 def test_the_check_is_not_part_of_an_outer_job(the_plan):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import BuildRequest, source
+from hvdtrain.horovod_build import BuildRequest
+from hvdtrain.horovod_build import cache as source
 from hvdtrain.horovod_build.cache import BuildCache
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdtrain.horovod_build import compiling, gpu
+from hvdtrain.horovod_build import compiling
+from hvdtrain.horovod_build import toolchain as gpu
 from hvdtrain.horovod_build.processes import run_logged
 
 GPU = gpu.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")

@@ -7,7 +7,7 @@ import pytest
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build import BuildRequest, compiling, plan
-from hvdtrain.horovod_build.frameworks import installed_framework
+from hvdtrain.horovod_build.installed import installed_framework
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import make_plan
 from hvdtrain.horovod_build.toolchain import Toolchain, find_toolchain

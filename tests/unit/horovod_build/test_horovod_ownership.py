@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.horovod_build import ownership
-from hvdtrain.horovod_build.ownership import exposure
+from hvdtrain.horovod_build import cache as ownership
+from hvdtrain.horovod_build.cache import exposure
 
 ME, OTHER = 1001, 1002
 USERS = {ME: "ann", OTHER: "bob"}

@@ -12,8 +12,13 @@ import pytest
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build import compiling
-from hvdtrain.horovod_build.patching import apply_patches, horovod_patches, parse_patch, patches_digest
-from hvdtrain.horovod_build.unified_diff import split_lines
+from hvdtrain.horovod_build.patching import (
+    apply_patches,
+    horovod_patches,
+    parse_patch,
+    patches_digest,
+    split_lines,
+)
 
 REPOSITORY = Path(__file__).parents[3]
 PATCHES = horovod_patches()

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import ConfigError, HorovodBuildError
-from hvdtrain.horovod_build import BuildRequest, gpu, mpi, plan, toolchain
-from hvdtrain.horovod_build.frameworks import InstalledFramework
+from hvdtrain.horovod_build import BuildRequest, plan, toolchain
+from hvdtrain.horovod_build import plan as mpi
+from hvdtrain.horovod_build import toolchain as gpu
+from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import horovod_patches
 
 TORCH = InstalledFramework("torch", "2.13.0+cpu")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hvdtrain.host.signed_requests import KEY_VARIABLE, SignedRequests
+from hvdtrain.workers.world import KEY_VARIABLE, SignedRequests
 
 DIGESTS = """
 #include <cstdio>

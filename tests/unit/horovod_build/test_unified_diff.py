@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hvdtrain.horovod_build.unified_diff import HunkMismatch, apply_hunks, parse_diff
+from hvdtrain.horovod_build.patching import HunkMismatch, apply_hunks, parse_diff
 
 TEXT = "".join(f"line {number}\n" for number in range(1, 13))
 DIFF = """\

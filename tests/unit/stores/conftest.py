@@ -2,9 +2,9 @@
 
 import pytest
 
+from hvdtrain.checkpoints.remote import begin as working_copy
 from hvdtrain.checkpoints.remote import claim
 from hvdtrain.storage.urls import Patience
-from hvdtrain.stores import working_copy
 
 pytest.importorskip("fsspec")
 from support.faulty_store import FaultyStore

@@ -7,11 +7,11 @@ from support.states import contents, saved
 from support.store_jobs import Job, stored
 
 from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.remote.run_store import UploadingSaver
 from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
 from hvdtrain.errors import CheckpointError
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.storage.urls import StoreError
-from hvdtrain.stores.saver import UploadingSaver
 
 
 @pytest.mark.parametrize("continues", [True, False])

@@ -6,21 +6,131 @@ an image are averaged within the sample, over the targets that count.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import (
     OF_METRICS,
     Counting,
     Weighted,
     check_class_weights,
+    check_weighted,
     check_weights_fit,
 )
 from hvdtrain.backends.objective.logits import check_class_numbers, check_comparable, class_axis_of
-from hvdtrain.backends.tensorflow.masks import mask_of, shaped_like
+from hvdtrain.backends.objective.objective import check_per_sample, shape_of
 
 Tensor = Any
+
+
+class Values(NamedTuple):
+    """What an objective gave for the samples of one micro-batch.
+
+    Attributes:
+        losses: (samples,), fp32 or fp64, with gradient.
+        loss_weights: (samples,), without gradient; None if the loss has no weights of its own.
+        rows: (numbers, samples): for each name the values, times their weights; then the weights of each
+            name that has some. Their sums, weighted by sample, are reduced.
+    """
+
+    losses: Tensor
+    loss_weights: Tensor | None
+    rows: Tensor
+
+
+def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Return the values that a loss or metric gave, and their weights if they have some."""
+    values, weights = value if isinstance(value, Weighted) else (value, None)
+    own = None if weights is None else tf.cast(weights, tf.float64).numpy()
+    return tf.cast(values, tf.float64).numpy(), own
+
+
+def check_values(given: Mapping[str, Any], samples: int | None) -> None:
+    """Check the shapes of a loss, the first, and of metrics.
+
+    Raises:
+        TaskError: naming the one that has another.
+    """
+    for index, (name, value) in enumerate(given.items()):
+        what = name if index else "the loss"
+        if isinstance(value, Weighted):
+            values, weights = (tf.convert_to_tensor(part).shape for part in value)
+            check_weighted(what, tuple(values), tuple(weights), samples)
+        else:
+            check_per_sample(what, shape_of(what, value), samples)
+
+
+def weigh(given: Mapping[str, Any], samples: Tensor, kind: Any) -> Values:
+    """Return values and weights of a loss, the first, and of metrics, for each sample.
+
+    A batch's mean becomes the value of each of its samples, with an equal part of the weight.
+
+    Args:
+        given: the loss and the metrics.
+        samples: number of samples.
+        kind: the type of the result.
+    """
+    pairs, weight_rows = [], []
+    for value in given.values():
+        weights: Tensor | None = None
+        if isinstance(value, Weighted):
+            values, weights = tf.cast(value.values, kind), tf.cast(value.weights, kind)
+            weights = tf.stop_gradient(weights)
+            if values.shape.rank == 0:
+                weights = tf.fill([samples], weights / tf.cast(samples, kind))
+                values = tf.fill([samples], values)
+            weight_rows.append(weights)
+        else:
+            values = tf.cast(value, kind)
+        pairs.append((values, weights))
+    rows = [values if weights is None else values * weights for values, weights in pairs]
+    return Values(*pairs[0], tf.stack(rows + weight_rows))
+
+
+_KEY = "_keras_mask"
+
+
+def mask_of(outputs: Any) -> Tensor | None:
+    """Return the mask of a tensor; None if it has none."""
+    return getattr(outputs, _KEY, None)
+
+
+def with_mask(outputs: Tensor, mask: Tensor | None) -> Tensor:
+    """Return a tensor that has this mask, if it is one."""
+    if mask is not None:
+        outputs._keras_mask = mask
+    return outputs
+
+
+def is_masked(outputs: Any) -> bool:
+    """Return whether a tensor among a model's outputs has a mask."""
+    return any(mask_of(tensor) is not None for tensor in tf.nest.flatten(outputs))
+
+
+def shaped_like(mask: Tensor | None, targets: Tensor) -> Tensor | None:
+    """Return a mask as floats of the targets' rank; None if there is none."""
+    if mask is None:
+        return None
+    ones = [1] * (targets.shape.rank - mask.shape.rank)
+    return tf.cast(tf.reshape(mask, tf.concat([tf.shape(mask), tf.constant(ones, tf.int32)], 0)), tf.float32)
+
+
+def masks_beside(outputs: Any, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a batch that carries the outputs' masks out of a compiled function, for ``masks_within``."""
+    masks = {str(i): mask_of(t) for i, t in enumerate(tf.nest.flatten(outputs)) if mask_of(t) is not None}
+    return {**batch, _KEY: masks} if masks else batch
+
+
+def masks_within(outputs: Any, batch: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:
+    """Return outputs that have their masks again, and the batch without them."""
+    tensors = tf.nest.flatten(outputs)
+    for place, mask in batch.get(_KEY, {}).items():
+        with_mask(tensors[int(place)], mask)
+    return outputs, {name: array for name, array in batch.items() if name != _KEY}
+
+
 Batch = Mapping[str, Tensor]
 PerSample = Tensor  # or Weighted
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvdtrain.backends.portable.buckets import divide
+from hvdtrain.backends.reduction.shards import divide
 
 Tensor = Any
 

@@ -11,8 +11,8 @@ from hvdtrain.backends.tensorflow.reduction.bfloat16 import BFloat16
 from hvdtrain.backends.tensorflow.reduction.low_rank import LowRank
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.traced_workers import Sized
-from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.config.values import rank_of
 
 Tensor = Any
 Variable = Any

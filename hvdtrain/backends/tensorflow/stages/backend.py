@@ -11,29 +11,30 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.objective.counting import sample_values
-from hvdtrain.backends.pipeline.checks import gives_blocks, loss_has_parameters
-from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup, stages_that_share
-from hvdtrain.backends.pipeline.layout import Layout
-from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
+from hvdtrain.backends.pipeline.checks import (
+    describe_stages,
+    gives_blocks,
+    loss_has_parameters,
+    shapes_of_stages,
+)
+from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup, stages_that_share
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.step_metrics import FINDINGS
-from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS
 from hvdtrain.backends.tensorflow import backend
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
-from hvdtrain.backends.tensorflow.collectives import HorovodCollectives
-from hvdtrain.backends.tensorflow.masks import masks_within
+from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
+from hvdtrain.backends.tensorflow.objective.losses import masks_within
 from hvdtrain.backends.tensorflow.precision import (
     LossScale,
     new_loss_scale,
     precision_of,
 )
 from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer, choose_reducer
-from hvdtrain.backends.tensorflow.staged_state import StagedState
 from hvdtrain.backends.tensorflow.stages.model import (
     StageModel,
     blocks_of,
@@ -49,7 +50,7 @@ from hvdtrain.backends.tensorflow.stages.model import (
     seconds_of,
 )
 from hvdtrain.backends.tensorflow.stages.passes import StageBackend, StagePasses
-from hvdtrain.backends.tensorflow.stages.update import StagedUpdate
+from hvdtrain.backends.tensorflow.stages.update import StagedState, StagedUpdate
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState

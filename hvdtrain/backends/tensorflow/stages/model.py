@@ -21,6 +21,7 @@ from hvdtrain.backends.pipeline.checks import (
     uses_another_stage,
     wrong_blocks,
 )
+from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
 from hvdtrain.backends.pipeline.staged import (
     FirstCall,
     has_no_part,
@@ -29,13 +30,45 @@ from hvdtrain.backends.pipeline.staged import (
 )
 from hvdtrain.backends.tensorflow.dry_run import state_kept
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
-from hvdtrain.backends.tensorflow.stage_messages import float_tensors
 from hvdtrain.backends.tensorflow.stages.functional_blocks import divided
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.errors import TaskError
 from hvdtrain.models.block import called_in_order, parts_of
 
 Tensor = Any
+
+
+def to_message(value: Any) -> Message:
+    """Return nested tensors as a message; they may be on any device.
+
+    Raises:
+        TaskError: If there is something that cannot be sent.
+    """
+    return pack(value, tf.is_tensor, _describe)
+
+
+def from_message(message: Message) -> Any:
+    """Return the nested tensors of a message."""
+    return unpack(message, _make)
+
+
+def float_tensors(value: Any) -> list[Tensor]:
+    """Return the tensors within a value that can have a gradient, in order."""
+    return [
+        t for t in tf.nest.flatten(value) if tf.is_tensor(t) and (t.dtype.is_floating or t.dtype.is_complex)
+    ]
+
+
+def _describe(tensor: Tensor) -> tuple[Any, Bytes]:
+    array = np.ascontiguousarray(tf.convert_to_tensor(tensor).numpy())
+    return (tensor.dtype.name, list(tensor.shape)), array.reshape(-1).view(np.uint8)
+
+
+def _make(description: Any, buffer: Bytes) -> Tensor:
+    kind, shape = description
+    return tf.convert_to_tensor(buffer.view(tf.as_dtype(kind).as_numpy_dtype).reshape(shape))
+
+
 Variable = Any
 
 _REPEATS = 3  # of which the fastest is taken

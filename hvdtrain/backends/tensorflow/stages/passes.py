@@ -6,17 +6,23 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.pipeline.staged import Form, several_calls
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_compiled
+from hvdtrain.backends.tensorflow.objective.losses import Values
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
-from hvdtrain.backends.tensorflow.stage_messages import float_tensors, from_message, to_message
-from hvdtrain.backends.tensorflow.stages.model import Called, StageModel, call_of
+from hvdtrain.backends.tensorflow.stages.model import (
+    Called,
+    StageModel,
+    call_of,
+    float_tensors,
+    from_message,
+    to_message,
+)
 from hvdtrain.backends.tensorflow.stages.update import StagedUpdate
-from hvdtrain.backends.tensorflow.weighting import Values
 from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.portable.ema import PREFIX, share_of_new
+from hvdtrain.backends.portable.initial_values import PREFIX, share_of_new
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 

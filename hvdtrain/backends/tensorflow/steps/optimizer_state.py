@@ -12,7 +12,7 @@ import numpy as np
 
 from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.optimizers import MAIN, state_prefixes
-from hvdtrain.backends.portable.ema import has_ema
+from hvdtrain.backends.portable.initial_values import has_ema
 from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import CommonState
 from hvdtrain.backends.reduction.local_steps import has_outer

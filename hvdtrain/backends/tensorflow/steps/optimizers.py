@@ -1,24 +1,239 @@
 """The optimizer that a task brings or the config names; ``torch/optimizers.py`` does so for PyTorch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from hvdtrain.backends.base import OwnRates
-from hvdtrain.backends.own_optimizer import (
+from hvdtrain.backends.optimizers import (
+    ParameterOptions,
     check_own_optimizer,
     check_positive,
     constructor_default,
     scheduled,
 )
-from hvdtrain.backends.parameter_groups import ParameterOptions
-from hvdtrain.backends.tensorflow.large_batch import large_batch_optimizer
-from hvdtrain.backends.tensorflow.state.model_state import ModelState
-from hvdtrain.backends.tensorflow.steps.formulas import SGD, AdamW
+from hvdtrain.backends.options import LARS_EPSILON, adapts
+from hvdtrain.backends.tensorflow.functions import native
+from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.steps.formulas import SGD, AdamW, Groups, TwoMoments, rate_and_decay
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
+
+Tensor = Any
+Variable = Any
+# pairs of weights, and their gradients or updates -> the norms of both; called once in every step
+Norms = Callable[[Sequence[tuple[Tensor, Tensor]]], list[tuple[Tensor, Tensor]]]
+
+
+def large_batch_optimizer(
+    config: Config, fields: Iterable[Field], groups: Groups | None = None
+) -> keras.optimizers.Optimizer:
+    """Make lars or lamb, as the config says, for a model's trainable variables, in their order.
+
+    Args:
+        config: the config.
+        fields: the variables.
+        groups: the options of each variable; those of the config if not given.
+    """
+    adapted = [adapts(field.path, field.shape) for field in fields]
+    if config.optimizer == "lars":
+        return LARS(
+            momentum=config.momentum,
+            decay=config.weight_decay,
+            trust_coefficient=config.lars_trust_coefficient,
+            adapted=adapted,
+            groups=groups,
+        )
+    return LAMB(
+        beta1=config.adam_beta1,
+        beta2=config.adam_beta2,
+        epsilon=config.adam_epsilon,
+        decay=config.weight_decay,
+        adapted=adapted,
+        groups=groups,
+    )
+
+
+class Adapting(keras.optimizers.Optimizer):
+    """What lars and lamb have in common: a factor for each parameter from the norms of two tensors.
+
+    Attributes:
+        adapted: whether each variable has such a factor; None: those of more than one dimension.
+        norms: computes the norms if a variable is a part of a parameter; None if each is a whole one.
+    """
+
+    adapted: Sequence[bool] | None
+    norms: Norms | None = None
+
+    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
+        """Return the gradient or update whose norm is taken; slots move here."""
+        raise NotImplementedError
+
+    def finish(
+        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
+    ) -> None:
+        """Update one variable, by the norms of it and of what was prepared, if it is adapted to."""
+        raise NotImplementedError
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Update one variable."""
+        other, w = self.prepared(gradient, variable), native(variable)
+        is_adapted = _is_adapted(self.adapted, self._get_variable_index(variable), w)
+        self.finish(variable, other, (tf.norm(w), tf.norm(other)) if is_adapted else None, learning_rate)
+
+    def _backend_update_step(
+        self, grads: Sequence[Tensor], trainable_variables: Sequence[Variable], learning_rate: Tensor
+    ) -> None:
+        """Update all variables; as a collective if they are parts."""
+        if self.norms is None:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+            return
+        others = [self.prepared(g, v) for g, v in zip(grads, trainable_variables, strict=True)]
+        adapted = [
+            _is_adapted(self.adapted, self._get_variable_index(v), native(v)) for v in trainable_variables
+        ]
+        norms = iter(
+            self.norms(
+                [
+                    (native(v), other)
+                    for v, other, has_norms in zip(trainable_variables, others, adapted, strict=True)
+                    if has_norms
+                ]
+            )
+        )
+        for variable, other, has_norms in zip(trainable_variables, others, adapted, strict=True):
+            self.finish(variable, other, next(norms) if has_norms else None, learning_rate)
+
+
+class LARS(Adapting, SGD):
+    """Stochastic gradient descent whose gradient is scaled to each parameter's norm.
+
+    ::
+
+        g = gradient + weight_decay * w
+        g = trust_coefficient * |w| / (|gradient| + weight_decay * |w| + epsilon) * g
+        v = momentum * v + g
+        w = w - learning_rate * v
+
+    The factor is 1 where either norm is 0. Biases and norms: g = gradient.
+
+    Source: You, Gitman and Ginsburg 2017, arXiv:1708.03888. As in sgd the learning rate stands outside
+    v, where the paper has it inside; at a constant rate both are the same.
+    """
+
+    def __init__(  # noqa: PLR0917 - as SGD
+        self,
+        learning_rate: float = 0.1,
+        momentum: float = 0.0,
+        decay: float = 0.0,
+        trust_coefficient: float = 0.001,
+        adapted: Sequence[bool] | None = None,
+        name: str = "lars",
+        groups: Groups | None = None,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, momentum=momentum, name=name, groups=groups)
+        self.decay = decay
+        self.trust_coefficient = trust_coefficient
+        self.adapted = adapted
+
+    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
+        """Return the gradient."""
+        return tf.cast(tf.convert_to_tensor(gradient), native(variable).dtype)
+
+    def finish(
+        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
+    ) -> None:
+        """Update one variable."""
+        rate, decay = rate_and_decay(self, variable, learning_rate, self.decay)
+        w, g = native(variable), prepared
+        if norms is not None:
+            w_norm, g_norm = norms
+            factor = self.trust_coefficient * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
+            if decay:
+                g += decay * w
+            g *= _where_both(w_norm, g_norm, factor)
+        self.move(variable, g, rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        config = super().get_config()
+        config.pop("l2")
+        own = {"decay": self.decay, "trust_coefficient": self.trust_coefficient, "adapted": self.adapted}
+        return {**config, **own}
+
+
+class LAMB(Adapting, TwoMoments):
+    """Adam with decoupled decay whose update is scaled to each parameter's norm.
+
+    ::
+
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        u = m / (1 - beta1**t) / (sqrt(v) / sqrt(1 - beta2**t) + epsilon) + weight_decay * w
+        w = w - learning_rate * |w| / |u| * u
+
+    The factor |w| / |u| is 1 where either norm is 0. Biases and norms: without factor and decay.
+
+    Source: You et al. 2020, arXiv:1904.00962, with the identity for its phi.
+    """
+
+    def __init__(  # noqa: PLR0917 - as AdamW
+        self,
+        learning_rate: float = 1e-3,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        decay: float = 0.0,
+        adapted: Sequence[bool] | None = None,
+        name: str = "lamb",
+        groups: Groups | None = None,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, epsilon, name=name)
+        self.groups = groups
+        self.decay = decay
+        self.adapted = adapted
+
+    def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
+        """Move the moments and return the update."""
+        w = native(variable)
+        index = self._get_variable_index(variable)
+        decay = self.decay if self.groups is None else self.groups[index][1]
+        g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
+        m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
+        correction1, root2 = self.corrections()
+        first = m.assign_add((g - m) * (1 - self.beta1), read_value=True)
+        second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
+        scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
+        update = first / (scale * tf.cast(correction1, w.dtype))
+        return update + decay * w if decay and _is_adapted(self.adapted, index, w) else update
+
+    def finish(
+        self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
+    ) -> None:
+        """Update one variable."""
+        rate, _ = rate_and_decay(self, variable, learning_rate, self.decay)
+        w = native(variable)
+        if norms is not None:
+            w_norm, u_norm = norms
+            prepared *= _where_both(w_norm, u_norm, w_norm / u_norm)
+        w.assign_sub(tf.cast(rate, w.dtype) * prepared)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor's arguments."""
+        return {**super().get_config(), "decay": self.decay, "adapted": self.adapted, "groups": self.groups}
+
+
+def _is_adapted(adapted: Sequence[bool] | None, index: int, w: Tensor) -> bool:
+    """Return whether a variable is adapted to: as the caller said, else by its number of dimensions."""
+    return w.shape.rank > 1 if adapted is None else adapted[index]
+
+
+def _where_both(one: Tensor, other: Tensor, factor: Tensor) -> Tensor:
+    """Return a factor of two norms; 1 where either is 0."""
+    return tf.where((one > 0) & (other > 0), factor, tf.ones_like(factor))
 
 
 def choose_optimizer(

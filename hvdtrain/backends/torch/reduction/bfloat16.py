@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.torch.reduction.all_reduce import summed_meanwhile
+from hvdtrain.backends.torch.reduction.all_reduce import agree_on_sparse, sum_sparse, summed_meanwhile
 from hvdtrain.backends.torch.reduction.flat import as_reals
-from hvdtrain.backends.torch.sparse import agree_on_sparse, sum_sparse
 from hvdtrain.backends.workers import Sized
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from hvdtrain.backends.portable.buckets import divide
+from hvdtrain.backends.reduction.shards import divide
 
 _ALIGNED = 16  # elements: each part begins at an address that vector units and fused kernels take
 _LINE = 64  # bytes

@@ -13,8 +13,8 @@ from hvdtrain.backends.torch.reduction.bfloat16 import BFloat16
 from hvdtrain.backends.torch.reduction.low_rank import LowRank
 from hvdtrain.backends.torch.state.model_state import Entry, Field
 from hvdtrain.backends.workers import Sized
-from hvdtrain.compression import rank_of
 from hvdtrain.config import Config
+from hvdtrain.config.values import rank_of
 from hvdtrain.errors import ConfigError
 
 

@@ -9,23 +9,25 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.objective.counting import sample_values
-from hvdtrain.backends.pipeline.checks import gives_blocks, loss_has_parameters
+from hvdtrain.backends.pipeline.checks import (
+    describe_stages,
+    gives_blocks,
+    loss_has_parameters,
+    shapes_of_stages,
+)
 from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup, stages_that_share
-from hvdtrain.backends.pipeline.plan import describe_stages, shapes_of_stages
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.step_signals import NO_SIGNALS
+from hvdtrain.backends.step_metrics import NO_SIGNALS
 from hvdtrain.backends.torch import backend
-from hvdtrain.backends.torch.activation_checkpointing import apply_activation_checkpointing
+from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
-from hvdtrain.backends.torch.collectives import HorovodCollectives
-from hvdtrain.backends.torch.compile import check_compiler, compiled
+from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
 from hvdtrain.backends.torch.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.torch.reduction.reducers import GradientReducer, choose_reducer
-from hvdtrain.backends.torch.staged_state import StagedState
 from hvdtrain.backends.torch.stages.model import (
     StageModel,
     blocks_of,
@@ -41,11 +43,11 @@ from hvdtrain.backends.torch.stages.model import (
     seconds_of,
 )
 from hvdtrain.backends.torch.stages.passes import StageBackend, StagePasses
-from hvdtrain.backends.torch.stages.update import StagedUpdate
+from hvdtrain.backends.torch.stages.update import StagedState, StagedUpdate
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
-from hvdtrain.backends.torch.task_model import LOSS, make_model
+from hvdtrain.backends.torch.task_model import LOSS, check_compiler, compiled, make_model
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
@@ -19,6 +20,7 @@ from hvdtrain.backends.pipeline.checks import (
     uses_another_stage,
     wrong_blocks,
 )
+from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
 from hvdtrain.backends.pipeline.staged import (
     FirstCall,
     has_no_part,
@@ -30,6 +32,53 @@ from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.errors import TaskError
 from hvdtrain.models.block import called_in_order, parts_of
 from hvdtrain.workers.seeding import random_state_kept
+
+
+def to_message(value: Any) -> Message:
+    """Return nested tensors as a message; they may be on any device.
+
+    Raises:
+        TaskError: If there is something that cannot be sent.
+    """
+    return pack(value, lambda part: isinstance(part, torch.Tensor), _describe)
+
+
+def from_message(message: Message, device: torch.device) -> Any:
+    """Return the nested tensors of a message."""
+    return unpack(message, lambda description, buffer: _make(description, buffer).to(device))
+
+
+def float_tensors(value: Any) -> list[torch.Tensor]:
+    """Return the tensors within a value that can have a gradient, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() or value.is_complex() else []
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [tensor for part in parts for tensor in float_tensors(part)]
+
+
+def _describe(tensor: torch.Tensor) -> tuple[Any, Bytes]:
+    if tensor.layout != torch.strided:
+        raise TaskError(
+            f"a block of the model returns a tensor of layout {tensor.layout}, which cannot be passed to the "
+            "next stage",
+            "Let blocks return dense tensors.",
+        )
+    tensor = tensor.detach()
+    # as it lies in memory: what is computed from it may depend on that in the last bits
+    order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+    if not tensor.permute(order).is_contiguous():
+        order = list(range(tensor.dim()))
+    laid_out = tensor.permute(order).contiguous().cpu()
+    description = str(tensor.dtype).removeprefix("torch."), list(laid_out.shape), order
+    return description, laid_out.reshape(-1).view(torch.uint8).numpy()
+
+
+def _make(description: Any, buffer: Bytes) -> torch.Tensor:
+    kind, shape, order = description
+    dtype = getattr(torch, kind)
+    flat = torch.from_numpy(np.asarray(buffer)).view(dtype) if len(buffer) else torch.empty(0, dtype=dtype)
+    return flat.view(shape).permute([order.index(axis) for axis in range(len(order))])
+
 
 _PATH = "hvdtrain_path"  # attribute of a tensor of another stage
 _REPEATS = 3  # of which the fastest is taken

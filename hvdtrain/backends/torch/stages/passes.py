@@ -9,14 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdtrain.backends.pipeline.layout import Layout
+from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.pipeline.staged import several_calls
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.precision import autocast
-from hvdtrain.backends.torch.stage_messages import float_tensors, from_message, to_message
-from hvdtrain.backends.torch.stages.model import Called, call_of, copies, form_of
+from hvdtrain.backends.torch.stages.model import (
+    Called,
+    call_of,
+    copies,
+    float_tensors,
+    form_of,
+    from_message,
+    to_message,
+)
 from hvdtrain.backends.torch.stages.update import StagedUpdate
 from hvdtrain.data.order import mix
 from hvdtrain.workers.seeding import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from hvdtrain.backends.portable.ema import PREFIX, share_of_new
+from hvdtrain.backends.portable.initial_values import PREFIX, share_of_new
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from hvdtrain.backends.base import PortableState, StateArrays
-from hvdtrain.backends.parameter_groups import in_one_tensor
+from hvdtrain.backends.optimizers import in_one_tensor
 from hvdtrain.backends.portable.names import PRIVATE, Renaming, check_unique
 from hvdtrain.backends.torch.state.layouts import SAME, Layout, Rule, left_out, rules
 from hvdtrain.errors import ExchangeError, TaskError

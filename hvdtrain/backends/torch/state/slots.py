@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 
 from hvdtrain.errors import TaskError
-from hvdtrain.host.memory import is_out_of_memory
+from hvdtrain.host.cores import is_out_of_memory
 
 
 def fill_slots(optimizer: torch.optim.Optimizer) -> None:

@@ -1,21 +1,243 @@
 """The optimizer that a task brings or the config names; ``tensorflow/optimizers.py`` does so for Keras."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from hvdtrain.backends.base import OwnRates
-from hvdtrain.backends.own_optimizer import (
+from hvdtrain.backends.optimizers import (
+    ParameterOptions,
     check_own_optimizer,
     check_positive,
     constructor_default,
+    in_one_tensor,
     scheduled,
 )
-from hvdtrain.backends.parameter_groups import ParameterOptions, in_one_tensor
-from hvdtrain.backends.torch.large_batch import large_batch_optimizer
-from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.options import LARS_EPSILON, adapts
+from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.config import Config
+
+Group = dict[str, Any]
+Tensors = list[torch.Tensor]
+# a group, the parts of its weights that have norms of their own, and of their gradients or updates
+# -> the norms of both, one for each part; called in every step for each group that the optimizer adapts to
+Norms = Callable[[Group, Tensors, Tensors], tuple[torch.Tensor, torch.Tensor]]
+
+
+def large_batch_optimizer(
+    config: Config, fields: Iterable[Field], options: Mapping[torch.Tensor, ParameterOptions] | None = None
+) -> torch.optim.Optimizer:
+    """Make lars or lamb, as the config says, for a model's trainable arrays.
+
+    Args:
+        config: the config.
+        fields: the arrays.
+        options: the options of each tensor; those of the config if not given.
+    """
+    plain = ParameterOptions(1.0, config.weight_decay)
+    groups = _groups(fields, lambda tensor: plain if options is None else options[tensor])
+    if not groups:  # of a stage without parameters
+        groups = [{"params": [], "parts": (), "adapts": False, "decay": 0.0, "lr_scale": 1.0}]
+    if config.optimizer == "lars":
+        return LARS(groups, config.momentum, config.weight_decay, config.lars_trust_coefficient)
+    betas = config.adam_beta1, config.adam_beta2
+    return LAMB(groups, betas, config.adam_epsilon, config.weight_decay)
+
+
+class LARS(torch.optim.SGD):
+    """Stochastic gradient descent whose gradient is scaled to each parameter's norm.
+
+    ::
+
+        g = gradient + weight_decay * w
+        g = trust_coefficient * |w| / (|gradient| + weight_decay * |w| + epsilon) * g
+        v = momentum * v + g
+        w = w - learning_rate * v
+
+    The factor is 1 where either norm is 0. Biases and norms: g = gradient.
+
+    Source: You, Gitman and Ginsburg 2017, arXiv:1708.03888. As in sgd the learning rate stands outside
+    v, where the paper has it inside; at a constant rate both are the same.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        momentum: float = 0.0,
+        l2: float = 0.0,
+        trust_coefficient: float = 0.001,
+    ) -> None:
+        super().__init__(params, lr=0.1, momentum=momentum, fused=True)
+        # a loss scaler must give gradients of their own size, not leave that to sgd's operation
+        self._step_supports_amp_scaling = False
+        for group in self.param_groups:
+            group.setdefault("decay", l2)
+            group.setdefault("trust_coefficient", trust_coefficient)
+        self.norms: Norms = _own_norms
+
+    def step(self, closure: Any = None) -> Any:
+        """Scale the gradients, in place, and take a step of sgd."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                if group["adapts"]:
+                    _scale_gradients(group, self.norms)
+        return super().step(closure)
+
+
+class LAMB(torch.optim.Optimizer):
+    """Adam with decoupled decay whose update is scaled to each parameter's norm.
+
+    ::
+
+        m = beta1 * m + (1 - beta1) * gradient
+        v = beta2 * v + (1 - beta2) * gradient**2
+        u = m / (1 - beta1**t) / (sqrt(v) / sqrt(1 - beta2**t) + epsilon) + weight_decay * w
+        w = w - learning_rate * |w| / |u| * u
+
+    The factor |w| / |u| is 1 where either norm is 0. Biases and norms: without factor and decay.
+
+    Source: You et al. 2020, arXiv:1904.00962, with the identity for its phi.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        decay: float = 0.0,
+    ) -> None:
+        super().__init__(
+            params, {"lr": 1e-3, "betas": betas, "eps": eps, "decay": decay, "parts": (), "adapts": False}
+        )
+        self.norms: Norms = _own_norms
+
+    def step(self, closure: Any = None) -> Any:
+        """Take a step."""
+        loss = closure() if closure is not None else None
+        with torch.no_grad():
+            for group in self.param_groups:
+                tensors = [p for p in group["params"] if p.grad is not None]
+                if tensors:
+                    _lamb_step(group, tensors, [self.state[p] for p in tensors], self.norms)
+                elif group["adapts"]:
+                    self.norms(group, [], [])
+        return loss
+
+
+def _groups(fields: Iterable[Field], options: Callable[[torch.Tensor], ParameterOptions]) -> list[Group]:
+    """Return groups of tensors: those that it adapts to, with the parts that have norms, and others.
+
+    Each group has the options of its tensors.
+    """
+    adapted: dict[torch.Tensor, list[tuple[int, int]]] = {}
+    others: dict[torch.Tensor, None] = {}
+    for field in fields:
+        for tensor in field.tensors:
+            if not tensor.requires_grad:
+                continue
+            if adapts(field.path, field.shape):
+                start, stop, _ = (field.rows or slice(None)).indices(len(tensor))
+                adapted.setdefault(tensor, []).append((start, stop))
+            else:
+                others[tensor] = None
+    groups: dict[tuple[bool, ParameterOptions], Group] = {}
+    for tensor in [*adapted, *(tensor for tensor in others if tensor not in adapted)]:
+        own = options(tensor)
+        adapts_to = tensor in adapted
+        empty = {
+            "params": [],
+            "parts": (),
+            "adapts": adapts_to,
+            "decay": own.weight_decay,
+            "lr_scale": own.factor,
+        }
+        group = groups.setdefault((adapts_to, own), empty)
+        group["params"].append(tensor)
+        if adapts_to:
+            group["parts"] += (tuple(adapted[tensor]),)
+    return list(groups.values())
+
+
+def _parts(group: Group) -> tuple[Tensors, Tensors]:
+    """Return the parts of a group's weights that have norms of their own, and their gradients."""
+    found = [
+        (p[start:stop], p.grad[start:stop])
+        for p, parts in zip(group["params"], group["parts"], strict=False)
+        if p.grad is not None
+        for start, stop in parts
+    ]
+    return [weight for weight, _ in found], [gradient for _, gradient in found]
+
+
+def _scale_gradients(group: Group, norms: Norms) -> None:
+    weights, gradients = _parts(group)
+    l2, trust_coefficient = group["decay"], group["trust_coefficient"]
+    factors = _factors(
+        *norms(group, weights, gradients), lambda w, g: trust_coefficient * w / (g + l2 * w + LARS_EPSILON)
+    )
+    if not weights:
+        return
+    if l2:
+        torch._foreach_add_(gradients, weights, alpha=l2)
+    torch._foreach_mul_(gradients, factors)
+
+
+def _lamb_step(group: Group, tensors: Tensors, states: list[dict[str, Any]], norms: Norms) -> None:
+    for tensor, state in zip(tensors, states, strict=True):
+        if not state:
+            state["step"] = torch.zeros(())  # on the host, which computes with it
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(tensor), torch.zeros_like(tensor)
+        state["step"] += 1
+    beta1, beta2 = group["betas"]
+    gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
+    first, second = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq"))
+    steps = [int(state["step"]) for state in states]
+    torch._foreach_lerp_(first, gradients, 1 - beta1)
+    torch._foreach_mul_(second, beta2)
+    torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+    updates = _corrected_updates(first, second, steps, group)
+    if group["adapts"]:
+        if group["decay"]:
+            torch._foreach_add_(updates, tensors, alpha=group["decay"])
+        pairs = [
+            (tensor[start:stop], update[start:stop])
+            for tensor, update, parts in zip(tensors, updates, _parts_of(group, tensors), strict=True)
+            for start, stop in parts
+        ]
+        weights, parts = [weight for weight, _ in pairs], [update for _, update in pairs]
+        torch._foreach_mul_(parts, _factors(*norms(group, weights, parts), torch.div))
+    torch._foreach_add_(tensors, updates, alpha=-group["lr"])
+
+
+def _corrected_updates(first: Tensors, second: Tensors, steps: list[int], group: Group) -> Tensors:
+    """Return adam's updates without the learning rate, as tensors of their own."""
+    beta1, beta2 = group["betas"]
+    scales = list(torch._foreach_sqrt(second))
+    torch._foreach_div_(scales, [(1 - beta2**step) ** 0.5 for step in steps])
+    torch._foreach_add_(scales, group["eps"])
+    torch._foreach_mul_(scales, [1 - beta1**step for step in steps])
+    return list(torch._foreach_div(first, scales))
+
+
+def _parts_of(group: Group, tensors: Tensors) -> list[tuple[tuple[int, int], ...]]:
+    known = {id(p): parts for p, parts in zip(group["params"], group["parts"], strict=True)}
+    return [known[id(tensor)] for tensor in tensors]
+
+
+def _own_norms(_: Group, weights: Tensors, others: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
+    w, other = (
+        torch.stack(list(torch._foreach_norm(one))) if one else torch.empty(0) for one in (weights, others)
+    )
+    return w, other
+
+
+def _factors(
+    w: torch.Tensor, other: torch.Tensor, formula: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+) -> Tensors:
+    """Return a factor for each weight by a formula of two norms; 1 where either is 0."""
+    factors = torch.where((w > 0) & (other > 0), formula(w, other), torch.ones_like(w))
+    return list(factors.unbind())
 
 
 def choose_optimizer(

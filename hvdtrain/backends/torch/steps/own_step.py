@@ -18,9 +18,8 @@ from hvdtrain.backends.own_step import (
 )
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
-from hvdtrain.backends.torch.step_calls import Calls
 from hvdtrain.backends.torch.steps.optimizers import take_own_rates
-from hvdtrain.backends.torch.steps.step_optimizer import StepOptimizer, StepPart
+from hvdtrain.backends.torch.steps.step_optimizer import Calls, StepOptimizer, StepPart
 from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.torch.large_batch import LAMB, LARS, Group, Tensors
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.steps.optimizers import LAMB, LARS, Group, Tensors
 from hvdtrain.backends.torch.steps.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import TaskError

@@ -20,7 +20,7 @@ from hvdtrain.backends.torch.steps.sharded_parameters import (
 from hvdtrain.backends.torch.steps.update import Update
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
-from hvdtrain.host.memory import keep_freed
+from hvdtrain.host.cores import keep_freed
 
 _HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 

@@ -1,6 +1,6 @@
 """The optimizers that a task's own step is given in PyTorch; ``tensorflow/step_optimizer.py`` has Keras's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,16 +16,46 @@ from hvdtrain.backends.own_step import (
     outside_of_step,
     stepped_alone,
 )
+from hvdtrain.backends.recording import CallsBase
 from hvdtrain.backends.torch.dry_run import as_kept
-from hvdtrain.backends.torch.reduction.all_reduce import AllReduce
+from hvdtrain.backends.torch.objective.losses import check_values, weigh
+from hvdtrain.backends.torch.reduction.all_reduce import AllReduce, zeros_for
 from hvdtrain.backends.torch.reduction.reducers import GradientReducer, choose_reducer
-from hvdtrain.backends.torch.sparse import zeros_for
 from hvdtrain.backends.torch.state.model_state import Entry, set_values
 from hvdtrain.backends.torch.state.slots import try_step
-from hvdtrain.backends.torch.step_calls import Calls
-from hvdtrain.backends.torch.weighting import check_values, weigh
 from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
+
+
+class Calls(CallsBase[Callable[[], None]]):
+    """The calls of a step; what they return waits for a check, and raises its error.
+
+    Args:
+        names: the optimizers.
+        workers: the job's workers.
+    """
+
+    def __init__(self, names: Sequence[str], workers: Workers) -> None:
+        super().__init__(names)
+        self._workers = workers
+
+    def _compare(
+        self, name: str, number: int, codes: list[float], different_form: TaskError
+    ) -> Callable[[], None]:
+        if self._workers.size == 1:
+            return lambda: None
+        own = torch.tensor(codes, dtype=torch.float64)
+        handle = hvd.allreduce_async(own, op=hvd.Sum, name=f"hvdtrain.own_step.{number}")
+
+        def check() -> None:
+            is_equal = torch.eq(hvd.synchronize(handle), own * self._workers.size).tolist()
+            if not all(is_equal[:2]):
+                raise self._different_call(name, number)
+            if not all(is_equal):
+                raise different_form
+
+        return check
 
 
 class StepPart(NamedTuple):

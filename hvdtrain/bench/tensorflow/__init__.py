@@ -1,1 +1,0 @@
-"""What ``bench`` computes with TensorFlow."""

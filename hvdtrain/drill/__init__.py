@@ -1,1 +1,0 @@
-"""``python -m hvdtrain drill``: prove on a cluster that failures cost seconds and lose nothing."""

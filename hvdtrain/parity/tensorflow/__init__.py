@@ -1,1 +1,0 @@
-"""What TensorFlow tells of a model."""

@@ -1,1 +1,0 @@
-"""What PyTorch tells of a model."""

@@ -1,1 +1,0 @@
-"""Searching: a learning rate, and a micro-batch."""

@@ -1,1 +1,0 @@
-"""Sending a run to trackers while it trains, and later by the command ``track``."""
