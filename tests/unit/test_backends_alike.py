@@ -13,29 +13,30 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {
-        *("optimizer_broadcast.py", "slots.py"),  # Keras keeps everything in variables, made with it
-        "sparse.py",  # and gives dense gradients
-    },
+    "torch": {"state/slots.py"},  # Keras keeps everything in variables, made with it
     "tensorflow": {
-        *("functions.py", "formulas.py", "distributed_optimizer.py"),
-        *("step_number.py", "graph_checks.py", "traced_workers.py"),  # a step that is traced
-        "functional_blocks.py",  # PyTorch's models are no graphs
-        *("masks.py", "layer_state.py"),  # PyTorch's tensors carry no masks, its modules have state dicts
+        *("functions.py", "distributed_optimizer.py", "steps/formulas.py"),
+        *("steps/step_number.py", "traced_workers.py"),  # a step that is traced
+        "stages/functional_blocks.py",  # PyTorch's models are no graphs
+        "state/layer_state.py",  # its modules have state dicts
     },
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
     # operations of a TensorFlow graph wait for what they need
-    "torch/all_reduce.py": {"summed_meanwhile", "wait_for_all"},
+    "torch/reduction/all_reduce.py": {
+        *("summed_meanwhile", "wait_for_all"),
+        *("zeros_for", "agree_on_sparse", "sum_sparse"),  # Keras gives dense gradients
+    },
     # TensorFlow allocates what a graph concatenates, and Keras trains no complex variables
-    "torch/flat.py": {"as_reals", "flat_zeros"},
-    "torch/reduction.py": {"check_kinds"},
-    "torch/state_broadcast.py": {"broadcast_model", "broadcast_tensors"},
-    "tensorflow/state_broadcast.py": {"broadcast_variables"},
+    "torch/reduction/flat.py": {"as_reals", "flat_zeros"},
+    "torch/reduction/reducers.py": {"check_kinds"},
+    "torch/reduction/broadcast.py": {"broadcast_model", "broadcast_tensors", "broadcast_optimizer"},
+    "tensorflow/reduction/broadcast.py": {"broadcast_variables"},
     "tensorflow/activations.py": {"Operation", "most_bytes"},  # PyTorch frees tensors as it trains
-    "tensorflow/large_batch.py": {"Adapting"},  # Keras updates one variable after the other
-    "torch/model_state.py": {"Entry", "strided_parts", "set_values"},  # sparse tensors, and other shapes
+    "tensorflow/steps/optimizers.py": {"Adapting"},  # Keras updates one variable after the other
+    # sparse tensors, and other shapes
+    "torch/state/model_state.py": {"Entry", "strided_parts", "set_values"},
     # Keras's layers have no mode; PyTorch copies tensors late
     # Keras has operations that no seed of a step reaches, and tensors that nothing changes
     "torch/dry_run.py": {
@@ -48,30 +49,40 @@ OWN_NAMES = {
     },
     # Keras's embeddings have no such options, its gradients no hooks; losses with variables are refused
     "torch/task_model.py": {"check_parts", "foreign_leaf"},
-    "tensorflow/task_model.py": {"take_loss"},  # PyTorch takes the parameters of a loss with the model's
-    "torch/stage_model.py": {
+    # PyTorch takes the parameters of a loss with the model's
+    "tensorflow/task_model.py": {"take_loss", "device_name", "use_device"},
+    "torch/stages/model.py": {
         "give_memory",  # on a device, where TensorFlow's variables are made anyway
         "is_plain",  # variables of Keras stay the same ones
         "copies",  # nothing changes a tensor of TensorFlow
     },
-    "tensorflow/stage_model.py": {
+    "tensorflow/stages/model.py": {
         "give_memory",
         "check_it_draws_nothing",  # PyTorch's generators are set
     },
-    "torch/sharded_parameters.py": {"memory_of"},  # parts are views
-    "tensorflow/model_state.py": {"walk"},
-    "tensorflow/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter
-    "torch/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables
-    "tensorflow/device.py": {"device_name", "use_device"},
+    "torch/steps/sharded_parameters.py": {"memory_of"},  # parts are views
+    "tensorflow/state/model_state.py": {"walk"},
+    "tensorflow/steps/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter
+    "torch/steps/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables
     # what is to be known of a library's layers has nothing in common
-    "torch/layouts.py": {"Layout", "Rule", "rules", "left_out"},
-    "tensorflow/layouts.py": {"role", "portable_shape", "children"},
+    "torch/state/layouts.py": {"Layout", "Rule", "rules", "left_out"},
+    "tensorflow/state/layouts.py": {"role", "portable_shape", "children"},
+    # PyTorch's tensors carry no masks
+    "tensorflow/objective/losses.py": {
+        *("mask_of", "with_mask", "is_masked", "shaped_like", "masks_beside", "masks_within"),
+    },
 }
 Functions = dict[str, ast.FunctionDef]
 
 
 def files(framework: str) -> list[str]:
-    return sorted({path.name for path in (FOLDER / framework).glob("*.py")} - OWN_FILES[framework])
+    return sorted(all_files(framework) - OWN_FILES[framework])
+
+
+def all_files(framework: str) -> set[str]:
+    """Return the paths of a framework's files below its folder."""
+    folder = FOLDER / framework
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*.py")}
 
 
 @functools.cache
@@ -115,7 +126,7 @@ PROTOCOLS = {
     "Backend": ("backend.py", "Backend"),
     "ModelFiles": ("backend.py", "Backend"),
     "PendingMetrics": ("batches.py", "Pending"),
-    "PendingState": ("model_state.py", "Snapshot"),
+    "PendingState": ("state/model_state.py", "Snapshot"),
 }
 METHODS = [(protocol, name) for protocol in PROTOCOLS for name in methods(SEAM[protocol])]
 
@@ -128,7 +139,7 @@ def own_method(framework: str, protocol: str, name: str) -> ast.FunctionDef:
 def test_both_folders_have_the_same_files():
     assert files("torch") == files("tensorflow")
     for framework, own in OWN_FILES.items():
-        assert own <= {path.name for path in (FOLDER / framework).glob("*.py")}
+        assert own <= all_files(framework)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -156,8 +167,8 @@ STAGES += ["normalize", "clip", "update", "ema"]
 def reducers(framework):
     """Return the classes of the reducers, and their protocol, by name."""
     found = {}
-    for file in ("reduction", "all_reduce", "bfloat16", "low_rank"):
-        found |= definitions(f"{framework}/{file}.py")
+    for file in ("reducers", "all_reduce", "bfloat16", "low_rank"):
+        found |= definitions(f"{framework}/reduction/{file}.py")
     return found
 
 

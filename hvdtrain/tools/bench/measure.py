@@ -110,15 +110,14 @@ def joined(of_ranks: list[Own]) -> Block:
 _RATE_FACTOR = 1e-3
 
 
-def bench_module(framework: str, name: str) -> Any:
+def bench_module(framework: str) -> Any:
     """Import a module of a framework's own part of this package.
 
     Args:
         framework: "torch" or "tf".
-        name: the module's file name, which is the same for all frameworks.
     """
     folder = FRAMEWORKS[framework].module.split(".")[-2]
-    return import_module(f"hvdtrain.tools.bench.{folder}.{name}")
+    return import_module(f"hvdtrain.tools.bench.{folder}")
 
 
 def session_alone(
@@ -146,7 +145,7 @@ def session_alone(
     )
     workers = backend.workers
     lone = LoneWorker(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
-    alone: Backend = bench_module(config.framework, "alone").backend_alone(config, backend, lone)
+    alone: Backend = bench_module(config.framework).backend_alone(config, backend, lone)
     build(config, task_data.task, alone)
     return new_session(config, alone, replace(task_data, eval_data=None), ResumePoint(), readers)
 

@@ -224,7 +224,7 @@ def measure_messages(
         most_bytes: the largest size.
         seconds: when so much time is spent, larger sizes are left out.
     """
-    all_reduce_of = bench_module(framework, "allreduce").all_reduce_of
+    all_reduce_of = bench_module(framework).all_reduce_of
     times: list[MessageTime] = []
     with raw_calls(workers, on_gpu) as raw:
         begun = time.perf_counter()

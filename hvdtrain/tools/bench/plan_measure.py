@@ -119,7 +119,7 @@ def measure_job(
             check_hosts(hosts, backend.workers.allgather_object(backend.workers.local_size))
             check(len(set(hosts)), max(Counter(hosts).values()))
             compatibility.check(Job(job.config, task_data.task, command="plan"))
-            bench_module(job.config.framework, "allreduce").check_dense(backend)
+            bench_module(job.config.framework).check_dense(backend)
             job = replace(job, config=with_learning_rate(job.config, model.own_rates))
             return _measured(job, backend, task_data, model, hosts, seconds=seconds)
 

@@ -93,18 +93,18 @@ class Probe(Protocol):
 
 def make_probe(backend: Backend, task: Any, config: Config) -> Probe:
     """Return what looks into the backend's model."""
-    probe: Probe = _module(config.framework, "probe").make_probe(backend, task, config)
+    probe: Probe = _module(config.framework).make_probe(backend, task, config)
     return probe
 
 
 def in_fp64(framework: str) -> Any:
     """Return a context in which the framework makes models that compute in fp64."""
-    return _module(framework, "probe").in_fp64()
+    return _module(framework).in_fp64()
 
 
-def _module(framework: str, name: str) -> Any:
+def _module(framework: str) -> Any:
     folder = FRAMEWORKS[framework].module.split(".")[-2]
-    return import_module(f"hvdtrain.tools.parity.{folder}.{name}")
+    return import_module(f"hvdtrain.tools.parity.{folder}")
 
 
 def steps_to_compare(steps: int) -> tuple[int, ...]:

@@ -54,8 +54,6 @@ def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
         raise UsageError(f"-o {output}: it is there and is no file")
     paths, left_out = find_runs(run_dirs)
 
-    from hvdtrain.tools.report.page import read_for_page, render
-
     page = render(read_for_page(paths, verify))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
