@@ -115,17 +115,10 @@ class ParameterGroups:
         lines: the groups, for the plan.
 
     Raises:
-        ConfigError: If a pattern matches no parameter, or only those of earlier patterns, or the task brings
-            its own optimizer.
+        ConfigError: If a pattern matches no parameter, or only those of earlier patterns.
     """
 
     def __init__(self, config: Config, shapes: Shapes, own_optimizer: str = "") -> None:
-        if own_optimizer and config.parameter_groups:
-            raise ConfigError(
-                "parameter_groups are options of the built-in optimizers; the task brings its own",
-                f"Leave parameter_groups out and make the groups in {own_optimizer}().",
-                everywhere=True,
-            )
         chosen = {name: _first_match(config, name) for name in shapes}
         self.options: dict[str, ParameterOptions] = {}
         self.frozen: set[str] = set()

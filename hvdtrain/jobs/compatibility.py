@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from hvdtrain.config import Config
 from hvdtrain.config.values import senders
+from hvdtrain.elastic.driver.cluster import MOST_WORKERS
 from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError, UsageError
 from hvdtrain.host import frameworks
 from hvdtrain.host.frameworks import FRAMEWORKS
@@ -30,6 +31,10 @@ class Row:
     remedy: str
     kind: type[HvdtrainError] = ConfigError
 
+    def holds(self, job: Job) -> bool:
+        """Return whether a job has both."""
+        return self.feature.holds(job) and self.other.holds(job)
+
     def error(self, job: Job, everywhere: bool) -> HvdtrainError:
         """Return the error of a job that has both."""
         one, other = self.feature.text, f"{self.other.joined} {self.other.text}"
@@ -44,6 +49,11 @@ _NO_STAGE_SPEED = "Leave stages out; metrics.jsonl has the speed of a training w
 _BENCH = "Plan without it; bench --sweep measures such jobs."
 _INDEXED = "hvdtrain.open_parquet and open_webdataset read data in many files by an index, which allows it."
 _DECLARED = "Declare the number of samples of an epoch: hvdtrain.stream(..., length=...)"
+_AT_END = "the only evaluation comes when training is done"
+_MIXED, _MIX = (
+    "it mixes the losses of the task's loss",
+    ("Give the task a loss, which may be a function of (outputs, batch), or mix in train_collate."),
+)
 _OWN_WARMUP, _OWN_LOSSES = "it has a warm-up of its own", "it computes the training losses itself"
 _OWN_MIXING = "Mix the samples in the task's train_collate, and their losses there."
 
@@ -56,6 +66,10 @@ ROWS = (
     Row(option("lr_schedule", "one_cycle"), f.WARMUP_STEPS, _OWN_WARMUP, "Leave warmup_steps out."),
     Row(option("lr_schedule", "plateau"), option("lr_final_fraction", 1),
         "it would never lower the learning rate", "Give a lower lr_final_fraction."),
+    Row(option("early_stopping"), f.EVALUATED_AT_END, _AT_END,
+        "Set eval_every, such as 1epoch or a number of steps, or leave early_stopping out."),
+    Row(option("lr_schedule", "plateau"), f.EVALUATED_AT_END, _AT_END,
+        "Set eval_every, such as 1epoch or a number of steps, or use another lr_schedule than plateau."),
     Row(option("init_only"), no_option("init"), "it chooses among the weights of init", "Give init too."),
     Row(option("init_skip"), no_option("init"), "it chooses among the weights of init", "Give init too."),
     Row(option("resume", "auto"), no_option("run_dir"), "it searches that directory", "Give --run-dir too."),
@@ -81,8 +95,8 @@ ROWS = (
     Row(f.BF16, f.STAGES, "it divides the gradients of a whole model, and no worker has one", _SIMPLER),
     Row(f.XLA, f.STAGES, "the passes of a stage are several functions, not for XLA", "Leave compile out."),
     # a number of workers that changes, and what connects them
-    Row(f.MANY, f.ELASTIC, f"the vector that is reduced in every step has places for {f.MOST_WORKERS}",
-        f"Lower --max-np to {f.MOST_WORKERS} or less."),
+    Row(f.MANY, f.ELASTIC, f"the vector that is reduced in every step has places for {MOST_WORKERS}",
+        f"Lower --max-np to {MOST_WORKERS} or less."),
     Row(f.POWERSGD, f.ELASTIC, "what a worker has not sent yet of its gradients is lost with it", _SIMPLER),
     Row(f.BF16, f.ELASTIC, "gradients are divided among a fixed number of workers", _SIMPLER),
     *(Row(setting(name), f.ELASTIC, "Horovod keeps what it found for a fixed number of workers",
@@ -154,6 +168,12 @@ ROWS = (
     Row(option("mixup"), f.OWN_STEP, _OWN_LOSSES, _OWN_MIXING),
     Row(option("cutmix"), f.OWN_STEP, _OWN_LOSSES, _OWN_MIXING),
     Row(option("label_smoothing"), f.OWN_STEP, _OWN_LOSSES, "Smooth the targets there."),
+    Row(option("mixup"), f.OWN_LOSS, _MIXED, _MIX),
+    Row(option("cutmix"), f.OWN_LOSS, _MIXED, _MIX),
+    Row(option("label_smoothing"), f.OWN_LOSS, "it acts on the named loss cross_entropy",
+        "Leave label_smoothing out, or smooth the targets in the task's loss."),
+    Row(option("parameter_groups"), f.OWN_OPTIMIZER, "they are options of the built-in optimizers",
+        "Leave parameter_groups out and make the groups in {own_optimizer}()."),
     Row(f.SHARD, f.OWN_OPTIMIZER, "whether it computes the same with a part of the parameters is not known",
         "Leave shard out, or choose one of hvdtrain's optimizers."),
     Row(f.STAGES, f.OWN_OPTIMIZER, "whether it computes the same with parameters of one stage is not known",
@@ -222,12 +242,15 @@ _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Config], object], str], ...] = (
 def find_conflict(job: Job, *, everywhere: bool = True) -> HvdtrainError | None:
     """Return the error of the first two features of a job that cannot be combined; None if there are none.
 
+    What contradicts itself in the config is found before the task is made: commands change the config later.
+
     Args:
         job: what is known of the job.
         everywhere: whether all workers have the same config.
     """
+    settled = Job(job.config)
     for row in ROWS:
-        if row.feature.holds(job) and row.other.holds(job):
+        if row.holds(job) and (job.task is None or not row.holds(settled)):
             return row.error(job, everywhere)
     backend = FRAMEWORKS[job.config.framework]
     for feature, capability in NEEDS:

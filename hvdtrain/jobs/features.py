@@ -10,11 +10,11 @@ from hvdtrain.config import Config
 from hvdtrain.config.values import rank_of
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.stream import Stream
+from hvdtrain.elastic.driver.cluster import MOST_WORKERS
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.urls import is_url
 from hvdtrain.workers.agreement import Workers
 
-MOST_WORKERS = 256  # of an elastic job
 # settings of Horovod that keep what they learned, or their groups of workers, for the life of a process
 FIXED_SETTINGS = (
     "HOROVOD_HIERARCHICAL_ALLREDUCE",
@@ -58,6 +58,12 @@ class Job:
         return own_optimizer_method(self.task, self.config)
 
     @property
+    def own_loss(self) -> str:
+        """The task's method in place of the model call, loss and metrics; empty if it has none."""
+        method = FRAMEWORKS[self.config.framework].loss_method
+        return method if getattr(self.task, method, None) is not None else ""
+
+    @property
     def is_elastic(self) -> bool:
         """Whether the number of workers may change."""
         return self.elastic or (self.workers is not None and self.workers.is_elastic)
@@ -66,8 +72,8 @@ class Job:
         """Return a text filled in with the job's values."""
         values: dict[str, object] = {name: _shown(value) for name, value in self.config}
         values |= {name: os.environ.get(name, "") for name in FIXED_SETTINGS}
-        values |= {"own_step": self.own_step, "own_optimizer": self.own_optimizer, "command": self.command}
-        values["stream"] = next(iter(self.streams), "")
+        values |= {"own_step": self.own_step, "own_optimizer": self.own_optimizer, "own_loss": self.own_loss}
+        values |= {"stream": next(iter(self.streams), ""), "command": self.command}
         if self.workers is not None:
             values |= {"host": self.workers.host, "most": self.workers.most}
         return text.format_map(values)
@@ -94,7 +100,7 @@ def option(field: str, *values: object) -> Feature:
     """Return that a field has one of some values, or any other value than its default."""
     default = Config.model_fields[field].default
     name = f"`{field}` {' or '.join(map(str, values))}".strip()
-    text = field if default is False else f"{field} {{{field}}}"
+    text = field if default is False or default == () else f"{field} {{{field}}}"
 
     def holds(job: Job) -> bool:
         value = getattr(job.config, field)
@@ -145,6 +151,7 @@ WARMUP_STEPS = _of_config("`warmup_steps`", "warmup_steps", lambda c: bool(c.war
 LATE_PROFILE = _of_config(
     "`profile` of later steps", "profile", lambda c: bool(c.profile and c.steps and c.profile.first > c.steps)
 )
+EVALUATED_AT_END = Feature("`eval_every` null", "eval_every null", lambda job: job.config.eval_every is None)
 XLA = Feature(
     "`compile` in TensorFlow", "compile", lambda job: job.config.compile and job.config.framework == "tf"
 )
@@ -186,6 +193,11 @@ RUN_DIR_URL = Feature(
 )
 OWN_STEP = Feature(
     "a training step of the task's own", "the task's own {own_step}", lambda job: bool(job.own_step)
+)
+OWN_LOSS = Feature(
+    "a loss of the task's own that calls the model",
+    "the task's own {own_loss}",
+    lambda job: bool(job.own_loss),
 )
 OWN_OPTIMIZER = Feature(
     "an optimizer of the task's own", "the task's own {own_optimizer}()", lambda job: bool(job.own_optimizer)

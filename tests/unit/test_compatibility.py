@@ -46,6 +46,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "`parameter_groups`": {"parameter_groups": [{"match": "*"}]},
     "`decay_norms_and_biases`": {"decay_norms_and_biases": False},
     "`optimizer` lars or lamb": {"optimizer": "lamb"},
+    "`early_stopping`": {"early_stopping": "loss"},
+    "`eval_every` null": {"eval_every": None},
+    "a loss of the task's own that calls the model": {"task": {"torch_loss": "a method"}},
     "`mixup`": {"mixup": 0.2},
     "`cutmix`": {"cutmix": 0.2},
     "`label_smoothing`": {"label_smoothing": 0.1},
@@ -98,7 +101,7 @@ def job(monkeypatch: pytest.MonkeyPatch, *features: dict[str, Any]) -> Job:
     if name := given.pop("environ", ""):
         monkeypatch.setenv(name, "1")
     known = {key: given.pop(key) for key in ("uses_nccl", "streams", "command") if key in given}
-    task = SimpleNamespace(**given.pop("task", {}))
+    task = SimpleNamespace(**members) if (members := given.pop("task", {})) else None
     return Job(Config(**{"framework": "torch", **given}), task, workers, **known)
 
 

@@ -66,7 +66,6 @@ def own(*_):
     [
         (SimpleNamespace(loss="mse"), "mse"),
         (SimpleNamespace(loss=own), "a function of its own"),
-        (SimpleNamespace(loss="cross_entropy", tf_loss=own), "its own tf_loss"),
     ],
 )
 def test_another_loss_is_refused(task, found):

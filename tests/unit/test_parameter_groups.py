@@ -86,12 +86,6 @@ def test_a_group_that_cannot_be_is_refused(groups, said):
         groups_of(groups)
 
 
-def test_a_task_with_an_optimizer_of_its_own_makes_its_own_groups():
-    config = Config(framework="tf", parameter_groups=[{"match": "*"}])
-    with pytest.raises(ConfigError, match="the task brings its own\nLeave parameter_groups out"):
-        ParameterGroups(config, SHAPES, "tf_optimizer")
-
-
 class TorchNet(torch.nn.Module):
     def __init__(self):
         super().__init__()

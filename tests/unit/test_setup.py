@@ -201,21 +201,11 @@ DATA = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
         ({"early_stopping": "loss"}, {}, "early_stopping: loss is a metric of the evaluation, and the task"),
         ({"keep_best": "mae"}, {"eval_data": lambda self: DATA}, "keep_best: there is no metric 'mae'"),
         ({"early_stopping": "mae"}, {"eval_data": lambda self: DATA}, "early_stopping: there is no metric"),
-        (
-            {"early_stopping": "loss", "eval_every": None},
-            {"eval_data": lambda self: DATA},
-            "early_stopping: eval_every is null, so the only evaluation comes when training is done",
-        ),
         ({"lr_schedule": "plateau"}, {}, "plateau_metric: loss is a metric of the evaluation, and the task"),
         (
             {"lr_schedule": "plateau", "plateau_metric": "mae"},
             {"eval_data": lambda self: DATA},
             "plateau_metric: there is no metric 'mae'",
-        ),
-        (
-            {"lr_schedule": "plateau", "eval_every": None},
-            {"eval_data": lambda self: DATA},
-            "plateau_metric: eval_every is null.*\nSet eval_every.* or use another lr_schedule than plateau",
         ),
     ],
 )

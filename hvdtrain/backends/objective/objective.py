@@ -101,14 +101,6 @@ def make_objective(
     """
     own: Objective | None = getattr(task, f"{framework}_loss", None)
     if own is not None:
-        if mixed is not None:
-            raise ConfigError(
-                f"mixup and cutmix mix the losses of the task's loss; the task has its own {framework}_loss",
-                "Give the task a loss, which may be a function of (outputs, batch), or mix in train_collate.",
-                everywhere=True,
-            )
-        if label_smoothing:
-            _check_can_smooth(f"its own {framework}_loss")
         counting_of(task, f"its own {framework}_loss")
         _check_none_is_stateful(task, f"{framework}_loss")
         if framework == "tf":  # a Keras layer takes no model by position

@@ -36,7 +36,7 @@ def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
         eval_data: its evaluation data; None if it has none.
 
     Raises:
-        ConfigError: If a metric that the config names cannot be there, or is there only at the end.
+        ConfigError: If a metric that the config names cannot be there.
     """
     otherwise = {name: f"leave {name} out" for name in ("keep_best", "early_stopping")}
     otherwise["plateau_metric"] = "use another lr_schedule than plateau"
@@ -48,12 +48,6 @@ def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
         if best is None:
             continue
         _check_metric(field, best.metric, config, task, eval_data, otherwise=f", or {otherwise[field]}")
-        if field != "keep_best" and config.eval_every is None:
-            raise ConfigError(
-                f"{field}: eval_every is null, so the only evaluation comes when training is done",
-                f"Set eval_every, such as 1epoch or a number of steps, or {otherwise[field]}.",
-                everywhere=True,
-            )
 
 
 def _check_metric(
