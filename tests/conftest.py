@@ -17,6 +17,7 @@ load_triton()  # tests of both frameworks share processes, and TensorFlow would 
 JOB_FOLDERS = ("contract", "conformance", "parallel", "faults")
 LAUNCHES = "launches"
 LAUNCHED = pytest.StashKey[list[int]]()  # commands and pools, of other processes of tests
+USUAL = ((), ("tf", 2, "gloo"))  # one pool beside those that are in use all the time
 REQUIRED = os.environ.get("HVDTRAIN_TESTS_REQUIRED") == "1"
 
 
@@ -40,7 +41,7 @@ def pytest_collection_modifyitems(items):
     items.sort(key=_rare_pool)
     for item in items:
         of_jobs = item.path.parent.name in JOB_FOLDERS
-        if of_jobs and (_rare_pool(item) or is_left_out(item.nodeid)):
+        if of_jobs and (_rare_pool(item) not in USUAL or is_left_out(item.nodeid)):
             item.add_marker("full")
 
 

@@ -53,22 +53,6 @@ def _memory():
 
 
 @steps
-def test_a_step_of_the_torch_model_runs(module, arguments, inputs, targets, count):
-    model = module.torch_model(**arguments)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-
-    def loss():
-        logits = model(torch.from_numpy(inputs)).flatten(0, -2)
-        return torch.nn.functional.cross_entropy(logits, torch.as_tensor(targets).flatten())
-
-    before = loss()
-    before.backward()
-    optimizer.step()
-    with torch.no_grad():
-        assert loss() < before
-
-
-@steps
 def test_a_step_of_the_keras_model_runs(module, arguments, inputs, targets, count):
     import tensorflow as tf
 

@@ -12,7 +12,6 @@ from support.states import make_record
 from support.twins import keras
 
 from hvdtrain.checkpoints import storage
-from hvdtrain.models import bert, convnet
 from hvdtrain.tools.parity.command import conclusion, to_document
 from hvdtrain.tools.parity.rows import FP64
 
@@ -107,31 +106,6 @@ def test_models_with_other_names_are_listed_and_not_compared():
     shapes = {one.name: (one.left, one.right) for one in result.match.unmatched}
     assert shapes["words/embeddings"] == (None, (12, 16))
     assert shapes["logits/kernel"] == ((16, 12), (16, 13))
-
-
-IMAGES = {"image_shape": (8, 8, 3), "classes": 4}
-SIZES = {"vocabulary": 12, "context": 8, "layers": 1, "heads": 2, "channels": 16, "dropout": 0.1}
-# that all of them compute the same is proved in test_model_twins.py
-MODELS = {
-    "convnet": (Pictures, convnet, IMAGES),
-    "bert": (Words, bert, SIZES),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_built_in_models_have_parity(name):
-    base, module, arguments = MODELS[name]
-
-    class Task(base):
-        def torch_model(self):
-            return module.torch_model(**arguments)
-
-        def tf_model(self):
-            return module.tf_model(**arguments)
-
-    result = found_in(Task)
-    assert result.has_parity, result.verdict.findings
-    assert result.verdict.limits == FP64
 
 
 def test_fp64_leaves_the_frameworks_as_they_were():

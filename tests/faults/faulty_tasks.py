@@ -205,12 +205,6 @@ class ModelWaits(Slow):
         return Waits(INPUTS, OUTPUTS)
 
 
-class OtherSize(Sound):
-    """One sample more on rank 1."""
-
-    samples = 64 + (RANK == 1)
-
-
 class OtherShape(Sound):
     """A wider model on rank 1."""
 

@@ -33,13 +33,6 @@ def killed():
     return folder / "run"
 
 
-def truncate_the_model(checkpoint: Path) -> str:
-    path = checkpoint / "model.safetensors"
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-    return f"model.safetensors has {len(content) // 2:,} bytes, of {len(content):,}"
-
-
 def flip_a_byte_of_the_optimizer(checkpoint: Path) -> str:
     path = checkpoint / "optimizer.safetensors"
     content = bytearray(path.read_bytes())
@@ -48,12 +41,7 @@ def flip_a_byte_of_the_optimizer(checkpoint: Path) -> str:
     return "the content of optimizer.safetensors has changed"
 
 
-def remove_the_record(checkpoint: Path) -> str:
-    (checkpoint / "trainer.json").unlink()
-    return "trainer.json is missing"
-
-
-DAMAGES = (truncate_the_model, flip_a_byte_of_the_optimizer, remove_the_record)
+DAMAGES = (flip_a_byte_of_the_optimizer,)
 
 
 @dataclass(frozen=True)

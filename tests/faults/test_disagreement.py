@@ -20,16 +20,11 @@ def options(tmp_path_factory) -> Ending:
 
 
 @pytest.fixture(scope="module")
-def size(tmp_path_factory) -> Ending:
-    return end_of(3, "gloo", "OtherSize", "--framework", "torch", cwd=tmp_path_factory.mktemp("job"))
-
-
-@pytest.fixture(scope="module")
 def shape(tmp_path_factory) -> Ending:
     return end_of(2, "mpi", "OtherShape", "--framework", "torch", cwd=tmp_path_factory.mktemp("job"))
 
 
-@pytest.fixture(params=["options", "size", "shape"])
+@pytest.fixture(params=["options", "shape"])
 def ending(request) -> Ending:
     return request.getfixturevalue(request.param)
 
@@ -54,11 +49,6 @@ def test_no_run_directory_is_made(ending):
 def test_options_are_named_with_both_values(options):
     assert f"seed: 1 on rank 0 ({HOST}), 2 on rank 1 ({HOST})" in options.output
     assert f"momentum: 0.5 on rank 0 ({HOST}), 0.25 on rank 1 ({HOST})" in options.output
-
-
-def test_the_size_of_the_data_is_named_with_both_values(size):
-    said = f"size of the training data: 64 on rank 0 ({HOST}) and 1 more, 65 on rank 1 ({HOST})"
-    assert said in size.output
 
 
 def test_the_shape_of_a_parameter_is_named_with_both_values(shape):

@@ -7,7 +7,7 @@ import pytest
 from endings import SOON_SECONDS, TASKS, Ending, end_of
 
 
-@pytest.fixture(scope="module", params=[("torch", "gloo"), ("tf", "mpi")], ids="-".join)
+@pytest.fixture(scope="module", params=[("torch", "gloo")], ids="-".join)
 def ending(request, tmp_path_factory) -> Ending:
     framework, controller = request.param
     options = ("--framework", framework, "--sync-batch-norm")

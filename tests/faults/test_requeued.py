@@ -11,8 +11,7 @@ from endings import SOON_SECONDS, Ending, command_for, ended, steps_logged, wait
 from support import pool
 from support.jobs import started
 
-JOBS = [("torch", "none"), ("torch", "mpi"), ("tf", "gloo")]
-LAUNCHED = [("torch", "mpi"), ("tf", "gloo")]
+JOBS = LAUNCHED = [("torch", "mpi"), ("tf", "gloo")]
 
 
 def slow(framework: str, controller: str) -> list[str]:

@@ -294,22 +294,6 @@ class Twice(Mlp):
         return keras.losses.sparse_categorical_crossentropy(batch["targets"], outputs, from_logits=True), {}
 
 
-class Fails(Mlp):
-    """The last block fails in the first step, on whichever worker has it."""
-
-    def torch_blocks(self, model):
-        *others, last = mlp.torch_blocks(model)
-
-        def fail(x):
-            if x.requires_grad and not x.is_leaf:  # not when blocks are measured
-                return last(x)
-            if x.requires_grad:
-                raise ValueError("this block fails")
-            return last(x)
-
-        return [*others, hvdtrain.Block(fail, *last.parts)]
-
-
 class Measured(Mlp):
     """Metrics of a whole evaluation, and a sample that cannot be read."""
 

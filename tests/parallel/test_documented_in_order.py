@@ -49,8 +49,3 @@ def test_the_page_on_checkpoints(tmp_path):
     evaluated = [line["epoch"] for line in map(json.loads, metrics) if line["phase"] == "eval"]
     assert [round(epoch) for epoch in evaluated] == [1, 2, 3, 4, 5]
     assert (tmp_path / "runs" / "tuned" / "summary.json").is_file()
-
-
-def test_the_page_on_larger_models(tmp_path):
-    assert len(hvdtrain_commands(ROOT / "docs" / "larger-models.md")) == 4
-    run_page("larger-models.md", tmp_path)

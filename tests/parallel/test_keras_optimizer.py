@@ -44,11 +44,3 @@ def test_a_keras_optimizer_inside_gives_what_it_gives_from_all_data(parameters):
 def test_fp16_compression_gives_nearly_the_same(parameters):
     difference = np.abs(parameters["fp16"][0] - parameters["together"][0]).max()
     assert 0 < difference < 2e-3
-
-
-# a trap that README.md warns of: if this test fails one day, Horovod's own wrapper works again
-@pytest.mark.parametrize("way", ["stock_fit", "stock_apply"])
-def test_horovods_own_wrapper_leaves_gradients_unreduced(parameters, way):
-    one, other = parameters[way]
-    assert np.abs(one - other).max() > 0.01
-    np.testing.assert_allclose([one, other], parameters["keras_alone"], atol=1e-6)

@@ -15,13 +15,10 @@ TASKS = Path(small_task.__file__)
 @pytest.mark.parametrize(
     ("framework", "controller", "workers", "said"),
     [
-        ("torch", "none", 1, "1 on "),
         ("torch", "mpirun", 2, "coordinated by MPI"),
         ("torch", "mpi", 2, "coordinated by MPI"),
         ("torch", "gloo", 2, "coordinated by Gloo"),
         ("torch", "torchrun", 2, "coordinated by Gloo"),
-        ("tf", "none", 1, "1 on "),
-        ("tf", "mpirun", 2, "coordinated by MPI"),
         ("tf", "torchrun", 2, "coordinated by Gloo"),
     ],
 )

@@ -43,7 +43,7 @@ def assert_same(found: dict, expected: dict) -> None:
 
 
 @pytest.mark.parametrize("framework", CAPABLE)
-@pytest.mark.parametrize("others", [(), ("--clip-norm", "0.5", "--ema-decay", "0.9", "--precision", "bf16")])
+@pytest.mark.parametrize("others", [("--clip-norm", "0.5", "--ema-decay", "0.9", "--precision", "bf16")])
 def test_a_plain_step_of_ones_own_trains_as_the_usual_one(framework, others):
     usual, own = (trained(framework, 1, task, *others) for task in ("Fit", "Plain"))
     assert own.losses == usual.losses

@@ -6,7 +6,6 @@ from support.documents import ROOT
 from support.jobs import launcher, run
 
 TASKS = ROOT / "tests" / "support" / "parity_tasks.py"
-SMALL_TASKS = TASKS.with_name("parity_small_tasks.py")
 COMMAND = ["python", "-m", "hvdtrain", "parity", "--steps", "10", "--json", "found.json", "--task"]
 
 
@@ -35,17 +34,3 @@ def test_without_mpi_it_says_what_to_type(tmp_path):
     result = run([*launcher(2, "gloo"), *COMMAND, f"{TASKS}:Words"], tmp_path)
     assert result.returncode == 2
     assert "horovodrun --mpi -np 2 python -m hvdtrain parity" in result.stderr
-
-
-def test_two_workers_of_each_framework_agree_that_one_cannot_compute_in_fp64(tmp_path):
-    result = run([*launcher(4, "mpirun"), *COMMAND, f"{SMALL_TASKS}:FailsAlone"], tmp_path)
-    assert result.returncode == 0, result.output[-5000:]
-    assert "not repeated in fp64, so rounding is a guess: PyTorch: " in result.stdout
-    assert "no fp64 here" in result.stdout
-
-
-def test_what_one_framework_refuses_is_said_by_its_worker(tmp_path):
-    options = ["--learning-rate", "0.5"]
-    result = run([*launcher(2, "mpirun"), *COMMAND, f"{SMALL_TASKS}:OtherRate", *options], tmp_path)
-    assert result.returncode == 2, result.output[-5000:]
-    assert "learning_rate is 0.5, and the task's own optimizer, SGD, has 0.25" in result.stderr

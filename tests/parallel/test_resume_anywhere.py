@@ -9,7 +9,6 @@ import pytest
 from support.jobs import Run, temporary_folder
 from support.resuming import (
     command_for,
-    content_of,
     killed_at,
     random_step,
     resumed_from,
@@ -78,7 +77,6 @@ def over_frameworks() -> Legs:
 
 WAYS = {
     "torch-1-3-2-workers": lambda: over_worker_counts("torch"),
-    "tf-1-3-2-workers": lambda: over_worker_counts("tf"),
     "torch-tf-torch": over_frameworks,
 }
 
@@ -148,40 +146,3 @@ def test_a_changed_batch_leaves_every_sample_once_an_epoch(changed):
     stream = stream_of(changed)
     for epoch in range(3):
         assert sorted(stream[epoch * 50 : (epoch + 1) * 50]) == list(range(50))
-
-
-UNFIT = {
-    "another-task": ("Other", (), "was trained on task"),
-    "another-optimizer": ("Fit", ("--optimizer", "sgd"), "optimizer"),
-    "other-shapes": ("Fit", ("--set", "task_options.hidden=17"), "shape"),
-    "other-data": ("Fit", ("--set", "task_options.samples=51"), "was trained on 50 samples"),
-}
-
-
-@pytest.fixture(scope="module", params=UNFIT.values(), ids=list(UNFIT))
-def unfit(request, two_epochs):
-    """Resume what does not fit; give the result, what it must say, and the files before and after."""
-    task, options, expected = request.param
-    before = content_of(two_epochs.folder)
-    words = (*BEFORE, "--resume", "--epochs", "3", *options)
-    result = trained(1, "none", task, *words, cwd=two_epochs.folder.parent, returncode=2).result
-    return result, expected, before, content_of(two_epochs.folder)
-
-
-def test_what_does_not_fit_is_a_mistake_of_usage(unfit):
-    assert unfit[0].returncode == 2
-
-
-def test_the_message_names_the_checkpoint_and_what_does_not_fit(unfit):
-    message = " ".join(unfit[0].stderr.split())
-    assert "step-00000025" in message
-    assert unfit[1] in message
-    assert "--init" in message
-
-
-def test_the_message_comes_without_a_traceback(unfit):
-    assert "Traceback" not in unfit[0].output
-
-
-def test_nothing_in_the_run_directory_is_changed(unfit):
-    assert unfit[3] == unfit[2]

@@ -27,7 +27,6 @@ SAMPLE_SECONDS = 0.012  # 60 steps take seconds, so that the kill comes in time
 # straddle checkpoints; two workers log all of them. A kill leaves the same files in both frameworks.
 JOBS = [
     ("torch", 2, "mpi", 1),
-    ("torch", 1, "none", 7),
     ("tf", 2, "gloo", 1),
 ]
 

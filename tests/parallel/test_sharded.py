@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support.jobs import FRAMEWORKS, Run
+from support.jobs import Run
 from support.pool import run_suite, shared_run
 
 SUITE = Path(__file__).with_name("suite_sharded.py")
@@ -61,7 +61,7 @@ def assert_equal_states(run: Run, expected: Run, tolerance: float) -> None:
         np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance * np.abs(array).max())
 
 
-@pytest.mark.parametrize(("framework", "workers"), [("torch", 1), ("torch", 3), ("tf", 2)])
+@pytest.mark.parametrize(("framework", "workers"), [("torch", 3), ("tf", 2)])
 def test_the_optimizer_alone_sharded_changes_no_number(framework, workers):
     run, expected = (trained(framework, workers, shard, *ALL) for shard in ("optimizer", "none"))
     assert run.losses == expected.losses
@@ -80,10 +80,8 @@ def test_sharded_gradients_draw_the_same_curve(framework, workers):
 @pytest.mark.parametrize(
     ("framework", "shard", "setting"),
     [
-        ("tf", "optimizer", "sgd"),
         ("torch", "optimizer", "lamb"),
         ("torch", "gradients", "plain sgd"),
-        *((framework, "gradients", "lamb") for framework in FRAMEWORKS),
         ("tf", "gradients", "lars"),
     ],
 )
@@ -101,7 +99,7 @@ def test_two_workers_draw_the_same_curve_over_gloo_too(framework, shard):  # the
     assert difference(run, expected) <= (0 if shard == "optimizer" else 1e-6)
 
 
-@pytest.mark.parametrize(("framework", "compression"), [("torch", "fp16"), ("tf", "bf16")])
+@pytest.mark.parametrize(("framework", "compression"), [("torch", "fp16")])
 def test_sharded_gradients_travel_compressed(framework, compression):
     options = (*SETTINGS["sgd"], "--compression", compression)
     run, expected = (
@@ -112,7 +110,7 @@ def test_sharded_gradients_travel_compressed(framework, compression):
     assert difference(run, expected) < 0.05
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["tf"])
 def test_low_rank_with_a_sharded_optimizer(framework):
     options = (*SETTINGS["sgd"], "--compression", "powersgd:2")
     assert (
@@ -131,8 +129,6 @@ def test_the_backend_keeps_and_saves_parts(framework, workers, tmp_path):
     [
         (("torch", 4, "optimizer"), ("tf", 1, "none")),
         (("tf", 4, "gradients"), ("torch", 2, "optimizer")),
-        (("torch", 1, "none"), ("torch", 3, "gradients")),
-        (("tf", 1, "none"), ("tf", 3, "gradients")),
     ],
 )
 def test_a_run_goes_on_with_another_sharding(source, target):

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from support.jobs import FRAMEWORKS, LIMIT_SECONDS, Run, launcher, run, started
 from support.pool import GROUPS, command, shared_run
-from support.pool import train as trained_in_pool
 
 TASKS = str(Path(__file__).with_name("stages_tasks.py"))
 MPI = f"mpi{GROUPS}"
@@ -86,7 +85,7 @@ def test_a_model_that_is_made_without_memory_draws_the_curve_of_one_worker(frame
     assert difference(found, trained(framework, 1, 1, *task("Gpt"), *options)) < TOLERANCE
 
 
-@pytest.mark.parametrize(("framework", "workers", "stages"), [("torch", 3, 3), ("tf", 4, 2)])
+@pytest.mark.parametrize(("framework", "workers", "stages"), [("torch", 3, 3)])
 def test_a_resnet_draws_the_curve_of_whole_models(framework, workers, stages):
     options = (*task("ResNet"), "--sync-batch-norm", "--steps", "3")
     found = trained(framework, workers, stages, *options)
@@ -96,7 +95,7 @@ def test_a_resnet_draws_the_curve_of_whole_models(framework, workers, stages):
     np.testing.assert_allclose(evaluated(found), evaluated(expected), rtol=1e-3)
 
 
-@pytest.mark.parametrize(("framework", "optimizer"), [("torch", "lars"), ("tf", "lamb")])
+@pytest.mark.parametrize(("framework", "optimizer"), [("tf", "lamb")])
 def test_each_optimizer_draws_its_curve(framework, optimizer):
     options = (*task("Gpt"), "--optimizer", optimizer, "--learning-rate", "0.01", "--precision", "fp32")
     found, expected = trained(framework, 2, 2, *options), trained(framework, 1, 1, *options)
@@ -109,24 +108,11 @@ def test_blocks_pass_on_whatever_they_return(framework, name):
     assert difference(found, expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["tf"])
 def test_shapes_may_change_from_batch_to_batch(framework):
     options = (*task("Lengths"), "--steps", "20")
     found, expected = (trained(framework, n, n, *options, accumulate=1) for n in (2, 1))
     assert difference(found, expected) < TOLERANCE
-
-
-@pytest.mark.parametrize("framework", ["torch"])
-def test_uneven_batches_and_the_end_of_an_epoch(framework):
-    options = ("--steps", "32", "--global-batch-size", "50", *task("Mlp"), "--set", "trace_indices=true")
-    found, expected = trained(framework, 4, 2, *options), trained(framework, 1, 1, *options)
-    assert difference(found, expected) < TOLERANCE
-    folder = found.folder / "indices"
-    lines = [json.loads(line) for path in folder.iterdir() for line in path.read_text().splitlines()]
-    indices = [index for line in lines for index in line["indices"]]
-    assert len(indices) == 32 * 50
-    assert len(set(indices[:1438])) > 1300  # of both replicas, one after the other
-    assert sorted(set(indices)) == list(range(1438))
 
 
 @pytest.mark.parametrize("framework", ["tf"])
@@ -138,17 +124,6 @@ def test_metrics_of_the_whole_evaluation_and_skipped_samples(framework):
         np.testing.assert_allclose(evaluated(found, name), evaluated(expected, name), rtol=1e-4)
     bad = [sum(line.get("bad_samples", 0) for line in one.metrics) for one in (found, expected)]
     assert bad == [1, 1]
-
-
-@pytest.mark.parametrize("framework", ["torch"])
-def test_a_repeated_job_has_the_same_numbers(framework, tmp_path):
-    options = ("--framework", framework, *BASE, *task("Gpt"), "--accumulate", "2", "--stages", "2", *STAY)
-    options += ("--set", "task_options={dropout: 0.1}", "--precision", "bf16")
-    folders = [tmp_path / name for name in ("one", "two")]
-    for folder in folders:
-        folder.mkdir()
-    runs = [trained_in_pool(4, MPI, *options, cwd=folder) for folder in folders]
-    assert runs[0].losses == runs[1].losses
 
 
 @pytest.mark.parametrize("framework", ["torch"])
@@ -191,18 +166,6 @@ def test_sharded_then_whole_in_the_other_framework_then_split(tmp_path):
     third = trained("torch", 2, 2, *options, "--resume", str(place))
     losses = [*sharded.losses[:4], *second.losses[:4], *third.losses]
     np.testing.assert_allclose(losses, expected.losses, rtol=1e-4)
-
-
-@pytest.mark.parametrize("framework", ["torch"])
-def test_a_checkpoint_of_stages_is_evaluated_whole(framework, tmp_path):
-    found = trained(framework, 4, 2, *task("Gpt"), *ALL)
-    forecast = r"memory  .* on a worker of stage [12], which takes most: .*activations .* a sample"
-    assert re.search(forecast, found.result.output), found.result.output
-    words = ["python", "-m", "hvdtrain", "evaluate", str(found.folder)]
-    words += ["--framework", framework, *task("Gpt")]
-    result = run(words, tmp_path)
-    assert result.returncode == 0, result.output[-3000:]
-    assert f"{evaluated(found)[-1]:.3f}" in result.stdout
 
 
 @pytest.mark.parametrize("framework", ["tf"])
@@ -273,11 +236,6 @@ def test_a_block_that_uses_another_stages_weights_fails(framework, tmp_path):
     assert re.search(r"a block of the model uses \S+/kernel of a block of another stage", output), output
 
 
-def test_workers_must_be_a_multiple_of_the_stages(tmp_path):
-    said = refused(tmp_path, "torch", "Mlp", workers=3)
-    assert "stages 2 divides the workers into replicas of 2 each, and the job has 3 workers" in said
-
-
 def test_gloo_is_refused_with_the_reason(tmp_path):
     words = ["python", "-m", "hvdtrain", "--framework", "torch", *BASE, *task("Mlp"), "--stages", "2"]
     result = run([*launcher(2, "gloo"), *words, "--run-dir", "run"], tmp_path)
@@ -290,7 +248,6 @@ def test_gloo_is_refused_with_the_reason(tmp_path):
     ("framework", "sent", "said"),
     [
         ("torch", signal.SIGKILL, "ended without a message"),
-        ("tf", signal.SIGSTOP, "has not answered for"),
     ],
 )
 def test_a_stage_that_is_lost_ends_the_job_with_its_name(framework, sent, said, tmp_path):

@@ -14,7 +14,7 @@ SHAKESPEARE = str(ROOT / "examples" / "shakespeare.yaml")
 TOLERANCE = 1e-4  # relative, per step: the design's promise
 STEPS = 30
 # framework, workers, controller; all with the example's global batch of 12
-RUNS = [("torch", 1, "none"), ("tf", 2, "gloo"), ("torch", 3, "mpi")]
+RUNS = [("torch", 1, "none"), ("tf", 2, "gloo")]
 
 
 def run_of_the_example(framework, workers, controller):
@@ -31,12 +31,6 @@ def test_the_curve_of_a_language_model_is_the_same_everywhere(framework, workers
     assert len(run.losses) == len(expected.losses) == STEPS
     assert np.max(np.abs(np.asarray(run.losses) / expected.losses - 1)) < TOLERANCE
     assert run.summary["final"]["loss"] == pytest.approx(expected.summary["final"]["loss"], rel=TOLERANCE)
-
-
-def test_a_language_model_learns_which_characters_are_common():
-    losses = run_of_the_example(*RUNS[0]).losses
-    assert abs(losses[0] - np.log(96)) < 0.3  # at first it knows nothing
-    assert losses[-1] < 3.6
 
 
 def mails(count):

@@ -134,12 +134,3 @@ class FailsAlone(Several):
 
         model.norm.register_forward_pre_hook(refuse)
         return model
-
-
-class OtherRate(Several):
-    """Its TensorFlow optimizer has another learning rate than the config."""
-
-    def tf_optimizer(self):
-        import keras
-
-        return keras.optimizers.SGD(learning_rate=0.25)

@@ -266,11 +266,6 @@ def config(**values) -> Config:
     return Config(framework="torch", **values)
 
 
-class OwnStep:
-    def torch_step(self):
-        """Stand for a training step of the task's own."""
-
-
 def test_a_measured_job_has_no_end_and_leaves_nothing():
     found = bench_config(config(epochs=2, run_dir="runs/a", lr_schedule="plateau", save_every=5))
     assert (found.epochs, found.run_dir, found.save_every, found.lr_schedule) == (

@@ -22,17 +22,6 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
     return [(line.split()[0], line.split(None, 1)[1].strip()) for line in lines if line.strip()]
 
 
-def stages(dockerfile: Path) -> list[list[tuple[str, str]]]:
-    """Give the instructions of each stage, FROM first."""
-    found: list[list[tuple[str, str]]] = []
-    for word, rest in instructions(dockerfile):
-        if word == "FROM":
-            found.append([])
-        if found:
-            found[-1].append((word, rest))
-    return found
-
-
 def arguments(dockerfile: Path) -> dict[str, str]:
     """Give the build arguments and their defaults."""
     return dict(rest.partition("=")[::2] for word, rest in instructions(dockerfile) if word == "ARG")

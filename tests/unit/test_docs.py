@@ -144,6 +144,3 @@ def _parse(words: list[str]) -> None:
     name, rest = (words[0], words[1:]) if words[0] in cli.commands else ("train", words)
     if "--help" not in rest:
         cli.commands[name].make_context(name, list(rest), **cli.context_settings)
-
-
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))

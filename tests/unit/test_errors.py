@@ -2,7 +2,6 @@
 
 import inspect
 import pickle
-import re
 
 import pytest
 
@@ -13,19 +12,6 @@ CLASSES = {
     for name, value in vars(errors).items()
     if inspect.isclass(value) and issubclass(value, BaseException)
 }
-
-
-def drawn() -> dict[str, tuple[str, str | None]]:
-    """Read the tree in the module's docstring: name to (parent, exit code)."""
-    tree: dict[str, tuple[str, str | None]] = {}
-    path: list[str] = []
-    for line in errors.__doc__.splitlines():
-        if match := re.match(r"    ([│├└─ ]*)([A-Z]\w+)(?: {2,}(\d+)\b)?", line):
-            depth = len(match[1]) // 4
-            path = [*path[:depth], match[2]]
-            if depth:
-                tree[match[2]] = (path[-2], match[3])
-    return tree
 
 
 def test_every_error_but_the_root_ends_with_a_code_of_the_contract():

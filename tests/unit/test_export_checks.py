@@ -1,7 +1,6 @@
 """Exporting, without a framework: comparisons, places, what is refused."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -101,18 +100,6 @@ def test_what_failed_leaves_nothing(tmp_path):
     with pytest.raises(KeyError):
         fail()
     assert list(tmp_path.iterdir()) == []
-
-
-def failing(error: Exception) -> SimpleNamespace:
-    def raise_it(*_: object) -> None:
-        raise error
-
-    return SimpleNamespace(export=raise_it)
-
-
-def loading(format_name: str, arguments: tuple[str, ...], *, is_plain: bool) -> str:
-    exported = Exported(0.0, 1.0, arguments=arguments, is_plain=is_plain)
-    return export.Export(None, False, format_name, Path("x/y"), exported)._loading()
 
 
 def test_a_link_in_the_place_of_what_is_written_is_removed_and_not_followed(tmp_path):

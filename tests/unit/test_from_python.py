@@ -25,8 +25,6 @@ from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.records import line_of
 from hvdtrain.workers.agreement import AgreementError
 
-FUNCTIONS = ("train", "evaluate", "predict", "load", "export", "import_weights", "launch")
-
 
 def test_importing_hvdtrain_loads_none_of_its_modules():
     code = (

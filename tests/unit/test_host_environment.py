@@ -5,8 +5,6 @@ import pytest
 from hvdtrain.host import environment
 from hvdtrain.host.environment import prepare
 
-LAUNCHED = {"HOROVOD_RANK": "1"}
-
 
 @pytest.fixture(autouse=True)
 def _four_cores_and_no_launcher(monkeypatch):

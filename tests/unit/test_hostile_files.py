@@ -12,8 +12,8 @@ from hvdtrain.config.layers import read_file
 from hvdtrain.data.texts.tables import parquet_rows
 from hvdtrain.errors import DataError, EnvironmentFault
 from hvdtrain.reporting.index_trace import IndexTrace
-from hvdtrain.reporting.jsonl import AppendFile, cut_log
-from hvdtrain.storage.files import check_link, open_regular, read_regular, read_tail
+from hvdtrain.reporting.jsonl import cut_log
+from hvdtrain.storage.files import check_link
 
 SECONDS = 120
 SPARE_BYTES = 1 << 30
@@ -45,41 +45,12 @@ def pipe(path: Path) -> None:
     os.mkfifo(path)
 
 
-def zeros(path: Path) -> None:
-    path.symlink_to("/dev/zero")
-
-
-READERS = {
-    "open": open_regular,
-    "read": lambda path: read_regular(path, 1000),
-    "tail": lambda path: read_tail(path, 1000),
-    "append": lambda path: AppendFile(path).close(),
-    "cut": lambda path: cut_log(path, 5),
-}
-
-
 def test_a_log_that_is_a_link_is_not_cut(tmp_path):
     (tmp_path / "mine").write_text('{"step": 1}\n{"step": 2}\n')
     (tmp_path / "log").symlink_to(tmp_path / "mine")
     with pytest.raises(OSError, match="it is a link, which is not followed"):
         cut_log(tmp_path / "log", 1)
     assert (tmp_path / "mine").read_text() == '{"step": 1}\n{"step": 2}\n'
-
-
-REPEATS = 2000
-
-
-@pytest.fixture(scope="module")
-def repeated(tmp_path_factory):
-    """A table of one long text, written before memory is limited: only its reader is tested."""
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    path, indices = tmp_path_factory.mktemp("repeated") / "rows.parquet", pa.array([0] * REPEATS, pa.int32())
-    text = pa.DictionaryArray.from_arrays(indices, pa.array(["x" * 1_000_000]))
-    table = pa.table({"text": text, "label": ["a"] * REPEATS})
-    parquet.write_table(table, path, compression="zstd", store_schema=False)
-    return path
 
 
 def test_a_table_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):

@@ -177,10 +177,6 @@ def test_an_interval_of_steps_is_due_if_it_ends_among_the_steps(every, steps, st
     assert Cadence(every).due(step, 0, 0, 100, steps) is due
 
 
-LATE = "log_every 10 and eval_every 1epoch: at the first synchronisation at or after their step"
-SIGTERM = "SIGTERM: at the next synchronisation, up to 4 steps later"
-
-
 def test_another_number_of_workers_is_noted_on_resuming():
     config = Config(framework="torch", sync_every=4)
     assert local_steps_plan.notes_on_resuming(config, 2, 3) == [

@@ -20,8 +20,6 @@ from hvdtrain.tools.profile.step_profile import StepProfile
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY, READING_DATA, TRAINING
 
-DIGITS = 1437  # training samples of the default task
-
 
 class FakeRecorder:
     """Records one operation; any of its methods may fail."""

@@ -102,23 +102,6 @@ def test_without_marks_the_timeline_tells_who_was_late():
     assert costs.longest_tensors == {"a": pytest.approx(0.0025)}
 
 
-TORCH, TF = "allreduce.hvdtrain.gradients.conv1/kernel.", "hvdtrain.gradients."
-ENDS = {TORCH.removeprefix("allreduce.") + "0": ("b", "c"), TF + "0": ("b", "c")}
-
-
-def reduced(*tensors: str, shape: str = "[9453, 16]") -> Timeline:
-    spans = []
-    for number, tensor in enumerate(tensors):
-        events = horovod_events(tensor)
-        for event in events:
-            if "dtype" in event.get("args", {}) and shape:
-                event["args"]["shape"] = shape
-            if event["ph"] == "E" and number:
-                event["ts"] -= 100 * number  # the first takes longest
-        spans += read_timeline(events).spans
-    return Timeline(spans)
-
-
 def test_one_worker_waits_for_none():
     found = shares([recording(0, 4)])
     assert not any(what.startswith("waiting for rank") for what in found)

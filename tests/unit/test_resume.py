@@ -321,6 +321,3 @@ def test_init_takes_the_averages_where_there_are_some(tmp_path, averages, said):
     assert start(backend, init="run").origin.startswith(said)
     expected = averages.get("ema/a/kernel", make_state(1.0)["model/a/kernel"])
     np.testing.assert_array_equal(backend.local_state()["model/a/kernel"], expected)
-
-
-OUTER = {"optimizer/outer_momentum/a/kernel": np.full((3, 4), 7, np.float32)}

@@ -78,7 +78,3 @@ def test_thinning_loses_no_extreme(values, limit):
         assert np.nanmax(array[kept]) == finite.max()
     if len(finite) < len(values):
         assert np.isnan(array[kept]).any(), "a gap stays one"
-
-
-def titles(*logs):
-    return [chart.title for chart in plan_charts([str(i) for i in range(len(logs))], list(logs)).charts]

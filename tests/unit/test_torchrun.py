@@ -7,8 +7,6 @@ from hvdtrain.errors import EnvironmentFault
 
 pytest.importorskip("horovod.runner")
 
-ONE_HOST = {"GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
-
 
 def info(group: int, local_size: int, host: str = "", **more: object) -> dict:
     return {"group": group, "local_size": local_size, "host": host or f"h{group}", **more}

@@ -60,11 +60,6 @@ def test_a_failed_import_says_what_it_began_with_and_what_helps():
     )
 
 
-KERAS = (
-    "Exception encountered when calling Dense.call().\n\n"
-    '\x1b[1mInput 0 of layer "d" is incompatible\x1b[0m\n\n'
-    "Arguments received by Dense.call():\n  • inputs=tf.Tensor(shape=(16, 8))"
-)
 GRAPH = (
     "Graph execution error:\n\nDetected at node own/Xent defined at (most recent call last):\n"
     '  File "/usr/lib/python3.11/runpy.py", line 198, in _run\n\n'

@@ -183,9 +183,3 @@ def test_rank_1_says_that_rank_0_does_not_answer(watching):
 def test_the_user_sets_how_long_a_host_may_be_silent(given, seconds):
     environ = {} if given is None else {"HVDTRAIN_HOST_SILENCE_SECONDS": given}
     assert silence_seconds(environ) == seconds
-
-
-class Alone:
-    """A single worker."""
-
-    rank, size, local_rank, local_size, host = 0, 1, 0, 1, "h1"

@@ -5,8 +5,6 @@ import pytest
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
 
-LIMIT = "more than 100,000 values or 50 levels with the aliases written out"
-
 
 def refused(text: str) -> str:
     with pytest.raises(ConfigError) as caught:

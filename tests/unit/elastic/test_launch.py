@@ -133,13 +133,6 @@ def test_what_cannot_work_is_refused_in_words(tmp_path, options, code, words):
     assert not list(tmp_path.glob("*.json"))
 
 
-STEP = 'for i in 0 1; do SLURM_LOCALID=$i "$@" & done; wait'
-
-
-def step(folder, *words):
-    return ["bash", "-c", STEP, "step", sys.executable, str(WORKER), str(folder), *words]
-
-
 def test_ctrl_c_before_the_driver_runs_ends_the_launcher_in_one_line(tmp_path):
     options = ["-np", "1", "--host-discovery-script", "touch asked; sleep 30"]
     job = horovodrun(tmp_path, *options)

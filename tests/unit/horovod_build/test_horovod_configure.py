@@ -1,16 +1,13 @@
 """The configure step of a build, by CMake itself, with a stand-in for PyTorch that cannot be imported."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import BuildRequest, compiling, plan
+from hvdtrain.horovod_build import BuildRequest, plan
 from hvdtrain.horovod_build.installed import installed_framework
-from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import make_plan
-from hvdtrain.horovod_build.toolchain import Toolchain, find_toolchain
 
 
 @pytest.mark.parametrize(
@@ -45,18 +42,3 @@ def test_a_framework_before_the_range_is_left_out_if_there_is_another_one(site, 
     assert list(found.frameworks) == ["torch"]
     (said,) = found.left_out
     assert said.startswith("Left out: TensorFlow 2.15.1 is too old: hvdtrain needs 2.18 or newer.")
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory) -> Toolchain:
-    """The compiler and CMake of this machine, found before there are stand-ins."""
-    return find_toolchain(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def source(pristine, tmp_path_factory) -> Path:
-    """The whole patched source."""
-    folder = shutil.copytree(pristine, tmp_path_factory.mktemp("source") / "horovod")
-    apply_patches(folder, horovod_patches())
-    (folder / compiling.RECORD_FILE).write_text("{}")
-    return folder

@@ -114,13 +114,3 @@ def test_a_forked_process_of_multiprocessing_reports_its_end(driver_service):
     process.join(60)
     assert (process.exitcode, reports.judge(0, SLOTS[:1])) == (0, 0)
     reports.close()
-
-
-RUNS = """
-import os, sys
-sys.path.insert(0, {source!r})
-from horovod.runner import mpi_run
-folder = '$PRTE_MCA_prte_local_tmpdir_base'
-command = f"sh -c 'echo {{folder}}; test -d {{folder}} && exit 7'"
-sys.exit(mpi_run._run_in_own_session_folder(command, dict(os.environ)))
-"""
