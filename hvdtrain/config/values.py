@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import NamedTuple
 
 from hvdtrain.errors import ConfigError
 
@@ -72,15 +73,8 @@ EXPORT_FORMATS = {
 }
 
 
-@dataclass(frozen=True)
-class TrackerRow:
-    """What is known of a tracker without loading it.
-
-    Attributes:
-        title: its name in messages.
-        package: the Python package that it needs; empty if it needs none. Also the name of the extra.
-        has_sender: whether a process of its own sends what the run has written.
-    """
+class TrackerRow(NamedTuple):
+    """A tracker's name in messages, the package and extra that it needs, and whether it is sent anything."""
 
     title: str
     package: str
@@ -111,7 +105,7 @@ def split_trackers(value: object) -> object:
 
 
 def senders(names: Collection[str]) -> list[str]:
-    """Return those trackers that have a process which sends."""
+    """Return those trackers that are sent what a run logs."""
     return [name for name in names if TRACKERS[name].has_sender]
 
 

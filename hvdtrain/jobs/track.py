@@ -26,8 +26,8 @@ def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: b
     Args:
         config: the resolved config.
         workers: the workers.
-        known: the name that the checkpoint has which the run goes on from.
-        in_place: whether the run goes on in its directory.
+        known: the name that the checkpoint has from which the run continues.
+        in_place: whether the run continues in its directory.
 
     Returns:
         The name; one that is known stays, also if this job is not tracked.
@@ -70,15 +70,14 @@ def trackers_of(
         return lambda run_dir: ()
 
     def make(run_dir: Path) -> Sequence[Reporter]:
-        from hvdtrain.trackers.sender import JobTracking, Sender
+        from hvdtrain.trackers.sender import JobTracking
 
         own = provenance or provenance_of(config, hosts, {}, is_instance=False)
         facts: dict[str, Any] = {"hosts": list(hosts) or [host_name()], **_facts_of(own)}
         facts |= {"changes": list(changes)} if changes else {}
         facts |= {"resumed_from": origin} if origin else {}
         facts |= {"step": done} if done is not None else {}
-        made = [Sender(run_dir, name) for name in names]
-        return [JobTracking(made, run_dir, tracking_id, facts, config.track_checkpoints)]
+        return [JobTracking(names, run_dir, tracking_id, facts, config.track_checkpoints)]
 
     return make
 
@@ -154,7 +153,7 @@ def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str]
         )
     try:
         read_tracked_run(path)  # which is given a name
-        sender = Sender(path, name)
+        sender = Sender(path, name, say)
     except OSError as error:
         remedy = access_remedy(error, path, writes=True)
         raise EnvironmentFault(f"{title}: {path} cannot be sent: {error}", remedy) from None
@@ -170,9 +169,6 @@ def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str]
     except Exception as error:
         remedy = "What was sent until then is noted; the same command sends the rest."
         raise EnvironmentFault(f"{title}: {describe_error(error)}", remedy) from None
-    finally:
-        for note in sender.take_notes():
-            say(note)
     say(f"{title}: {path} is sent; this run is {sender.place}")
     if run.may_train:
         say(f"{title}: {path} has not ended, as far as can be seen here; give this command again then")

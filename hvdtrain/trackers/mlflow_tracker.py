@@ -4,7 +4,7 @@ import hashlib
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,14 @@ _SETTINGS = {
 class MlflowTracker:
     """Sends a run to the server or the store that MLFLOW_TRACKING_URI names.
 
+    Args:
+        note: shows a line of text to the user.
+
     Raises:
         EnvironmentFault: If it names none, or one that the installed client cannot open.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[str], None]) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
         _check_uri(uri)
         for name, value in _SETTINGS.items():
@@ -47,13 +50,12 @@ class MlflowTracker:
         self._mlflow, self._entities = mlflow, entities
         self._client: Any = mlflow.MlflowClient(uri)
         self._server, self._run = without_password(uri).rstrip("/"), ""
-        self._refused: set[str] = set()
-        self.notes: list[str] = []
+        self._note, self._refused = note, set[str]()
 
     def open(self, run: TrackedRun) -> str:
         """Find the run by its tag, or make it; send the config and what is known of the job."""
         experiment = self._experiment()
-        tags = f"tags.`{_ID_TAG}` = '{run.tracking_id}'"
+        tags = f"tags.`{_ID_TAG}` = '{run.id}'"
         found = self._client.search_runs([experiment], tags, max_results=1)
         if found:
             one = found[0]
@@ -62,7 +64,7 @@ class MlflowTracker:
                 experiment,
                 start_time=_milliseconds(run.began_seconds),
                 run_name=os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name,
-                tags={_ID_TAG: run.tracking_id, "mlflow.source.name": str(run.config.get("task", ""))},
+                tags={_ID_TAG: run.id, "mlflow.source.name": str(run.config.get("task", ""))},
             )
         self._run = one.info.run_id
         if one.info.status != "RUNNING":
@@ -133,16 +135,13 @@ class MlflowTracker:
                 if len(part) > 1:
                     self._log(kind, part[: len(part) // 2])
                     self._log(kind, part[len(part) // 2 :])
-                else:
-                    self._note_refused(f"{kind[:-1]} {part[0].key}", part[0].key, error)
-
-    def _note_refused(self, what: str, key: str, error: Exception) -> None:
-        reason = without_password(" ".join(str(error).split()))
-        if key not in reason and "length" not in reason:  # it refuses the whole run
-            raise error
-        if what not in self._refused:
-            self._refused.add(what)
-            self.notes.append(f"it refuses {what}, which is left out: {reason[:_LONGEST_REASON]}")
+                    continue
+                what, reason = f"{kind[:-1]} {part[0].key}", without_password(" ".join(str(error).split()))
+                if part[0].key not in reason and "length" not in reason:  # it refuses the whole run
+                    raise
+                if what not in self._refused:
+                    self._refused.add(what)
+                    self._note(f"it refuses {what}, which is left out: {reason[:_LONGEST_REASON]}")
 
 
 def mlflow_name(name: str) -> str:

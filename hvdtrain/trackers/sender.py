@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, Field, FiniteFloat, NonNegativeInt
+from pydantic import BaseModel, NonNegativeInt
 
 from hvdtrain.callbacks import Callback, RunContext, Summary
 from hvdtrain.checkpoints import verification
@@ -43,14 +43,6 @@ _NOT_SENT = ("run_dir", "resume", "track", "track_checkpoints")
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-class _Start(BaseModel):
-    """What ``id.json`` holds: the run's name among trackers, and what is known of its last job."""
-
-    id: str = Field(pattern=r"^[0-9a-z]{8,64}$")
-    began_seconds: FiniteFloat
-    facts: dict[str, Any] = {}
-
-
 class _Sent(BaseModel):
     """What ``mlflow.json`` holds: where the run is at the tracker, and how many lines it was sent."""
 
@@ -60,21 +52,19 @@ class _Sent(BaseModel):
 
 def read_id(run_dir: Path) -> str | None:
     """Return the name that trackers know a run by; None if it has none, or none that can be read."""
-    start = _read(run_dir / FOLDER / ID_FILE, _Start)
-    return start.id if start else None
+    run = _read(run_dir / FOLDER / ID_FILE, TrackedRun)
+    return run.id if run else None
 
 
-def note_start(run_dir: Path, tracking_id: str, began_seconds: float, facts: Mapping[str, Any]) -> None:
+def note_start(run_dir: Path, run: TrackedRun) -> None:
     """Keep the name of a run in its directory, and what is known of the job that starts.
 
     Raises:
         OSError: If it cannot be written, or the folder is a link that leads out of the run directory.
     """
-    folder = run_dir / FOLDER
-    check_link(folder, run_dir)
-    folder.mkdir(exist_ok=True)
-    start = _Start(id=tracking_id, began_seconds=began_seconds, facts=dict(facts))
-    write_json(folder / ID_FILE, start.model_dump())
+    check_link(run_dir / FOLDER, run_dir)
+    (run_dir / FOLDER).mkdir(exist_ok=True)
+    write_json(run_dir / FOLDER / ID_FILE, run.model_dump())
 
 
 def read_tracked_run(run_dir: Path) -> TrackedRun:
@@ -84,15 +74,15 @@ def read_tracked_run(run_dir: Path) -> TrackedRun:
         OSError: If the directory can be neither read nor written.
     """
     path = run_dir / "config.yaml"
-    if (start := _read(run_dir / FOLDER / ID_FILE, _Start)) is None:
-        start = _Start(id=uuid.uuid4().hex, began_seconds=path.stat().st_mtime)
-        note_start(run_dir, start.id, start.began_seconds, {})
+    if (run := _read(run_dir / FOLDER / ID_FILE, TrackedRun)) is None:
+        run = TrackedRun(id=uuid.uuid4().hex, began_seconds=path.stat().st_mtime)
+        note_start(run_dir, run)
     config: Any = None
     with suppress(yaml.YAMLError, RecursionError, ValueError):
         config = yaml.safe_load(read_regular(path, _MAX_BYTES))
     config = config if isinstance(config, dict) else {}
     fields = {str(name): value for name, value in config.items() if name not in _NOT_SENT}
-    return TrackedRun(run_dir, start.id, fields, start.began_seconds, start.facts)
+    return run.model_copy(update={"folder": run_dir, "config": fields})
 
 
 class Sender:
@@ -101,20 +91,21 @@ class Sender:
     Args:
         run_dir: the run directory; if the run resumes in it, its log has been cut back.
         name: the tracker's name.
+        note: shows a line of text to the user.
 
     Attributes:
         checkpoint: the newest checkpoint that is to be sent; None if there is none, or it was sent.
         place: where the run is at the tracker; empty until that is known.
     """
 
-    def __init__(self, run_dir: Path, name: str) -> None:
+    def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
         self.title, self.place = TRACKERS[name].title, ""
         self.checkpoint: Path | None = None
         self._run_dir, self._name = run_dir, name
         self._log, self._path = run_dir / METRICS_FILE, run_dir / FOLDER / f"{name}.json"
         self._tracker: Tracker | None = None
         self._run: TrackedRun | None = None  # while it is open
-        self._notes: list[str] = []
+        self._show = note
         self._sent = _read(self._path, _Sent) or _Sent()
         self._offset = 0
         lines = self._unsent(self._sent.lines)  # fewer, if the log was cut back
@@ -135,16 +126,13 @@ class Sender:
         try:
             self._send_checkpoint()
         except Exception as refusal:  # the end of the run is not kept back for it
-            self._notes.append(f"{self.checkpoint} is not sent: {describe_error(refusal)}")
+            self.note(f"{self.checkpoint} is not sent: {describe_error(refusal)}")
         tracker.end(status, error)
         self._run = None
 
-    def take_notes(self) -> list[str]:
-        """Return what the user should know and has not been shown."""
-        found, self._notes = self._notes, []
-        if self._tracker is not None:
-            found, self._tracker.notes = [*found, *self._tracker.notes], []
-        return [f"{self.title}: {text}" for text in found]
+    def note(self, text: str) -> None:
+        """Show something to the user, with the tracker's name before it."""
+        self._show(f"{self.title}: {text}")
 
     def describe_unsent(self, problem: str) -> str:
         """Return what is not sent of a run whose job is over and why, and the command that sends it."""
@@ -154,13 +142,13 @@ class Sender:
                 what = f"{lines:,} lines of {METRICS_FILE} and how the run ended are"
         options = f"--to {self._name}" + (" --checkpoints" if self.checkpoint is not None else "")
         return (
-            f"{self.title}: {what} not sent ({problem}); to send the rest: python -m hvdtrain track "
+            f"{what} not sent ({problem}); to send the rest: python -m hvdtrain track "
             f"{self._run_dir} {options}"
         )
 
     def _opened(self) -> tuple[Tracker, TrackedRun]:
         if self._tracker is None:
-            self._tracker = _load(self._name)
+            self._tracker = _load(self._name, self.note)
         if self._run is None:
             run = read_tracked_run(self._run_dir)
             self.place = self._tracker.open(run)
@@ -180,7 +168,8 @@ class Sender:
             self._sent.lines += len(lines)
             self._offset += sum(map(len, lines))
             write_json(self._path, self._sent.model_dump())
-        self._notes += filter(None, [broken.describe()])
+        if broken.count:
+            self.note(broken.describe())
         return tracker, run
 
     def _send_checkpoint(self) -> None:
@@ -212,7 +201,7 @@ class JobTracking(Callback):
     A thread for each tracker does it. The thread that trains waits for none but some seconds at the end.
 
     Args:
-        senders: one for each tracker.
+        names: the trackers, each of which is sent to.
         run_dir: the run directory.
         tracking_id: the run's name among trackers.
         facts: what is known of the job besides its config: hosts, commit, what differs from the job before.
@@ -221,7 +210,7 @@ class JobTracking(Callback):
 
     def __init__(
         self,
-        senders: Collection[Sender],
+        names: Collection[str],
         run_dir: Path,
         tracking_id: str,
         facts: Mapping[str, Any],
@@ -229,20 +218,17 @@ class JobTracking(Callback):
     ) -> None:
         self._run_dir, self._tracking_id, self._facts = run_dir, tracking_id, facts
         self._with_checkpoints = with_checkpoints
-        self._threads = [_SenderThread(sender) for sender in senders]
+        self._threads = [_SenderThread(run_dir, name) for name in names]
         self._note: Callable[[str], None] = lambda text: None
 
     def on_start(self, context: RunContext) -> None:
         """Note that the job starts, and start the threads."""
         self._note = context.note
         began = round(time.time() - context.seconds(), 3)
-        facts = {
-            "step": context.steps_done,
-            "framework": context.config.framework,
-            "workers": context.workers,
-        }
+        facts = {"step": context.steps_done, "framework": context.config.framework}
+        facts |= {"workers": context.workers, **self._facts}
         try:
-            note_start(self._run_dir, self._tracking_id, began, {**facts, **self._facts})
+            note_start(self._run_dir, TrackedRun(id=self._tracking_id, began_seconds=began, facts=facts))
         except OSError as error:
             self._threads = []
             self._note(f"trackers: nothing of this run is sent: {error}; training continues")
@@ -277,7 +263,8 @@ class JobTracking(Callback):
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, begun + seconds - time.monotonic()))
             if thread.ending[0] and not thread.is_done:
-                thread.notes.append(thread.sender.describe_unsent(thread.problem or f"after {seconds:g} s"))
+                reason = thread.problem or f"after {seconds:g} s"
+                thread.sender.note(thread.sender.describe_unsent(reason))
         self._show()
         self._threads = []
 
@@ -297,11 +284,11 @@ class _SenderThread(threading.Thread):
         notes: what the user should know and has not been shown.
     """
 
-    def __init__(self, sender: Sender) -> None:
-        super().__init__(name=f"tracker {sender.title}", daemon=True)
-        self.sender, self.is_over, self.ending = sender, threading.Event(), ("", "")
-        self.is_done, self.problem = False, ""
+    def __init__(self, run_dir: Path, name: str) -> None:
+        super().__init__(name=f"tracker {name}", daemon=True)
         self.notes: deque[str] = deque()
+        self.sender = Sender(run_dir, name, self.notes.append)
+        self.is_over, self.ending, self.is_done, self.problem = threading.Event(), ("", ""), False, ""
 
     def run(self) -> None:
         """Send until the run is over, and then how it ended; an error that is the user's ends it."""
@@ -322,23 +309,21 @@ class _SenderThread(threading.Thread):
         Raises:
             HvdtrainError: If it fails until the user changes something.
         """
-        title, place, before = self.sender.title, self.sender.place, self.problem
+        note, place, before = self.sender.note, self.sender.place, self.problem
         try:
             step()
             self.problem = ""
         except Exception as error:
             self.problem = describe_error(error)
             if not before:
-                self.notes.append(f"{title}: {self.problem}; training continues")
+                note(f"{self.problem}; training continues")
             if isinstance(error, HvdtrainError):
                 raise
             return False
-        finally:
-            self.notes += self.sender.take_notes()
         if before:
-            self.notes.append(f"{title}: it answers again, and has all that was logged meanwhile")
+            note("it answers again, and has all that was logged meanwhile")
         if not place:
-            self.notes.append(f"{title}: this run is {self.sender.place}")
+            note(f"this run is {self.sender.place}")
         return True
 
 
@@ -360,12 +345,12 @@ def _read(path: Path, model: type[_Model]) -> _Model | None:
     return None
 
 
-def _load(name: str) -> Tracker:
+def _load(name: str, note: Callable[[str], None]) -> Tracker:
     """Load a tracker's library, which takes a second or so."""
     if name == "mlflow":
         from hvdtrain.trackers.mlflow_tracker import MlflowTracker
 
-        return MlflowTracker()
+        return MlflowTracker(note)
     from hvdtrain.trackers.wandb_tracker import WandbTracker
 
-    return WandbTracker()
+    return WandbTracker(note)

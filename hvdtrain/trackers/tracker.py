@@ -8,29 +8,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import BaseModel, Field, FiniteFloat
+
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.reporting.records import EVENT
 
 _ADDRESS = re.compile(r"(?<=://)\S+")
 
 
-@dataclass(frozen=True)
-class TrackedRun:
-    """What is known of a run besides its log.
+class TrackedRun(BaseModel):
+    """What is known of a run besides its log, most of which ``tracking/id.json`` holds.
 
     Attributes:
-        folder: the run directory.
-        tracking_id: the name of the run that all trackers have.
-        config: the resolved config.
+        id: the name of the run that all trackers have.
         began_seconds: when training began, since the epoch of the system's clock.
         facts: what is known of its last job: the step it began after, hosts, command, commit, changes.
+        folder: the run directory.
+        config: the resolved config.
     """
 
-    folder: Path
-    tracking_id: str
-    config: Mapping[str, Any]
-    began_seconds: float
-    facts: Mapping[str, Any]
+    id: str = Field(pattern=r"^[0-9a-z]{8,64}$")
+    began_seconds: FiniteFloat
+    facts: dict[str, Any] = {}
+    folder: Path = Field(default=Path(), exclude=True)
+    config: dict[str, Any] = Field(default={}, exclude=True)
 
     @property
     def resumed(self) -> str:
@@ -55,13 +56,7 @@ class Row:
 
 
 class Tracker(Protocol):
-    """A tracker's library. Every method may raise any exception, and is called again then.
-
-    Attributes:
-        notes: what the user should know; whoever shows it removes it.
-    """
-
-    notes: list[str]
+    """A tracker's library. Every method may raise any exception, and is called again then."""
 
     def open(self, run: TrackedRun) -> str:
         """Find the run there, or make it, and send what is known of it; return its place: a URL or a name."""

@@ -5,7 +5,7 @@ training is a number in each line, which its charts take as their axis.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,20 @@ WAIT_SECONDS = 10.0  # for its server, in init() and in finish(), which the libr
 
 
 class WandbTracker:
-    """Sends a run to the project that WANDB_PROJECT names, or to a folder with WANDB_MODE=offline."""
+    """Sends a run to the project that WANDB_PROJECT names, or to a folder with WANDB_MODE=offline.
 
-    def __init__(self) -> None:
+    Args:
+        note: shows a line of text to the user.
+    """
+
+    def __init__(self, note: Callable[[str], None]) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
         self._wandb = wandb
         self._run: Any = None
         self._after: dict[str, int] = {}
-        self.notes: list[str] = []
+        self._note = note
 
     def open(self, run: TrackedRun) -> str:
         """Begin or resume the run whose id is the run's name among trackers; send its config and facts."""
@@ -39,7 +43,7 @@ class WandbTracker:
         )  # fmt: skip
         try:
             self._run = self._wandb.init(
-                id=run.tracking_id,
+                id=run.id,
                 name=os.environ.get("WANDB_NAME") or run.folder.resolve().name,
                 resume="allow",
                 dir=os.environ.get("WANDB_DIR") or str(run.folder),
@@ -59,7 +63,7 @@ class WandbTracker:
             before = [text for text in self._run.config.get("resumed") or [] if text != run.resumed]
             self._run.config.update({"resumed": [*before, run.resumed]}, allow_val_change=True)
         if self._run.offline:
-            self.notes.append(f"it is offline; to send this run later: wandb sync {self._folder}")
+            self._note(f"it is offline; to send this run later: wandb sync {self._folder}")
             return f"{self._run.id} of {self._run.project}, offline"
         return str(self._run.url)
 
@@ -86,9 +90,7 @@ class WandbTracker:
         try:
             self._run.finish(exit_code=_EXIT_CODES.get(status, _KILLED))
         except TimeoutError:
-            self.notes.append(
-                f"its server has not taken all of this run; to send the rest: wandb sync {folder}"
-            )
+            self._note(f"its server has not taken all of this run; to send the rest: wandb sync {folder}")
 
     @property
     def _folder(self) -> Path:

@@ -55,7 +55,9 @@ def tracker(monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setattr(mlflow_tracker, "_SETTINGS", {})  # environment variables that it sets
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    made = MlflowTracker()
+    notes: list[str] = []
+    made = MlflowTracker(notes.append)
+    made.notes = notes
     made._client = Client()
     return made
 
@@ -87,12 +89,12 @@ def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch, uri
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setattr("hvdtrain.trackers.mlflow_tracker.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault, match=text):
-        MlflowTracker()
+        MlflowTracker(print)
 
 
 def test_config_fields_that_become_one_name_are_both_sent(tracker):
     config = {"task_options": {"f(x)": 1, "f[x]": 2, "a/./b": 3}}
-    tracker.open(TrackedRun(Path("run"), ID, config, 0.0, {}))
+    tracker.open(TrackedRun(id=ID, began_seconds=0.0, folder=Path("run"), config=config))
     sent = tracker._client.sent["params"]
     assert [param.value for param in sent] == ["1", "2", "3"]
     assert len({param.key for param in sent}) == 3

@@ -62,9 +62,6 @@ class FakeSender:
     def end(self, status: str, error: str) -> None:
         FakeSender.ended = status
 
-    def take_notes(self) -> list[str]:
-        return []
-
 
 def leave_lock(run: Path, host: str) -> None:
     (run / ".lock").write_text(json.dumps({"pid": 7, "host": host, "since": "2030-01-01T00:00:00+00:00"}))

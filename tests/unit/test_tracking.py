@@ -21,7 +21,7 @@ from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.reporting.jsonl import cut_log
 from hvdtrain.trackers import sender as sending
 from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_id, read_tracked_run
-from hvdtrain.trackers.tracker import row_of, without_password
+from hvdtrain.trackers.tracker import TrackedRun, row_of, without_password
 from hvdtrain.trackers.wandb_tracker import WAIT_SECONDS
 
 ID = "0123456789abcdef"
@@ -38,7 +38,7 @@ def run_dir(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "config.yaml").write_text("framework: torch\nlearning_rate: 0.1\ntrack: [mlflow]\n")
-    note_start(folder, ID, 100.0, {})
+    note_start(folder, TrackedRun(id=ID, began_seconds=100.0))
     return folder
 
 
@@ -51,7 +51,6 @@ class FakeTracker:
     """A tracker that keeps what it is sent; it fails while ``is_down``."""
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
         self.place, self.is_down, self.refuses_checkpoints = "here", False, False
         self.runs, self.rows, self.ends = [], [], []
         self.waits_for = threading.Event()
@@ -85,13 +84,13 @@ class FakeTracker:
 def tracker(monkeypatch):
     """Gives the tracker that is sent to."""
     made = FakeTracker()
-    monkeypatch.setattr(sending, "_load", lambda name: made)
+    monkeypatch.setattr(sending, "_load", lambda name, note: made)
     yield made
     made.waits_for.set()
 
 
-def sender_of(folder: Path) -> Sender:
-    return Sender(folder, "mlflow")
+def sender_of(folder: Path, note=print) -> Sender:
+    return Sender(folder, "mlflow", note)
 
 
 @pytest.fixture
@@ -161,7 +160,8 @@ def test_what_is_no_line_of_a_run_is_left_out(text):
 def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
     write(run_dir, 10, 20)
     sender_of(run_dir).end("stopped")
-    note_start(run_dir, ID, 90.0, {"step": 20, "changes": ["workers 2 -> 3"]})
+    facts = {"step": 20, "changes": ["workers 2 -> 3"]}
+    note_start(run_dir, TrackedRun(id=ID, began_seconds=90.0, facts=facts))
     with (run_dir / "metrics.jsonl").open("a") as file:
         file.write(line(30) + line(40)[:9])
     again = sender_of(run_dir)
@@ -171,7 +171,7 @@ def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
     again.send()
     assert [step for step, _ in tracker.rows] == [10, 20, 30, 40]
     assert tracker.ends == ["stopped"]
-    assert [run.tracking_id for run in tracker.runs] == [ID, ID]
+    assert [run.id for run in tracker.runs] == [ID, ID]
     assert [run.resumed for run in tracker.runs] == ["", "after step 20: workers 2 -> 3"]
     assert tracker.runs[0].config == {"framework": "torch", "learning_rate": 0.1}
 
@@ -210,13 +210,14 @@ def test_another_run_of_the_tracker_gets_all_lines(run_dir, tracker):
 def test_a_refused_checkpoint_does_not_keep_back_the_end(run_dir, tracker, checkpoint):
     tracker.refuses_checkpoints = True
     write(run_dir, 1)
-    sender = sender_of(run_dir)
+    notes: list[str] = []
+    sender = sender_of(run_dir, notes.append)
     sender.checkpoint = checkpoint
     with pytest.raises(ConnectionError):
         sender.send()
     sender.end("completed")
     assert (tracker.rows, tracker.ends) == ([(1, 0.5)], ["completed"])
-    assert sender.take_notes() == [f"MLflow: {run_dir}/step-1 is not sent: no space"]
+    assert notes == [f"MLflow: {run_dir}/step-1 is not sent: no space"]
 
 
 def test_a_checkpoint_precedes_the_end(run_dir, tracker, checkpoint):
@@ -267,7 +268,7 @@ def test_a_tracking_folder_that_leads_elsewhere_is_not_followed(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "tracking").symlink_to(tmp_path / "else")
     with pytest.raises(OSError, match="leads out of"):
-        note_start(tmp_path / "run", ID, 0.0, {})
+        note_start(tmp_path / "run", TrackedRun(id=ID, began_seconds=0.0))
 
 
 @pytest.fixture
@@ -277,7 +278,7 @@ def job(run_dir, monkeypatch):
     monkeypatch.setattr(sending, "_POLL_SECONDS", 0.01)
 
     def start() -> tuple[JobTracking, list[str]]:
-        tracking = JobTracking([sender_of(run_dir)], run_dir, ID, {"hosts": ["h1"]}, with_checkpoints=True)
+        tracking = JobTracking(["mlflow"], run_dir, ID, {"hosts": ["h1"]}, with_checkpoints=True)
         tracking.on_start(run_context(run_dir, note=notes.append, steps_done=4, seconds=lambda: 2.5))
         return tracking, notes
 
@@ -437,7 +438,7 @@ def test_a_run_that_was_never_tracked_is_sent_by_the_command(run_dir, command, t
     assert command() == [f"MLflow: {run_dir} is sent; this run is here"]
     assert [step for step, _ in tracker.rows] == [1, 2]
     assert tracker.ends == ["completed"]
-    assert read_id(run_dir) == tracker.runs[0].tracking_id
+    assert read_id(run_dir) == tracker.runs[0].id
 
 
 @pytest.mark.parametrize(
