@@ -1,4 +1,4 @@
-"""The command ``track``: it sends what trackers do not have of runs that are over, or were never tracked."""
+"""Trackers: those of a job, and the command ``track``, which sends them what they do not have of runs."""
 
 import shlex
 import uuid
@@ -16,7 +16,7 @@ from hvdtrain.jobs.run_directory.provenance import Provenance, provenance_of
 from hvdtrain.reporting.run_report import Reporter
 from hvdtrain.reporting.stored_runs import RUNNING, StoredRun, access_remedy, find_runs, read_run
 from hvdtrain.storage.files import run_folder
-from hvdtrain.trackers.sender import Sender, describe_error, read_tracked_run
+from hvdtrain.trackers.sender import JobTracking, Sender, describe_error, read_id, read_tracked_run
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
 
@@ -36,8 +36,6 @@ def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: b
         return known
 
     def choose() -> str:
-        from hvdtrain.trackers.sender import read_id  # most jobs do without
-
         found = read_id(run_folder(config.run_dir)) if in_place and config.run_dir else None
         return found or uuid.uuid4().hex
 
@@ -70,8 +68,6 @@ def trackers_of(
         return lambda run_dir: ()
 
     def make(run_dir: Path) -> Sequence[Reporter]:
-        from hvdtrain.trackers.sender import JobTracking
-
         own = provenance or provenance_of(config, hosts, {}, is_instance=False)
         facts: dict[str, Any] = {"hosts": list(hosts) or [host_name()], **_facts_of(own)}
         facts |= {"changes": list(changes)} if changes else {}
