@@ -37,9 +37,9 @@ class Row:
 
     def error(self, job: Job, everywhere: bool) -> HvdtrainError:
         """Return the error of a job that has both."""
-        one, other = self.feature.text, f"{self.other.joined} {self.other.text}"
-        problem = job.describe(f"{one} cannot be used {other}: {self.reason}")
+        one, other = self.feature.describe(job), f"{self.other.joined} {self.other.describe(job)}"
         everywhere &= self.kind is not EnvironmentFault  # hosts differ
+        problem = f"{one} cannot be used {other}: {self.reason}"
         return self.kind(problem, job.describe(self.remedy), everywhere=everywhere)
 
 
@@ -223,12 +223,11 @@ _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Config], object], str], ...] = (
     (("early_stopping_patience",), lambda c: c.early_stopping is None, "early_stopping names no metric"),
     (_OUTER[1:], lambda c: c.outer_optimizer != "nesterov", "outer_optimizer is not nesterov"),
     (_OUTER, lambda c: c.sync_every is None, "sync_every is not given"),
-    (("base_batch_size",), lambda c: c.lr_scaling == "none", "lr_scaling is none"),
+    (("base_batch_size", "rescale_epochs"), lambda c: c.lr_scaling == "none", "lr_scaling is none"),
     (("lr_scaling",), lambda c: c.global_batch_size and not c.base_batch_size,
      "with global_batch_size, learning_rate refers to the global batch unless base_batch_size is set"),
     (("lr_scaling",), lambda c: c.sync_every and not c.base_batch_size,
      "with sync_every, learning_rate refers to each worker's batch unless base_batch_size is set"),
-    (("rescale_epochs",), lambda c: c.lr_scaling == "none", "lr_scaling is none"),
     (("rescale_epochs",), lambda c: c.global_batch_size and c.sync_every is None,
      "with global_batch_size, the peak does not depend on the number of workers"),
     (("rescale_epochs",), lambda c: c.sync_every and not (c.global_batch_size and c.base_batch_size),
@@ -239,44 +238,31 @@ _UNUSED: tuple[tuple[tuple[str, ...], Callable[[Config], object], str], ...] = (
 # fmt: on
 
 
-def find_conflict(job: Job, *, everywhere: bool = True) -> HvdtrainError | None:
-    """Return the error of the first two features of a job that cannot be combined; None if there are none.
+def check(job: Job, *, everywhere: bool = True) -> None:
+    """Check that what a job has can be combined. It is called again when more is known of the job.
 
     What contradicts itself in the config is found before the task is made: commands change the config later.
 
     Args:
         job: what is known of the job.
         everywhere: whether all workers have the same config.
+
+    Raises:
+        HvdtrainError: naming the first two features that cannot be combined, why, and what to do.
     """
     settled = Job(job.config)
     for row in ROWS:
         if row.holds(job) and (job.task is None or not row.holds(settled)):
-            return row.error(job, everywhere)
+            raise row.error(job, everywhere)
     backend = FRAMEWORKS[job.config.framework]
     for feature, capability in NEEDS:
         if capability not in backend.capabilities and feature.holds(job):
-            option = job.describe(feature.text)
-            return ConfigError(
-                f"{option} cannot be used with {backend.title}: its backend cannot do this",
-                f"Leave {option.partition(' ')[0]} out, or use another framework.",
+            named = feature.describe(job)
+            raise ConfigError(
+                f"{named} cannot be used with {backend.title}: its backend cannot do this",
+                f"Leave {named.partition(' ')[0]} out, or use another framework.",
                 everywhere=everywhere,
             )
-    return None
-
-
-def check(job: Job, *, everywhere: bool = True) -> None:
-    """Check that what a job has can be combined. It is called again when more is known of the job.
-
-    Args:
-        job: what is known of the job.
-        everywhere: whether all workers have the same config.
-
-    Raises:
-        HvdtrainError: naming two features, why they cannot be combined, and what to do.
-    """
-    error = find_conflict(job, everywhere=everywhere)
-    if error is not None:
-        raise error
 
 
 def unused_options(

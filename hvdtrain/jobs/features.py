@@ -46,10 +46,9 @@ class Job:
     command: str = ""
     elastic: bool = False
 
-    @property
-    def own_step(self) -> str:
-        """The task's method in place of a training step; empty if it has none."""
-        method = FRAMEWORKS[self.config.framework].step_method
+    def own(self, kind: str) -> str:
+        """Return the task's method in place of a "step" or a "loss"; empty if it has none."""
+        method: str = getattr(FRAMEWORKS[self.config.framework], f"{kind}_method")
         return method if getattr(self.task, method, None) is not None else ""
 
     @property
@@ -58,24 +57,26 @@ class Job:
         return own_optimizer_method(self.task, self.config)
 
     @property
-    def own_loss(self) -> str:
-        """The task's method in place of the model call, loss and metrics; empty if it has none."""
-        method = FRAMEWORKS[self.config.framework].loss_method
-        return method if getattr(self.task, method, None) is not None else ""
-
-    @property
     def is_elastic(self) -> bool:
         """Whether the number of workers may change."""
         return self.elastic or (self.workers is not None and self.workers.is_elastic)
+
+    @property
+    def most(self) -> int:
+        """The most workers that the job may have."""
+        return self.workers.most if self.workers is not None else 1
 
     def describe(self, text: str) -> str:
         """Return a text filled in with the job's values."""
         values: dict[str, object] = {name: _shown(value) for name, value in self.config}
         values |= {name: os.environ.get(name, "") for name in FIXED_SETTINGS}
-        values |= {"own_step": self.own_step, "own_optimizer": self.own_optimizer, "own_loss": self.own_loss}
+        values |= {
+            "own_step": self.own("step"),
+            "own_loss": self.own("loss"),
+            "own_optimizer": self.own_optimizer,
+        }
         values |= {"stream": next(iter(self.streams), ""), "command": self.command}
-        if self.workers is not None:
-            values |= {"host": self.workers.host, "most": self.workers.most}
+        values |= {"host": self.workers.host if self.workers is not None else "", "most": self.most}
         return text.format_map(values)
 
 
@@ -85,15 +86,19 @@ class Feature:
 
     Attributes:
         name: its name in the documentation.
-        text: its name in messages, filled in with the job's values.
         holds: whether a job has it.
+        text: its name in messages if it is another one, filled in with the job's values.
         joined: the word before it as the second of a row.
     """
 
     name: str
-    text: str
     holds: Callable[[Job], bool]
+    text: str = ""
     joined: str = "with"
+
+    def describe(self, job: Job) -> str:
+        """Return its name in messages."""
+        return job.describe(self.text) if self.text else self.name.replace("`", "")
 
 
 def option(field: str, *values: object) -> Feature:
@@ -106,7 +111,7 @@ def option(field: str, *values: object) -> Feature:
         value = getattr(job.config, field)
         return value in values if values else value != default
 
-    return Feature(name, text, holds)
+    return Feature(name, holds, text)
 
 
 def _of_config(name: str, field: str, holds: Callable[[Config], bool]) -> Feature:
@@ -117,19 +122,19 @@ def _of_config(name: str, field: str, holds: Callable[[Config], bool]) -> Featur
         field: the field that messages name with its value.
         holds: whether a config meets it.
     """
-    return Feature(name, f"{field} {{{field}}}", lambda job: holds(job.config))
+    return Feature(name, lambda job: holds(job.config), f"{field} {{{field}}}")
 
 
 def no_option(field: str) -> Feature:
     """Return that a field has its default."""
     given = option(field).holds
-    return Feature(f"`{field}`", field, lambda job: not given(job), "without")
+    return Feature(f"`{field}`", lambda job: not given(job), joined="without")
 
 
 def commands(*names: str) -> Feature:
     """Return that one of some commands is given."""
     title = " or ".join(f"`{name}`" for name in names)
-    return Feature(title, "{command}", lambda job: job.command in names, "by")
+    return Feature(title, lambda job: job.command in names, "{command}", "by")
 
 
 def setting(name: str) -> Feature:
@@ -138,70 +143,46 @@ def setting(name: str) -> Feature:
     def holds(_: Job) -> bool:
         return os.environ.get(name, "").strip().lower() not in ("", "0", "false")
 
-    return Feature(f"`{name}`", f"{name}={{{name}}}", holds)
+    return Feature(f"`{name}`", holds, f"{name}={{{name}}}")
 
 
-SHARD, STAGES, SYNC_EVERY = option("shard"), option("stages"), option("sync_every")
-COMPRESSED, BF16, SYNC_NORM = option("compression"), option("compression", "bf16"), option("sync_batch_norm")
+# fmt: off
+SHARD, STAGES, SYNC_EVERY, SYNC_NORM = map(option, ("shard", "stages", "sync_every", "sync_batch_norm"))
+COMPRESSED, BF16, PLAN = option("compression"), option("compression", "bf16"), commands("plan")
 POWERSGD = _of_config("`compression` powersgd", "compression", lambda c: rank_of(c.compression) is not None)
-WARMUP_EPOCHS = _of_config(
-    "`warmup_epochs`", "warmup_epochs", lambda c: c.warmup_steps is None and c.warmup_epochs > 0
-)
+WARMUP_EPOCHS = _of_config("`warmup_epochs`", "warmup_epochs",
+                           lambda c: c.warmup_steps is None and c.warmup_epochs > 0)
 WARMUP_STEPS = _of_config("`warmup_steps`", "warmup_steps", lambda c: bool(c.warmup_steps))
-LATE_PROFILE = _of_config(
-    "`profile` of later steps", "profile", lambda c: bool(c.profile and c.steps and c.profile.first > c.steps)
-)
-EVALUATED_AT_END = Feature("`eval_every` null", "eval_every null", lambda job: job.config.eval_every is None)
-XLA = Feature(
-    "`compile` in TensorFlow", "compile", lambda job: job.config.compile and job.config.framework == "tf"
-)
-ELASTIC = Feature("an elastic job", "an elastic job", lambda job: job.is_elastic, "in")
-ELASTIC_BATCH = Feature(
-    "`global_batch_size` in an elastic job",
-    "global_batch_size in an elastic job",
-    lambda job: job.is_elastic and job.config.global_batch_size is not None,
-)
-MANY = Feature(
-    f"more than {MOST_WORKERS} workers",
-    "up to {most} workers",
-    lambda job: job.workers is not None and job.is_elastic and job.workers.most > MOST_WORKERS,
-)
-NCCL = Feature("reductions by NCCL", "NCCL for gradients on {host}", lambda job: job.uses_nccl)
-GLOO = Feature("Gloo", "Gloo", lambda job: job.workers is not None and job.workers.controller == "Gloo")
-PLAN = commands("plan")
-PLANNED_STEPS = Feature(
-    "`sync_every` in a `plan`",
-    "sync_every {sync_every} in a plan",
-    lambda job: job.command == "plan" and job.config.sync_every is not None,
-)
-STREAM = Feature("data that are a stream", "the {stream}, a stream,", lambda job: bool(job.streams))
-TRAINING_STREAM = Feature(
-    "training data that are a stream",
-    "the training data, a stream,",
-    lambda job: TRAINING_DATA in job.streams,
-)
-UNCOUNTED = Feature(
-    "training data that are a stream without `length`",
-    "the training data, a stream whose length is not declared,",
-    lambda job: TRAINING_DATA in job.streams and job.streams[TRAINING_DATA].length is None,
-)
-EPOCHS = Feature("`epochs`", "epochs", lambda job: job.config.steps is None)
-RUN_DIR_URL = Feature(
-    "a URL as `run_dir`",
-    "a URL as run_dir",
-    lambda job: is_url(job.config.run_dir or ""),
-)
-OWN_STEP = Feature(
-    "a training step of the task's own", "the task's own {own_step}", lambda job: bool(job.own_step)
-)
-OWN_LOSS = Feature(
-    "a loss of the task's own that calls the model",
-    "the task's own {own_loss}",
-    lambda job: bool(job.own_loss),
-)
-OWN_OPTIMIZER = Feature(
-    "an optimizer of the task's own", "the task's own {own_optimizer}()", lambda job: bool(job.own_optimizer)
-)
+LATE_PROFILE = _of_config("`profile` of later steps", "profile",
+                          lambda c: bool(c.profile and c.steps and c.profile.first > c.steps))
+EPOCHS = Feature("`epochs`", lambda job: job.config.steps is None)
+EVALUATED_AT_END = Feature("`eval_every` null", lambda job: job.config.eval_every is None)
+RUN_DIR_URL = Feature("a URL as `run_dir`", lambda job: is_url(job.config.run_dir or ""))
+XLA = Feature("`compile` in TensorFlow",
+              lambda job: job.config.compile and job.config.framework == "tf", "compile")
+PLANNED_STEPS = Feature("`sync_every` in a `plan`",
+                        lambda job: job.command == "plan" and job.config.sync_every is not None,
+                        "sync_every {sync_every} in a plan")
+ELASTIC = Feature("an elastic job", lambda job: job.is_elastic, joined="in")
+ELASTIC_BATCH = Feature("`global_batch_size` in an elastic job",
+                        lambda job: job.is_elastic and job.config.global_batch_size is not None)
+MANY = Feature(f"more than {MOST_WORKERS} workers", lambda job: job.is_elastic and job.most > MOST_WORKERS,
+               "up to {most} workers")
+NCCL = Feature("reductions by NCCL", lambda job: job.uses_nccl, "NCCL for gradients on {host}")
+GLOO = Feature("Gloo", lambda job: job.workers is not None and job.workers.controller == "Gloo")
+STREAM = Feature("data that are a stream", lambda job: bool(job.streams), "the {stream}, a stream,")
+TRAINING_STREAM = Feature("training data that are a stream", lambda job: TRAINING_DATA in job.streams,
+                          "the training data, a stream,")
+UNCOUNTED = Feature("training data that are a stream without `length`",
+                    lambda job: TRAINING_DATA in job.streams and job.streams[TRAINING_DATA].length is None,
+                    "the training data, a stream whose length is not declared,")
+OWN_STEP = Feature("a training step of the task's own", lambda job: bool(job.own("step")),
+                   "the task's own {own_step}")
+OWN_LOSS = Feature("a loss of the task's own that calls the model", lambda job: bool(job.own("loss")),
+                   "the task's own {own_loss}")
+OWN_OPTIMIZER = Feature("an optimizer of the task's own", lambda job: bool(job.own_optimizer),
+                        "the task's own {own_optimizer}()")
+# fmt: on
 
 
 def _shown(value: object) -> str:

@@ -8,8 +8,8 @@ from support import numpy_backend
 from support.documents import ROOT
 
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import ConfigError
-from hvdtrain.jobs.compatibility import NEEDS, ROWS, Row, find_conflict
+from hvdtrain.errors import ConfigError, HvdtrainError
+from hvdtrain.jobs.compatibility import NEEDS, ROWS, Row, check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import settle
 
@@ -105,6 +105,15 @@ def job(monkeypatch: pytest.MonkeyPatch, *features: dict[str, Any]) -> Job:
     return Job(Config(**{"framework": "torch", **given}), task, workers, **known)
 
 
+def refusal(made: Job) -> HvdtrainError | None:
+    """Return the error of a job; None if it has none."""
+    try:
+        check(made)
+    except HvdtrainError as error:
+        return error
+    return None
+
+
 def without(row: Row) -> bool:
     """Return whether a row is of a feature that needs the other one."""
     return row.other.joined == "without"
@@ -114,10 +123,10 @@ def without(row: Row) -> bool:
 def test_each_row_is_refused_and_names_both_features(monkeypatch, row):
     other = {} if without(row) else EXAMPLES[row.other.name]
     made = job(monkeypatch, EXAMPLES[row.feature.name], other)
-    error = find_conflict(made)
+    error = refusal(made)
     assert type(error) is row.kind
-    one, two = made.describe(row.feature.text), made.describe(row.other.text)
-    assert error.problem == f"{one} cannot be used {row.other.joined} {two}: {made.describe(row.reason)}"
+    one, two = row.feature.describe(made), row.other.describe(made)
+    assert error.problem == f"{one} cannot be used {row.other.joined} {two}: {row.reason}"
     assert error.remedy == made.describe(row.remedy)
 
 
@@ -127,7 +136,7 @@ ALONE = [name for name in EXAMPLES if name not in NEEDED and name != "`profile` 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_one_feature_alone_is_not_refused(monkeypatch, name):
-    assert find_conflict(job(monkeypatch, EXAMPLES[name])) is None
+    assert refusal(job(monkeypatch, EXAMPLES[name])) is None
 
 
 @pytest.mark.parametrize(
@@ -153,13 +162,13 @@ def test_one_feature_alone_is_not_refused(monkeypatch, name):
 def test_what_can_be_combined_is_not_refused(monkeypatch, fields):
     monkeypatch.setenv("HOROVOD_AUTOTUNE", "0")
     monkeypatch.setenv("HOROVOD_HIERARCHICAL_ALLGATHER", "")
-    assert find_conflict(job(monkeypatch, fields)) is None
+    assert refusal(job(monkeypatch, fields)) is None
 
 
 @pytest.mark.parametrize("feature", [feature for feature, _ in NEEDS], ids=lambda feature: feature.name)
 def test_what_a_backend_cannot_do_is_refused(monkeypatch, feature):
     numpy_backend.install(monkeypatch)
-    error = find_conflict(job(monkeypatch, EXAMPLES[feature.name], {"framework": "numpy"}))
+    error = refusal(job(monkeypatch, EXAMPLES[feature.name], {"framework": "numpy"}))
     assert type(error) is ConfigError
     assert "cannot be used with numpy: its backend cannot do this" in error.problem
     assert error.remedy.startswith(f"Leave {feature.name.split('`')[1]} out")
