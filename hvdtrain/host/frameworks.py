@@ -64,7 +64,7 @@ class Framework:
     @property
     def staged_module(self) -> str:
         """The module of the backend for split models."""
-        return f"{self.module.removesuffix("backend")}stages.backend"
+        return f"{self.module.removesuffix('backend')}stages.backend"
 
     @property
     def model_method(self) -> str:

@@ -168,10 +168,6 @@ def _tensor(framework: str, size: int, value: float = 0.0) -> Any:
     return import_module("tensorflow").constant(array)
 
 
-if __name__ == "__main__":
-    print(_PREFIX + json.dumps(_measure(sys.argv[1], sys.argv[2] == "speed")), flush=True)
-
-
 _MAX_WIDTH = 100
 _STEP_SECONDS = 20.0
 _LOCAL_RANKS = (
@@ -347,3 +343,7 @@ def _is_leader() -> bool:
 def _local_size() -> int:
     given = next((os.environ[name] for name in _LOCAL_SIZES if name in os.environ), "")
     return int(given) if given else workers_on_this_host(os.environ) or 1
+
+
+if __name__ == "__main__":
+    print(_PREFIX + json.dumps(_measure(sys.argv[1], sys.argv[2] == "speed")), flush=True)

@@ -155,10 +155,6 @@ def main() -> None:
         print(f"Not installed: {', '.join(missing)}.")
 
 
-if __name__ == "__main__":
-    main()
-
-
 _PROGRAM_SECONDS = 15
 _PACKAGES = {"Keras": "keras", "NumPy": "numpy", "mpi4py": "mpi4py"}
 
@@ -260,3 +256,7 @@ def _digest(folder: Path) -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(os.fsencode(path.relative_to(folder)) + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+if __name__ == "__main__":
+    main()
