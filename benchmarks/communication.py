@@ -5,8 +5,8 @@
 
 Each job is a ``bench`` of one of the models of peers.py, on a CPU with one thread for each worker, where
 nothing can overlap. Blocks of steps with the other workers alternate with blocks of each worker on its own:
-their difference is what a step takes beside computing. Then, in the same processes, MPI_Allreduce or Gloo's
-call sums a buffer of as many bytes as the gradients have, in turn with Horovod. A row gives the medians over
+their difference is what a step takes beside computing. Then raw_sums.py sums a buffer of as many bytes as the
+gradients have by MPI_Allreduce or Gloo's call, in turn with Horovod. A row gives the medians over
 the jobs, the ratio of step minus computing to the bare sum with its least and its largest, and the same ratio
 of Horovod's sum. The bare sum repeats one buffer, while a step's gradients have just been written.
 """
@@ -38,20 +38,21 @@ def gradient_bytes(model: str) -> int:
     return BYTES_OF_A_NUMBER * sum(one.numel() for one in parameters)
 
 
-def command(framework: str, controller: str, model: str, size: int, args: argparse.Namespace) -> list[str]:
+def command(framework: str, controller: str, model: str, args: argparse.Namespace) -> list[str]:
     """Return the command of a job, without the file for what it finds."""
     fields = {
         "task_options": f"{{model: {model}}}", "momentum": MOMENTUM, "weight_decay": DECAY,
         "learning_rate": RATE, "lr_scaling": "none", "threads": 1,
     }  # fmt: skip
-    job = [f"--{controller}", "-np", str(args.workers), sys.executable, "-m", "hvdtrain", "bench"]
-    job += ["--framework", framework, "--task", f"{peer_programs.__file__}:Peer"]
-    job += ["--batch-size", str(MODELS[model][0]), "--seconds", str(args.seconds), "--max-bytes", str(size)]
-    return [
-        "horovodrun",
-        *job,
-        *(word for item in fields.items() for word in ("--set", "=".join(map(str, item)))),
-    ]
+    job = ["-m", "hvdtrain", "bench", "--framework", framework, "--task", f"{peer_programs.__file__}:Peer"]
+    job += ["--batch-size", str(MODELS[model][0]), "--seconds", str(args.seconds), "--no-all-reduce"]
+    job += [word for item in fields.items() for word in ("--set", "=".join(map(str, item)))]
+    return [*launcher(controller, args), *job]
+
+
+def launcher(controller: str, args: argparse.Namespace) -> list[str]:
+    """Return the words that start Python on each worker."""
+    return ["horovodrun", f"--{controller}", "-np", str(args.workers), sys.executable]
 
 
 def measured(
@@ -60,26 +61,22 @@ def measured(
     """Run a job; return seconds of a step, of its parts, and of the sums of its gradients' bytes.
 
     Raises:
-        EnvironmentFault: If it fails, takes longer than the limit, or did not time such a sum.
+        EnvironmentFault: If it fails or takes longer than the limit.
     """
     with tempfile.TemporaryDirectory(prefix="communication-") as folder:
-        found = Path(folder, "found.json")
-        words = [*command(framework, controller, model, size, args), "--json", str(found)]
+        found, sums = Path(folder, "found.json"), Path(folder, "sums.json")
         name = f"{framework} {controller} {model}"
-        return figures(run_program(Program(name, [words], args.limit, ENVIRON), found), size)
+        words = [*command(framework, controller, model, args), "--json", str(found)]
+        document = run_program(Program(name, [words], args.limit, ENVIRON), found)
+        words = [*launcher(controller, args), str(Path(__file__).with_name("raw_sums.py"))]
+        words += ["--framework", framework, "--bytes", str(size), "--json", str(sums)]
+        return figures(document, run_program(Program(f"{name}, sums", [words], args.limit, ENVIRON), sums)[0])
 
 
-def figures(document: dict[str, Any], size: int) -> dict[str, float]:
-    """Return what a document of ``bench`` says of a job whose gradients have so many bytes.
-
-    Raises:
-        EnvironmentFault: If no sum of so many bytes was timed beside Horovod.
-    """
+def figures(document: dict[str, Any], sums: dict[str, float]) -> dict[str, float]:
+    """Return what a document of ``bench`` says of a job, with the sums of its gradients' bytes."""
     parts = {name: part["median"] for name, part in document["part_seconds"].items()}
-    sums = [one for one in document["all_reduce"] if one["bytes"] == size and one["raw_seconds"]]
-    if not sums:
-        raise EnvironmentFault(f"no bare sum of {size} bytes was timed", document["all_reduce_beside"])
-    horovod, bare = sums[0]["horovod_seconds"]["median"], sums[0]["raw_seconds"]["median"]
+    horovod, bare = sums["horovod"], sums["bare"]
     beside = parts["slowest"] + parts["communication"]
     return {
         "step": document["mean_step_seconds"]["median"], "computing": parts["compute"],

@@ -31,8 +31,7 @@ def test_a_job_is_measured(framework, controller, tmp_path):
     assert 0 < step["low"] <= step["median"] <= step["high"]
     assert found["steps_timed"] >= 50
     assert [one["bytes"] for one in found["all_reduce"]] == [4096, 16384]
-    assert found["all_reduce_beside"] == {"mpi": "MPI_Allreduce", "gloo": "Gloo"}[controller]
-    assert all(one["horovod_seconds"]["median"] > 0 and one["ratio"] > 0 for one in found["all_reduce"])
+    assert all(one["horovod_seconds"]["median"] > 0 for one in found["all_reduce"])
     assert "samples/s" in result.stdout
     assert result.stdout.count("bench: digits") == 1, "rank 0 alone shows what was found"
 

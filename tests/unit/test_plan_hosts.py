@@ -297,18 +297,15 @@ def test_each_worker_needs_a_gpu_or_a_core(launches, monkeypatch):
         predict_command.measure_here([], PlanOptions())
 
 
-@pytest.mark.parametrize(
-    ("device", "seen", "gpus"),
-    [("auto", {"gpus": ["a", "b"]}, 2), ("cpu", {"gpus": ["a"]}, 0), ("auto", {}, 0)],
-)
-def test_gpus_count_unless_the_job_computes_on_the_cpu(device, seen, gpus, monkeypatch):
+@pytest.mark.parametrize(("device", "gpus"), [("auto", 2), ("cpu", 0)])
+def test_gpus_count_unless_the_job_computes_on_the_cpu(device, gpus, monkeypatch):
     given = []
 
     def measure_here(*_, gpus):
         given.append(gpus)
         return [RECORD]
 
-    monkeypatch.setattr(predict_command, "probe", lambda framework, seconds: seen)
+    monkeypatch.setattr(predict_command, "count_gpus", lambda framework: 2)
     monkeypatch.setattr(predict_command, "measure_here", measure_here)
     result = invoke("--framework", "torch", "--device", device)
     assert result.exit_code == 0, result.output

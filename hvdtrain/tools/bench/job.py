@@ -20,7 +20,13 @@ from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.tools.bench.measure import check_rounds, measure_steps, skips_warmup
-from hvdtrain.tools.bench.message_times import MOST_BYTES, MessageTime, measure_messages, words_for_size
+from hvdtrain.tools.bench.message_times import (
+    MOST_BYTES,
+    MessageTime,
+    measure_messages,
+    sizes_up_to,
+    words_for_size,
+)
 from hvdtrain.tools.bench.result import Result
 from hvdtrain.training_plan import TrainingPlan, batch_plan
 from hvdtrain.workers.activity import ACTIVITY
@@ -221,13 +227,13 @@ def _measured(
     before = CpuTimes.now(workers.host)
     steps = measure_steps(job, backend, task_data, seconds=request.seconds, splits=request.splits)
     messages: list[MessageTime] = []
-    beside, beyond = "", tuple[str, ...]()
+    beyond = tuple[str, ...]()
     if request.messages and workers.size > 1:
-        messages, beside = measure_messages(
+        messages = measure_messages(
             workers,
             job.config.framework,
             on_gpu=not backend.info.description.endswith(" on the CPU"),
-            most_bytes=request.most_bytes,
+            sizes=sizes_up_to(request.most_bytes),
             seconds=max(request.seconds, _LEAST_MESSAGE_SECONDS),
         )
         if messages[-1].size < request.most_bytes:
@@ -256,7 +262,6 @@ def _measured(
         reduction=model.reduction,
         steps=steps,
         messages=messages,
-        beside=beside,
         warnings=busy_hosts(times),
         notes=notes,
         threads=job.config.threads or threads_per_worker(workers.local_size),

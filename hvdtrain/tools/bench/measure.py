@@ -4,7 +4,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,6 @@ from hvdtrain.config import Config
 from hvdtrain.config.values import rank_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import UsageError
-from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.dry_run import dry_run
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, build
 from hvdtrain.jobs.resume import ResumePoint, restore
@@ -25,6 +23,7 @@ from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import SilentReport
 from hvdtrain.session import Session, readers_for
+from hvdtrain.tools.bench.message_times import bench_module
 from hvdtrain.tools.bench.spread import Block, Spread, split_of, split_of_one, spread_of_parts
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY
@@ -108,16 +107,6 @@ def joined(of_ranks: list[Own]) -> Block:
 
 
 _RATE_FACTOR = 1e-3
-
-
-def bench_module(framework: str) -> Any:
-    """Import a module of a framework's own part of this package.
-
-    Args:
-        framework: "torch" or "tf".
-    """
-    folder = FRAMEWORKS[framework].module.split(".")[-2]
-    return import_module(f"hvdtrain.tools.bench.{folder}")
 
 
 def session_alone(

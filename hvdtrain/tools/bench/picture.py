@@ -88,9 +88,6 @@ def _draw_job(figure: Any, document: dict[str, Any]) -> None:
     of_messages.loglog(
         sizes, [1e3 * one["horovod_seconds"]["median"] for one in messages], marker="o", label="Horovod"
     )
-    if messages[0]["raw_seconds"] is not None:
-        raw = [1e3 * one["raw_seconds"]["median"] for one in messages]
-        of_messages.loglog(sizes, raw, marker="o", label=document["all_reduce_beside"])
     of_messages.set_xlabel("bytes")
     of_messages.set_ylabel("ms")
     of_messages.set_title("all-reduce")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from dataclasses import replace
 
@@ -24,13 +25,13 @@ from hvdtrain.tools.bench.launch import (
     run_program,
     write_specification,
 )
+from hvdtrain.tools.bench.message_times import bench_module_name
 from hvdtrain.tools.bench.picture import check_picture, draw
 from hvdtrain.tools.bench.plan_options import PlanOptions
 from hvdtrain.tools.bench.plan_result import Record, make_plan, read_records
 from hvdtrain.tools.bench.plan_scope import check_cluster
 from hvdtrain.tools.bench.sweep import check_slots
 from hvdtrain.tools.bench.worker import layers_to_json
-from hvdtrain.tools.doctor.software import probe
 
 _MORE_SECONDS = 400.0  # in addition to the training: to start, to compile, and for the sums
 _FACTOR = 10.0
@@ -100,9 +101,20 @@ def _records(layers: list[Layer], options: PlanOptions, *, launched: bool) -> li
     task_class, config = settle(layers)  # what is wrong is reported before workers are started
     check(Job(config, task_class, command="plan"))
     check_before_launch(config, (), options.controller)
-    # a framework that cannot be loaded is reported by the workers
-    gpus = 0 if config.device == "cpu" else len(probe(config.framework, _PROBE_SECONDS).get("gpus", ()))
+    gpus = 0 if config.device == "cpu" else count_gpus(config.framework)
     return measure_here(layers, options, gpus=gpus)
+
+
+def count_gpus(framework: str) -> int:
+    """Return how many GPUs a framework sees on this host; 0 if it cannot be loaded, which workers report."""
+    code = f"from {bench_module_name(framework)} import count_gpus; print(count_gpus())"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True
+        )
+        return int(done.stdout.split()[-1])
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
+        return 0
 
 
 def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) -> list[Record]:

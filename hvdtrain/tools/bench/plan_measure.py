@@ -1,6 +1,7 @@
 """Measuring what a plan is computed from, in the processes that a launcher started."""
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,8 +22,8 @@ from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_together, prepar
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.tools.bench.forecast import Measured, Way
 from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, notes_on
-from hvdtrain.tools.bench.measure import bench_module, measure_steps
-from hvdtrain.tools.bench.message_times import LEAST_BYTES, MOST_BYTES, measure_messages
+from hvdtrain.tools.bench.measure import measure_steps
+from hvdtrain.tools.bench.message_times import LEAST_BYTES, MOST_BYTES, bench_module, measure_messages
 from hvdtrain.tools.bench.plan_result import Record
 from hvdtrain.tools.bench.plan_scope import check_hosts
 from hvdtrain.tools.bench.spread import Spread
@@ -91,7 +92,6 @@ def local_steps(shapes: Shapes, every: int, slots: int) -> Way:
     return Way(f"sync-every {every}", sizes, small=1, agreements=len(sizes) + 1, every=every)
 
 
-_MESSAGE_SECONDS = 20.0
 _LEAST_LARGE = 1 << 20  # bytes, which take measurably longer than a few
 
 
@@ -140,10 +140,9 @@ def _measured(
     on_gpu = not backend.info.description.endswith(" on the CPU")
     way = way_of(config, list(model.parameter_shapes.values()), on_gpu=on_gpu)
     large = min(max(*way.sizes, _LEAST_LARGE), MOST_BYTES)
-    messages, _ = measure_messages(
-        workers, config.framework, on_gpu=on_gpu, most_bytes=large, seconds=_MESSAGE_SECONDS
+    few, many = measure_messages(
+        workers, config.framework, on_gpu=on_gpu, sizes=(LEAST_BYTES, large), seconds=math.inf
     )
-    few, many = messages[0], messages[-1]
     ACTIVITY.enter("ending the measurement", is_long=True)
     times = workers.allgather_object(CpuTimes.now(workers.host).since(before))
     if workers.rank:
@@ -162,8 +161,8 @@ def _measured(
         data=steps.parts["data"],
         compute=steps.parts["compute"],
         slowest=steps.parts["slowest"],
-        smallest=few.horovod,
-        byte=seconds_of_a_byte(few.horovod, many.horovod, many.size - LEAST_BYTES),
+        smallest=few.seconds,
+        byte=seconds_of_a_byte(few.seconds, many.seconds, many.size - LEAST_BYTES),
     )
     warnings = busy_hosts(times)
     if steps.parts["communication"].median < 0:

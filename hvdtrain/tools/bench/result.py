@@ -9,7 +9,7 @@ from hvdtrain.tools.bench.measure import Steps
 from hvdtrain.tools.bench.message_times import MessageTime, words_for_size
 from hvdtrain.tools.bench.spread import Spread
 
-VERSION = 1  # of the document
+VERSION = 2  # of the document
 _PARTS = {
     "data": "waiting for data",
     "compute": "computing",
@@ -32,7 +32,6 @@ class Result:
         reduction: how gradients are reduced, in words.
         steps: how long steps take.
         messages: how long sums take, by size.
-        beside: what stands beside Horovod's sums, or why nothing does.
         warnings: why figures may be wrong.
         notes: what else the user should know.
         threads: compute threads of a worker; 0 if it is not known.
@@ -47,7 +46,6 @@ class Result:
     reduction: str
     steps: Steps
     messages: Sequence[MessageTime] = ()
-    beside: str = ""
     warnings: Sequence[str] = field(default=())
     notes: Sequence[str] = field(default=())
     threads: int = 0
@@ -71,8 +69,9 @@ class Result:
             "chunk_seconds": self.steps.chunk_seconds.to_dict(),
             "samples_per_second": self.steps.samples_per_second.to_dict(),
             "part_seconds": {name: part.to_dict() for name, part in self.steps.parts.items()},
-            "all_reduce": [_message(one) for one in self.messages],
-            "all_reduce_beside": self.beside,
+            "all_reduce": [
+                {"bytes": one.size, "horovod_seconds": one.seconds.to_dict()} for one in self.messages
+            ],
             "warnings": self._all_warnings(),
             "notes": list(self.notes),
         }
@@ -95,7 +94,7 @@ class Result:
             rows.append(("gradients", self.reduction))
         width = max(len(name) for name, _ in rows)
         lines += [f"  {name:<{width}}  {text}" for name, text in rows]
-        lines += _message_table(self.messages, self.beside)
+        lines += _message_table(self.messages)
         lines += [f"  note: {text}" for text in self.notes]
         lines += [f"  warning: {text}" for text in self._all_warnings()]
         return "\n".join(lines)
@@ -152,26 +151,9 @@ def _can_be(share: float) -> bool:
     return 0 <= round(100 * share) <= 100
 
 
-def _message(one: MessageTime) -> dict[str, Any]:
-    return {
-        "bytes": one.size,
-        "horovod_seconds": one.horovod.to_dict(),
-        "raw_seconds": None if one.raw is None else one.raw.to_dict(),
-        "ratio": one.ratio,
-    }
-
-
-def _message_table(messages: Sequence[MessageTime], beside: str) -> list[str]:
-    if not messages:
-        return []
-    is_compared = messages[0].raw is not None
-    lines = [f"  all-reduce{'' if is_compared else ' (' + beside + ')'}"]
-    head = f"    {'size':>8}  {'Horovod':>12}  {'':>10}"
-    lines.append(head + (f"  {beside:>14}  {'ratio':>6}" if is_compared else ""))
+def _message_table(messages: Sequence[MessageTime]) -> list[str]:
+    lines = [f"  all-reduce{'':>5}{'time':>12}{'rate':>14}"] if messages else []
     for one in messages:
-        row = f"    {words_for_size(one.size):>8}  {one.horovod.median * 1e6:>9,.0f} us"
-        row += f"  {one.bytes_per_second / 1e6:>5,.0f} MB/s"
-        if one.raw is not None and one.ratio is not None:
-            row += f"  {one.raw.median * 1e6:>11,.0f} us  {one.ratio:>6.2f}"
-        lines.append(row)
+        row = f"    {words_for_size(one.size):>8}  {one.seconds.median * 1e6:>10,.0f} us"
+        lines.append(f"{row}  {one.size / one.seconds.median / 1e6:>7,.0f} MB/s")
     return lines

@@ -1,6 +1,7 @@
-"""Horovod's all-reduce as a step of TensorFlow calls it: in a compiled function."""
+"""What ``bench`` and ``plan`` do with TensorFlow: a worker alone, and all-reduces in a compiled function."""
 
 from collections.abc import Callable
+from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -24,7 +25,12 @@ def backend_alone(config: Config, job: Backend, alone: Workers) -> Backend:
     return backend
 
 
-def check_dense(backend: Backend) -> None:
+def count_gpus() -> int:
+    """Return how many GPUs TensorFlow sees."""
+    return len(tf.config.list_physical_devices("GPU"))
+
+
+def check_dense(backend: Any) -> None:
     """Do nothing: gradients of Keras models are summed as dense ones."""
 
 
@@ -37,7 +43,7 @@ def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
     """
     with tf.device("/GPU:0" if on_gpu else "/CPU:0"):
         tensor = tf.zeros(size // 4)
-    name = f"hvdtrain.tools.bench.{size}"
+    name = f"hvdtrain.bench.{size}"
     compiled = tf.function(lambda given: hvd.allreduce(given, op=hvd.Sum, name=name)[:1])
 
     def reduce() -> None:

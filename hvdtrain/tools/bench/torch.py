@@ -1,7 +1,7 @@
-"""Horovod's all-reduce as a step of PyTorch calls it, and what a plan cannot predict of it."""
+"""What ``bench`` and ``plan`` do with PyTorch: a worker alone, and all-reduces as a step calls them."""
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import horovod.torch as hvd
 import torch
@@ -28,14 +28,19 @@ def backend_alone(config: Config, job: Backend, alone: Workers) -> Backend:
     return backend
 
 
-def check_dense(backend: Backend) -> None:
+def count_gpus() -> int:
+    """Return how many GPUs PyTorch sees."""
+    return torch.cuda.device_count()
+
+
+def check_dense(backend: Any) -> None:
     """Check that no gradient of the model is sparse.
 
     Raises:
         UsageError: If one is: what workers exchange then grows with their number, and depends on the data.
     """
-    model = cast(TorchBackend, backend).model
-    names = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
+    modules = backend.model.named_modules()
+    names = [name for name, module in modules if getattr(module, "sparse", False) is True]
     if names:
         raise UsageError(
             f"{names[0]} has sparse gradients, whose messages grow with the workers: no plan predicts them",
@@ -52,7 +57,7 @@ def all_reduce_of(size: int, on_gpu: bool) -> Callable[[], None]:
         on_gpu: whether it lies on the GPU.
     """
     tensor = flat_zeros(size // 4, torch.float32, torch.device("cuda") if on_gpu else torch.device("cpu"))
-    name = f"hvdtrain.tools.bench.{size}"
+    name = f"hvdtrain.bench.{size}"
 
     def reduce() -> None:
         hvd.synchronize(hvd.allreduce_async_(tensor, op=hvd.Sum, name=name))

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -48,8 +47,6 @@ from hvdtrain.tools.doctor.table import show, to_json
 
 _START_SECONDS = 60.0
 _ALLREDUCE_SECONDS = 60.0
-_SIZE_SECONDS = 0.4
-_REPEATS = 20
 _PREFIX = "hvdtrain-horovod:"
 _TIMED_OUT = "it did not finish within {:.0f} s"
 
@@ -129,40 +126,30 @@ def _exit_reason(code: int, stderr: str) -> str:
 
 
 def _measure(framework: str, speed: bool) -> dict[str, Any]:
+    import numpy as np
+
+    from hvdtrain.tools.bench.message_times import time_sums
+
     hvd = import_module(FRAMEWORKS[framework].horovod)
     hvd.init()
-    seconds: dict[str, float] = {}
-    for size in SIZES if speed else SIZES[:1]:
-        tensor = _tensor(framework, size)
-        taken: list[float] = []
-        repeats = _REPEATS
-        while len(taken) < repeats:
-            start = time.perf_counter()
-            hvd.allreduce(tensor, op=hvd.Sum, name=f"hvdtrain.tools.doctor.{size}")
-            taken.append(time.perf_counter() - start)
-            if (
-                len(taken) == 1
-            ):  # the first one includes negotiation; all workers must agree on the number of repeats
-                repeats = _agreed_repeats(hvd, framework, taken[0])
-        seconds[str(size)] = median(taken[1:])
+
+    def longest_of(own: float) -> float:
+        tensor = _tensor(framework, own)
+        return float(np.asarray(hvd.allreduce(tensor, op=hvd.Max, name="hvdtrain.doctor.longest"))[0])
+
+    sizes = SIZES if speed else SIZES[:1]
+    found = time_sums(
+        framework, on_gpu=False, sizes=sizes, seconds=_ALLREDUCE_SECONDS / 2, longest_of=longest_of
+    )
+    seconds = {str(size): median(times) for size, times in found}
     controller = "MPI" if hvd.mpi_enabled() else "Gloo"
     return {"seconds": seconds, "workers": hvd.size(), "controller": controller}
 
 
-def _agreed_repeats(hvd: Any, framework: str, first_seconds: float) -> int:
+def _tensor(framework: str, value: float) -> Any:
     import numpy as np
 
-    own_repeats = max(2, min(_REPEATS, int(_SIZE_SECONDS / max(first_seconds, 1e-6))))
-    least = hvd.allreduce(
-        _tensor(framework, 4, own_repeats), op=hvd.Min, name="hvdtrain.tools.doctor.repeats"
-    )
-    return int(np.asarray(least)[0])
-
-
-def _tensor(framework: str, size: int, value: float = 0.0) -> Any:
-    import numpy as np
-
-    array = np.full(size // 4, value, "float32")
+    array = np.full(1, value, "float32")
     if framework == "torch":
         return import_module("torch").from_numpy(array)
     return import_module("tensorflow").constant(array)
