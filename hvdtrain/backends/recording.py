@@ -118,9 +118,6 @@ _NOT_READY = (
     "trainings of a process, the first one must have the profile"
 )
 
-# the first and the last parameter of each message of gradients in the model's order, by the message's name in
-# Horovod, which are a process's, too; the names alone would tell of one parameter
-MESSAGES: dict[str, tuple[str, str]] = {}
 OPERATION, KERNEL, RUNTIME = "operation", "kernel", "runtime"
 
 

@@ -40,7 +40,6 @@ def test_one_trace_of_all_workers_names_the_slow_one(framework, controller, tmp_
     assert costs["problems"] == []
     assert costs["steps"] == [4, 5, 6]
     assert costs["ready_last"] == {"1": 3}
-    assert costs["longest_in_horovod"].startswith("all gradients, which travel together, ")
     waiting = {cost["what"]: cost["ms_per_step"] for cost in costs["costs"] if cost["kind"] == "wait"}
     late = waiting["waiting for rank 1, which had its gradients last in 3 of 3 steps"]
     assert late > 0.2e3 * straggler_tasks.SLOW_SECONDS  # of the mean of both workers, half is waiting at most
@@ -70,8 +69,8 @@ def test_a_job_that_fails_in_the_window_leaves_what_was_recorded(tmp_path):
     assert "broken on purpose" in result.output
     assert "terminate called" not in result.output  # of a crash of Horovod
     trace, costs = read(tmp_path / "run")
-    check_trace(trace, 2 if costs["workers"] == 2 else 1)
-    assert costs["steps"][:2] == [4, 5]
+    check_trace(trace, 1)
+    assert (costs["steps"][:2], costs["workers"]) == ([4, 5], 1)
 
 
 @pytest.mark.parametrize("controller", ["mpi"])

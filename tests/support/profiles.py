@@ -23,8 +23,8 @@ def recording(rank: int, ready_ms: float, offset_ms: float = 0.0, reduced_ms: fl
         reduced_ms: when the sums have arrived, in a step.
     """
     start = EPOCH_NS + round(offset_ms * MS)
-    offset = ClockOffset(round(offset_ms * MS), 100_000, start)
-    made = Recording(rank, f"host{rank}", "token", start, start + 20 * MS, offset, offset)
+    offset = ClockOffset(round(offset_ms * MS), 100_000)
+    made = Recording(rank, f"host{rank}", start, start + 20 * MS, offset)
     made.operations = Operations(["main"], [])
     for place in range(2):
         at, step = start + 10 * MS * place, 20 + place
@@ -64,7 +64,7 @@ def check_trace(trace: dict[str, Any], workers: int) -> None:
     """Check that a trace is one that Perfetto reads, with a process for each worker."""
     named, threads = dict[int, str](), dict[int, int]()
     for event in trace["traceEvents"]:
-        assert event["ph"] in {"X", "M", "i"}
+        assert event["ph"] in {"X", "M"}
         assert isinstance(event["pid"], int) and event["pid"] > 0  # noqa: PT018
         assert isinstance(event["tid"], int) and event["tid"] > 0  # noqa: PT018
         assert isinstance(event["name"], str)
@@ -83,8 +83,7 @@ def check_trace(trace: dict[str, Any], workers: int) -> None:
             continue
         assert isinstance(event["ts"], int | float)
         assert threads[event["tid"]] == event["pid"]
-        assert event["ph"] != "X" or event["dur"] >= 0
-        assert event["ph"] != "i" or event["s"] in {"g", "p", "t"}
+        assert event["dur"] >= 0
     for rank in range(workers):
         assert named[rank + 1].startswith(f"rank {rank} on ")
         assert any(event["ph"] == "X" and event["pid"] == rank + 1 for event in trace["traceEvents"])

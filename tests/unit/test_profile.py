@@ -10,12 +10,13 @@ from typing import ClassVar
 
 import pytest
 from support.fakes import FakeBackend, FakeReport, asks, make_loop_session, on_every_rank, one_worker
-from support.profiles import MS, check_trace
+from support.profiles import DAMAGED, MS, check_trace
 
 from hvdtrain.backends.recording import Busy, Operation, Operations
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.loop import run
 from hvdtrain.session import Session
+from hvdtrain.tools.profile.recording import Recording
 from hvdtrain.tools.profile.step_profile import StepProfile
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY, READING_DATA, TRAINING
@@ -148,7 +149,7 @@ def test_a_job_that_is_asked_to_stop_saves_before_it_writes_its_profile(tmp_path
         ended = []
         profile, session = profile_of("1-9", tmp_path, workers)
         session.saver.finish = lambda: ended.append("save")
-        profile._gathering.gather = lambda recording: ended.append("profile")
+        profile._write = lambda recordings: ended.append("profile")
         run(session, asks({2: ControlFlags(stop=True)} if stops else {}, session.backend))
         return ended
 
@@ -186,32 +187,38 @@ def recorded_by_two(folders, ends=True) -> list[Shown]:
     return on_every_rank(["here", "here"], work)
 
 
-def test_workers_hand_over_files_in_a_shared_folder(tmp_path):
-    (tmp_path / "profile").mkdir()
-    (tmp_path / "profile" / "rank-0001-old.json.gz").touch()  # of a job that failed
-    reports = recorded_by_two([tmp_path, tmp_path])
-    check_trace(trace_in(tmp_path), 2)
-    assert sorted(path.name for path in (tmp_path / "profile").iterdir()) == ["costs.json", "trace.json.gz"]
-    assert [len(report.said) for report in reports] == [1, 0]
-
-
-def test_workers_without_a_shared_folder_send_their_recordings(tmp_path):
+def test_rank_0_writes_what_all_workers_recorded(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     for folder in folders:
         folder.mkdir()
-    recorded_by_two(folders)
+    reports = recorded_by_two(folders)
     check_trace(trace_in(folders[0]), 2)
-    assert not any((folders[1] / "profile").iterdir())
+    assert sorted(path.name for path in (folders[0] / "profile").iterdir()) == ["costs.json", "trace.json.gz"]
+    assert not any(folders[1].iterdir())
+    assert [len(report.said) for report in reports] == [1, 0]
 
 
-def test_a_worker_that_cannot_write_sends_its_recording(tmp_path):
-    recorded_by_two([tmp_path, tmp_path / "missing"])
-    check_trace(trace_in(tmp_path), 2)
+def test_after_a_failure_rank_0_writes_its_own(tmp_path):
+    reports = recorded_by_two([tmp_path, tmp_path], ends=False)
+    check_trace(trace_in(tmp_path), 1)
+    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
 
 
-def test_after_a_failure_rank_0_takes_the_files_that_it_finds(tmp_path):
-    recorded_by_two([tmp_path, tmp_path], ends=False)
-    check_trace(trace_in(tmp_path), 2)
+def out_of_memory(recording):
+    raise MemoryError
+
+
+def damaged(recording):
+    return DAMAGED
+
+
+@pytest.mark.parametrize("pack", [out_of_memory, damaged])
+def test_a_recording_that_cannot_be_sent_or_read_is_missing(tmp_path, monkeypatch, pack):
+    monkeypatch.setattr(Recording, "to_bytes", pack)
+    reports = recorded_by_two([tmp_path, tmp_path])
+    assert all(isinstance(report, Shown) for report in reports), reports
+    check_trace(trace_in(tmp_path), 1)
+    assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
 
 
 def test_without_a_profile_nothing_of_it_is_loaded():

@@ -103,19 +103,6 @@ def test_a_vector_travels_with_gradients_of_its_type_alone(horovod, types, names
     assert horovod.begun[0] == ["hvdtrain.sparse.0", *3 * names]
 
 
-def test_the_parameters_of_each_message_are_noted(horovod, monkeypatch):
-    monkeypatch.setattr("hvdtrain.backends.torch.reduction.all_reduce.MESSAGES", noted := {})
-
-    def work(workers):
-        weights = {f"v{n}": nn.Parameter(torch.ones(1 << 17)) for n in range(5)}
-        reducer = AllReduce(workers, overlaps=True)
-        reducer.attach(weights)
-        reducer.finish([torch.ones(1 << 17)] * 5)
-
-    horovod.run(work)
-    assert noted == {"hvdtrain.gradients.v0.0": ("v2", "v4"), "hvdtrain.gradients.v0.1": ("v0", "v1")}
-
-
 def halved_in_place(parameter):
     parameter.grad.mul_(0.5)
 

@@ -1,21 +1,26 @@
-"""Recording some steps: starting and stopping what records, on all workers together."""
+"""Recording some steps, on all workers together; rank 0 writes the trace and the costs."""
 
-import secrets
+import gzip
+import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.backends.recording import Busy, Operations, StepRecorder
+from hvdtrain.reporting.jsonl import write_json, write_parts
 from hvdtrain.session import Session
-from hvdtrain.tools.profile.gathering import Gathering
+from hvdtrain.storage.files import check_link
+from hvdtrain.tools.profile.costs import find_costs, lines_of
 from hvdtrain.tools.profile.recording import Listener, Recording, clock_id, measure_offset
+from hvdtrain.tools.profile.trace import build_trace
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 
 _MOST_OPERATIONS = 500_000  # of all workers together: half a gigabyte while the trace is made
 _MOST_OF_ONE = 100_000
+_NOTED_MS = 1.0
 
 
 class StepProfile(LoopHook):
@@ -32,17 +37,10 @@ class StepProfile(LoopHook):
         window = session.config.profile
         assert window is not None  # the config asks for it
         self._session, self._window, self._workers = session, window, session.backend.workers
-        self._gathering = Gathering(
-            self._workers,
-            lambda: session.run_dir / "profile",
-            report=lambda: session.report,
-            may_write=lambda: not session.lost_lease(),
-        )
         self._is_over = False
         self._recorder: StepRecorder | None = None
-        self._recording: Recording | None = None
+        self._recording: Recording | None = None  # while steps are recorded
         self._listener: Listener | None = None
-        self._is_recording = False
 
     def on_workers(self) -> None:
         """Collective. Agree on whether the recording is over; a worker that joins has none on its own."""
@@ -50,12 +48,12 @@ class StepProfile(LoopHook):
 
     def before_step(self, step: int) -> None:
         """Collective. Begin or end the recording if it is time to."""
-        is_due = step > self._window.last if self._is_recording else step >= self._window.first
+        is_due = step >= self._window.first if self._recording is None else step > self._window.last
         if self._is_over or not is_due or self._session.plan().is_done(self._session.state.progress):
             return
         with self._session.pause_timer(), self._abandoned_on_error():
-            if self._is_recording:
-                self._finish()
+            if self._recording is not None:
+                self._finish(self._recording)
             elif step > self._window.last:
                 self._nothing(f"training resumed at step {step:,}")
             else:
@@ -68,14 +66,19 @@ class StepProfile(LoopHook):
         """
         if self._is_over:
             return
-        if not self._is_recording:
+        if self._recording is None:
             self._nothing(f"training ended at step {step:,}")
             return
         with self._abandoned_on_error():
             if self._session.stopped:
                 with waiting_for_rank_zero(self._workers, "writing the last checkpoint"):
                     self._session.saver.finish()
-            self._finish()
+            self._finish(self._recording)
+
+    def __exit__(self, *exception: Any) -> None:
+        """Write what rank 0 recorded so far, if an exception ended the steps."""
+        if exception[0] is not None:
+            self._abandon()
 
     @contextmanager
     def _abandoned_on_error(self) -> Iterator[None]:
@@ -85,87 +88,107 @@ class StepProfile(LoopHook):
             self._abandon()
             raise
 
-    def __exit__(self, *exception: object) -> None:
-        """Write what was recorded so far, if an exception ended the steps."""
-        if exception[0] is not None:
-            self._abandon()
-
     def _nothing(self, why: str) -> None:
         self._is_over = True
         self._session.report.note(f"profile: nothing was recorded of {self._window.describe()}: {why}")
 
     def _begin(self, step: int) -> None:
         """Collective. Begin to record."""
-        workers, window = self._workers, self._window
-        if step > window.first:
+        workers = self._workers
+        if step > self._window.first:
             self._session.report.note(f"profile: recording begins with step {step:,}: training resumed there")
         with ACTIVITY.during("starting the profiler before step", step):
-            token = workers.broadcast_object(secrets.token_hex(8) if workers.rank == 0 else None)
-            recording = Recording(workers.rank, workers.host, token)
-            recording.before = recording.after = measure_offset(workers, clock_id())
-            self._recording = recording
-            self._recorder = self._session.backend.recorder()
-            self._is_recording = True
-            self._try("the framework's profiler did not start", self._recorder.start)
+            clock = measure_offset(workers, clock_id())
+            self._recording = recording = Recording(workers.rank, workers.host, clock=clock)
+            self._recorder = recorder = self._session.backend.recorder()
+            self._try("the framework's profiler did not start", recorder.start)
             if workers.rank == 0 and workers.size > 1:
-                self._try("Horovod's timeline was not started", self._recorder.timeline.start)
+                self._try("Horovod's timeline was not started", recorder.timeline.start)
             workers.barrier()  # starting a profiler takes one worker longer than another
         recording.begin_ns = time.time_ns()
         self._listener = ACTIVITY.listener = Listener(recording, self._busy)
 
-    def _finish(self) -> None:
-        """Collective. End the recording, and write the trace and the costs."""
-        recording = self._recording
-        assert recording is not None  # it began
-        self._stop_listening()
+    def _finish(self, recording: Recording) -> None:
+        """Collective. End the recording, and write the trace and the costs of all workers."""
+        workers = self._workers
+        self._stop_listening(recording)
         with ACTIVITY.during("writing the profile after step", self._window.last):
-            self._stop()
-            recording.after = measure_offset(self._workers, clock_id())
-            self._gathering.gather(recording)
+            self._stop(recording)
+            recording.clock = recording.clock.joined(measure_offset(workers, clock_id()))
+            found = [recording]
+            for content in workers.allgather_object(b"" if workers.rank == 0 else _packed(recording))[1:]:
+                with suppress(ValueError):  # it is missing
+                    found += [Recording.from_bytes(content)] if workers.rank == 0 else []
+            with waiting_for_rank_zero(workers, "writing the profile"):
+                self._write(found)
         self._recording = None
 
     def _abandon(self) -> None:
-        """End the recording without the other workers, and write what there is. Local: no collective."""
-        if self._recording is None:
+        """End the recording without the other workers, and write what rank 0 has. Local: no collective."""
+        recording = self._recording
+        if recording is None:
             return
-        self._stop_listening()
+        self._stop_listening(recording)
         with ACTIVITY.during("writing the profile"):
-            self._stop()
-            recording, self._recording = self._recording, None
+            self._stop(recording)
+            self._recording = None
             if recording.begin_ns:
-                self._gathering.gather_alone(recording)
+                self._write([recording])
 
-    def _stop_listening(self) -> None:
+    def _stop_listening(self, recording: Recording) -> None:
         """End what the training thread's activities add to the recording. Local: no collective."""
-        if not self._is_recording or self._recording is None:
+        ACTIVITY.listener, listener, self._listener = None, self._listener, None
+        if listener is None:
             return
-        ACTIVITY.listener = None
-        if self._listener is not None:
-            self._try("the last step's times are not known", self._listener.close)
-            self._listener = None
-        self._recording.end_ns = time.time_ns()
-        if self._recording.phases:
-            self._recording.begin_ns = self._recording.phases[0].begin_ns
+        self._try("the last step's times are not known", listener.close)
+        recording.end_ns = time.time_ns()
+        if recording.phases:
+            recording.begin_ns = recording.phases[0].begin_ns
 
-    def _stop(self) -> None:
+    def _stop(self, recording: Recording) -> None:
         """Stop what records, and read it, which may take long. Local: no collective."""
-        if not self._is_recording:
+        self._is_over, recorder, self._recorder = True, self._recorder, None
+        if recorder is None:
             return
-        self._is_recording, self._is_over = False, True
-        recording, recorder = self._recording, self._recorder
-        assert recording is not None  # it began
-        assert recorder is not None
-        most = min(_MOST_OF_ONE, max(1, _MOST_OPERATIONS // self._workers.size))
         recording.timeline = self._try("Horovod's timeline cannot be read", recorder.timeline.stop) or []
 
         def read() -> bool:
             recording.operations = recorder.stop()
-            recording.cut_operations(most)
+            recording.cut_operations(min(_MOST_OF_ONE, max(1, _MOST_OPERATIONS // self._workers.size)))
             return True
 
         if not self._try("what the framework's profiler recorded cannot be read", read):
             recording.operations = Operations()
-        self._recorder = None
+
+    def _write(self, recordings: Sequence[Recording]) -> None:
+        """Write the trace and the costs on rank 0, and show the costs. Nothing here ends the job."""
+        session = self._session
+        if self._workers.rank:
+            return
+        try:
+            costs = find_costs(recordings)
+            problems: list[str] = costs["problems"]
+            if left := self._workers.size - len(recordings):
+                problems.append(f"the recordings of {left} of {self._workers.size} workers are missing")
+            if (apart := costs["clock_uncertainty_ms"]) > _NOTED_MS:
+                problems.append(f"times of different hosts may be {apart:.1f} ms apart")
+            shown, folder = lines_of(costs), session.run_dir / "profile"
+            try:
+                if session.lost_lease():
+                    raise OSError("this worker may no longer write files")
+                check_link(folder, session.run_dir)
+                folder.mkdir(exist_ok=True)
+                text = json.dumps(build_trace(recordings), separators=(",", ":"))
+                write_parts(folder / "trace.json.gz", [gzip.compress(text.encode(), compresslevel=5)])
+                write_json(folder / "costs.json", costs)
+                shown.append(f"  {folder / 'trace.json.gz'} opens in https://ui.perfetto.dev")
+            except OSError as error:
+                problems.append(f"it cannot be written to {folder}: {error.strerror or error}")
+            session.report.say("\n".join(shown))
+            for problem in problems:
+                session.report.note(f"profile: {problem}")
+        except Exception as error:
+            session.report.note(f"profile: the recording cannot be evaluated: {error!r}")
 
     def _busy(self) -> Busy | None:
         """Return what the step clock says; None if that fails, which must not end the training."""
@@ -180,7 +203,17 @@ class StepProfile(LoopHook):
         except Exception as error:
             text = str(error).strip().splitlines()
             assert self._recording is not None  # it began
-            self._recording.problems.append(
-                f"rank {self._recording.rank}: {problem}: {text[0] if text else type(error).__name__}"
-            )
+            why = text[0] if text else type(error).__name__
+            self._recording.problems.append(f"rank {self._workers.rank}: {problem}: {why}")
             return None
+
+
+def _packed(recording: Recording) -> bytes:
+    """Return a recording as it is sent; nothing if it cannot be, as where memory is short.
+
+    An error of one worker must not leave it: the others wait for this one in a collective.
+    """
+    try:
+        return recording.to_bytes()
+    except Exception:
+        return b""

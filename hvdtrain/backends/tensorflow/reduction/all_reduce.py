@@ -7,7 +7,6 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.pipeline.groups import group_of
-from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.flat import make_buckets
 from hvdtrain.backends.tensorflow.traced_workers import Sized
@@ -47,11 +46,9 @@ class AllReduce:
         self._fp16 = fp16
         self._scaled = scaled
         self._overlaps = overlaps
-        self._names: list[str] = []
 
     def attach(self, parameters: Mapping[str, Variable]) -> None:
-        """Keep the names: the graph begins each all-reduce when it can."""
-        self._names = list(parameters)
+        """Do nothing: the graph begins each all-reduce when it can."""
 
     def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return the sum of each gradient over workers."""
@@ -65,7 +62,6 @@ class AllReduce:
         before: list[Tensor] = []
         for number, bucket in enumerate(buckets):
             name = f"hvdtrain.gradients.{self.label}{number}"
-            self._note_message(name, [int(index) - len(gradients) for index in bucket.names])
             with tf.control_dependencies(before):
                 flat = bucket.joined(given)
             total = self._reduce(flat, name)
@@ -96,13 +92,6 @@ class AllReduce:
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
         return "fp32, sent " + ("as fp16" if self._fp16 else "uncompressed")
-
-    def _note_message(self, name: str, places: Sequence[int]) -> None:
-        """Note which parameters' gradients a message has, by their places from the end: -1 is the last."""
-        named = [self._names[place] for place in sorted(places) if -place <= len(self._names)]
-        if named:  # a vector that travels with them stands before the first
-            scope = tf.compat.v1.get_default_graph().get_name_scope()
-            MESSAGES[f"{scope}/{name}" if scope else name] = named[0], named[-1]
 
     def _reduce(self, gradient: Tensor, name: str) -> Tensor:
         with marked(name):

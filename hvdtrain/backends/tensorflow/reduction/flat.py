@@ -20,16 +20,12 @@ class Bucket:
 
     Args:
         gradients: dense ones of one type and of known shape, by name.
-
-    Attributes:
-        names: of its gradients, in the order in which they stand.
     """
 
     def __init__(self, gradients: Mapping[str, Tensor]) -> None:
         sizes = {name: gradient.shape.num_elements() for name, gradient in gradients.items()}
         self._whole = [name for name, size in sizes.items() if size % _ROW == 0]
         self._packed = [name for name in sizes if name not in self._whole]
-        self.names = [*self._whole, *self._packed]
         self._sizes = sizes
         self._shapes = {name: gradient.shape for name, gradient in gradients.items()}
         self._fill = -sum(sizes[name] for name in self._packed) % _ROW

@@ -7,7 +7,6 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.steps.sharded_parameters import Bucket, OwnSegment, ShardedParameters
 from hvdtrain.backends.tensorflow.steps.update import Update
@@ -102,7 +101,6 @@ class ShardedGradientsUpdate(ShardedUpdate):
     def _sum(self, bucket: Bucket, gradients: dict[str, Tensor]) -> Tensor:
         """Collective. Return the sum over workers of this worker's part of a bucket's gradients."""
         name, size = f"hvdtrain.gradients.{bucket.number}", self._shards.workers.size
-        MESSAGES[name] = bucket.fields[-1].path, bucket.fields[0].path
         flat, factor = bucket.joined(lambda field: gradients[field.path]), 1
         is_half = self._half is not None and bucket.dtype == tf.float32
         if is_half:

@@ -10,7 +10,6 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.pipeline.groups import group_of
-from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.torch.reduction.flat import Bucket, make_buckets
 from hvdtrain.backends.workers import Sized
 from hvdtrain.errors import TaskError
@@ -231,9 +230,6 @@ class AllReduce:
         if overlaps is None:
             overlaps = any(parameter.is_cuda for parameter in dense.values())
         self._buckets = make_buckets(dense, overlaps)
-        for number, bucket in enumerate(self._buckets):
-            last, first = next(iter(bucket.parameters)), next(reversed(bucket.parameters))
-            MESSAGES[self._name_of(number)] = first, last
         if vector is not None:
             kind = vector.dtype, vector.device
             carriers = [n for n, b in enumerate(self._buckets) if (b.flat.dtype, b.flat.device) == kind]

@@ -7,7 +7,6 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.recording import MESSAGES
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.reduction.all_reduce import summed_meanwhile
 from hvdtrain.backends.torch.reduction.bfloat16 import laid_out_as
@@ -103,7 +102,6 @@ class ShardedGradientsUpdate(ShardedUpdate):
         if not reduces:
             return
         for bucket in self._shards.buckets:
-            MESSAGES[_name_of(bucket)] = bucket.entries[-1].path, bucket.entries[0].path
             for entry in bucket.entries:
                 hook = entry.tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     partial(self._complete, bucket, entry.path)
