@@ -148,6 +148,11 @@ ROWS = (
     Row(f.UNCOUNTED, f.WARMUP_EPOCHS, "there are no epochs", f"{_DECLARED}, or give warmup_steps."),
     Row(f.UNCOUNTED, option("lr_schedule", "step", "cyclic"), "there are no epochs", f"{_DECLARED}."),
     # what a task brings
+    *(Row(feature, f.NO_EVAL_DATA, "it goes by a metric of the evaluation",
+          f"Give the task eval_data(), or {rest}.")
+      for feature, rest in ((option("keep_best"), "leave keep_best out"),
+                            (option("early_stopping"), "leave early_stopping out"),
+                            (option("lr_schedule", "plateau"), "use another lr_schedule than plateau"))),
     Row(f.STAGES, f.OWN_STEP, "it calls the whole model itself", "Leave stages out, or {own_step}."),
     Row(f.SHARD, f.OWN_STEP, "it updates whole parameters itself", _NO_SHARD),
     Row(f.SYNC_EVERY, f.OWN_STEP, "it sums its gradients over all workers itself", _NO_LOCAL_STEPS),

@@ -34,6 +34,7 @@ class Job:
         workers: the workers; None before they have started.
         uses_nccl: whether Horovod reduces gradients by NCCL.
         streams: those of the data that have no index, by their names in messages.
+        has_eval_data: whether the task has evaluation data.
         command: what is done; empty for training.
         elastic: whether the launcher started an elastic job, before the workers have started.
     """
@@ -43,6 +44,7 @@ class Job:
     workers: Workers | None = None
     uses_nccl: bool = False
     streams: Mapping[str, Stream] = field(default_factory=dict)
+    has_eval_data: bool = True
     command: str = ""
     elastic: bool = False
 
@@ -157,6 +159,7 @@ LATE_PROFILE = _of_config("`profile` of later steps", "profile",
                           lambda c: bool(c.profile and c.steps and c.profile.first > c.steps))
 EPOCHS = Feature("`epochs`", lambda job: job.config.steps is None)
 EVALUATED_AT_END = Feature("`eval_every` null", lambda job: job.config.eval_every is None)
+NO_EVAL_DATA = Feature("evaluation data", lambda job: not job.has_eval_data, joined="without")
 RUN_DIR_URL = Feature("a URL as `run_dir`", lambda job: is_url(job.config.run_dir or ""))
 XLA = Feature("`compile` in TensorFlow",
               lambda job: job.config.compile and job.config.framework == "tf", "compile")

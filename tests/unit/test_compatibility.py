@@ -47,6 +47,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "`decay_norms_and_biases`": {"decay_norms_and_biases": False},
     "`optimizer` lars or lamb": {"optimizer": "lamb"},
     "`early_stopping`": {"early_stopping": "loss"},
+    "`keep_best`": {"keep_best": "loss"},
     "`eval_every` null": {"eval_every": None},
     "a loss of the task's own that calls the model": {"task": {"torch_loss": "a method"}},
     "`mixup`": {"mixup": 0.2},
@@ -74,6 +75,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "`plan`": {"command": "plan"},
     "`sync_every` in a `plan`": {"command": "plan", "sync_every": 4},
     "`global_batch_size`": {"global_batch_size": 64},
+    "evaluation data": {"has_eval_data": False},
     "Gloo": {"controller": "Gloo"},
     "a training step of the task's own": {"task": {"torch_step": "a method"}},
     "an optimizer of the task's own": {"task": {"torch_optimizer": "a method"}},
@@ -100,7 +102,9 @@ def job(monkeypatch: pytest.MonkeyPatch, *features: dict[str, Any]) -> Job:
     )
     if name := given.pop("environ", ""):
         monkeypatch.setenv(name, "1")
-    known = {key: given.pop(key) for key in ("uses_nccl", "streams", "command") if key in given}
+    known = {
+        key: given.pop(key) for key in ("uses_nccl", "streams", "has_eval_data", "command") if key in given
+    }
     task = SimpleNamespace(**members) if (members := given.pop("task", {})) else None
     return Job(Config(**{"framework": "torch", **given}), task, workers, **known)
 
@@ -115,8 +119,8 @@ def refusal(made: Job) -> HvdtrainError | None:
 
 
 def without(row: Row) -> bool:
-    """Return whether a row is of a feature that needs the other one."""
-    return row.other.joined == "without"
+    """Return whether a row is of an option that needs the other one."""
+    return row.other.joined == "without" and row.other.name != "evaluation data"
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.feature.name} {row.other.name}")

@@ -197,11 +197,8 @@ DATA = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
 @pytest.mark.parametrize(
     ("fields", "members", "said"),
     [
-        ({"keep_best": "loss"}, {}, "keep_best: loss is a metric of the evaluation, and the task has no"),
-        ({"early_stopping": "loss"}, {}, "early_stopping: loss is a metric of the evaluation, and the task"),
         ({"keep_best": "mae"}, {"eval_data": lambda self: DATA}, "keep_best: there is no metric 'mae'"),
         ({"early_stopping": "mae"}, {"eval_data": lambda self: DATA}, "early_stopping: there is no metric"),
-        ({"lr_schedule": "plateau"}, {}, "plateau_metric: loss is a metric of the evaluation, and the task"),
         (
             {"lr_schedule": "plateau", "plateau_metric": "mae"},
             {"eval_data": lambda self: DATA},

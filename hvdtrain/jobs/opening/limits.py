@@ -38,41 +38,15 @@ def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
     Raises:
         ConfigError: If a metric that the config names cannot be there.
     """
-    otherwise = {name: f"leave {name} out" for name in ("keep_best", "early_stopping")}
-    otherwise["plateau_metric"] = "use another lr_schedule than plateau"
+    if eval_data is None:
+        return
     for field, best in (
         ("keep_best", config.keep_best),
         ("early_stopping", config.early_stopping),
         ("plateau_metric", config.plateau_goal),
     ):
-        if best is None:
-            continue
-        _check_metric(field, best.metric, config, task, eval_data, otherwise=f", or {otherwise[field]}")
-
-
-def _check_metric(
-    field: str, metric: str, config: Config, task: Any, eval_data: Any, *, otherwise: str = ""
-) -> None:
-    """Check that an evaluation gives a metric, as far as that is known before.
-
-    Args:
-        field: what names the metric, for messages.
-        metric: its name.
-        config: the config.
-        task: the task.
-        eval_data: its evaluation data; None if it has none.
-        otherwise: what else can be done if there are none, in words that end a sentence.
-
-    Raises:
-        ConfigError: If it does not.
-    """
-    if eval_data is None:
-        raise ConfigError(
-            f"{field}: {metric} is a metric of the evaluation, and the task has no evaluation data",
-            f"Give the task eval_data(){otherwise}.",
-            everywhere=True,
-        )
-    _check_is_known(field, metric, config, task, eval_data)
+        if best is not None:
+            _check_is_known(field, best.metric, config, task, eval_data)
 
 
 def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_data: Any) -> None:

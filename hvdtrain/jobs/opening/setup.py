@@ -476,7 +476,8 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     on_cpu = backend.info.description.endswith(" on the CPU")
     uses_nccl = build is not None and build.nccl and not on_cpu
     streams = streams_of(task_data.train_data, task_data.eval_data)
-    check(Job(config, task_data.task, workers, uses_nccl, streams))
+    has_eval_data = task_data.eval_data is not None
+    check(Job(config, task_data.task, workers, uses_nccl, streams, has_eval_data))
     if config.stages > 1:
         Layout.of(workers, config.stages)
     size = len(task_data.train_data)
