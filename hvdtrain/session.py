@@ -16,7 +16,7 @@ from hvdtrain.backends.options import replica, replicas, speaks_for_replica
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
 from hvdtrain.checkpoints.digest import ArrayForm
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.checkpoints.saver import NoSaver, Saver
+from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import BadSample
 from hvdtrain.data.eval_sets import TRAINING_DATA, fetch_with_name, set_words, sets_of
@@ -95,7 +95,7 @@ class Session:
     eval_data: Any
     report: Report
     run_dir: Path
-    saver: Saver = field(default_factory=NoSaver)
+    saver: Saver = field(default_factory=Saver)
     hooks: LoopHooks = field(default_factory=LoopHooks)
     readers: Readers | None = None
     memory: MemoryPlan | None = None

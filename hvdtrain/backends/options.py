@@ -1,5 +1,8 @@
 """What both frameworks share about the blocks of a model that are computed again."""
 
+from typing import Any
+
+from hvdtrain.backends.workers import Sized
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault, TaskError
 from hvdtrain.workers.agreement import Workers
@@ -21,6 +24,43 @@ def check_precision(precision: str, on_gpu: bool, host: str) -> None:
             f"--precision fp16 needs a GPU, and on {host} the CPU computes",
             "Use --precision bf16, which computes on CPUs too, or fp32.",
         )
+
+
+class LossScaleBase:
+    """Keeps the gradients of fp16 in its range: they are scaled up before and down after.
+
+    If gradients overflow, the step is skipped and the scale halves; after many steps without an
+    overflow it doubles. What is checked are the reduced gradients, which all workers have in common, so
+    all decide alike without another collective.
+
+    Source: Micikevicius et al. 2018 (arXiv:1710.03740), with the numbers of torch.amp.GradScaler.
+
+    Args:
+        workers: the job's workers.
+        growth_interval: steps without an overflow after which the scale doubles.
+
+    Attributes:
+        value: the scale.
+        skipped: steps that were skipped.
+        is_exhausted: whether the last step's gradients overflowed at the lowest scale: it is no longer
+            fp16 that is to blame.
+    """
+
+    value: Any
+    skipped: Any
+    is_exhausted: Any
+
+    def __init__(self, workers: Sized, growth_interval: int) -> None:
+        self._workers = workers
+        self._growth_interval = growth_interval
+
+    @property
+    def factor(self) -> Any:
+        """What gradients are multiplied by: the scale, times the number of workers.
+
+        A worker's gradient is its part of the mean over all of them, and gets smaller as they get more.
+        """
+        return self.value * self._workers.size
 
 
 # keeps lars from dividing by 0; too small to change what it does otherwise

@@ -8,7 +8,7 @@ import difflib
 import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.model_call import nested_batch
@@ -87,6 +87,22 @@ class Optimizers(Mapping[str, StepOptimizer]):
 
     def __len__(self) -> int:
         return len(self._by_name)
+
+
+class StepPart(NamedTuple):
+    """The samples of a step on one worker, and what an update with them needs, in tensors.
+
+    Attributes:
+        weights: (samples,).
+        gradient_weights: (samples,): each sample's part in the mean gradient over the global batch.
+        total_weight: sum of the samples' weights over all workers; a number in PyTorch.
+        learning_rate: that of the step, likewise; None in a dry run, which reduces and updates nothing.
+    """
+
+    weights: Any
+    gradient_weights: Any
+    total_weight: Any
+    learning_rate: Any
 
 
 class NotCalled:

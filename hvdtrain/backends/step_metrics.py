@@ -1,8 +1,11 @@
 """What a step, or an evaluation, adds up to over all workers, and the vector that workers sum for it."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -180,3 +183,68 @@ class StepMetrics:
         """Return the metrics with skipped samples taken out of the weight: an evaluation leaves them out."""
         skipped = self.statistics.skipped_samples
         return replace(self, weight=self.weight - skipped) if skipped else self
+
+
+class PendingVector(ABC):
+    """The metrics of a step on their way from the device.
+
+    Args:
+        names: "loss" and the task's metrics.
+        vector: what was reduced; see ``StepMetrics.from_vector``.
+        weight: sum of the samples' weights over all workers.
+        unused_names: this worker's parameters without a gradient.
+        weighted: the names that have weights of their own.
+        computed: metrics of a whole evaluation, by name.
+        order: the names of the task's metrics in its order, if there are such.
+        timed: the number of ranks whose busy seconds are in the vector: all that there may be, or none.
+        workers: how many ranks there were in the step; None if as many as are timed.
+    """
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        vector: Any,
+        weight: float,
+        unused_names: Sequence[str] = (),
+        weighted: Sequence[str] = (),
+        *,
+        computed: Mapping[str, float] = MappingProxyType({}),
+        order: Sequence[str] = (),
+        timed: int = 0,
+        workers: int | None = None,
+    ) -> None:
+        self._vector = vector
+        self._names, self._weight = names, weight
+        self._others: dict[str, Any] = {
+            "unused_names": unused_names,
+            "weighted": weighted,
+            "timed": timed,
+            "workers": workers,
+        }
+        self._computed, self._order = computed, order
+
+    def read(self) -> StepMetrics:
+        """Wait for the device if need be and return the metrics."""
+        metrics = StepMetrics.from_vector(self._names, self._numbers(), self._weight, **self._others)
+        return metrics.with_computed(self._computed, self._order)
+
+    @abstractmethod
+    def _numbers(self) -> list[float]:
+        """Return the vector when it is on the host."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSums:
+    """What the batches of an evaluation add up to so far, on this worker.
+
+    Attributes:
+        names: "loss" and the task's metrics.
+        weighted: those of them that have weights of their own.
+        values: a tensor: the weighted sum for each name, then of the weights for each weighted one.
+        weight: sum of the weights of these batches over all workers.
+    """
+
+    names: tuple[str, ...]
+    weighted: tuple[str, ...]
+    values: Any
+    weight: float

@@ -1,15 +1,15 @@
 """The workers of a job through Horovod, whichever framework's binding it is."""
 
 import re
+import struct
 import sys
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.gathering import GATHER, frame, messages_in
 from hvdtrain.elastic.member.membership import Membership
-from hvdtrain.errors import EnvironmentFault, HorovodBuildError, PeerLostError, TrainingError
+from hvdtrain.errors import EnvironmentFault, ExchangeError, HorovodBuildError, PeerLostError, TrainingError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 from hvdtrain.host.launcher import check_launch_is_seen, host_name, stated_launch
 from hvdtrain.workers import wire
@@ -70,6 +70,12 @@ def check_abort() -> None:
         function(library)
 
 
+GATHER = -1  # in place of the root of a broadcast
+
+# what the worker calls, whether it has an error in place of an object, and the length
+_HEAD = struct.Struct("<i?Q")
+
+
 class Sized(Protocol):
     """What a sum over workers depends on: all workers of a job, or some of them, have it."""
 
@@ -77,6 +83,16 @@ class Sized(Protocol):
     def size(self) -> int:
         """Number of workers."""
         ...
+
+
+def group_of(workers: object) -> dict[str, Any]:
+    """Return the arguments of Horovod's operations that make them those of some workers only.
+
+    Args:
+        workers: the workers; of a part of the job, they have a ``process_set``.
+    """
+    process_set = getattr(workers, "process_set", None)
+    return {} if process_set is None else {"process_set": process_set}
 
 
 class ByteCollectives(Protocol):
@@ -289,3 +305,79 @@ def without_sources(error: Exception) -> str:
 def first_line(error: Exception) -> str:
     """Return the first non-empty line of an exception's text."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def frame(purpose: int, value: Any) -> NDArray[np.uint8]:
+    """Return a worker's object as bytes to send.
+
+    An object that cannot travel is replaced by the error: the worker must take part in the collective, for
+    which the others wait.
+
+    Args:
+        purpose: the root of a broadcast, or ``GATHER``.
+        value: the object.
+    """
+    failure: ExchangeError | None = None
+    try:
+        message = wire.encode(value)
+    except ExchangeError as error:
+        failure = error
+    except Exception as error:
+        failure = ExchangeError(f"an object for the other workers cannot be encoded: {error!r}")
+    if failure is not None:
+        message = wire.encode(failure)
+    data = bytearray(_HEAD.pack(purpose, failure is not None, len(message)))
+    data += message
+    return np.frombuffer(data, np.uint8)
+
+
+def messages_in(joined: NDArray[np.uint8], size: int, purpose: int) -> list[memoryview]:
+    """Return the encoded objects of all workers, in the order of ranks.
+
+    Args:
+        joined: the frames of all workers.
+        size: number of workers.
+        purpose: what this worker calls.
+
+    Raises:
+        ExchangeError: On every worker alike, if one sent something else or has an object that cannot travel.
+    """
+    rest, messages = joined.data, []
+    failure: ExchangeError | None = None
+    for rank in range(size):
+        if len(rest) < _HEAD.size:
+            raise _unexpected(rank, f"{len(rest)} bytes")
+        found, is_error, length = _HEAD.unpack_from(rest)
+        rest = rest[_HEAD.size :]
+        if length > len(rest):
+            raise _unexpected(rank, f"a length of {length:,} bytes where {len(rest):,} are left")
+        if found != purpose:
+            raise _unexpected(rank, f"{_name(found)} where this worker has {_name(purpose)}")
+        message, rest = rest[:length], rest[length:]
+        if is_error and failure is None:
+            failure = _read_error(rank, message)
+        messages.append(message)
+    if len(rest):
+        raise _unexpected(size - 1, f"{len(rest):,} bytes too many")
+    if failure is not None:
+        raise failure
+    return messages
+
+
+def _name(purpose: int) -> str:
+    return "a gathering of objects" if purpose == GATHER else f"a broadcast from rank {purpose}"
+
+
+def _read_error(rank: int, message: memoryview) -> ExchangeError:
+    error = wire.decode(message, f"rank {rank}")
+    if not isinstance(error, ExchangeError):
+        return _unexpected(rank, "an error of another kind")
+    return ExchangeError(f"{error.problem} (on rank {rank})", error.remedy, everywhere=True)
+
+
+def _unexpected(rank: int, found: str) -> ExchangeError:
+    return ExchangeError(
+        f"what arrived from rank {rank} is not what the workers exchange here: {found}",
+        "Every worker must make the same calls in the same order, with the same version of hvdtrain. If they "
+        "do, another program joined the job.",
+    )

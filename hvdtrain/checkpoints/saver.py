@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -29,8 +28,8 @@ class _NotFiniteError(Exception):
     """A state has a parameter that is not finite."""
 
 
-class Saver(Protocol):
-    """What the loop tells about saving. Every rank has one; only rank 0's writes.
+class Saver:
+    """Writes checkpoints as the loop says. Every rank has one; this one, of all ranks but 0, writes nothing.
 
     Attributes:
         newest: the newest checkpoint that was written, or that training started from.
@@ -40,23 +39,25 @@ class Saver(Protocol):
         is_complete: whether training is done and all was written: no copy of the run needs to stay.
     """
 
-    newest: Path | None
-    failures: list[str]
-    not_finite: str
-    replaced: str
-    is_complete: bool
+    def __init__(self) -> None:
+        self.newest: Path | None = None
+        self.failures: list[str] = []
+        self.not_finite = ""
+        self.replaced = ""
+        self.is_complete = False
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device; rank 0 writes it in the background."""
-        ...
+        with waiting_for_rank_zero(backend.workers, _WRITING):
+            pass
+        backend.gather_state()
 
     def poll(self) -> bool:
         """Report what was written or went wrong since the last call; return whether to stop for it."""
-        ...
+        return False
 
     def finish(self, timeout_seconds: float | None = None) -> None:
         """Wait until what is being written is written."""
-        ...
 
     def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
         """Wait until a run directory at a URL has all that was written; return why it has not.
@@ -64,11 +65,11 @@ class Saver(Protocol):
         Args:
             limits: returns for how many seconds to wait while nothing is taken by the store, and in all.
         """
-        ...
+        return ""
 
     def published(self) -> tuple[str | None, str | None]:
         """Return the newest checkpoint as users find it, and why it is not the newest that was written."""
-        ...
+        return (None if self.newest is None else str(self.newest)), None
 
     def close(self, seconds: float) -> str:
         """End what the saver does beside training.
@@ -79,46 +80,10 @@ class Saver(Protocol):
         Returns:
             What the user should know; empty if there is nothing.
         """
-        ...
-
-
-class NoSaver:
-    """The saver of every rank but 0."""
-
-    def __init__(self) -> None:
-        self.newest: Path | None = None
-        self.failures: list[str] = []
-        self.not_finite = ""
-        self.replaced = ""
-        self.is_complete = False
-
-    def save(self, backend: Backend, manifest: Manifest) -> None:
-        """Collective. Take part in gathering the state."""
-        with waiting_for_rank_zero(backend.workers, _WRITING):
-            pass
-        backend.gather_state()
-
-    def poll(self) -> bool:
-        """Return that nothing went wrong."""
-        return False
-
-    def finish(self, timeout_seconds: float | None = None) -> None:
-        """Wait for nothing."""
-
-    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
-        """Wait for nothing."""
-        return ""
-
-    def published(self) -> tuple[str | None, str | None]:
-        """Return the path of the newest checkpoint."""
-        return (None if self.newest is None else str(self.newest)), None
-
-    def close(self, seconds: float) -> str:
-        """End nothing."""
         return ""
 
 
-class BackgroundSaver(NoSaver):
+class BackgroundSaver(Saver):
     """The saver of rank 0: one thread writes while training continues, one checkpoint at a time.
 
     The report is told of a complete checkpoint by the next ``save``, ``poll`` or ``finish`` of the thread

@@ -12,6 +12,8 @@ from typing import IO
 
 import psutil
 
+from hvdtrain.host.processes import run_limited, start_group
+
 # The time that killed processes have to disappear.
 KILL_SECONDS = 10
 
@@ -35,17 +37,10 @@ def path_with(*first: Path) -> str:
 def output_of(*command: str, seconds: float = 60) -> str | None:
     """Return the output of a command, both streams, or None if it is missing, fails or times out."""
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=seconds,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
+        done = run_limited(command, seconds)
+    except OSError:
         return None
-    return done.stdout.decode(errors="replace")
+    return done.output + done.errors if done.code == 0 else None
 
 
 def run_logged(
@@ -93,18 +88,9 @@ def run_logged(
 
 
 def _start(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[str]:
-    """Start a command without input; both streams of its output are one pipe."""
-    return subprocess.Popen(
-        command,
-        env=env,
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,  # Ctrl-C reaches this process only, which ends the others
-    )
+    """Start a command whose output is one pipe. Ctrl-C reaches this process only, which ends the others."""
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
+    return start_group(command, env=env, cwd=folder, **pipe)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.processes import output_of, packages_folder, scripts_folder
+from hvdtrain.host.processes import run_limited
 
 
 @dataclass(frozen=True)
@@ -240,9 +240,10 @@ def _compiler_faults(cxx: str, newest: InstalledFramework | None) -> Iterator[st
         program.write_text(text, encoding="utf-8")
         command = [*shlex.split(cxx), f"-std=c++{standard}", str(program), "-o", str(program.with_suffix(""))]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-            fault = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
-        except (OSError, subprocess.SubprocessError) as error:
+            done = run_limited(command, 60.0)
+            end = "it did not end within 60 s" if done.code is None else f"exit code {done.code}"
+            fault = "" if done.code == 0 else done.errors.strip() or end
+        except OSError as error:
             fault = str(error)
     if fault:
         shown = "\n  ".join(fault.splitlines()[:5])

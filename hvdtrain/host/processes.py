@@ -134,7 +134,7 @@ def run_limited(command: Sequence[str], seconds: float, environ: Mapping[str, st
     return Ended(code, output_text, errors_text, is_cut=len(output) > _MOST_BYTES)
 
 
-def start_group(command: Sequence[str], **options: Any) -> "subprocess.Popen[bytes]":
+def start_group(command: Sequence[str], **options: Any) -> "subprocess.Popen[Any]":
     """Start a command that Ctrl-C does not reach, in a process group of its own and without input."""
     return subprocess.Popen(command, **{"stdin": subprocess.DEVNULL, **options}, start_new_session=True)
 

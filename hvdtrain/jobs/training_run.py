@@ -17,7 +17,7 @@ from hvdtrain.callbacks import (
     find_callbacks,
     hook_of,
 )
-from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
@@ -48,7 +48,7 @@ from hvdtrain.jobs.run_directory.stored import begin_in_store, end_uploads, valu
 from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.jobs.world_change import follow_workers
 from hvdtrain.reporting.index_trace import IndexTrace
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, versions_with
 from hvdtrain.storage.files import run_folder
@@ -180,7 +180,7 @@ def new_session(
         backend=backend,
         train_data=task_data.train_data,
         eval_data=task_data.eval_data,
-        report=SilentReport(),
+        report=Report(),
         run_dir=run_folder(config.run_dir),
         readers=readers,
         fingerprints=task_data.identity.to_keep(),
@@ -248,7 +248,7 @@ def open_services(
         source = point.source if point.manifest is not None else None
         source_dir = None if source is None else run_dir_of(source)
         run.notes_on_task[:] = keep(provenance, session.run_dir, point.progress.step, source_dir)
-    session.saver = NoSaver()
+    session.saver = Saver()
     if workers.rank == 0:
         session.saver = _saver(run, session, point)
         if run.store is not None:

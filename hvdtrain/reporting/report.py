@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import Summary
@@ -119,8 +119,10 @@ class RunFolder:
 METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
 
 
-class Report(Protocol):
-    """What the loop and the job tell of a run. Every rank has one, and calls it in the main thread.
+class Report:
+    """What the loop and the job report of a run. Every rank has one, and calls it in the main thread.
+
+    This one keeps records alone: it has no callbacks, shows nothing and writes nothing.
 
     Every method that calls hooks may raise ``WorkerFailure``, if a user's callback fails.
 
@@ -129,20 +131,20 @@ class Report(Protocol):
         recent: the last records of the run, which every rank keeps.
     """
 
-    folder: RunFolder | None
-    recent: RecentRecords
+    def __init__(self) -> None:
+        self.folder: RunFolder | None = None
+        self.recent = RecentRecords()
+        self._started_seconds = time.perf_counter()
+        self._clock_is_set = False
 
     def say(self, text: str) -> None:
         """Show text on rank 0's console."""
-        ...
 
     def note(self, text: str) -> None:
         """Show something that the user should know, such as a warning, on rank 0's console."""
-        ...
 
     def status(self, text: str) -> None:
         """Show what the run does until its next step, if rank 0's console has a progress bar."""
-        ...
 
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
         """Start the clock and call the callbacks' ``on_start``.
@@ -152,11 +154,11 @@ class Report(Protocol):
             done: steps that were done before this process started.
             seconds_before: the time that they took.
         """
-        ...
+        if not self._clock_is_set:
+            self.set_clock(seconds_before)
 
     def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
         """Report a step."""
-        ...
 
     def on_window(
         self,
@@ -180,109 +182,6 @@ class Report(Protocol):
             bad_samples: how many of its samples could not be read and were skipped.
             measured: what hooks of the loop have measured, such as memory, by name.
         """
-        ...
-
-    def on_evaluation(
-        self,
-        step: StepInfo,
-        means: Mapping[str, float],
-        samples_per_second: float,
-        bad_samples: int = 0,
-        *,
-        measured: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
-        """Report an evaluation.
-
-        Args:
-            step: the last step before it.
-            means: name to mean over the evaluation data.
-            samples_per_second: throughput of all workers together.
-            bad_samples: how many samples could not be read and were left out.
-            measured: what hooks of the loop have measured, such as memory, by name.
-        """
-        ...
-
-    def on_checkpoint(self, step: int, path: Path) -> None:
-        """Report that a checkpoint is complete on the disk."""
-        ...
-
-    def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
-        """Report that other workers go on with an elastic job.
-
-        Args:
-            step: where training stands; its workers are the new ones.
-            change: what changed.
-            steps: number of steps of the whole training, which may be another one now.
-        """
-        ...
-
-    def on_workers_changed(self, rank: int, workers: int) -> None:
-        """Tell callbacks that the workers of an elastic job changed, and this worker's rank among them."""
-        ...
-
-    def on_end(self, summary: Summary) -> None:
-        """Report how training ended: write the summary and show the result."""
-        ...
-
-    def seconds(self) -> float:
-        """Return the seconds spent training."""
-        ...
-
-    def set_clock(self, seconds: float) -> None:
-        """Take over the clock of another report: so many seconds were spent training until now."""
-        ...
-
-    def sync(self) -> None:
-        """Wait until what was logged is on the disk. May be called in another thread."""
-        ...
-
-    def write_summary(self, summary: Summary) -> None:
-        """Write how the run stands. May be called in another thread."""
-        ...
-
-    def close(self) -> None:
-        """Close files and the progress bar."""
-        ...
-
-
-class SilentReport:
-    """A report without callbacks: it shows nothing and writes nothing."""
-
-    def __init__(self) -> None:
-        self.folder: RunFolder | None = None
-        self.recent = RecentRecords()
-        self._started_seconds = time.perf_counter()
-        self._clock_is_set = False
-
-    def say(self, text: str) -> None:
-        """Show nothing."""
-
-    def note(self, text: str) -> None:
-        """Show nothing."""
-
-    def status(self, text: str) -> None:
-        """Show nothing."""
-
-    def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
-        """Start the clock, unless it was set."""
-        if not self._clock_is_set:
-            self.set_clock(seconds_before)
-
-    def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
-        """Do nothing."""
-
-    def on_window(
-        self,
-        step: StepInfo,
-        means: Mapping[str, float],
-        samples_per_second: float,
-        data_wait_fraction: float = 0.0,
-        busy: Mapping[str, float] = MappingProxyType({}),
-        *,
-        bad_samples: int = 0,
-        measured: Mapping[str, float] = MappingProxyType({}),
-    ) -> None:
-        """Keep the record of the window."""
         rates = {
             "learning_rate": step.learning_rate,
             "samples_per_second": samples_per_second,
@@ -302,7 +201,15 @@ class SilentReport:
         *,
         measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Keep the record of the evaluation."""
+        """Report an evaluation.
+
+        Args:
+            step: the last step before it.
+            means: name to mean over the evaluation data.
+            samples_per_second: throughput of all workers together.
+            bad_samples: how many samples could not be read and were left out.
+            measured: what hooks of the loop have measured, such as memory, by name.
+        """
         rates = {
             "learning_rate": step.learning_rate,
             "samples_per_second": samples_per_second,
@@ -312,17 +219,23 @@ class SilentReport:
         self._take_evaluation(step, {**means, **rates})
 
     def on_checkpoint(self, step: int, path: Path) -> None:
-        """Do nothing."""
+        """Report that a checkpoint is complete on the disk."""
 
     def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
-        """Keep the record of the change."""
+        """Report that an elastic job continues with other workers.
+
+        Args:
+            step: where training stands; its workers are the new ones.
+            change: what changed.
+            steps: number of steps of the whole training, which may be another one now.
+        """
         self._keep(EVENT, step, change.values())
 
     def on_workers_changed(self, rank: int, workers: int) -> None:
-        """Do nothing."""
+        """Tell callbacks that the workers of an elastic job changed, and this worker's rank among them."""
 
     def on_end(self, summary: Summary) -> None:
-        """Do nothing."""
+        """Report how training ended: write the summary and show the result."""
 
     def seconds(self) -> float:
         """Return the seconds spent training."""
@@ -334,13 +247,13 @@ class SilentReport:
         self._clock_is_set = True
 
     def sync(self) -> None:
-        """Do nothing: nothing was written."""
+        """Wait until what was logged is on the disk. May be called in another thread."""
 
     def write_summary(self, summary: Summary) -> None:
-        """Write nothing."""
+        """Write how the run stands. May be called in another thread."""
 
     def close(self) -> None:
-        """Do nothing: nothing is open."""
+        """Close files and the progress bar."""
 
     def _take_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
         self._keep(TRAIN, step, values)

@@ -16,7 +16,7 @@ from hvdtrain.host.launcher import is_muted
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.console import Console
 from hvdtrain.reporting.records import CALLBACK, EVENT, WorkersChange
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, RunFolder, SilentReport
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, RunFolder
 from hvdtrain.reporting.reporters import JsonlLog, SummaryFile, TensorBoard
 from hvdtrain.storage.text import printable
 from hvdtrain.workers.activity import ACTIVITY
@@ -162,7 +162,7 @@ class Reporter(Protocol):
         ...
 
 
-class CallbackReport(SilentReport):
+class CallbackReport(Report):
     """A report that passes on what it is told to callbacks. On other ranks than 0 it shows nothing itself.
 
     Args:

@@ -10,7 +10,7 @@ from hvdtrain.backends.objective.stateful_metrics import Part
 from hvdtrain.config import Layer
 from hvdtrain.jobs.opening.setup import open_together, prepare
 from hvdtrain.loop import evaluate
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.workers.seeding import seeded_frameworks
 
@@ -28,7 +28,7 @@ def evaluated(framework: str, tasks: list[str]) -> dict[str, dict[str, float]]:
             task_data, *_ = open_together(job, backend)
             backend.build(task_data.task, job.config)
             data = task_data.eval_data
-            session = Session(job.config, backend, task_data.train_data, data, SilentReport(), Path())
+            session = Session(job.config, backend, task_data.train_data, data, Report(), Path())
             found[name] = evaluate(session, session.plan())
             assert repr(evaluate(session, session.plan())) == repr(found[name])
     return found

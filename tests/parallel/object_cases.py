@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.objective.gathering import GATHER
+from hvdtrain.backends.workers import GATHER
 from hvdtrain.config import Layer
 from hvdtrain.errors import ExchangeError
 from hvdtrain.jobs.opening.setup import prepare

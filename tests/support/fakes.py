@@ -20,7 +20,7 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.jobs.training_run import hooks_of
 from hvdtrain.loop import run
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session
 from hvdtrain.workers.agreement import run_on_rank_zero
@@ -276,7 +276,7 @@ class FakeLocalBackend(FakeBackend):
         return self._pending("train", StepMetrics.from_vector(["loss"], vector, weight, names))
 
 
-class FakeReport(SilentReport):
+class FakeReport(Report):
     """A report that remembers what it was told."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from hvdtrain.callbacks import HOOKS, Callback, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.errors import PeerLostError, TaskError, WorkerFailure
 from hvdtrain.jobs.run_directory.folder import open_run
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
 from hvdtrain.workers.activity import ACTIVITY, TRAINING
 
@@ -280,7 +280,7 @@ def test_an_interruption_is_no_failure_of_the_callback(watched):
 @pytest.mark.parametrize(
     ("every_rank", "kinds"),
     [
-        (False, [RunReport, SilentReport, SilentReport]),
+        (False, [RunReport, Report, Report]),
         (True, [RunReport, CallbackReport, CallbackReport]),
     ],
 )

@@ -105,11 +105,11 @@ class Side:
     """A model of two networks with an optimizer each, in one worker."""
 
     def __init__(self, step, make=None, **values):
+        from hvdtrain.backends.own_step import StepPart
         from hvdtrain.backends.portable.names import Renaming
         from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
         from hvdtrain.backends.torch.state.model_state import ModelState
         from hvdtrain.backends.torch.steps import own_step as torch_step
-        from hvdtrain.backends.torch.steps.step_optimizer import StepPart
 
         torch.manual_seed(0)
         self.model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 1) for name in "gd"})

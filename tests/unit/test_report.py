@@ -5,7 +5,7 @@ import json
 import pytest
 from support.watching import MEANS, METRICS, step_info, summary
 
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 
 
 def test_lines_begin_with_the_first_window_and_then_come_every_few_seconds(plain, clock):
@@ -68,7 +68,7 @@ def test_a_run_that_did_not_end_well_is_not_called_done(plain, tmp_path, status)
 
 def test_the_report_of_other_ranks_says_and_writes_nothing(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    silent = SilentReport()
+    silent = Report()
     silent.say("x")
     silent.note("x")
     silent.on_start(3, 0)
@@ -82,7 +82,7 @@ def test_the_report_of_other_ranks_says_and_writes_nothing(tmp_path, capfd, monk
 
 
 def test_seconds_count_from_the_start_of_training(clock):
-    silent = SilentReport()
+    silent = Report()
     clock.seconds += 7
     silent.on_start(3, 0)
     clock.seconds += 2

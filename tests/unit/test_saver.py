@@ -12,7 +12,7 @@ from support.states import contents, equal, make_record, make_state, names
 
 from hvdtrain.checkpoints import saver as saving
 from hvdtrain.checkpoints import storage, verification
-from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.early_stopping import MetricGoal
 
 
@@ -351,7 +351,7 @@ def test_a_metric_that_is_no_number_is_no_record_of_json(job):
 
 def test_the_saver_of_other_ranks_does_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    saver = NoSaver()
+    saver = Saver()
     saver.save(Backend(), make_record(7))
     saver.finish(1.0)
     assert (saver.poll(), saver.newest, saver.failures, names(tmp_path)) == (False, None, [], [])

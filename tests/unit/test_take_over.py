@@ -18,7 +18,7 @@ from support.watching import run_context
 
 from hvdtrain.callbacks import Callback
 from hvdtrain.checkpoints import storage
-from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.elastic.take_over import RunServices, _missing, hand_over_run, take_over_run
@@ -27,7 +27,7 @@ from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import RecentRecords, cut_tail, line_of
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.world import World
@@ -58,7 +58,7 @@ class Worker:
         context = run_context(run_dir, rank=rank)
         self.services = RunServices(context, callbacks, (), lock)
         own = [callback for callback in callbacks if callback.every_rank]
-        self.session.report = CallbackReport(context, own) if own else SilentReport()
+        self.session.report = CallbackReport(context, own) if own else Report()
         if rank == 0:
             single = FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
             self.session.report, _ = open_run(
@@ -278,8 +278,8 @@ def test_a_rank_0_that_is_one_no_longer_hands_over(run_dir, pair):
         worker.stand_at(2)
     folder = old.session.report.folder
     hand_over_run(old.session, world(2, rank=1), old.services)
-    assert type(old.session.report) is SilentReport
-    assert type(old.session.saver) is NoSaver
+    assert type(old.session.report) is Report
+    assert type(old.session.saver) is Saver
     assert folder.check() is None  # a save that is under way does not end there
     new.take_over()
     old.log(3), new.log(3)

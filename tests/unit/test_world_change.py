@@ -9,7 +9,7 @@ from support.watching import Watched, records, summary
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.jobs.world_change import follow_workers, report_change
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
 from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress
@@ -129,7 +129,7 @@ def test_a_change_is_a_line_a_record_and_a_sum(tmp_path):
     session = session_of(tmp_path, 3, samples=300)
     watched = Watched(tmp_path)
     watched.report.on_start(334, 0)
-    silent = SilentReport()
+    silent = Report()
     session.backend.workers.size = 2
     for report in (watched.report, silent):
         session.report = report

@@ -1,13 +1,16 @@
 """The states of the metrics of a whole evaluation: sums, gathered rows, and what r2 needs."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import zip_longest
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, Part, Rows, SumMetric, Update
+from hvdtrain.backends.workers import Sized, group_of, peer_errors
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 
@@ -17,16 +20,46 @@ _OF_ROWS = {"max": np.max, "min": np.min}
 Parts = Mapping[str, Mapping[str, Part]]
 
 
-class Collectives(Protocol):
-    """How a framework's binding of Horovod moves the states of metrics."""
+class Collectives(ABC):
+    """How objects, as bytes, and the states of metrics move between workers.
+
+    Args:
+        workers: some of the job's workers, among which they move; None for all.
+    """
+
+    hvd: ClassVar[Any]  # Horovod's binding of the framework
+    to_tensor: ClassVar[Any]  # returns an array as a tensor
+    on_host: ClassVar[Any] = nullcontext  # returns a context in which tensors lie in the host's memory
+
+    def __init__(self, workers: Sized | None = None) -> None:
+        self._workers = workers
+        self._group = group_of(workers)
+
+    @abstractmethod
+    def is_under_way(self) -> bool:
+        """Return whether this worker began an operation that it has not waited for."""
+
+    def join(self, data: NDArray[np.uint8], name: str = "hvdtrain.objects") -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks, on every worker."""
+        with peer_errors(), self.on_host():
+            joined = self.hvd.allgather(self.to_tensor(data), name=name, **self._group)
+        return np.asarray(joined.numpy())
 
     def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
         """Collective. Return the sum of the workers' vectors."""
-        ...
+        with peer_errors(), self.on_host():
+            name = "hvdtrain.metric_sums"
+            summed = self.hvd.allreduce(self.to_tensor(vector), op=self.hvd.Sum, name=name, **self._group)
+        return np.asarray(summed.numpy())
 
     def gather(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Collective. Return the workers' bytes in the order of ranks on rank 0, and none on others."""
-        ...
+        splits = np.zeros(self.hvd.size() if self._workers is None else self._workers.size, np.int32)
+        splits[0] = len(data)
+        with peer_errors(), self.on_host():
+            sent = self.to_tensor(data), self.to_tensor(splits)
+            gathered, _ = self.hvd.alltoall(*sent, name="hvdtrain.metric_rows", **self._group)
+        return np.asarray(gathered.numpy())
 
 
 def merge(parts: Parts, workers: Workers, collectives: Collectives) -> dict[str, dict[str, NDArray[Any]]]:

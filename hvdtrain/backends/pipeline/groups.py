@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.backends.objective.gathering import GATHER, frame, messages_in
-from hvdtrain.backends.workers import ByteCollectives
+from hvdtrain.backends.workers import GATHER, ByteCollectives, frame, messages_in
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.storage.text import counted
 from hvdtrain.workers import wire
@@ -204,13 +203,3 @@ class StageGroups:
 def stages_that_share(owners: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """Return the stages that have weights in common, each such set once."""
     return sorted({tuple(stages) for stages in owners if len(stages) > 1})
-
-
-def group_of(workers: object) -> dict[str, Any]:
-    """Return the arguments of Horovod's operations that make them those of some workers only.
-
-    Args:
-        workers: the workers; of a part of the job, they have a ``process_set``.
-    """
-    process_set = getattr(workers, "process_set", None)
-    return {} if process_set is None else {"process_set": process_set}

@@ -95,8 +95,10 @@ class Staged:
         layout: the place of this worker, after ``build``.
     """
 
+    collectives: Any
     workers: Workers
     layout: Layout
+    _follow_state: Callable[..., None]
     _names: tuple[str, ...]
     _weighted: tuple[str, ...]
     _state: Any
@@ -181,17 +183,18 @@ class Staged:
             stage_cuts=tuple(self._firsts[1:]),
         )
 
-    def _computed(self, evaluation: EvaluationMetrics, collectives: Any) -> dict[str, float]:
-        """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts.
+    def _make_replica_state(self, task: Any) -> None:
+        """Make what keeps the copies of this stage's state alike, among the replicas."""
+        collectives = self.collectives(self._groups.own)
+        self._follow_state(task, TalkingGroup(self._groups.own, collectives), collectives)
 
-        Args:
-            evaluation: the metrics.
-            collectives: what moves bytes and numbers between the workers that have this worker's stage.
-        """
+    def _computed(self, evaluation: EvaluationMetrics) -> dict[str, float]:
+        """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts."""
         if not evaluation:
             return {}
         found: dict[str, float] = {}
         if self.layout.is_last:
+            collectives = self.collectives(self._groups.own)
             group = TalkingGroup(self._groups.own, collectives)
             found = evaluation.computed(cast(Workers, group), collectives)
         told: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)

@@ -1,4 +1,15 @@
-"""PowerSGD: which gradients travel as two thin matrices, where they start, and their names in the state."""
+"""PowerSGD: which gradients travel as two thin matrices, where they start, and their names in the state.
+
+With M_i the gradient of worker i, its part of the mean, plus its error, and Q orthonormal::
+
+    P = orthonormal(sum of M_i Q);  Q_i = M_i^T P;  what is returned: P (sum of Q_i)^T
+    error of worker i = M_i - P Q_i^T;  Q of the next step = orthonormal(sum of Q_i)
+
+All of it is linear in the parts: what is returned and the sum of the errors depend on the sum of the M_i
+alone, so that the curve does not depend on the number of workers. One worker alone does the same.
+
+Source: Vogels et al. 2019 (arXiv:1905.13727).
+"""
 
 from collections.abc import Iterable
 from math import prod

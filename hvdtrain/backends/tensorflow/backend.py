@@ -6,7 +6,6 @@ the same files with the same names in the same order.
 
 import math
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -36,10 +35,10 @@ from hvdtrain.backends.base import (
     OwnRates,
     PendingState,
     PortableState,
-    Shapes,
     StepMemory,
 )
 from hvdtrain.backends.choice import Choice
+from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.objective.counting import Weighted, sample_values
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, Seen
 from hvdtrain.backends.objective.gathering import GivenArrays, find_comparing
@@ -53,19 +52,18 @@ from hvdtrain.backends.objective.objective import (
     mixed,
 )
 from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
-from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
+from hvdtrain.backends.own_step import StepPart, describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
-from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
+from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.start import start_horovod
-from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import (
     BatchMaker,
     TensorFlowBatch,
     TensorFlowPending,
-    TensorFlowSums,
 )
 from hvdtrain.backends.tensorflow.dry_run import (
     Recorder,
@@ -130,7 +128,6 @@ from hvdtrain.backends.tensorflow.steps.sharded_parameters import make_shards
 from hvdtrain.backends.tensorflow.steps.sharded_state import make_state
 from hvdtrain.backends.tensorflow.steps.sharded_update import update_kind
 from hvdtrain.backends.tensorflow.steps.step_number import CompiledByStep, StepNumber
-from hvdtrain.backends.tensorflow.steps.step_optimizer import StepPart
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import (
     check_compiler,
@@ -143,14 +140,14 @@ from hvdtrain.backends.tensorflow.task_model import (
     without_loss,
 )
 from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
-from hvdtrain.backends.trained_set import Change, frozen_by_config, not_in_own_step
+from hvdtrain.backends.trained_set import frozen_by_config, not_in_own_step
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import mix
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import EnvironmentFault, PeerLostError, TaskError
-from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_step
 
 Tensor = Any
@@ -188,7 +185,7 @@ def start(
     return (kind or TensorFlowBackend)(workers, use_device(config, workers))
 
 
-class TensorFlowBackend:
+class TensorFlowBackend(CommonBackend):
     """The TensorFlow backend of one worker.
 
     Args:
@@ -200,8 +197,11 @@ class TensorFlowBackend:
         optimizers: its optimizers after ``build``.
     """
 
+    collectives, state_tensors = HorovodCollectives, StateTensors
     _has_built = False  # in this process
     model: keras.Model
+    _state: TrainingState
+    _trained_set: TrainedSet
     _own_step: OwnStep | None
     _shapes: dict[str, tuple[int, ...]]  # of the trainable parameters, by portable name
     _called: Any  # the model, or what stands for it, as steps call it
@@ -390,16 +390,6 @@ class TensorFlowBackend:
             workers=self.workers.size,
         )
 
-    def synchronize(self) -> TensorFlowPending:
-        """Collective. Make the workers equal after local steps; return the sums of all of them."""
-        assert self._local is not None  # the loop calls it in a job with local steps
-        with peer_errors():
-            return self._local.synchronize()
-
-    def restart_clock(self) -> None:
-        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
-        self._clock.restart()
-
     def device_memory(self) -> DeviceMemory | None:
         """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
         return None if self._is_cpu else device_memory()
@@ -408,7 +398,7 @@ class TensorFlowBackend:
         """Return what records this worker's steps. Local: no collective."""
         return ProfilerRecorder(self._clock)
 
-    def eval_step(self, batch: TensorFlowBatch, partial: TensorFlowSums | None = None) -> TensorFlowSums:
+    def eval_step(self, batch: TensorFlowBatch, partial: PartialSums | None = None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
         self._learn_form(batch, training=False)
         leaves_out = batch.is_padded and self._leaves_out[False]
@@ -421,13 +411,11 @@ class TensorFlowBackend:
             count = batch.counts[0] if leaves_out else batch.samples.weights.shape[1]
             self._evaluation.add(masks_within(*seen), batch.samples.rows(0, count))
         if partial is None:
-            return TensorFlowSums(names, weighted, sums, batch.total_weight)
+            return PartialSums(names, weighted, sums, batch.total_weight)
         weight = partial.weight + batch.total_weight
-        return TensorFlowSums(names, weighted, partial.values + sums, weight)
+        return PartialSums(names, weighted, partial.values + sums, weight)
 
-    def eval_metrics(
-        self, partial: TensorFlowSums, signals: Sequence[float] = NO_SIGNALS
-    ) -> TensorFlowPending:
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> TensorFlowPending:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         vector = joined(partial.values, FINDINGS * [0.0], self._numbers(signals))
         if self.workers.size > 1:
@@ -450,10 +438,6 @@ class TensorFlowBackend:
         """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
         with peer_errors():
             return self.replica_state.combine()
-
-    def trained_change(self) -> Change:
-        """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
-        return self._trained_set.change()
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local."""
@@ -496,36 +480,10 @@ class TensorFlowBackend:
             return None
         return self._trained_set.state(optimized={id(v) for v in self._optimizers[MAIN]._trainable_variables})
 
-    def checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
-        fields = self._state.model.trainable_fields()
-        trained = [(field.name, zlib.crc32(field.read().data)) for field in fields]
-        return [*trained, *self.replica_state.checksums()]
-
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
         kept = self._kept_by_compression() | (self._layer_state.read() if self.workers.rank == 0 else {})
         return self._state.gather(kept, spool, is_root=self.workers.rank == 0)
-
-    def scatter_state(self, state: PortableState | None) -> None:
-        """Collective. Load rank 0's portable state into every worker's model and optimizer."""
-        run_on_rank_zero(self.workers, lambda: self._load(state or {}))
-        self.broadcast_state(0)
-        self._state.distribute(state)
-
-    def weight_shapes(self) -> Shapes:
-        """Return the shapes of the model's arrays, by portable name. Local: no collective."""
-        return self._state.weight_shapes()
-
-    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
-        """Collective. Load rank 0's weights into every worker's model; its optimizer stays as it is."""
-
-        def load() -> None:
-            self._state.load_weights(weights or {}, is_part)
-            self._load_layers(weights or {})
-
-        run_on_rank_zero(self.workers, load)
-        self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
@@ -600,6 +558,11 @@ class TensorFlowBackend:
             self._low_rank.load(kept)
         self._load_layers(state)
 
+    def _load_weights(self, weights: PortableState, is_part: bool) -> None:
+        """Load the model's part of a portable state. Local."""
+        self._state.load_weights(weights, is_part)
+        self._load_layers(weights)
+
     def _load_layers(self, state: PortableState) -> None:
         """Let layers load themselves what was assigned; steps that were traced with tensors of theirs go."""
         if self._layer_state.load(state):
@@ -609,13 +572,6 @@ class TensorFlowBackend:
         """Return a context after which everything that steps change is as it was."""
         others = [*self._slots, *self._ema.to_broadcast(), *self._scale_variables()]
         return state_kept(self.model, others)
-
-    def _kept_by_compression(self) -> PortableState:
-        """Collective. Return what the reducer keeps from step to step."""
-        if self._low_rank is None:
-            return {}
-        with peer_errors():
-            return self._low_rank.state()
 
     def _scale_variables(self) -> list[Any]:
         scale = None if self._own_step is not None else self._update.loss_scale
@@ -714,16 +670,6 @@ class TensorFlowBackend:
     def _make_state(self, tensors: ModelState) -> TrainingState:
         """Make the state of this worker."""
         return make_state(tensors, self._optimizers, self._ema, self._local, self._shards)
-
-    def _make_replica_state(self, task: Any) -> None:
-        """Make what keeps the workers' copies of state that no optimizer updates alike."""
-        self._follow_state(task, self.workers, HorovodCollectives())
-
-    def _follow_state(self, task: Any, replicas: Talking, collectives: HorovodCollectives) -> None:
-        self._replicas = replicas
-        self._state_tensors = StateTensors(self.model, self._state.model)
-        is_whole = replicas is self.workers
-        self.replica_state = ReplicaState(task, replicas, collectives, self._state_tensors, is_whole)
 
     def _make_optimizers(
         self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, method: str

@@ -1,8 +1,6 @@
 """What TensorFlow's steps take, and return: batches on the device, metrics on their way from it."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.stateful_metrics import Samples
-from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.data.feed import HostBatch
 
 Tensor = Any
@@ -50,23 +48,6 @@ class TensorFlowBatch:
     counts: tuple[int, ...]
     samples: Samples
     in_warmup: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class TensorFlowSums:
-    """What the batches of an evaluation add up to so far, on this worker.
-
-    Attributes:
-        names: "loss" and the task's metrics.
-        weighted: those of them that have weights of their own.
-        values: the weighted sum for each name, then of the weights for each weighted one.
-        weight: sum of the weights of these batches over all workers.
-    """
-
-    names: tuple[str, ...]
-    weighted: tuple[str, ...]
-    values: Tensor
-    weight: float
 
 
 class BatchMaker:
@@ -124,54 +105,8 @@ class BatchMaker:
         return known[1]
 
 
-class TensorFlowPending:
-    """The metrics of a step on their way from the device.
+class TensorFlowPending(PendingVector):
+    """The metrics of a step on their way from the device."""
 
-    Args:
-        names: "loss" and the task's metrics.
-        vector: what was reduced; see ``StepMetrics.from_vector``.
-        weight: sum of the samples' weights over all workers.
-        unused_names: this worker's parameters without a gradient.
-        weighted: the names that have weights of their own.
-        computed: metrics of a whole evaluation, by name.
-        order: the names of the task's metrics in its order, if there are such.
-        timed: the number of ranks whose busy seconds are in the vector; all or none.
-        workers: how many ranks there were in the step; None if as many as are timed.
-    """
-
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        vector: Tensor,
-        weight: float,
-        unused_names: Sequence[str] = (),
-        weighted: Sequence[str] = (),
-        *,
-        computed: Mapping[str, float] = MappingProxyType({}),
-        order: Sequence[str] = (),
-        timed: int = 0,
-        workers: int | None = None,
-    ) -> None:
-        self._names = names
-        self._weighted = weighted
-        self._weight = weight
-        self._computed = computed
-        self._order = order
-        self._unused_names = unused_names
-        self._timed = timed
-        self._workers = workers
-        self._vector = vector
-
-    def read(self) -> StepMetrics:
-        """Wait for the device if need be and return the metrics."""
-        vector = self._vector.numpy().tolist()
-        metrics = StepMetrics.from_vector(
-            self._names,
-            vector,
-            self._weight,
-            self._unused_names,
-            self._weighted,
-            timed=self._timed,
-            workers=self._workers,
-        )
-        return metrics.with_computed(self._computed, self._order)
+    def _numbers(self) -> list[float]:
+        return list(self._vector.numpy().tolist())

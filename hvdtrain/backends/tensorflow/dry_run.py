@@ -39,14 +39,15 @@ class Recorder:
         outputs = self.model(*args, **kwargs)
         self.is_masked = is_masked(outputs)
         if tf.executing_eagerly():
-            self.outputs = tf.nest.map_structure(_as_array, outputs)
+            self.outputs = tf.nest.map_structure(as_array, outputs)
         return outputs
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)
 
 
-def _as_array(value: Any) -> Any:
+def as_array(value: Any) -> Any:
+    """Return a tensor as an array, of half precision as fp32; another value as it is."""
     if not tf.is_tensor(value):
         return value
     return (tf.cast(value, tf.float32) if value.dtype in (tf.bfloat16, tf.float16) else value).numpy()

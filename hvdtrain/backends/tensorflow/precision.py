@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE
+from hvdtrain.backends.options import GROWTH_INTERVAL, INITIAL_SCALE, LOWEST_SCALE, LossScaleBase
 from hvdtrain.backends.tensorflow.objective.losses import mask_of, with_mask
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.config import Config
@@ -129,44 +129,17 @@ def _cast_to_fp32(value: Any) -> Any:
     return with_mask(tf.cast(value, tf.float32), mask_of(value)) if is_half else value
 
 
-class LossScale:
-    """Keeps the gradients of fp16 in its range: they are scaled up before and down after.
-
-    If gradients overflow, the step is skipped and the scale halves; after many steps without an
-    overflow it doubles. What is checked are the reduced gradients, which all workers have in common, so
-    all decide alike without another collective.
-
-    Source: Micikevicius et al. 2018 (arXiv:1710.03740), with the numbers of torch.amp.GradScaler.
-
-    Args:
-        workers: the job's workers.
-        initial: the first scale.
-        growth_interval: steps without an overflow after which the scale doubles.
-
-    Attributes:
-        value: the scale.
-        skipped: steps that were skipped.
-        is_exhausted: whether the last step's gradients overflowed at the lowest scale: it is no longer
-            fp16 that is to blame.
-    """
+class LossScale(LossScaleBase):
+    """Keeps the gradients of fp16 in its range: they are scaled up before and down after."""
 
     def __init__(
         self, workers: Sized, initial: float = INITIAL_SCALE, growth_interval: int = GROWTH_INTERVAL
     ) -> None:
+        super().__init__(workers, growth_interval)
         self.value = tf.Variable(initial, trainable=False, dtype=tf.float32)
         self.skipped = tf.Variable(0, trainable=False)
         self.is_exhausted = tf.Variable(False, trainable=False)
-        self._workers = workers
-        self._growth_interval = growth_interval
         self._steps_since_change = tf.Variable(0, trainable=False)
-
-    @property
-    def factor(self) -> Tensor:
-        """What gradients are multiplied by: the scale, times the number of workers.
-
-        A worker's gradient is its part of the mean over all of them, and gets smaller as they get more.
-        """
-        return self.value * self._workers.size
 
     @property
     def variables(self) -> list[Any]:

@@ -4,7 +4,6 @@ Only this folder and ``bench/torch/`` import torch when they are loaded. ``tenso
 with the same names in the same order.
 """
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -28,10 +27,10 @@ from hvdtrain.backends.base import (
     OwnRates,
     PendingState,
     PortableState,
-    Shapes,
     StepMemory,
 )
 from hvdtrain.backends.choice import Choice
+from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.objective.counting import Weighted, sample_values
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.gathering import GivenArrays, find_comparing
@@ -39,15 +38,15 @@ from hvdtrain.backends.objective.logits import check_foreign
 from hvdtrain.backends.objective.objective import Objective, has_own_values, make_objective, mixed
 from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
 from hvdtrain.backends.options import check_precision
-from hvdtrain.backends.own_step import describe_not_applied, notes_on_copies, own_step_of
+from hvdtrain.backends.own_step import StepPart, describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
-from hvdtrain.backends.replica_state import Changes, ReplicaState, Talking
+from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.start import start_horovod
-from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS
+from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums
 from hvdtrain.backends.torch.activations import ActivationMeter, apply_activation_checkpointing
-from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending, TorchSums
+from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.dry_run import (
     Recorder,
     changed_in_place,
@@ -80,7 +79,6 @@ from hvdtrain.backends.torch.steps.sharded_optimizer import make_ema, shard_opti
 from hvdtrain.backends.torch.steps.sharded_parameters import make_shards
 from hvdtrain.backends.torch.steps.sharded_state import make_state
 from hvdtrain.backends.torch.steps.sharded_update import update_kind
-from hvdtrain.backends.torch.steps.step_optimizer import StepPart
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import (
     check_compiler,
@@ -92,7 +90,7 @@ from hvdtrain.backends.torch.task_model import (
     make_model,
     unused_methods,
 )
-from hvdtrain.backends.trained_set import Change, frozen_by_config, not_in_own_step
+from hvdtrain.backends.trained_set import frozen_by_config, not_in_own_step
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -100,7 +98,7 @@ from hvdtrain.data.order import mix
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import PeerLostError, TaskError
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_host_step
 
 # of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
@@ -135,7 +133,7 @@ def start(
     return (kind or TorchBackend)(workers, device)
 
 
-class TorchBackend:
+class TorchBackend(CommonBackend):
     """The PyTorch backend of one worker.
 
     Args:
@@ -147,7 +145,10 @@ class TorchBackend:
         optimizers: its optimizers after ``build``.
     """
 
+    collectives, state_tensors = HorovodCollectives, StateTensors
     model: torch.nn.Module
+    _state: TrainingState
+    _trained_set: TrainedSet
     _own_step: OwnStep | None
     _shapes: dict[str, tuple[int, ...]]  # of the trainable parameters, by portable name
 
@@ -324,16 +325,6 @@ class TorchBackend:
                 self._moving.restore()
             raise
 
-    def synchronize(self) -> TorchPending:
-        """Collective. Make the workers equal after local steps; return the sums of all of them."""
-        assert self._local is not None  # the loop calls it in a job with local steps
-        with peer_errors():
-            return self._local.synchronize()
-
-    def restart_clock(self) -> None:
-        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
-        self._clock.restart()
-
     def device_memory(self) -> DeviceMemory | None:
         """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
         return device_memory(self._device)
@@ -342,7 +333,7 @@ class TorchBackend:
         """Return what records this worker's steps. Local: no collective."""
         return ProfilerRecorder(self._clock)
 
-    def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
+    def eval_step(self, batch: TorchBatch, partial: PartialSums | None = None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
         self._enter_mode(training=False)
         if partial is None:
@@ -353,13 +344,13 @@ class TorchBackend:
                 sums = torch.mv(self._per_sample(micro_batch, weights).rows, weights)
                 before = 0.0 if partial is None else partial.weight
                 sums = sums if partial is None else partial.values + sums
-                partial = TorchSums(self._names, self._weighted, sums, before + batch.total_weight)
+                partial = PartialSums(self._names, self._weighted, sums, before + batch.total_weight)
                 if self._evaluation:
                     self._evaluation.add(self._evaluation.take(), batch.samples.rows(place, len(weights)))
         assert partial is not None  # a batch has at least one micro-batch
         return partial
 
-    def eval_metrics(self, partial: TorchSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         vector = torch.cat((partial.values, self._numbers([], signals)))
         if self.workers.size > 1:
@@ -396,10 +387,6 @@ class TorchBackend:
         error = self._state_tensors.take_back()
         with peer_errors():
             return self.replica_state.combine(error)
-
-    def trained_change(self) -> Change:
-        """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
-        return self._trained_set.change()
 
     def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
         """Train what requires a gradient now, or what a checkpoint keeps; return how many numbers. Local."""
@@ -447,32 +434,11 @@ class TorchBackend:
             slots={id(p) for p, slots in self._optimizer.state.items() if slots},
         )
 
-    def checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
-        fields = self._state.model.trainable_fields()
-        trained = [(field.name, zlib.crc32(field.read().data)) for field in fields]
-        return [*trained, *self.replica_state.checksums()]
-
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
         self._state.check()
         kept = self._kept_by_compression() | self._state.model.extra_states()
         return self._state.gather(kept, spool, is_root=self.workers.rank == 0)
-
-    def scatter_state(self, state: PortableState | None) -> None:
-        """Collective. Load rank 0's portable state into every worker's model and optimizer."""
-        run_on_rank_zero(self.workers, lambda: self._load(state or {}))
-        self.broadcast_state(0)
-        self._state.distribute(state)
-
-    def weight_shapes(self) -> Shapes:
-        """Return the shapes of the model's arrays, by portable name. Local: no collective."""
-        return self._state.weight_shapes()
-
-    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
-        """Collective. Load rank 0's weights into every worker's model; its optimizer stays as it is."""
-        run_on_rank_zero(self.workers, lambda: self._load_weights(weights or {}, is_part))
-        self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
@@ -568,13 +534,6 @@ class TorchBackend:
         if self._loss_scale is not None and scale is not None:
             self._loss_scale.follow(scale)
 
-    def _kept_by_compression(self) -> PortableState:
-        """Collective. Return what the reducer keeps from step to step."""
-        if self._low_rank is None:
-            return {}
-        with peer_errors():
-            return self._low_rank.state()
-
     def _make_objectives(self, task: Any, config: Config) -> None:
         """Make what a step differentiates, and what an evaluation and a prediction compute."""
         self._objective: Objective = make_objective(task, "torch", NAMED)
@@ -612,16 +571,6 @@ class TorchBackend:
     def _make_state(self, tensors: ModelState) -> TrainingState:
         """Make the state of this worker."""
         return make_state(tensors, self._optimizers, self._ema, self._local, self._shards)
-
-    def _make_replica_state(self, task: Any) -> None:
-        """Make what keeps the workers' copies of state that no optimizer updates alike."""
-        self._follow_state(task, self.workers, HorovodCollectives())
-
-    def _follow_state(self, task: Any, replicas: Talking, collectives: HorovodCollectives) -> None:
-        self._replicas = replicas
-        self._state_tensors = StateTensors(self.model, self._state.model)
-        is_whole = replicas is self.workers
-        self.replica_state = ReplicaState(task, replicas, collectives, self._state_tensors, is_whole)
 
     def _make_optimizers(
         self, task: Any, config: Config, tensors: ModelState, groups: ParameterGroups, own_optimizer: str

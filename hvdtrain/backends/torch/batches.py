@@ -1,8 +1,7 @@
 """What PyTorch's steps take, and return: batches on the device, metrics on their way from it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.stateful_metrics import Samples
-from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.data.feed import HostBatch
 
 
@@ -73,23 +72,6 @@ class TorchBatch:
         yield from (rows for rows in self.counted_rows if rows is not None)
         for micro_batch in self.micro_batches:
             yield from micro_batch.values()
-
-
-@dataclass(frozen=True, slots=True)
-class TorchSums:
-    """What the batches of an evaluation add up to so far, on this worker.
-
-    Attributes:
-        names: "loss" and the task's metrics.
-        weighted: those of them that have weights of their own.
-        values: the weighted sum for each name, then of the weights for each weighted one.
-        weight: sum of the weights of these batches over all workers.
-    """
-
-    names: tuple[str, ...]
-    weighted: tuple[str, ...]
-    values: torch.Tensor
-    weight: float
 
 
 class BatchMaker:
@@ -159,63 +141,22 @@ class BatchMaker:
         return tensor.pin_memory().to(self._device, non_blocking=True)
 
 
-class TorchPending:
-    """The metrics of a step on their way from the device.
-
-    Args:
-        names: "loss" and the task's metrics.
-        vector: what was reduced; see ``StepMetrics.from_vector``.
-        weight: sum of the samples' weights over all workers.
-        unused_names: this worker's parameters without a gradient.
-        weighted: the names that have weights of their own.
-        computed: metrics of a whole evaluation, by name.
-        order: the names of the task's metrics in its order, if there are such.
-        timed: the number of ranks whose busy seconds are in the vector: all that there may be, or none.
-        workers: number of workers in the step.
-    """
+class TorchPending(PendingVector):
+    """The metrics of a step on their way from the device."""
 
     def __init__(
-        self,
-        names: tuple[str, ...],
-        vector: torch.Tensor,
-        weight: float,
-        unused_names: Sequence[str] = (),
-        weighted: Sequence[str] = (),
-        *,
-        computed: Mapping[str, float] = MappingProxyType({}),
-        order: Sequence[str] = (),
-        timed: int = 0,
-        workers: int = 1,
+        self, names: tuple[str, ...], vector: torch.Tensor, *arguments: Any, workers: int = 1, **options: Any
     ) -> None:
-        self._names = names
-        self._weighted = weighted
-        self._weight = weight
-        self._computed = computed
-        self._order = order
-        self._unused_names = unused_names
-        self._timed = timed
-        self._workers = workers if workers > 1 else 0  # one worker waits for nobody
+        # one worker waits for nobody
+        super().__init__(names, vector, *arguments, workers=workers if workers > 1 else 0, **options)
         self._event: torch.cuda.Event | None = None
         if vector.is_cuda:
             # only a copy into pinned memory lets the host continue
             self._vector = torch.empty(vector.shape, pin_memory=True).copy_(vector, non_blocking=True)
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
-        else:
-            self._vector = vector
 
-    def read(self) -> StepMetrics:
-        """Wait for the device if need be and return the metrics."""
+    def _numbers(self) -> list[float]:
         if self._event is not None:
             self._event.synchronize()
-        vector = self._vector.tolist()
-        metrics = StepMetrics.from_vector(
-            self._names,
-            vector,
-            self._weight,
-            self._unused_names,
-            self._weighted,
-            timed=self._timed,
-            workers=self._workers,
-        )
-        return metrics.with_computed(self._computed, self._order)
+        return list(self._vector.tolist())

@@ -43,10 +43,11 @@ class Recorder:
         self.model._compiled_call_impl = self._compiled_call
 
     def _record(self, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
-        self.outputs = pytree.tree_map_only(torch.Tensor, _as_array, outputs)
+        self.outputs = pytree.tree_map_only(torch.Tensor, as_array, outputs)
 
 
-def _as_array(tensor: torch.Tensor) -> Any:
+def as_array(tensor: torch.Tensor) -> Any:
+    """Return a tensor as an array; of half precision as fp32."""
     tensor = tensor.detach().cpu()
     return (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hvdtrain.backends.pipeline.groups import group_of
-from hvdtrain.backends.workers import Sized
+from hvdtrain.backends.workers import Sized, group_of
 from hvdtrain.errors import TaskError
 
 MARK = "synchronises"  # the attribute of a layer's class whose forward pass may be replaced in training

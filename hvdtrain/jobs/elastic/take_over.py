@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.callbacks import RunContext
 from hvdtrain.checkpoints import storage, verification
-from hvdtrain.checkpoints.saver import BackgroundSaver, NoSaver
+from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import open_console
@@ -17,7 +17,7 @@ from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.track import trackers_of
 from hvdtrain.reporting.index_trace import INDICES, cut_traces
 from hvdtrain.reporting.records import EVAL, RecentRecords, Tail, cut_tail, key_of
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, SilentReport
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
 from hvdtrain.session import Session
 from hvdtrain.storage.files import check_link
@@ -98,7 +98,7 @@ def hand_over_run(
     if not isinstance(old, RunReport):
         return
     session.saver.finish(timeout_seconds)
-    saver = NoSaver()
+    saver = Saver()
     saver.newest, saver.failures = session.saver.newest, session.saver.failures
     session.saver = saver
     old.close()
@@ -111,7 +111,7 @@ def hand_over_run(
         session.report = report = CallbackReport(context, own)
         report.go_on_from(old, session.plan().steps, session.state.progress.step)
     else:
-        session.report = silent = SilentReport()
+        session.report = silent = Report()
         silent.recent = old.recent
         silent.set_clock(old.seconds())
 

@@ -19,7 +19,7 @@ from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.training_run import TrainingRun, find_start, open_services, plan_and_notes
 from hvdtrain.jobs.world_change import follow_workers
 from hvdtrain.reporting.records import RecentRecords
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import CallbackReport
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, SkippedSamples
@@ -162,7 +162,7 @@ def _hosts(world: World) -> list[str]:
 def report_of_others(context: RunContext, callbacks: Sequence[Any]) -> Report:
     """Return the report of another rank than 0."""
     own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
-    return CallbackReport(context, own) if own else SilentReport()
+    return CallbackReport(context, own) if own else Report()
 
 
 def warm_up(session: Session) -> None:

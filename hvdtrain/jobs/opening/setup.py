@@ -84,7 +84,7 @@ from hvdtrain.jobs.opening.limits import (
 from hvdtrain.jobs.opening.memory_check import with_cuts_before
 from hvdtrain.jobs.opening.options import given_fields
 from hvdtrain.jobs.signals import Signals
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session, versions_with
 from hvdtrain.task import constructor_parameters, load_task_class, make_task, notes_on_members
 from hvdtrain.training_plan import TrainingPlan, most_workers
@@ -498,9 +498,7 @@ def handshake(job: JobSpec, backend: Backend) -> list[str]:
 
 def _first_batch(config: Config, backend: Backend, task_data: TaskData) -> HostBatch | None:
     """Return this worker's first batch of the training data. Local: no collective."""
-    session = Session(
-        config, backend, task_data.train_data, task_data.eval_data, SilentReport(), Path(os.devnull)
-    )
+    session = Session(config, backend, task_data.train_data, task_data.eval_data, Report(), Path(os.devnull))
     return session.train_batch(session.plan(), session.state.progress)
 
 

@@ -17,7 +17,7 @@ from hvdtrain.jobs.run_directory.provenance import Provenance, config_text
 from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, SilentReport
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import CallbackReport, Reporter, RunReport
 from hvdtrain.storage.files import check_link, run_folder
 from hvdtrain.storage.urls import is_url
@@ -59,7 +59,7 @@ def open_run(
         EnvironmentFault: If it cannot be made or written, or another job uses it.
     """
     context = context or RunContext(workers.rank, workers.size, config)
-    report: Report = SilentReport()
+    report: Report = Report()
 
     def prepare() -> Path:
         nonlocal report

@@ -32,7 +32,7 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.loop import evaluate as run_evaluation
 from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session, readers_for
 from hvdtrain.storage.files import expand_path
@@ -233,7 +233,7 @@ def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data
         backend=backend,
         train_data=range(manifest.data_size),  # its size is all that the plan needs of it
         eval_data=data,
-        report=SilentReport(),
+        report=Report(),
         run_dir=run_dir_of(found),
         state=RunState(Progress(manifest.step, manifest.samples)),
     )

@@ -21,7 +21,7 @@ from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.training_run import new_session
 from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session, readers_for
 from hvdtrain.tools.bench.message_times import bench_module
 from hvdtrain.tools.bench.spread import Block, Spread, split_of, split_of_one, spread_of_parts
@@ -34,7 +34,7 @@ _WARM_STEPS = 3  # at the start of a block: the data are not read ahead yet
 Own = tuple[list[float], float]  # a worker's step times, and how long it waited for data in a step
 
 
-class Recorder(SilentReport):
+class Recorder(Report):
     """A report that keeps what the metrics of steps say.
 
     Attributes:

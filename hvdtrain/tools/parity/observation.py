@@ -1,6 +1,6 @@
 """What one framework tells of a task's model, in arrays and words that the other can compare with its own."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,6 +127,32 @@ class ForwardPass:
     losses: Array
     more_outputs: tuple[Array, ...] = ()
     narrow: str = ""
+
+
+class CallRecorder:
+    """Keeps the calls of a model's layers, within its context.
+
+    Args:
+        model: the model.
+        paths: portable path of each layer, by its identity.
+
+    Attributes:
+        calls: the calls in the order in which they ended.
+        outputs: all outputs of the model itself.
+        narrow: the layer in which numbers of fp64 were first made fp32; empty if there is none.
+    """
+
+    def __init__(self, model: Any, paths: Mapping[int, str]) -> None:
+        self.calls: list[LayerCall] = []
+        self.outputs: tuple[Array, ...] = ()
+        self.narrow = ""
+        self._model, self._paths = model, paths
+
+    def forward_pass(self, losses: Array) -> ForwardPass:
+        """Return the forward pass that was recorded, with the losses that it led to."""
+        calls = tuple(call for call in self.calls if call.path)
+        first = next(iter(self.outputs), None)
+        return ForwardPass(calls, first, np.atleast_1d(losses), self.outputs[1:], self.narrow)
 
 
 @travels

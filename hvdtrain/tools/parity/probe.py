@@ -2,16 +2,19 @@
 
 import math
 import zlib
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.backends.objective.objective import make_objective
+from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.host.frameworks import FRAMEWORKS
@@ -57,17 +60,34 @@ Arrays = Mapping[str, NDArray[Any]]
 _SAME_LOSSES = {"fp64": 1e-10, "fp32": 1e-5, "bf16": 1e-2, "fp16": 1e-2}
 
 
-class Probe(Protocol):
-    """Looks into a model that a backend has built. All of it is local, and leaves the model as it was."""
+class Probe(ABC):
+    """Looks into a model that a backend has built. All of it is local, and leaves the model as it was.
 
+    Args:
+        backend: the backend.
+        task: the task.
+        config: the config.
+        named: the framework's losses and metrics by name.
+    """
+
+    def __init__(self, backend: Backend, task: Any, config: Config, named: Mapping[str, Any]) -> None:
+        self._backend: Any = backend
+        self._model = self._backend.model
+        self._framework, self._precision = config.framework, config.precision
+        self._objective = make_objective(task, config.framework, named)
+        self._train_objective = make_objective(task, config.framework, named, config.label_smoothing)
+        self._renaming = Renaming(task, config.framework)
+
+    @abstractmethod
     def forward(self, arrays: Arrays) -> tuple[ForwardPass, ForwardPass]:
         """Return two forward passes in evaluation with the same samples."""
-        ...
 
     def stop_dropout(self) -> list[float]:
         """Let dropout layers drop nothing from now on; return the rates that they had."""
-        ...
+        rates: list[float] = _module(self._framework).stop_dropout(self._model)
+        return rates
 
+    @abstractmethod
     def losses_in_training(self, arrays: Arrays, weights: NDArray[Any]) -> tuple[float, float]:
         """Return the mean losses of two passes in training, which draw random numbers one after the other.
 
@@ -75,8 +95,8 @@ class Probe(Protocol):
             arrays: the samples.
             weights: their weights.
         """
-        ...
 
+    @abstractmethod
     def gradients(self, arrays: Arrays, weights: NDArray[Any]) -> tuple[float, PortableState]:
         """Return the mean loss in training and its gradient by portable names.
 
@@ -84,16 +104,15 @@ class Probe(Protocol):
             arrays: the samples.
             weights: their weights.
         """
-        ...
 
+    @abstractmethod
     def optimizer(self) -> dict[str, Any]:
         """Return what the optimizer was made with, under names that both frameworks share."""
-        ...
 
 
 def make_probe(backend: Backend, task: Any, config: Config) -> Probe:
     """Return what looks into the backend's model."""
-    probe: Probe = _module(config.framework).make_probe(backend, task, config)
+    probe: Probe = _module(config.framework).Probe(backend, task, config)
     return probe
 
 

@@ -14,16 +14,15 @@ from tensorflow.python.framework import op_callbacks
 
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.objective.objective import make_objective
-from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.tensorflow.dry_run import state_kept
+from hvdtrain.backends.tensorflow.dry_run import as_array, state_kept
 from hvdtrain.backends.tensorflow.functions import Phase, add_to_loss, native, phase_of_layers
 from hvdtrain.backends.tensorflow.objective.losses import NAMED
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, walk
 from hvdtrain.config import Config
 from hvdtrain.tools.parity.findings import CLASS, CONSTRAINTS
-from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, ForwardPass, LayerCall
+from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, CallRecorder, ForwardPass, LayerCall
+from hvdtrain.tools.parity.probe import Probe as ProbeBase
 from hvdtrain.tools.parity.probe import layer_paths
 
 _CONVOLUTIONS = (kl.Conv1D, kl.Conv2D, kl.Conv3D)
@@ -120,24 +119,11 @@ _ACTIVATING = (keras.layers.Dense, keras.layers.EinsumDense, keras.layers.Conv1D
                keras.layers.Conv3D)  # fmt: skip
 
 
-class Recorder:
-    """Keeps the calls of a model's layers, within its context.
-
-    Args:
-        model: the model.
-        paths: portable path of each layer, by its identity.
-
-    Attributes:
-        calls: the calls in the order in which they ended.
-        outputs: all outputs of the model itself.
-        narrow: the layer in which numbers of fp64 were first made fp32; empty if there is none.
-    """
+class Recorder(CallRecorder):
+    """Keeps the calls of a model's layers, within its context."""
 
     def __init__(self, model: Any, paths: Mapping[int, str]) -> None:
-        self.calls: list[LayerCall] = []
-        self.outputs: tuple[NDArray[Any], ...] = ()
-        self.narrow = ""
-        self._model, self._paths = model, paths
+        super().__init__(model, paths)
         self._before: dict[int, NDArray[Any] | None] = {}
         self._running: list[str] = []  # paths of the layers that run
         self._stack = ExitStack()
@@ -236,10 +222,7 @@ def all_arrays(value: Any) -> Iterator[NDArray[Any]]:
 
 def to_array(tensor: Any) -> NDArray[Any]:
     """Return a copy of a tensor as an array; of half precision as fp32."""
-    tensor = tf.convert_to_tensor(tensor)
-    if tensor.dtype in (tf.bfloat16, tf.float16):
-        tensor = tf.cast(tensor, tf.float32)
-    return np.array(tensor.numpy())
+    return np.array(as_array(tf.convert_to_tensor(tensor)))
 
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -259,43 +242,24 @@ def in_fp64() -> Iterator[None]:
         keras.config.set_dtype_policy(policy)
 
 
-def make_probe(backend: Backend, task: Any, config: Config) -> "TensorFlowProbe":
-    """Return what looks into the backend's model."""
-    return TensorFlowProbe(backend, task, config)
-
-
-class TensorFlowProbe:
-    """Looks into a model that the backend has built.
-
-    Args:
-        backend: the backend.
-        task: the task.
-        config: the config.
-    """
+class Probe(ProbeBase):
+    """Looks into a model that the backend has built."""
 
     def __init__(self, backend: Backend, task: Any, config: Config) -> None:
-        self._backend: Any = backend
-        self._model = backend.model
+        super().__init__(backend, task, config, NAMED)
         self._called = cast_outputs_to_fp32(self._model, config.precision)
-        self._objective = make_objective(task, "tf", NAMED)
-        self._train_objective = make_objective(task, "tf", NAMED, config.label_smoothing)
-        renaming = Renaming(task, "tf")
-        tensors = ModelState(self._model, renaming)
+        tensors = ModelState(self._model, self._renaming)
         self._fields = list(tensors.trainable_fields())
         self._paths = layer_paths(
             (("/".join(path), id(layer)) for path, layer in walk(self._model)),
             ((field.own, field.path) for field in tensors.fields),
-            renaming,
+            self._renaming,
         )
 
     def forward(self, arrays: Arrays) -> tuple[ForwardPass, ForwardPass]:
         """Return two forward passes in evaluation with the same samples."""
         with state_kept(self._model):
             return self._forward(arrays), self._forward(arrays)
-
-    def stop_dropout(self) -> list[float]:
-        """Let dropout layers drop nothing from now on; return the rates that they had."""
-        return stop_dropout(self._model)
 
     def losses_in_training(self, arrays: Arrays, weights: NDArray[Any]) -> tuple[float, float]:
         """Return the mean losses of two passes in training, which draw random numbers one after the other."""
@@ -330,14 +294,7 @@ class TensorFlowProbe:
         with Recorder(self._model, self._paths) as recorder, phase_of_layers(False):
             losses, _ = self._objective(Phase(self._called, False), _tensors(arrays))
         values = losses.values if isinstance(losses, Weighted) else losses
-        calls = tuple(call for call in recorder.calls if call.path)
-        return ForwardPass(
-            calls,
-            next(iter(recorder.outputs), None),
-            np.atleast_1d(to_array(values)),
-            recorder.outputs[1:],
-            recorder.narrow,
-        )
+        return recorder.forward_pass(to_array(values))
 
     def _mean_loss(self, arrays: Arrays, weights: NDArray[Any]) -> Tensor:
         phase = Phase(self._called, True)

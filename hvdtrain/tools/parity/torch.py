@@ -19,15 +19,14 @@ from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.base import Backend, PortableState
 from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.objective.objective import make_objective
-from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.torch.dry_run import state_kept
+from hvdtrain.backends.torch.dry_run import as_array, state_kept
 from hvdtrain.backends.torch.objective.losses import NAMED
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.config import Config
 from hvdtrain.tools.parity.findings import CLASS
-from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, ForwardPass, LayerCall
+from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, CallRecorder, ForwardPass, LayerCall
+from hvdtrain.tools.parity.probe import Probe as ProbeBase
 from hvdtrain.tools.parity.probe import layer_paths
 
 _OF_CHANNELS_FIRST = (
@@ -116,24 +115,11 @@ def _padding(module: Any) -> list[list[int]]:
 _SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax)
 
 
-class Recorder:
-    """Keeps the calls of a model's modules, within its context.
-
-    Args:
-        model: the model.
-        paths: portable path of each module, by its identity.
-
-    Attributes:
-        calls: the calls in the order in which they ended.
-        outputs: all outputs of the model itself.
-        narrow: the layer in which numbers of fp64 were first made fp32; empty if there is none.
-    """
+class Recorder(CallRecorder):
+    """Keeps the calls of a model's modules, within its context."""
 
     def __init__(self, model: nn.Module, paths: Mapping[int, str]) -> None:
-        self.calls: list[LayerCall] = []
-        self.outputs: tuple[NDArray[Any], ...] = ()
-        self.narrow = ""
-        self._model, self._paths = model, paths
+        super().__init__(model, paths)
         self._inputs: list[tuple[str, NDArray[Any] | None]] = []  # of the layers that run, with their paths
         self._hooks: list[Any] = []
         self._functions: Any = _Functions(self._softmax, self._cast)
@@ -248,10 +234,7 @@ def all_arrays(value: Any) -> Iterator[NDArray[Any]]:
 
 def to_array(tensor: torch.Tensor) -> NDArray[Any]:
     """Return a copy of a tensor as an array; of half precision as fp32."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype in (torch.bfloat16, torch.float16):
-        tensor = tensor.float()
-    return np.array(tensor.numpy())
+    return np.array(as_array(tensor))
 
 
 Arrays = Mapping[str, NDArray[Any]]
@@ -268,29 +251,13 @@ def in_fp64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def make_probe(backend: Backend, task: Any, config: Config) -> "TorchProbe":
-    """Return what looks into the backend's model."""
-    return TorchProbe(backend, task, config)
-
-
-class TorchProbe:
-    """Looks into a model that the backend has built.
-
-    Args:
-        backend: the backend.
-        task: the task.
-        config: the config.
-    """
+class Probe(ProbeBase):
+    """Looks into a model that the backend has built."""
 
     def __init__(self, backend: Backend, task: Any, config: Config) -> None:
-        self._backend: Any = backend
-        self._model: torch.nn.Module = backend.model
+        super().__init__(backend, task, config, NAMED)
         self._device = next(self._model.parameters()).device
-        self._precision = config.precision
-        self._objective = make_objective(task, "torch", NAMED)
-        self._train_objective = make_objective(task, "torch", NAMED, config.label_smoothing)
-        renaming = Renaming(task, "torch")
-        tensors = ModelState(self._model, renaming)
+        tensors = ModelState(self._model, self._renaming)
         self._fields = list(tensors.trainable_fields())
         self._paths = layer_paths(
             (
@@ -298,7 +265,7 @@ class TorchProbe:
                 for name, module in self._model.named_modules(remove_duplicate=False)
             ),
             ((field.own, field.path) for field in tensors.fields),
-            renaming,
+            self._renaming,
         )
 
     def forward(self, arrays: Arrays) -> tuple[ForwardPass, ForwardPass]:
@@ -306,10 +273,6 @@ class TorchProbe:
         with state_kept(self._model, self._device):
             self._model.eval()
             return self._forward(arrays), self._forward(arrays)
-
-    def stop_dropout(self) -> list[float]:
-        """Let dropout layers drop nothing from now on; return the rates that they had."""
-        return stop_dropout(self._model)
 
     def losses_in_training(self, arrays: Arrays, weights: NDArray[Any]) -> tuple[float, float]:
         """Return the mean losses of two passes in training, which draw random numbers one after the other."""
@@ -344,14 +307,7 @@ class TorchProbe:
         with Recorder(self._model, self._paths) as recorder, autocast(self._precision, self._device):
             losses, _ = self._objective(self._model, self._on_device(arrays))
         values = losses.values if isinstance(losses, Weighted) else losses
-        calls = tuple(call for call in recorder.calls if call.path)
-        return ForwardPass(
-            calls,
-            next(iter(recorder.outputs), None),
-            np.atleast_1d(to_array(values)),
-            recorder.outputs[1:],
-            recorder.narrow,
-        )
+        return recorder.forward_pass(to_array(values))
 
     def _mean_loss(self, arrays: Arrays, weights: NDArray[Any]) -> torch.Tensor:
         with autocast(self._precision, self._device):

@@ -16,7 +16,7 @@ from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.features import Job
 from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.tools.bench.measure import bench_config
@@ -40,7 +40,7 @@ class _RisingSession(Session):
         return self.rise.rate(self.state.progress.step)
 
 
-class _CurveReport(SilentReport):
+class _CurveReport(Report):
     """A report that adds the loss of every step to a curve."""
 
     def __init__(self, curve: Curve) -> None:

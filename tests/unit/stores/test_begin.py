@@ -10,7 +10,7 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.remote.run_store import UploadingSaver
 from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
 from hvdtrain.errors import CheckpointError
-from hvdtrain.reporting.report import SilentReport
+from hvdtrain.reporting.report import Report
 from hvdtrain.storage.urls import StoreError
 
 
@@ -86,7 +86,7 @@ def test_the_copy_of_a_completed_run_stays_if_something_in_it_was_not_uploaded(t
     if not is_all_uploaded:
         made.rename(made.with_name("set-aside-step-00000001"))
     store = SimpleNamespace(is_open=True, folder=folder, close=lambda seconds: True)
-    saver = UploadingSaver(folder / "checkpoints", SilentReport(), store)
+    saver = UploadingSaver(folder / "checkpoints", Report(), store)
     saver.is_complete = True
     said = saver.close(1.0)
     assert folder.exists() is not is_all_uploaded

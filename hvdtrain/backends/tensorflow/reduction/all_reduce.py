@@ -6,10 +6,10 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.flat import make_buckets
 from hvdtrain.backends.tensorflow.traced_workers import Sized
+from hvdtrain.backends.workers import group_of
 
 Tensor = Any
 Variable = Any

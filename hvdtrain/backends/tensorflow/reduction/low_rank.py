@@ -1,7 +1,6 @@
 """PowerSGD in TensorFlow: gradients travel as two thin matrices, and what they leave out travels later.
 
-Source: Vogels et al. 2019 (arXiv:1905.13727). ``torch/low_rank.py`` does the same for PyTorch; what they
-share is in ``portable/low_rank.py``.
+``torch/low_rank.py`` does the same for PyTorch; what they share is in ``portable/low_rank.py``.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -101,15 +100,7 @@ Variable = Any
 
 
 class LowRank:
-    """Sums gradients over workers as matrices of low rank, with error feedback.
-
-    With M_i the gradient of worker i, its part of the mean, plus its error, and Q orthonormal::
-
-        P = orthonormal(sum of M_i Q);  Q_i = M_i^T P;  what is returned: P (sum of Q_i)^T
-        error of worker i = M_i - P Q_i^T;  Q of the next step = orthonormal(sum of Q_i)
-
-    All of it is linear in the parts: what is returned and the sum of the errors depend on the sum of the M_i
-    alone, so that the curve does not depend on the number of workers. One worker alone does the same.
+    """Sums gradients over workers as matrices of low rank, as ``portable/low_rank.py`` says.
 
     Args:
         workers: the job's workers, whose number is fixed.

@@ -17,17 +17,16 @@ from hvdtrain.backends.pipeline.checks import (
     loss_has_parameters,
     shapes_of_stages,
 )
-from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup, stages_that_share
+from hvdtrain.backends.pipeline.groups import Layout, StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums
 from hvdtrain.backends.tensorflow import backend
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
-from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending, TensorFlowSums
-from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.objective.losses import masks_within
 from hvdtrain.backends.tensorflow.precision import (
     LossScale,
@@ -111,7 +110,7 @@ class TensorFlowStagedBackend(Staged, StageBackend):
         passes.begin(batch, training=True)  # frees the gradients
         return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
 
-    def eval_step(self, batch: TensorFlowBatch, partial: TensorFlowSums | None = None) -> TensorFlowSums:
+    def eval_step(self, batch: TensorFlowBatch, partial: PartialSums | None = None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Collective in the replica."""
         if partial is None:
             self._evaluation.begin()
@@ -126,11 +125,9 @@ class TensorFlowStagedBackend(Staged, StageBackend):
         sums = tf.zeros([0]) if passes.sums is None else passes.sums
         if partial is not None and passes.sums is not None:
             sums = partial.values + sums
-        return TensorFlowSums(self._names, self._weighted, sums, before + batch.total_weight)
+        return PartialSums(self._names, self._weighted, sums, before + batch.total_weight)
 
-    def eval_metrics(
-        self, partial: TensorFlowSums, signals: Sequence[float] = NO_SIGNALS
-    ) -> TensorFlowPending:
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> TensorFlowPending:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         self._forms.pop(False, None)
         names, weighted = self._agreed_form(False)
@@ -144,7 +141,7 @@ class TensorFlowStagedBackend(Staged, StageBackend):
             vector,
             partial.weight,
             weighted=weighted,
-            computed=self._computed(self._evaluation, HorovodCollectives(self._groups.own)),
+            computed=self._computed(self._evaluation),
             order=self._evaluation.order,
         )
 
@@ -158,11 +155,6 @@ class TensorFlowStagedBackend(Staged, StageBackend):
     def _own_form(self, training: bool) -> Form:
         """Return the names of the sums, as they were when a pass of this kind was traced last."""
         return self._traced_forms.get(training, ((), ()))
-
-    def _make_replica_state(self, task: Any) -> None:
-        """Make what keeps the copies of this stage's state alike, among the replicas."""
-        collectives = HorovodCollectives(self._groups.own)
-        self._follow_state(task, TalkingGroup(self._groups.own, collectives), collectives)
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its variables."""

@@ -6,7 +6,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.pipeline.groups import Layout, group_of
+from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
@@ -14,6 +14,7 @@ from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.update import Update
+from hvdtrain.backends.workers import group_of
 
 
 class StagedState(StateOfStage, TrainingState):

@@ -15,12 +15,13 @@ from hvdtrain.backends.optimizers import check_named_optimizers, check_owners, c
 from hvdtrain.backends.own_step import (
     Optimizers,
     Step,
+    StepPart,
 )
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.steps.optimizers import take_own_rates
 from hvdtrain.backends.tensorflow.steps.step_number import StepNumber
-from hvdtrain.backends.tensorflow.steps.step_optimizer import Calls, StepOptimizer, StepPart
+from hvdtrain.backends.tensorflow.steps.step_optimizer import Calls, StepOptimizer
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import horovod.tensorflow as hvd
 import keras
@@ -12,6 +12,7 @@ from tensorflow.core.framework.attr_value_pb2 import AttrValue
 from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.own_step import (
     NotCalled,
+    StepPart,
     check_gradients,
     check_losses,
     check_reached,
@@ -71,22 +72,6 @@ class Calls(CallsBase[list[Any]]):
 
 
 Variable = Any
-
-
-class StepPart(NamedTuple):
-    """The samples of a step on one worker, and what an update with them needs.
-
-    Attributes:
-        weights: (samples,).
-        gradient_weights: (samples,): each sample's part in the mean gradient over the global batch.
-        total_weight: sum of the samples' weights over all workers.
-        learning_rate: that of the step; None in a dry run, which neither reduces nor updates anything.
-    """
-
-    weights: Tensor
-    gradient_weights: Tensor
-    total_weight: Tensor
-    learning_rate: Tensor | None
 
 
 class StepOptimizer(NotCalled):

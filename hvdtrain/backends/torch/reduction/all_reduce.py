@@ -9,9 +9,8 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.pipeline.groups import group_of
 from hvdtrain.backends.torch.reduction.flat import Bucket, make_buckets
-from hvdtrain.backends.workers import Sized
+from hvdtrain.backends.workers import Sized, group_of
 from hvdtrain.errors import TaskError
 
 # waits for an all-reduce and returns the names of the gradients that are sparse

@@ -15,17 +15,16 @@ from hvdtrain.backends.pipeline.checks import (
     loss_has_parameters,
     shapes_of_stages,
 )
-from hvdtrain.backends.pipeline.groups import StageGroups, TalkingGroup, stages_that_share
+from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
 from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.step_metrics import NO_SIGNALS
+from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums
 from hvdtrain.backends.torch import backend
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.backend import TorchBackend
-from hvdtrain.backends.torch.batches import TorchBatch, TorchPending, TorchSums
-from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
+from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.precision import LossScale, cast_outputs_to_fp32
 from hvdtrain.backends.torch.reduction.reducers import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.stages.model import (
@@ -80,7 +79,7 @@ class TorchStagedBackend(Staged, StageBackend):
         info = super().build(task, config, batch)
         return self._told(info)
 
-    def eval_step(self, batch: TorchBatch, partial: TorchSums | None = None) -> TorchSums:
+    def eval_step(self, batch: TorchBatch, partial: PartialSums | None = None) -> PartialSums:
         """Evaluate one batch and return the sums so far. Collective in the replica."""
         if partial is None:
             self._evaluation.begin()
@@ -98,9 +97,9 @@ class TorchStagedBackend(Staged, StageBackend):
         if partial is not None and sums is not None:
             sums = partial.values + sums
         values = torch.zeros(0) if sums is None else sums
-        return TorchSums(self._names, self._weighted, values, before + batch.total_weight)
+        return PartialSums(self._names, self._weighted, values, before + batch.total_weight)
 
-    def eval_metrics(self, partial: TorchSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         self._forms.pop(False, None)
         names, weighted = self._agreed_form(False)
@@ -114,7 +113,7 @@ class TorchStagedBackend(Staged, StageBackend):
             vector,
             partial.weight,
             weighted=weighted,
-            computed=self._computed(self._evaluation, HorovodCollectives(self._groups.own)),
+            computed=self._computed(self._evaluation),
             order=self._evaluation.order,
         )
 
@@ -127,11 +126,6 @@ class TorchStagedBackend(Staged, StageBackend):
             if self._loss_scale is not None:
                 found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
                 self._loss_scale.follow(found)
-
-    def _make_replica_state(self, task: Any) -> None:
-        """Make what keeps the copies of this stage's state alike, among the replicas."""
-        collectives = HorovodCollectives(self._groups.own)
-        self._follow_state(task, TalkingGroup(self._groups.own, collectives), collectives)
 
     def _make_model(self, task: Any, config: Config, batch: HostBatch | None) -> ModelState:
         """Make this worker's stage of the task's model; return its tensors."""

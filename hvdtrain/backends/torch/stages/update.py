@@ -6,7 +6,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.pipeline.groups import Layout, group_of
+from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.reduction.all_reduce import summed_meanwhile
@@ -15,6 +15,7 @@ from hvdtrain.backends.torch.reduction.reducers import GradientReducer
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.update import Update
+from hvdtrain.backends.workers import group_of
 
 
 class StagedState(StateOfStage, TrainingState):

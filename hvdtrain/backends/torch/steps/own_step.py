@@ -14,12 +14,13 @@ from hvdtrain.backends.optimizers import check_named_optimizers, check_owners, c
 from hvdtrain.backends.own_step import (
     Optimizers,
     Step,
+    StepPart,
     accumulated,
 )
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
 from hvdtrain.backends.torch.steps.optimizers import take_own_rates
-from hvdtrain.backends.torch.steps.step_optimizer import Calls, StepOptimizer, StepPart
+from hvdtrain.backends.torch.steps.step_optimizer import Calls, StepOptimizer
 from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
 

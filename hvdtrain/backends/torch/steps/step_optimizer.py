@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.own_step import (
     NotCalled,
+    StepPart,
     check_gradients,
     check_losses,
     check_reached,
@@ -56,22 +57,6 @@ class Calls(CallsBase[Callable[[], None]]):
                 raise different_form
 
         return check
-
-
-class StepPart(NamedTuple):
-    """The samples of a step on one worker, and what an update with them needs.
-
-    Attributes:
-        weights: (samples,).
-        gradient_weights: (samples,): each sample's part in the mean gradient over the global batch.
-        total_weight: sum of the samples' weights over all workers.
-        learning_rate: that of the step; None in a dry run, which neither reduces nor updates anything.
-    """
-
-    weights: torch.Tensor
-    gradient_weights: torch.Tensor
-    total_weight: float
-    learning_rate: float | None
 
 
 class StepOptimizer(NotCalled):
