@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.common import check_replicas, follow_trained
 from hvdtrain.backends.options import speaks_for_replica
-from hvdtrain.backends.replicas import check_replicas, follow_trained
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.callbacks import ON_STEP
 from hvdtrain.checkpoints.digest import digest_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hvdtrain.backends.base import PendingMetrics
-from hvdtrain.backends.replicas import follow_trained
+from hvdtrain.backends.common import follow_trained
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, Callback, name_of
 from hvdtrain.early_stopping import MetricGoal

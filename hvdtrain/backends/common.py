@@ -1,14 +1,20 @@
-"""What the backends of both frameworks do in the same way, each with parts of its own."""
+"""What the backends of both frameworks do in the same way, and checks of the workers' copies of a model."""
 
 import zlib
+from collections import Counter
+from hashlib import blake2b
 from typing import Any
 
-from hvdtrain.backends.base import PendingMetrics, PortableState, Shapes
+from hvdtrain.backends.base import Backend, PendingMetrics, PortableState, Shapes
 from hvdtrain.backends.objective.metric_states import Collectives
 from hvdtrain.backends.replica_state import ReplicaState, Talking
-from hvdtrain.backends.trained_set import Change
+from hvdtrain.backends.trained_set import Change, describe_change, refused_change
 from hvdtrain.backends.workers import peer_errors
+from hvdtrain.config import Config
+from hvdtrain.errors import ReplicaDriftError
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+
+_RANKS_NAMED = 8
 
 
 class CommonBackend:
@@ -97,3 +103,67 @@ class CommonBackend:
         self._state_tensors = self.state_tensors(self.model, self._state.model)
         is_whole = replicas is self.workers
         self.replica_state = ReplicaState(task, replicas, collectives, self._state_tensors, is_whole)
+
+
+def follow_trained(backend: Backend, config: Config, step: int) -> str:
+    """Collective. Let the next step follow what callbacks have frozen or thawed; return a note of it.
+
+    Args:
+        backend: the backend.
+        config: the job's config.
+        step: the next step.
+
+    Raises:
+        TaskError: On every worker alike, if workers have changed different parameters, a layer was replaced,
+            or the job cannot follow.
+    """
+    workers, change = backend.workers, backend.trained_change()
+    gathered = workers.allgather_object((workers.host, change))
+    if not any(any(of_rank) for _, of_rank in gathered):
+        return ""
+    if (error := refused_change(gathered, config, workers.is_elastic)) is not None:
+        raise error
+    return describe_change(change, step, backend.follow_trained())
+
+
+def check_replicas(backend: Backend) -> None:
+    """Collective. Check that every worker holds the same model, by one small checksum.
+
+    What training changes on each worker by itself is left out.
+
+    Raises:
+        ReplicaDriftError: on every worker alike, naming the ranks and the first parameter that differs.
+    """
+    workers = backend.workers
+    if workers.size == 1:
+        return
+    checksums = backend.checksums()
+    digest = blake2b(repr(checksums).encode(), digest_size=16).digest()
+    digests = workers.allgather_object(digest)
+    if len(set(digests)) == 1:
+        return
+    everyone = workers.allgather_object((workers.host, checksums))
+    # of a split model, workers have other parameters
+    having: dict[str, dict[int, int]] = {}
+    for rank, (_, of_rank) in enumerate(everyone):
+        for name, crc in of_rank:
+            having.setdefault(name, {})[rank] = crc
+    usual = {name: Counter(found.values()).most_common(1)[0][0] for name, found in having.items()}
+    differing = {name: found for name, found in having.items() if len(set(found.values())) > 1}
+    explained = backend.replica_state.explain({name: set(crcs.values()) for name, crcs in differing.items()})
+    differing = {name: found for name, found in differing.items() if name not in explained}
+    if not differing:
+        return
+    drifted = sorted(
+        {r for name, found in differing.items() for r, crc in found.items() if crc != usual[name]}
+    )
+    parameter = next(
+        name for name, found in differing.items() if found.get(drifted[0], usual[name]) != usual[name]
+    )
+    ranks = ", ".join(f"rank {rank} ({everyone[rank][0]})" for rank in drifted[:_RANKS_NAMED])
+    raise ReplicaDriftError(
+        f"the workers' parameters differ: {ranks} drifted from the others, first in {parameter}",
+        "A worker computed something else: faulty memory, another library, or a task that changes it on its "
+        "own. If training does so, name it in the task's state_reductions.",
+        everywhere=True,
+    )

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
+from hvdtrain.backends.common import check_replicas
 from hvdtrain.backends.portable.initial_values import with_initial_values
-from hvdtrain.backends.replicas import check_replicas
 from hvdtrain.backends.step_metrics import ControlFlags, StepStatistics, encode_signals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch

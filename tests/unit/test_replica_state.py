@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from support.fakes import on_every_rank
 
+from hvdtrain.backends.common import check_replicas
 from hvdtrain.backends.replica_state import ReplicaState, StateTensor
-from hvdtrain.backends.replicas import check_replicas
 from hvdtrain.errors import ReplicaDriftError, TaskError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.fakes import FakeBackend, on_every_rank
 
-from hvdtrain.backends.replicas import check_replicas
+from hvdtrain.backends.common import check_replicas
 from hvdtrain.backends.trained_set import refused_change
 from hvdtrain.config import Config
 from hvdtrain.errors import ReplicaDriftError
