@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import hvdtrain.backends.workers
-from hvdtrain.backends.objective.gathering import GATHER, frame
-from hvdtrain.backends.workers import HorovodWorkers, is_peer_error, peer_errors
+from hvdtrain.backends.workers import GATHER, HorovodWorkers, frame, is_peer_error, peer_errors
 from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError, TrainingError
 from hvdtrain.workers import wire
 from hvdtrain.workers.world import World
