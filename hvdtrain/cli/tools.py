@@ -30,7 +30,7 @@ def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool,
     It takes the options of train and leaves no run directory behind; the length of the training and its
     schedule do not matter.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.tools.search.commands import run_lr_find
+    from hvdtrain.tools.search.lr_find import run_lr_find
 
     chosen, fields = take_options(options, RateOptions)
     run_lr_find(given_layers(assignments, fields, config_file), chosen)
@@ -49,11 +49,11 @@ def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bo
     The global batch stays, by more or fewer micro-batches per step, so the curve does not change. Each
     micro-batch is tried by a job of its own. It takes the options of train and leaves no run directory.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.tools.search.commands import run_batch_find_command
+    from hvdtrain.tools.search.batch_find import run_batch_find
 
     chosen, fields = take_options(options, BatchOptions)
     layers = given_layers(assignments, fields, config_file)
-    run_batch_find_command(layers, chosen)
+    run_batch_find(layers, chosen)
 
 
 @click.command()
@@ -244,7 +244,7 @@ def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, *
 
     It takes the options of train and leaves no run directory behind.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.tools.bench.command import run_bench
+    from hvdtrain.tools.bench.sweep import run_bench
 
     chosen, fields = take_options(options, BenchOptions)
     run_bench(given_layers(assignments, fields, config_file), chosen)

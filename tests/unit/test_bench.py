@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hvdtrain.cli import cli
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.tools.bench import command, picture, sweep
+from hvdtrain.tools.bench import picture, sweep
 from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, notes_on
 from hvdtrain.tools.bench.launch import horovodrun
 from hvdtrain.tools.bench.measure import Steps, bench_config, joined
@@ -275,7 +275,7 @@ def invoke(*words: str):
 def handed_on(monkeypatch):
     """Gives the layers and options that a command line hands on, without measuring."""
     found: list = []
-    monkeypatch.setattr(command, "run_bench", lambda layers, options: found.extend((layers, options)))
+    monkeypatch.setattr(sweep, "run_bench", lambda layers, options: found.extend((layers, options)))
 
     def get(*words: str):
         result = invoke(*words)
@@ -334,14 +334,14 @@ def test_options_that_contradict_each_other_are_refused(options, said):
 )
 def test_files_that_cannot_be_written_are_refused_early(options, said):
     with pytest.raises(UsageError, match=said):
-        command.run_bench([], BenchOptions(**options))
+        sweep.run_bench([], BenchOptions(**options))
 
 
 def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
-    monkeypatch.setattr(command, "bench_job", lambda *_: RESULT)
+    monkeypatch.setattr(sweep, "bench_job", lambda *_: RESULT)
     monkeypatch.setattr(BenchOptions, "check_files", lambda *_: None)
     with pytest.raises(EnvironmentFault, match="/dev/full cannot be written: No space left on device"):
-        command.run_bench([], BenchOptions(json_path=Path("/dev/full")))
+        sweep.run_bench([], BenchOptions(json_path=Path("/dev/full")))
     assert "64 samples a step" in capsys.readouterr().out
 
 
@@ -364,7 +364,7 @@ def test_what_launches_workers_refuses_a_launcher(monkeypatch):
     monkeypatch.setenv("HOROVOD_RANK", "0")
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     with pytest.raises(UsageError, match="launches workers itself, but a launcher has started this process"):
-        command.run_bench([], BenchOptions(sweep=(1, 2)))
+        sweep.run_bench([], BenchOptions(sweep=(1, 2)))
 
 
 def test_a_picture_needs_matplotlib(monkeypatch):

@@ -10,7 +10,7 @@ from hvdtrain.cli import cli
 from hvdtrain.config import Layer
 from hvdtrain.errors import Interrupted, UsageError
 from hvdtrain.horovod_build import InstalledBuild
-from hvdtrain.tools.bench import command, job, sweep
+from hvdtrain.tools.bench import job, sweep
 from hvdtrain.tools.bench import job as before_launch
 from hvdtrain.tools.bench import plan_command as predict_command
 from hvdtrain.tools.bench.options import BenchOptions, check_writable
@@ -40,7 +40,7 @@ def test_workers_of_an_elastic_job_launch_and_measure_nothing(monkeypatch):
     monkeypatch.setenv("HVDTRAIN_ELASTIC", "127.0.0.1:1")
     for options in COMMANDS:
         with pytest.raises(UsageError, match="only training can be an elastic job"):
-            command.run_bench([], BenchOptions(**options))
+            sweep.run_bench([], BenchOptions(**options))
     for options in (PlanOptions(), PlanOptions(source=Path("plan.json"))):
         with pytest.raises(UsageError, match="only training can be an elastic job") as error:
             predict_command.run_plan([Layer("options", {"framework": "torch"})], options)
@@ -59,13 +59,13 @@ def test_workers_of_an_elastic_job_launch_and_measure_nothing(monkeypatch):
 def test_what_a_job_would_refuse_is_refused_before_it_starts(options, values, said, nothing_starts):
     layers = [Layer("options", {"framework": "torch", **values})]
     with pytest.raises(UsageError, match=said):
-        command.run_bench(layers, BenchOptions(**options))
+        sweep.run_bench(layers, BenchOptions(**options))
 
 
 def test_a_batch_that_is_too_small_for_one_of_the_jobs_is_refused_before_any_starts(nothing_starts):
     layers = [Layer("options", {"framework": "torch", "global_batch_size": 1})]
     with pytest.raises(UsageError, match="global_batch_size 1 is smaller than workers x accumulate = 2 x 1"):
-        command.run_bench(layers, BenchOptions(sweep=(1, 2)))
+        sweep.run_bench(layers, BenchOptions(sweep=(1, 2)))
 
 
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
@@ -75,7 +75,7 @@ def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(controller,
     layers = [Layer("options", {"framework": "torch"})]
     said = f"--controller {controller}: Horovod was built without {'MPI' if controller == 'mpi' else 'Gloo'}"
     with pytest.raises(UsageError, match=said):
-        command.run_bench(layers, BenchOptions(controller=controller, sweep=(1, 2)))
+        sweep.run_bench(layers, BenchOptions(controller=controller, sweep=(1, 2)))
     with pytest.raises(UsageError, match=said):
         predict_command.run_plan(layers, PlanOptions(controller=controller))
 
@@ -83,7 +83,7 @@ def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(controller,
 @pytest.mark.parametrize("options", [{"sweep": (1, 2)}, {"all_reduce": False}])
 def test_a_largest_all_reduce_where_none_is_measured_is_refused(options, nothing_starts):
     with pytest.raises(UsageError, match=r"--max-bytes is the largest all-reduce, and --.* measures none"):
-        command.run_bench([], BenchOptions(max_bytes=1 << 20, **options))
+        sweep.run_bench([], BenchOptions(max_bytes=1 << 20, **options))
 
 
 @pytest.mark.parametrize("words", ["bench", "plan", "lr-find", "batch-find"])
@@ -103,7 +103,7 @@ def test_one_file_for_two_things_is_refused(tmp_path, monkeypatch):
     """The second would replace the first."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="is named twice"):
-        command.run_bench([], BenchOptions(json_path=Path("a.png"), picture=tmp_path / "a.png"))
+        sweep.run_bench([], BenchOptions(json_path=Path("a.png"), picture=tmp_path / "a.png"))
 
 
 def test_the_check_of_files_leaves_them_as_they_are(tmp_path):
@@ -131,14 +131,14 @@ def test_a_signal_ends_a_measurement_with_one_line(error, rank, monkeypatch, cap
         raise error
 
     monkeypatch.setattr("hvdtrain.tools.bench.sweep.run_sweep", ends)
-    monkeypatch.setattr(command, "bench_job", ends)
+    monkeypatch.setattr(sweep, "bench_job", ends)
     monkeypatch.setattr(predict_command, "_records", ends)
     if rank is not None:
         monkeypatch.setenv("HOROVOD_RANK", rank)
         monkeypatch.setenv("HOROVOD_SIZE", "2")
     for options in COMMANDS if rank is None else [{}]:
         with pytest.raises(type(error)):
-            command.run_bench([], BenchOptions(**options))
+            sweep.run_bench([], BenchOptions(**options))
         assert capsys.readouterr().err == "interrupted; nothing was written\n" * (rank != "1")
     with pytest.raises(type(error)):
         predict_command.run_plan([], PlanOptions())

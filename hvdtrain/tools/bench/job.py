@@ -1,8 +1,7 @@
 """The measurement of one job, in the processes that a launcher started, or in one without a launcher."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +9,9 @@ import psutil
 
 from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import Interrupted, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.host.launcher import output_rank
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.limits import with_learning_rate
@@ -151,21 +149,6 @@ def check_before_launch(config: Config, counts: Iterable[int], controller: str |
             )
     for count in counts:
         batch_plan(config, count, None)
-
-
-@contextmanager
-def said_if_interrupted(say: Callable[[str], None]) -> Iterator[None]:
-    """Return a context in which a measurement that a signal ends says that nothing is kept of it.
-
-    Args:
-        say: is called with the text, on rank 0 alone.
-    """
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt):
-        if not output_rank():
-            say("interrupted; nothing was written")
-        raise
 
 
 _LEAST_MESSAGE_SECONDS = 20.0

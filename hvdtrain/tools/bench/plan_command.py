@@ -1,23 +1,19 @@
 """The command ``plan``: what more hosts would bring, from a measurement of a few workers."""
 
-import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
 
-import click
-
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.horovod_build import installed_build
-from hvdtrain.host.launcher import launched_rank, open_console, stated_launch
+from hvdtrain.host.launcher import launched_rank, stated_launch
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.storage.text import printable
-from hvdtrain.tools.bench.job import check_before_launch, said_if_interrupted
+from hvdtrain.tools.bench.job import check_before_launch
 from hvdtrain.tools.bench.launch import (
     Program,
     exchange_folder,
@@ -26,6 +22,7 @@ from hvdtrain.tools.bench.launch import (
     write_specification,
 )
 from hvdtrain.tools.bench.message_times import bench_module_name
+from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
 from hvdtrain.tools.bench.picture import check_picture, draw
 from hvdtrain.tools.bench.plan_options import PlanOptions
 from hvdtrain.tools.bench.plan_result import Record, make_plan, read_records
@@ -61,23 +58,12 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
         options.check_files(layers)
         if options.picture is not None:
             check_picture(options.picture)
-    with said_if_interrupted(_say):
+    with said_if_interrupted():
         records = _records(layers, options, launched=launched)
     if not records:
         return
     plan = make_plan(records, options)
-    open_console().print(plan.describe(), highlight=False, markup=False, soft_wrap=True)
-    document = plan.to_document()
-    try:
-        if options.json_path is not None:
-            options.json_path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        if options.picture is not None:
-            draw(document, options.picture)
-    except OSError as error:
-        raise EnvironmentFault(
-            f"{error.filename or 'a file'} cannot be written: {error.strerror or error}",
-            "What was predicted stands above.",
-        ) from None
+    show_found(plan.describe(), plan.to_document(), options.json_path, options.picture, draw)
 
 
 def _records(layers: list[Layer], options: PlanOptions, *, launched: bool) -> list[Record]:
@@ -142,7 +128,7 @@ def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) ->
     failures: list[EnvironmentFault] = []
     with interruptible(), exchange_folder(shared=False) as folder:
         for controller in controllers:
-            _say(f"measuring {workers} workers over {controller} ...")
+            say(f"measuring {workers} workers over {controller} ...")
             job, to = folder / "job.json", folder / f"found-{controller}.json"
             values = {"layers": layers_to_json(layers), "seconds": options.train_seconds, "found": str(to)}
             write_specification(job, values)
@@ -153,7 +139,7 @@ def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) ->
             try:
                 found.append(Record.from_document(run_program(Program(name, [command], limit), to)))
             except EnvironmentFault as error:
-                _say(str(error))
+                say(str(error))
                 failures.append(error)
     if not found:
         raise failures[0]
@@ -180,7 +166,3 @@ def _check_places(workers: int, gpus: int) -> None:
             "Give fewer workers (-np), two at least, or --device cpu.",
         )
     check_slots((workers,), None)
-
-
-def _say(text: str) -> None:
-    click.echo(printable(text), err=True)

@@ -1,4 +1,7 @@
-"""How the speed grows with the number of workers: each number is a job that is launched here."""
+"""The command ``bench``: one job as it was launched, or a sweep over numbers of workers.
+
+In a sweep each number of workers is a job that is launched here.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -8,10 +11,11 @@ from typing import Any
 from hvdtrain.config import Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.host.hostfile import parse_host_list
-from hvdtrain.jobs.opening.setup import settle
+from hvdtrain.host.launcher import check_is_not_launched, launched_rank
+from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.bench.job import check_before_launch
+from hvdtrain.tools.bench.job import Request, bench_job, check_before_launch
 from hvdtrain.tools.bench.launch import (
     Program,
     exchange_folder,
@@ -21,7 +25,10 @@ from hvdtrain.tools.bench.launch import (
     write_specification,
 )
 from hvdtrain.tools.bench.measure import check_rounds
+from hvdtrain.tools.bench.message_times import MOST_BYTES
 from hvdtrain.tools.bench.options import BenchOptions
+from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
+from hvdtrain.tools.bench.picture import check_picture, draw
 from hvdtrain.tools.bench.result import VERSION, told
 from hvdtrain.tools.bench.spread import Spread
 from hvdtrain.tools.bench.worker import layers_to_json
@@ -93,6 +100,46 @@ class Sweep:
                 for row in self.rows
             ],
         }
+
+
+def run_bench(layers: list[Layer], options: BenchOptions) -> None:
+    """Measure, show what was found, and write it where the options say.
+
+    Args:
+        layers: the job's config values, weakest source first.
+        options: the options of the command.
+
+    Raises:
+        UsageError: If options contradict each other, a launcher started what launches workers itself, or it
+            started an elastic job.
+        HvdtrainError: as training would raise it.
+    """
+    check_may_be_elastic(None)
+    try:
+        options.check()
+    except UsageError as error:
+        error.everywhere = True  # every worker has the same command
+        raise
+    if not launched_rank():
+        options.check_files(layers)
+        if options.picture is not None:
+            check_picture(options.picture)
+    if not options.sweep:
+        most_bytes = options.max_bytes or MOST_BYTES
+        request = Request(options.seconds, options.split, options.all_reduce, most_bytes)
+        with said_if_interrupted():
+            result = bench_job(layers, request)
+        if result is not None:
+            _show(result.describe(), result.to_document(), options)
+        return
+    check_is_not_launched("bench --sweep")
+    with said_if_interrupted():
+        swept = run_sweep(layers, options, say)
+    _show(swept.describe(), swept.to_document(), options)
+
+
+def _show(text: str, document: dict[str, Any], options: BenchOptions) -> None:
+    show_found(text, document, options.json_path, options.picture, draw)
 
 
 def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], None]) -> Sweep:

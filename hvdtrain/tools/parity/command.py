@@ -1,6 +1,5 @@
 """The command ``parity``."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hvdtrain.config import Layer
-from hvdtrain.errors import EXIT_DONE, EXIT_TRAINING, EnvironmentFault, HvdtrainError
+from hvdtrain.errors import EXIT_DONE, EXIT_TRAINING, HvdtrainError
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.opening.setup import check_may_be_elastic
 from hvdtrain.storage.text import counted, printable
-from hvdtrain.tools.bench.job import said_if_interrupted
 from hvdtrain.tools.bench.options import check_writable, config_files
+from hvdtrain.tools.bench.output import said_if_interrupted, write_json
 from hvdtrain.tools.parity.job import Result, parity_job
 from hvdtrain.tools.parity.observation import Difference
 from hvdtrain.tools.parity.rows import Row
@@ -219,12 +218,11 @@ def run_parity(layers: list[Layer], json_path: Path | None) -> int:
     role = find_role()
     if role.rank == 0:
         check_writable(json_path, read=config_files(layers))
-    with said_if_interrupted(lambda text: open_console().print(text)):
+    with said_if_interrupted():
         found = _compared(layers, role)
     if isinstance(found, Result):
         show(found, open_console())
-        if json_path is not None:
-            _write(json_path, found)
+        write_json(json_path, to_document(found))
         return EXIT_DONE if found.has_parity else EXIT_TRAINING
     return EXIT_DONE
 
@@ -236,12 +234,3 @@ def _compared(layers: list[Layer], role: Role) -> Result | bool:
         # rank 0 does not report what TensorFlow's workers alone raise; their leader does
         error.everywhere &= not role.is_leader or role.rank == 0
         raise
-
-
-def _write(path: Path, result: Result) -> None:
-    try:
-        path.write_text(json.dumps(to_document(result), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise EnvironmentFault(
-            f"{path} cannot be written: {error.strerror or error}", "What was found stands above."
-        ) from None

@@ -12,9 +12,10 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.cores import free_bytes
 from hvdtrain.host.hostfile import parse_host_list
+from hvdtrain.host.launcher import check_is_not_launched
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
-from hvdtrain.jobs.opening.setup import settle
+from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.tools.bench.launch import (
     Program,
@@ -23,6 +24,8 @@ from hvdtrain.tools.bench.launch import (
     run_program,
     write_specification,
 )
+from hvdtrain.tools.bench.options import check_writable, config_files
+from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
 from hvdtrain.tools.bench.sweep import check_slots
 from hvdtrain.tools.bench.worker import layers_to_json
 from hvdtrain.tools.search import batch_sizes
@@ -35,7 +38,22 @@ _KILLED = re.compile(rf"exit (code|status):? *(-9|137|{OUT_OF_MEMORY_CODE})\b|si
 _SAME_FP32, _SAME_ROUNDED = 1e-4, 2e-2  # relative, of the first losses
 
 
-def run_batch_find(layers: list[Layer], options: BatchOptions, say: Callable[[str], None]) -> BatchSizes:
+def run_batch_find(layers: list[Layer], options: BatchOptions) -> None:
+    """Find a micro-batch, show what was found, and write it where the options say.
+
+    Raises:
+        UsageError: If a launcher started this process, or the job would be refused.
+        EnvironmentFault: If the job fails as it is.
+    """
+    check_may_be_elastic(None)
+    check_is_not_launched("batch-find", "-np N ...")
+    check_writable(options.json_path, read=config_files(layers))
+    with said_if_interrupted():
+        found = find_sizes(layers, options, say)
+    show_found(found.describe(), found.to_document(), options.json_path)
+
+
+def find_sizes(layers: list[Layer], options: BatchOptions, say: Callable[[str], None]) -> BatchSizes:
     """Try micro-batches with the job's global batch, and return what was found.
 
     Raises:

@@ -3,9 +3,12 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from hvdtrain.tools.bench.picture import new_figure, save_figure
 
 VERSION = 1
 _FORGET = 0.9  # of the running mean that ends the rise, per step
@@ -239,8 +242,9 @@ def notes_of_ends(curve: Curve, rise: Rise) -> list[str]:
     return [f"the loss falls fastest at an end of what was tried: give {option}"]
 
 
-def draw_rates(figure: Any, document: Mapping[str, Any]) -> None:
-    """Draw the curve of a document of ``LearningRates`` into a figure of matplotlib."""
+def draw_rates(document: Mapping[str, Any], path: Path) -> None:
+    """Draw the curve of a document of ``LearningRates``; the suffix of the file tells the format."""
+    figure = new_figure()
     axes = figure.add_subplot()
     rates = [one["rate"] for one in document["curve"]]
     axes.plot(rates, [one["loss"] for one in document["curve"]], alpha=0.35, label="loss")
@@ -252,3 +256,4 @@ def draw_rates(figure: Any, document: Mapping[str, Any]) -> None:
     title = f"{document['task']}, {document['device']}"
     axes.set(xscale="log", xlabel=label, ylabel="loss", title=title)
     axes.legend()
+    save_figure(figure, path)

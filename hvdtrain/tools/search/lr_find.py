@@ -11,6 +11,7 @@ from hvdtrain.backends.options import replicas
 from hvdtrain.backends.step_metrics import ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import HvdtrainError, NonFiniteLossError, UsageError
+from hvdtrain.host.launcher import launched_rank, output_rank
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.features import Job
@@ -20,9 +21,19 @@ from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.tools.bench.measure import bench_config
+from hvdtrain.tools.bench.options import check_writable, config_files
+from hvdtrain.tools.bench.output import said_if_interrupted, show_found
+from hvdtrain.tools.bench.picture import check_picture
 from hvdtrain.tools.search.job import SearchRun, opened_run
-from hvdtrain.tools.search.learning_rates import BatchScale, Curve, LearningRates, Rise, notes_of_ends
-from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS
+from hvdtrain.tools.search.learning_rates import (
+    BatchScale,
+    Curve,
+    LearningRates,
+    Rise,
+    draw_rates,
+    notes_of_ends,
+)
+from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS, RateOptions
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY
 
@@ -86,6 +97,23 @@ def lr_find(
     named = {} if task is None else {"task": task_spec(task)}
     given = Layer("lr_find()", {**named, "framework": framework, **config})
     return find_rates([given], rise, task_class_of(task), keeps_state=True)
+
+
+def run_lr_find(layers: list[Layer], options: RateOptions) -> None:
+    """Collective. Find a learning rate, show what was found, and write it where the options say.
+
+    Raises:
+        HvdtrainError: as training would raise it.
+    """
+    rise = checked_rise(options.lowest_rate, options.highest_rate, options.rising_steps)
+    if not launched_rank():
+        check_writable(options.json_path, options.picture, read=config_files(layers))
+        if options.picture is not None:
+            check_picture(options.picture)
+    with said_if_interrupted():
+        found = find_rates(layers, rise)
+    if not output_rank():
+        show_found(found.describe(), found.to_document(), options.json_path, options.picture, draw_rates)
 
 
 def find_rates(
