@@ -7,6 +7,7 @@ from typing import Any
 
 from hvdtrain.backends.base import Backend, PendingMetrics, PortableState, Shapes
 from hvdtrain.backends.objective.metric_states import Collectives
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.replica_state import ReplicaState, Talking
 from hvdtrain.backends.trained_set import Change, describe_change, refused_change
 from hvdtrain.backends.workers import peer_errors
@@ -32,7 +33,7 @@ class CommonBackend:
     replica_state: ReplicaState
     _clock: Any
     _local: Any
-    _low_rank: Any
+    _reducer: GradientReducer
     _state: Any
     _trained_set: Any
 
@@ -88,11 +89,8 @@ class CommonBackend:
 
     def _kept_by_compression(self) -> PortableState:
         """Collective. Return what the reducer keeps from step to step."""
-        if self._low_rank is None:
-            return {}
         with peer_errors():
-            kept: PortableState = self._low_rank.state()
-        return kept
+            return self._reducer.state()
 
     def _make_replica_state(self, task: Any) -> None:
         """Make what keeps the workers' copies of state that no optimizer updates alike."""

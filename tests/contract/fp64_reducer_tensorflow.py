@@ -3,8 +3,10 @@
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvdtrain.backends.reduction import GradientReducer
 
-class Fp64AllReduce:
+
+class Fp64AllReduce(GradientReducer):
     """All gradients summed in fp64."""
 
     def __init__(self, workers, scaled):

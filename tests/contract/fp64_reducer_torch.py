@@ -2,8 +2,10 @@
 
 import horovod.torch as hvd
 
+from hvdtrain.backends.reduction import GradientReducer
 
-class Fp64AllReduce:
+
+class Fp64AllReduce(GradientReducer):
     """All gradients summed in fp64, after the backward pass."""
 
     def __init__(self, workers, scaled):
@@ -11,9 +13,6 @@ class Fp64AllReduce:
 
     def attach(self, parameters):
         self.names = list(parameters)
-
-    def expect(self, passes):
-        pass
 
     def finish(self, gradients):
         if self.workers.size == 1:

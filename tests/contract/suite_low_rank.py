@@ -112,7 +112,7 @@ def drawn(backend, step, factor=1.0):
 
 def finished(backend, parts):
     """Collective. Give what the reducer makes of this worker's portable gradients, as portable arrays."""
-    reducer = backend._low_rank
+    reducer = backend._reducer
     backend._update.begin()
     fields, own = fields_of(backend), parts[backend.workers.rank]
     if FRAMEWORK == "torch":
@@ -190,7 +190,7 @@ def test_in_the_warmup_gradients_and_errors_travel_whole(started):
     parts = drawn(started, 0)
     first = finished(started, parts)
     left = {path: summed(parts)[path] - first[path] for path in KERNELS}
-    started._low_rank.follow(True)
+    started._reducer.follow(True)
     parts = drawn(started, 1)
     found, total = finished(started, parts), summed(parts)
     for path, value in total.items():
@@ -229,7 +229,7 @@ def test_a_loss_scale_that_changes_does_not_change_the_errors(started):
     def left(scales):
         build(started)
         factor = np.ones(1)
-        started._low_rank._factor = scale_of(factor)
+        started._reducer._factor = scale_of(factor)
         for step, scale in enumerate(scales):
             factor[0] = scale
             found = finished(started, drawn(started, step, scale))
@@ -285,7 +285,7 @@ def test_accumulated_gradients_are_compressed_once_a_step(started):
 
 def local(backend):
     """Give what this worker goes on from."""
-    kept = backend._low_rank.to_broadcast()
+    kept = backend._reducer.to_broadcast()
     numbered = enumerate(kept if FRAMEWORK == "tf" else [tensor for _, tensor in kept])
     state = {str(place): tensor.numpy() for place, tensor in numbered}
     return {name: np.array(v) for name, v in {**state, **backend._state.snapshot().read()}.items()}
@@ -330,7 +330,7 @@ def test_a_sparse_gradient_is_refused(started):
     build(started)
     gradient = torch.zeros(3, 3).to_sparse()
     with pytest.raises(TaskError, match="a gradient is sparse") as refused:
-        started._low_rank.finish([gradient])
+        started._reducer.finish([gradient])
     assert not refused.value.everywhere  # the samples of other workers may not reach the embedding
 
 
@@ -361,7 +361,7 @@ def test_workers_may_run_graphs_of_their_own(started):
     import tensorflow as tf
 
     build(started)
-    reducer, rank = started._low_rank, started.workers.rank
+    reducer, rank = started._reducer, started.workers.rank
     is_one = tf.Variable(True, trainable=False)
 
     def finish(gradients):
@@ -374,7 +374,7 @@ def test_workers_may_run_graphs_of_their_own(started):
     parts = drawn(started, 0)
     expected = finished(started, parts)
     build(started)
-    reducer = started._low_rank
+    reducer = started._reducer
     reducer.traced = tf.function(finish, autograph=False)
     for path, value in finished(started, parts).items():
         np.testing.assert_array_equal(value, expected[path])

@@ -86,10 +86,10 @@ class Torch:
 
     def finish_with(self, vector):
         gradients = [torch.ones_like(p) for p in self.backend.model.parameters()]
-        return self.backend._low_rank.finish_with(gradients, torch.from_numpy(vector))[1].numpy()
+        return self.backend._reducer.finish_with(gradients, torch.from_numpy(vector))[1].numpy()
 
     def low_rank(self):
-        return {name: tensor.numpy().copy() for name, tensor in self.backend._low_rank.to_broadcast()}
+        return {name: tensor.numpy().copy() for name, tensor in self.backend._reducer.to_broadcast()}
 
     def loss_scale(self):
         scale = self.backend._loss_scale
@@ -123,14 +123,14 @@ class TensorFlow:
 
     def finish_with(self, vector):
         gradients = [tf.ones(v.shape) for v in self.backend.model.trainable_variables]
-        traced = tf.function(lambda v: self.backend._low_rank.finish_with(gradients, v)[1], autograph=False)
+        traced = tf.function(lambda v: self.backend._reducer.finish_with(gradients, v)[1], autograph=False)
         try:
             return traced(tf.constant(vector)).numpy()
         except tf.errors.OpError as error:
             raise HorovodInternalError from error
 
     def low_rank(self):
-        return {str(place): v.numpy() for place, v in enumerate(self.backend._low_rank.to_broadcast())}
+        return {str(place): v.numpy() for place, v in enumerate(self.backend._reducer.to_broadcast())}
 
     def loss_scale(self):
         return {f"scale {place}": v.numpy() for place, v in enumerate(self.backend._scale_variables())}
@@ -259,7 +259,7 @@ def test_a_vector_of_another_type_travels_beside_the_last_message(on_workers):
         worker.build(Layers())
         worker.step(0)
         for in_warmup, way in ((False, "q"), (True, "uncompressed")):
-            worker.backend._low_rank.follow(in_warmup)
+            worker.backend._reducer.follow(in_warmup)
             before, vector = everything(worker), np.arange(3, dtype=np.float64)
             name = f"hvdtrain.low_rank.{way}.{worker.prefix}float64"
             worker.fail(name)

@@ -54,6 +54,7 @@ from hvdtrain.backends.objective.objective import (
 from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
 from hvdtrain.backends.own_step import StepPart, describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes
@@ -108,8 +109,7 @@ from hvdtrain.backends.tensorflow.precision import (
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps, check_optimizer
-from hvdtrain.backends.tensorflow.reduction.low_rank import LowRank
-from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer, choose_reducer
+from hvdtrain.backends.tensorflow.reduction.reducers import choose_reducer
 from hvdtrain.backends.tensorflow.replica_state import StateTensors, TrainedSet
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
@@ -359,8 +359,7 @@ class TensorFlowBackend(CommonBackend):
             self._local.begin()
         try:
             self._learn_form(batch, training=True)
-            if self._low_rank is not None:
-                self._low_rank.follow(batch.in_warmup)
+            self._reducer.follow(batch.in_warmup)
             leaves_out = batch.is_padded and (self._own_step is not None or self._leaves_out[True])
             function = self._train_function(batch.counts if leaves_out else ())
             if not batch.reduced_weight:
@@ -497,7 +496,7 @@ class TensorFlowBackend(CommonBackend):
             averages = [
                 *self._ema.to_broadcast(),
                 *([] if self._local is None else self._local.to_broadcast()),
-                *([] if self._low_rank is None else self._low_rank.to_broadcast()),
+                *self._reducer.to_broadcast(),
             ]
             broadcast_variables([*self._slots, *variables, *averages, *self._scale_variables()], root)
             self._ema.follow_broadcast()
@@ -554,8 +553,7 @@ class TensorFlowBackend(CommonBackend):
         """Load portable state into this worker's model and optimizer, and what compression keeps. Local."""
         rest, kept = split_state(state)
         self._state.load(rest)
-        if self._low_rank is not None:
-            self._low_rank.load(kept)
+        self._reducer.load(kept)
         self._load_layers(state)
 
     def _load_weights(self, weights: PortableState, is_part: bool) -> None:
@@ -599,7 +597,6 @@ class TensorFlowBackend(CommonBackend):
         """Make what sums gradients over workers, and the scale of the loss if there is one."""
         loss_scale = new_loss_scale(config, self._precision, self.optimizers[0], self._near)
         reducer = choose_reducer(config, self._near, trainable, loss_scale)
-        self._low_rank = reducer if isinstance(reducer, LowRank) else None
         self._reducer = reducer
         return reducer, loss_scale
 
@@ -607,8 +604,7 @@ class TensorFlowBackend(CommonBackend):
         self, trainable: list[Field], reducer: GradientReducer, loss_scale: LossScale | None, config: Config
     ) -> None:
         """Make the update of a step that is not the task's own."""
-        if self._low_rank is not None:
-            self._low_rank.clock = self._clock
+        reducer.clock = self._clock
         self._update = update_kind(config, self._shards)(
             trainable,
             self._optimizers[MAIN],

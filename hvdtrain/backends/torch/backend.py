@@ -40,6 +40,7 @@ from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_me
 from hvdtrain.backends.options import check_precision
 from hvdtrain.backends.own_step import StepPart, describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes
@@ -65,8 +66,7 @@ from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.reduction.local_steps import LocalSteps, check_optimizer
-from hvdtrain.backends.torch.reduction.low_rank import LowRank
-from hvdtrain.backends.torch.reduction.reducers import GradientReducer, check_kinds, choose_reducer
+from hvdtrain.backends.torch.reduction.reducers import check_kinds, choose_reducer
 from hvdtrain.backends.torch.replica_state import StateTensors, TrainedSet
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import MovingState
@@ -455,8 +455,7 @@ class TorchBackend(CommonBackend):
             self._state.broadcast_ema(root)
             if self._local is not None:
                 broadcast_tensors(self._local.to_broadcast(), root, label="local")
-            if self._low_rank is not None:
-                broadcast_tensors(self._low_rank.to_broadcast(), root, label="low_rank")
+            broadcast_tensors(self._reducer.to_broadcast(), root, label="low_rank")
             if self._loss_scale is not None:
                 found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
                 self._loss_scale.follow(found)
@@ -516,8 +515,7 @@ class TorchBackend(CommonBackend):
         rest, kept = split_state(state)
         self._state.load(rest)
         self._state.model.load_extra_states(rest)
-        if self._low_rank is not None:
-            self._low_rank.load(kept)
+        self._reducer.load(kept)
 
     def _load_weights(self, weights: PortableState, is_part: bool) -> None:
         """Load the model's part of a portable state. Local."""
@@ -597,8 +595,7 @@ class TorchBackend(CommonBackend):
         update, local = self._update, self._local
         if local is not None:
             local.begin()
-        if self._low_rank is not None:
-            self._low_rank.follow(batch.in_warmup)
+        self._reducer.follow(batch.in_warmup)
         sums: torch.Tensor | None = None
         for micro_batch, weights, gradient_weights in self._micro_batches(batch):
             self._batch_norm.weights = weights
@@ -652,7 +649,6 @@ class TorchBackend(CommonBackend):
         """Make what sums gradients over workers, and the scale of the loss if there is one."""
         loss_scale = LossScale(self._near) if config.precision == "fp16" else None
         reducer = choose_reducer(config, self._near, trainable, loss_scale)
-        self._low_rank = reducer if isinstance(reducer, LowRank) else None
         self._reducer = reducer
         return reducer, loss_scale
 
@@ -665,8 +661,7 @@ class TorchBackend(CommonBackend):
         is_own: bool = False,
     ) -> None:
         """Make the update of a step that is not the task's own."""
-        if self._low_rank is not None:
-            self._low_rank.clock = self._clock
+        reducer.clock = self._clock
         self._optimizer = self._optimizers[MAIN]
         self._update = update_kind(config, self._shards)(
             trainable,

@@ -6,6 +6,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.flat import make_buckets
 from hvdtrain.backends.tensorflow.traced_workers import Sized
@@ -15,7 +16,7 @@ Tensor = Any
 Variable = Any
 
 
-class AllReduce:
+class AllReduce(GradientReducer):
     """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
     On a GPU there are up to four for fewer, too, and the graph begins one when its gradients are computed. On

@@ -9,6 +9,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
@@ -16,7 +17,7 @@ Tensor = Any
 Variable = Any
 
 
-class BFloat16:
+class BFloat16(GradientReducer):
     """Sums gradients over workers in fp32, which come and go as bf16: half the bytes of fp32.
 
     Each worker gets an equal part of all workers' gradients, adds it up and gives the sum to all. So a number

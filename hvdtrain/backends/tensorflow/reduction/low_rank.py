@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import (
     EXPONENT_BITS,
     LEAST_PART,
@@ -25,7 +26,6 @@ from hvdtrain.backends.reduction.low_rank import (
 )
 from hvdtrain.backends.tensorflow.reduction.bfloat16 import laid_out_as
 from hvdtrain.backends.tensorflow.state.model_state import Field
-from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
@@ -99,7 +99,7 @@ def _exact_products(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
 Variable = Any
 
 
-class LowRank:
+class LowRank(GradientReducer):
     """Sums gradients over workers as matrices of low rank, as ``portable/low_rank.py`` says.
 
     Args:
@@ -110,11 +110,7 @@ class LowRank:
         factor: returns what a loss scale has multiplied the gradients by.
         has_warmup: whether the learning rate has a warm-up, for the plan.
 
-    Attributes:
-        clock: measures how long this worker is busy, matrices included; None if nobody does.
     """
-
-    clock: StepClock | None = None
 
     def __init__(
         self,

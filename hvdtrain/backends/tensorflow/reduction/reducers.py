@@ -1,9 +1,10 @@
 """How TensorFlow's gradients are summed over workers: one class for each way, chosen from a table."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import has_warmup
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.reduction.all_reduce import AllReduce
@@ -16,38 +17,6 @@ from hvdtrain.config.values import rank_of
 
 Tensor = Any
 Variable = Any
-
-
-class GradientReducer(Protocol):
-    """Sums gradients over workers. Each gradient is this worker's part of the mean already."""
-
-    def attach(self, parameters: Mapping[str, Variable]) -> None:
-        """Watch the parameters, by name, whose gradients will be reduced. Local: no collective.
-
-        Called again, it forgets whatever a step that failed has begun.
-        """
-        ...
-
-    def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Collective. Return the sum of each gradient over workers; called while a step is traced.
-
-        Args:
-            gradients: one for each attached parameter, in the same order, dense.
-        """
-        ...
-
-    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. As ``finish``; return the sum of a short vector, too, which is not compressed.
-
-        Args:
-            gradients: one for each attached parameter, in the same order, dense.
-            vector: what else a step sums.
-        """
-        ...
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        ...
 
 
 # by the config's compression: the workers, whether a loss scale has multiplied the gradients by their number

@@ -22,6 +22,7 @@ from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums
 from hvdtrain.backends.tensorflow import backend
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
@@ -33,7 +34,7 @@ from hvdtrain.backends.tensorflow.precision import (
     new_loss_scale,
     precision_of,
 )
-from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer, choose_reducer
+from hvdtrain.backends.tensorflow.reduction.reducers import choose_reducer
 from hvdtrain.backends.tensorflow.stages.model import (
     StageModel,
     blocks_of,
@@ -250,8 +251,8 @@ class TensorFlowStagedBackend(Staged, StageBackend):
     ) -> tuple[GradientReducer, LossScale | None]:
         """Make what sums gradients over the replicas, and the scale of the loss if there is one."""
         loss_scale = new_loss_scale(config, self._precision, self.optimizers[0], self._groups.own)
-        self._low_rank = None
-        return choose_reducer(config, self._groups.own), loss_scale
+        self._reducer = choose_reducer(config, self._groups.own)
+        return self._reducer, loss_scale
 
     def _make_update(
         self, trainable: list[Field], reducer: GradientReducer, loss_scale: LossScale | None, config: Config

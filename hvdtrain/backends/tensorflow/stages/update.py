@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.state import StateOfStage
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
-from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.update import Update

@@ -6,10 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
 from hvdtrain.backends.tensorflow.precision import LossScale, own_scale, scaled, unscaled
-from hvdtrain.backends.tensorflow.reduction.reducers import GradientReducer
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.step_clock import StepClock

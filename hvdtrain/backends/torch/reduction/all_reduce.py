@@ -9,6 +9,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.torch.reduction.flat import Bucket, make_buckets
 from hvdtrain.backends.workers import Sized, group_of
 from hvdtrain.errors import TaskError
@@ -89,7 +90,7 @@ def sum_sparse(
 Wait = Callable[[], torch.Tensor]
 
 
-class AllReduce:
+class AllReduce(GradientReducer):
     """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
     On a GPU there are up to four for fewer, too: those whose gradients are complete are begun while the

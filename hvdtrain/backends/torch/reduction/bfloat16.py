@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.torch.reduction.all_reduce import agree_on_sparse, sum_sparse, summed_meanwhile
 from hvdtrain.backends.torch.reduction.flat import as_reals
 from hvdtrain.backends.workers import Sized
 
 
-class BFloat16:
+class BFloat16(GradientReducer):
     """Sums gradients over workers in fp32, which come and go as bf16: half the bytes of fp32.
 
     Each worker gets an equal part of all workers' gradients, adds it up and gives the sum to all. So a number
@@ -34,9 +35,6 @@ class BFloat16:
     def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Take the parameters; nothing begins before the backward pass ends."""
         self._names, self._parameters, self._sparse = list(parameters), list(parameters.values()), None
-
-    def expect(self, passes: int) -> None:
-        """Do nothing: gradients are complete when ``finish`` gets them."""
 
     @torch.no_grad()
     def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:

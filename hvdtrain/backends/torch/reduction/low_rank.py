@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import (
     EXPONENT_BITS,
     LEAST_PART,
@@ -26,7 +27,6 @@ from hvdtrain.backends.reduction.low_rank import (
 from hvdtrain.backends.torch.reduction.all_reduce import wait_for_all
 from hvdtrain.backends.torch.reduction.bfloat16 import laid_out_as
 from hvdtrain.backends.torch.state.model_state import Field
-from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.workers import Sized
 from hvdtrain.errors import TaskError
 
@@ -94,7 +94,7 @@ def _exact_products(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor
     return list(torch.split(fixed, rows)), products * unit[:, :, None] * unit[:, None, :]
 
 
-class LowRank:
+class LowRank(GradientReducer):
     """Sums gradients over workers as matrices of low rank, as ``portable/low_rank.py`` says.
 
     Args:
@@ -105,11 +105,7 @@ class LowRank:
         factor: returns what a loss scale has multiplied the gradients by.
         has_warmup: whether the learning rate has a warm-up, for the plan.
 
-    Attributes:
-        clock: measures how long this worker is busy, matrices included; None if nobody does.
     """
-
-    clock: StepClock | None = None
 
     def __init__(
         self,
@@ -148,9 +144,6 @@ class LowRank:
     def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Take the parameters in the order of their gradients; the backward pass begins nothing."""
         self._tensors = list(parameters.values())
-
-    def expect(self, passes: int) -> None:
-        """Do nothing: gradients are complete when ``finish`` gets them."""
 
     def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Collective. Return the sums of low rank; errors and Q change when all sums here have succeeded."""

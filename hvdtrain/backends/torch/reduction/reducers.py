@@ -1,11 +1,11 @@
 """How PyTorch's gradients are summed over workers: one class for each way, chosen from a table."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
 
 import torch
 
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import has_warmup
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.all_reduce import AllReduce
@@ -16,49 +16,6 @@ from hvdtrain.backends.workers import Sized
 from hvdtrain.config import Config
 from hvdtrain.config.values import rank_of
 from hvdtrain.errors import ConfigError
-
-
-class GradientReducer(Protocol):
-    """Sums gradients over workers. Each gradient is this worker's part of the mean already."""
-
-    def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Watch the parameters, by name, whose gradients will be reduced. Local: no collective.
-
-        Called again, it forgets whatever a step that failed has begun.
-        """
-        ...
-
-    def expect(self, passes: int) -> None:
-        """Say how many backward passes complete the gradients of the next step. Local: no collective.
-
-        Called before each step, while no parameter has a gradient: the reducer may give them some of its own.
-        """
-        ...
-
-    def finish(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Collective. Return the sum of each gradient over workers; the tensors given may be overwritten.
-
-        Args:
-            gradients: one for each attached parameter, in the same order. The list may be emptied, so that
-                memory of gradients is freed that are copied.
-        """
-        ...
-
-    def finish_with(
-        self, gradients: list[torch.Tensor], vector: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Collective. As ``finish``; sum a short vector in place, too, uncompressed, and return it.
-
-        Args:
-            gradients: as for ``finish``.
-            vector: what else a step sums; it may have another length in each step.
-        """
-        ...
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        ...
-
 
 # by the config's compression: the workers, whether a loss scale has multiplied the gradients by their number
 # -> the reducer

@@ -20,13 +20,14 @@ from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums
 from hvdtrain.backends.torch import backend
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.precision import LossScale, cast_outputs_to_fp32
-from hvdtrain.backends.torch.reduction.reducers import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.reduction.reducers import choose_reducer
 from hvdtrain.backends.torch.stages.model import (
     StageModel,
     blocks_of,
@@ -225,8 +226,8 @@ class TorchStagedBackend(Staged, StageBackend):
     ) -> tuple[GradientReducer, LossScale | None]:
         """Make what sums gradients over the replicas, and the scale of the loss if there is one."""
         loss_scale = LossScale(self._groups.own) if config.precision == "fp16" else None
-        self._low_rank = None
-        return choose_reducer(config, self._groups.own), loss_scale
+        self._reducer = choose_reducer(config, self._groups.own)
+        return self._reducer, loss_scale
 
     def _make_update(
         self,

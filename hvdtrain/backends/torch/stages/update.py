@@ -8,10 +8,10 @@ import torch
 
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.state import StateOfStage
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.reduction.all_reduce import summed_meanwhile
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
-from hvdtrain.backends.torch.reduction.reducers import GradientReducer
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.update import Update

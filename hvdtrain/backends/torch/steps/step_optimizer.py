@@ -18,10 +18,11 @@ from hvdtrain.backends.own_step import (
     stepped_alone,
 )
 from hvdtrain.backends.recording import CallsBase
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.torch.dry_run import as_kept
 from hvdtrain.backends.torch.objective.losses import check_values, weigh
 from hvdtrain.backends.torch.reduction.all_reduce import AllReduce, zeros_for
-from hvdtrain.backends.torch.reduction.reducers import GradientReducer, choose_reducer
+from hvdtrain.backends.torch.reduction.reducers import choose_reducer
 from hvdtrain.backends.torch.state.model_state import Entry, set_values
 from hvdtrain.backends.torch.state.slots import try_step
 from hvdtrain.config import Config

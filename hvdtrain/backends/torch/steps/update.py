@@ -6,10 +6,10 @@ from operator import attrgetter, is_
 
 import torch
 
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
-from hvdtrain.backends.torch.reduction.reducers import GradientReducer
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.state.slots import try_step
