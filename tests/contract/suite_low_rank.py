@@ -386,7 +386,7 @@ TIES = np.array([[1 + 2**-8, 1 + 2**-8], [2**-8 * (1 + 2**-8), 1]], np.float32)
 
 def test_bf16_rounds_each_part_and_the_sum_once(started):
     size, rank = started.workers.size, started.workers.rank
-    module = import_module(f"hvdtrain.backends.{FOLDER}.bfloat16")
+    module = import_module(f"hvdtrain.backends.{FOLDER}.reduction.bfloat16")
     parts = np.random.RandomState(5).randn(size, 7, 3).astype(np.float32)
     parts[:, 0, :2] = 0
     parts[:2, 0, :2] = TIES[:size]

@@ -41,7 +41,7 @@ def started():
 @pytest.fixture
 def reduction(started):
     """The framework's module of reducers."""
-    return import_module(f"hvdtrain.backends.{FOLDER}.reduction")
+    return import_module(f"hvdtrain.backends.{FOLDER}.reduction.reducers")
 
 
 class Deep:

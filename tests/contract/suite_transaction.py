@@ -490,7 +490,7 @@ def test_the_copies_of_an_own_step_are_said_before_training(elastic, monkeypatch
 
 @pytest.mark.parametrize("task", [Norms, Perturbed])
 def test_a_job_whose_workers_stay_copies_nothing(started, monkeypatch, task):
-    moving = import_module(f"hvdtrain.backends.{FOLDER}.moving_state").MovingState
+    moving = import_module(f"hvdtrain.backends.{FOLDER}.state.moving_state").MovingState
     monkeypatch.setattr(moving, "keep", lambda self: 1 / 0)
     build(started, task())
     train(started, batch(started, 0))
