@@ -16,22 +16,6 @@ SLOTS = {
 FOLDER = ROOT / "hostfiles"
 
 
-def test_every_example_is_tested_and_described():
-    assert {path.name for path in FOLDER.glob("*.txt")} == SLOTS.keys()
-    described = (FOLDER / "README.md").read_text()
-    for name, slots in SLOTS.items():
-        assert f"({name})" in described
-        assert " + ".join(map(str, slots.values())) in described
-
-
-@pytest.mark.parametrize("name", SLOTS)
-def test_examples_say_what_they_are_and_how_to_use_them(name):
-    comments = [line for line in (FOLDER / name).read_text().splitlines() if line.startswith("#")]
-    workers = sum(SLOTS[name].values())
-    used = f"#   horovodrun -np {workers} --hostfile hostfiles/{name} python -m hvdtrain --framework "
-    assert any(line.startswith(used) for line in comments)
-
-
 @pytest.mark.parametrize("name", SLOTS)
 def test_horovod_reads_the_slots(name):
     from horovod.runner.common.util.hosts import parse_host_files, parse_hosts_and_slots

@@ -54,8 +54,3 @@ def listening(host: Host) -> set[str]:
     """Give the addresses and ports that something on a host listens on."""
     sockets = host.namespaces.succeed("ss", "--listening", "--tcp", "--numeric", "--no-header")
     return {line.split()[3] for line in sockets.splitlines()} if sockets else set()
-
-
-def test_the_list_of_what_listens_is_not_empty_by_mistake(tmp_path):
-    with Cluster({"h1": 1}, shared=tmp_path) as cluster:
-        assert {address.rpartition(":")[2] for address in listening(cluster.head)} == {"22"}

@@ -10,7 +10,6 @@ import pytest
 
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.portable.initial_values import with_initial_values
-from hvdtrain.backends.reduction import local_steps
 from hvdtrain.backends.step_metrics import ControlFlags, StepStatistics, encode_signals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -269,17 +268,6 @@ def test_an_optimizer_of_the_task_may_have_taken_no_step_when_the_workers_synchr
         assert steps_of_all(started) == [1] * started.workers.size
 
 
-def test_tensors_are_averaged_in_parts(started, monkeypatch):
-    monkeypatch.setattr(local_steps, "_PART_BYTES", 4 * INPUTS * OUTPUTS)
-    build(started, sync_every=2, optimizer="adamw")
-    for step in range(2):
-        started.train_step(batch(started, step), RATE)
-    _, means = states_of_all(started)
-    started.synchronize()
-    for name, array in state_of(started).items():
-        np.testing.assert_allclose(array, means[name], rtol=1e-5, atol=1e-7, err_msg=name)
-
-
 def test_the_moving_average_takes_the_weights_of_the_synchronisations(started):
     build(started, sync_every=3, ema_decay=0.5)
     before = state_of(started)
@@ -341,9 +329,3 @@ def test_an_optimizer_of_the_task_whose_state_cannot_be_averaged_is_refused(star
     with pytest.raises(ConfigError, match=problem) as caught:
         started.build(OwnOptimizer(name), config(sync_every=4))
     assert "Adam, AdamW" in caught.value.remedy
-
-
-def test_what_travels_is_described(started):
-    text = build(started, sync_every=7, outer_optimizer="nesterov").reduction
-    assert text.startswith("stay on their worker; every 7 steps the workers average")
-    assert text.endswith("Nesterov momentum 0.9, learning rate 0.7")

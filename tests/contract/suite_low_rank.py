@@ -225,20 +225,6 @@ def test_a_gradient_of_zero_gives_zero_and_the_next_step_finds_its_directions(st
     assert np.abs(finished(started, drawn(started, 1))["out/kernel"]).max() > 0.1
 
 
-def test_a_loss_scale_that_changes_does_not_change_the_errors(started):
-    def left(scales):
-        build(started)
-        factor = np.ones(1)
-        started._reducer._factor = scale_of(factor)
-        for step, scale in enumerate(scales):
-            factor[0] = scale
-            found = finished(started, drawn(started, step, scale))
-        return found["conv/kernel"] / scales[-1], saved(started)[error_name("conv/kernel")]
-
-    for one, other in zip(left([1.0, 1.0, 1.0]), left([1024.0, 512.0, 2048.0]), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-
-
 @pytest.mark.parametrize("fields", [{}, {"ema_decay": 0.9, "clip_norm": 0.1, "optimizer": "lamb"}])
 def test_training_goes_on_from_what_was_saved(started, fields):
     build(started, **fields)
@@ -322,19 +308,6 @@ def test_a_reduction_that_fails_leaves_a_step_undone(started, failures):
 
 
 @only_torch
-def test_a_sparse_gradient_is_refused(started):
-    import torch
-
-    from hvdtrain.errors import TaskError
-
-    build(started)
-    gradient = torch.zeros(3, 3).to_sparse()
-    with pytest.raises(TaskError, match="a gradient is sparse") as refused:
-        started._reducer.finish([gradient])
-    assert not refused.value.everywhere  # the samples of other workers may not reach the embedding
-
-
-@only_torch
 @pytest.mark.parametrize("compression", [f"powersgd:{RANK}", "bf16"])
 def test_memory_layouts_do_not_change_what_is_learnt(started, compression):
     """The optimizer is fused, and goes through the memory of parameters and gradients."""
@@ -353,31 +326,6 @@ def test_memory_layouts_do_not_change_what_is_learnt(started, compression):
     np.testing.assert_allclose(losses, expected_losses, rtol=1e-4)
     for name, value in state.items():
         np.testing.assert_allclose(value, expected[name], atol=1e-4, err_msg=name)
-
-
-@only_tensorflow
-def test_workers_may_run_graphs_of_their_own(started):
-    """As with padding: TensorFlow then counts the branches of each graph by itself."""
-    import tensorflow as tf
-
-    build(started)
-    reducer, rank = started._reducer, started.workers.rank
-    is_one = tf.Variable(True, trainable=False)
-
-    def finish(gradients):
-        for _ in range(3 * rank):
-            gradients = [
-                tf.cond(is_one, lambda g=g: tf.identity(g), lambda g=g: tf.zeros_like(g)) for g in gradients
-            ]
-        return reducer.finish(gradients)
-
-    parts = drawn(started, 0)
-    expected = finished(started, parts)
-    build(started)
-    reducer = started._reducer
-    reducer.traced = tf.function(finish, autograph=False)
-    for path, value in finished(started, parts).items():
-        np.testing.assert_array_equal(value, expected[path])
 
 
 # numbers in the middle of two of bf16 for two workers; so is the sum of what they are rounded to

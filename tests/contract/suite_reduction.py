@@ -106,11 +106,6 @@ def test_another_reducer_is_one_class_and_one_row(started, reduction, monkeypatc
         np.testing.assert_allclose(value, expected[name], atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize(("compression", "said"), [("none", "uncompressed"), ("fp16", "as fp16")])
-def test_what_travels_is_described(started, compression, said):
-    assert build(started, compression=compression).reduction == f"fp32, sent {said}"
-
-
 def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started, reduction):
     """A worker's part of 1.5e-5 lies among the numbers of fp16 that have few digits; times 2 it has more."""
     size = started.workers.size
@@ -181,62 +176,6 @@ def test_a_vector_is_summed_with_the_gradients(started, reduction, compression):
         np.testing.assert_allclose(total, wanted, rtol=1e-6)
         for one, given in zip(sums, GIVEN, strict=True):
             np.testing.assert_array_equal(one, size * given)
-
-
-@only_torch
-@pytest.mark.parametrize("overlaps", [False, True])
-def test_a_vector_waits_for_no_bucket_but_the_last(started, reduction, monkeypatch, overlaps):
-    """Those before are begun during the backward pass as without a vector."""
-    import torch
-
-    from hvdtrain.backends.reduction import shards as buckets
-
-    size = started.workers.size
-    if size == 1:
-        return
-    monkeypatch.setattr(buckets, "_LEAST_BYTES", 8)
-    reducer = reduction.AllReduce(started.workers, overlaps=overlaps)
-    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in ("late", "early")}
-    reducer.attach(weights)
-    reducer.finish_with([torch.zeros(2), torch.zeros(2)], torch.ones(3))
-    for step in range(2):
-        for weight in weights.values():
-            weight.grad = None
-        reducer.expect(1)
-        sum(weight.sum() for weight in weights.values()).backward()
-        assert set(reducer._begun) == ({0} if overlaps else set())
-        sums, vector = reducer.finish_with([w.grad for w in weights.values()], torch.full((3,), float(step)))
-        assert [one.tolist() for one in sums] == 2 * [2 * [size]]
-        assert vector.tolist() == 3 * [size * step]
-
-
-@only_torch
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_reduction_begins_in_the_last_backward_pass(started, reduction, monkeypatch, accumulate):
-    import torch
-
-    from hvdtrain.backends.reduction import shards as buckets
-
-    size = started.workers.size
-    if size == 1:
-        return
-    monkeypatch.setattr(buckets, "_LEAST_BYTES", 8)
-    reducer = reduction.AllReduce(started.workers, overlaps=True)
-    weights = {name: torch.nn.Parameter(torch.ones(2)) for name in ("late", "early")}
-    reducer.attach(weights)
-    reducer.finish([torch.zeros(2), torch.zeros(2)])  # the first shows which gradients are sparse
-    reducer.expect(accumulate)
-    for i in range(accumulate):
-        assert not reducer._begun
-        loss = weights["early"].sum() * (1 + started.workers.rank)
-        (loss + weights["late"].sum() if i else loss).backward()
-    assert set(reducer._begun) == {0}
-    late, early = reducer.finish([weight.grad for weight in weights.values()])
-    assert early is weights["early"].grad
-    assert late is weights["late"].grad
-    assert early.tolist() == 2 * [accumulate * size * (size + 1) / 2]
-    assert late.tolist() == 2 * [(accumulate - 1) * size]
-    assert not reducer._begun
 
 
 @only_torch
@@ -384,37 +323,3 @@ def test_workers_agree_on_which_gradients_are_sparse(started, reduction, reached
             rows = [[float(name in names)] * 2 for names in of_ranks]
             assert total.to_dense().tolist() == [*rows, [0, 0]]
             assert total.is_sparse == (name in reached)
-
-
-@only_torch
-def test_a_failed_reduction_leaves_nothing_behind(started, reduction):
-    import torch
-    from horovod.torch import mpi_ops
-
-    size, rank = started.workers.size, started.workers.rank
-    if size == 1:
-        return
-    reducer = reduction.AllReduce(started.workers)
-    weights = [torch.ones(2), torch.ones(2 + 16 * rank), torch.ones(2, dtype=torch.float64)]
-    reducer.attach({name: torch.nn.Parameter(weight) for name, weight in zip("abc", weights, strict=True)})
-    with pytest.raises(Exception, match="Mismatched"):
-        reducer.finish(weights)
-    assert not reducer._begun
-    assert not mpi_ops._handle_map
-    reducer.attach({name: torch.nn.Parameter(torch.ones(2)) for name in "abc"})
-    assert [g.tolist() for g in reducer.finish([torch.ones(2) for _ in range(3)])] == 3 * [2 * [size]]
-
-
-@only_torch
-def test_a_step_that_fails_leaves_nothing_to_the_next(started):
-    """The backward pass has begun reductions when the step fails, on all workers alike."""
-    build(started)
-    good = batch(started, 0)
-    expected = started.train_step(good, 0.0).read().sums["loss"]
-    clip = started._update.fill_in_unused
-    started._update.fill_in_unused = lambda: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        started.train_step(good, 0.0)
-    started._update.fill_in_unused = clip
-    started.workers.barrier()
-    assert started.train_step(good, 0.0).read().sums["loss"] == expected

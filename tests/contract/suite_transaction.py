@@ -481,68 +481,9 @@ def test_a_warm_up_finds_frozen_weights_that_a_step_moves(elastic, failures):
     assert at_each_failure(elastic, failures, lambda: train(elastic, host)) >= 1
 
 
-def test_the_copies_of_an_own_step_are_said_before_training(elastic, monkeypatch):
-    assert "copied at each step" in "".join(elastic.build(Perturbed(), config()).notes)
-    assert elastic.build(Norms(), config()).notes == ()
-    monkeypatch.setattr(elastic.workers, "is_elastic", False)
-    assert elastic.build(Perturbed(), config()).notes == ()
-
-
 @pytest.mark.parametrize("task", [Norms, Perturbed])
 def test_a_job_whose_workers_stay_copies_nothing(started, monkeypatch, task):
     moving = import_module(f"hvdtrain.backends.{FOLDER}.state.moving_state").MovingState
     monkeypatch.setattr(moving, "keep", lambda self: 1 / 0)
     build(started, task())
     train(started, batch(started, 0))
-
-
-@only_tensorflow
-@pytest.mark.parametrize("fields", [{"global_batch_size": SAMPLES}, {"batch_size": MICRO}])
-def test_a_step_is_traced_once_for_all_worlds(elastic, failures, fields):
-    """With a constant global batch, after a warm-up: a step with one micro-batch is not one with several."""
-    from hvdtrain.backends.tensorflow.functions import with_micro_batches
-
-    everyone, whole = elastic.workers.size, "global_batch_size" in fields
-    failures.resize(elastic, 1)
-    build(elastic, NoDropout(), precision="fp16", sync_batch_norm=True, **fields)
-    function = elastic._train_function(())._function
-    if whole:
-        elastic.warm_up(batch(elastic, 0, SAMPLES // MICRO))
-        assert function.experimental_get_tracing_count() == 2
-    losses, factors = [], []
-    for step, size in enumerate([1, 2, MOST, 1, 2]):
-        failures.resize(elastic, size)
-        elastic.enter_world()
-        host = batch(elastic, step, SAMPLES // MICRO // size)
-        host = host if whole else with_micro_batches(host, 1)
-        losses.append(train(elastic, host).sums["loss"])
-        scale = elastic._update.loss_scale
-        factors.append(float(scale.factor / scale.value))
-    failures.resize(elastic, everyone)
-    assert function.experimental_get_tracing_count() == (2 if whole else 1)
-    assert factors == [1, 2, MOST, 1, 2]
-    assert np.isfinite(losses).all()
-
-
-@only_tensorflow
-@pytest.mark.parametrize("message_bytes", [1 << 26, 64])
-def test_a_state_of_all_types_is_sent_in_few_messages(started, monkeypatch, message_bytes):
-    """A variable that is longer than a message travels in several."""
-    import tensorflow as tf
-
-    from hvdtrain.backends.tensorflow.reduction import broadcast as state_broadcast
-
-    monkeypatch.setattr(state_broadcast, "MESSAGE_BYTES", message_bytes)
-    of_root, of_others = (
-        [
-            tf.Variable(tf.cast(tf.reshape(number * tf.range(1, 31), shape), kind))
-            for kind in (tf.float32, tf.int64, tf.bfloat16, tf.float16, tf.bool, tf.uint8)
-            for shape in ((5, 6), (30,))
-        ]
-        + [tf.Variable(float(number)), tf.Variable(tf.zeros((0, 3)))]
-        for number in (1, 0)
-    )
-    own = of_root if started.workers.rank == started.workers.size - 1 else of_others
-    state_broadcast.broadcast_variables(own, started.workers.size - 1)
-    for found, expected in zip(own, of_root, strict=True):
-        assert found.numpy().tobytes() == expected.numpy().tobytes()

@@ -294,16 +294,6 @@ class NotesItsStart(Sound):
         return super().train_data()
 
 
-class MissingData(NotesItsStart):
-    """On rank 1 the data is not there."""
-
-    def train_data(self):
-        data = super().train_data()
-        if RANK == 1:
-            raise FileNotFoundError("no such file: /data/train.npy")
-        return data
-
-
 class BrokenModel(NotesItsStart):
     """On rank 1 the model cannot be built."""
 

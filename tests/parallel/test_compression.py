@@ -44,24 +44,3 @@ def test_compression_halves_the_bytes_sent(framework, runs):
     compressed = bytes_per_step(*runs(framework, "fp16"))
     assert plain > 4 * 151_306
     assert compressed / plain == pytest.approx(0.5, abs=0.001)
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_losses_stay_close_to_those_without_compression(framework, runs):
-    plain = runs(framework, "none")[0].losses
-    compressed = runs(framework, "fp16")[0].losses
-    difference = np.abs(np.asarray(compressed) / np.asarray(plain) - 1)
-    assert 0 < difference.max() < 2**-10  # one rounding of fp16; seen: less than a tenth of it
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_accuracy_is_that_without_compression(framework, runs):
-    plain = runs(framework, "none")[0].summary["final"]["accuracy"]
-    compressed = runs(framework, "fp16")[0].summary["final"]["accuracy"]
-    assert compressed >= 0.97
-    assert compressed == pytest.approx(plain, abs=2.5 / 359)  # two samples of the 359
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_plan_names_the_compression(framework, runs):
-    assert "sent as fp16" in runs(framework, "fp16")[0].result.stdout

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from support.fakes import on_every_rank
 from support.watching import MEANS, METRICS, Watched, records, run_context, step_info, summary
@@ -160,20 +159,6 @@ def test_an_on_start_whose_collective_failed_is_called_again_and_no_other(tmp_pa
     assert failing.called == ["on_start", "on_start", "on_evaluation"]
 
 
-def test_the_context_of_rank_zero_is_in_the_run_directory(watched, tmp_path):
-    notebook = Notebook()
-    told_everything(watched(notebook).report)
-    context = notebook.calls[0][1]
-    assert context.run_dir == tmp_path
-
-
-def test_the_built_in_ones_come_first(watched, tmp_path):
-    seen = []
-    callback = SimpleNamespace(on_evaluation=lambda *_: seen.append(len(records(tmp_path))))
-    told_everything(watched(callback).report)
-    assert seen == [2]
-
-
 def test_nothing_is_called_after_the_end(watched):
     notebook = Notebook()
     report = watched(notebook).report
@@ -187,20 +172,6 @@ def test_a_job_that_fails_before_its_first_step_does_not_end_what_never_started(
     notebook = Notebook()
     watched(notebook).report.on_end(summary(status="failed"))
     assert notebook.calls == []
-
-
-def test_the_context_notes_logs_and_tells_the_time(watched, tmp_path, clock):
-    kept = []
-    shown = watched(SimpleNamespace(on_start=kept.append))
-    shown.report.on_start(20, 4, seconds_before=30.0)
-    (context,) = kept
-    context.note("seven are wrong")
-    context.log(step_info(6), {"wrong": 7, "mean": np.float32(0.5)})
-    clock.seconds += 2
-    assert shown.lines == ["note: seven are wrong"]
-    (record,) = records(tmp_path)
-    assert (record["phase"], record["step"], record["wrong"], record["mean"]) == ("callback", 6, 7, 0.5)
-    assert context.seconds() == 32.0
 
 
 def test_a_callback_cannot_replace_what_each_line_says_of_its_step(watched, tmp_path):
@@ -230,24 +201,6 @@ def test_a_callback_that_failed_is_told_of_the_end(watched):
     assert notebook.hooks == ["on_start", "on_step", "on_window", "on_end"]
 
 
-@pytest.mark.parametrize("status", ["failed", "stopped"])
-def test_an_exception_at_the_end_leaves_the_outcome_of_a_job_that_did_not_complete(watched, status):
-    shown = watched(Failing("on_end"))
-    told_everything(shown.report, end=False)
-    shown.report.on_end(summary(status=status))
-    (note,) = notes(shown)
-    assert note.startswith("note: callback Failing failed in on_end: ")
-
-
-@pytest.mark.parametrize(
-    "error", [PeerLostError("gone"), RuntimeError("Horovod has been shut down")], ids=repr
-)
-def test_a_worker_that_ended_is_no_failure_of_the_callback(watched, error):
-    """Also when the callback's own collective meets it."""
-    with pytest.raises(PeerLostError):
-        told_everything(watched(Failing("on_evaluation", error, errors_end_job=False)).report)
-
-
 def test_an_exception_that_does_not_end_the_job_is_noted_once(watched):
     failing = Failing("on_evaluation", errors_end_job=False)
     shown = watched(failing)
@@ -267,14 +220,6 @@ def test_a_callback_that_could_not_start_is_not_called_again(watched):
     told_everything(shown.report)
     assert failing.called == ["on_start"]
     assert "; the callback is not called again" in " ".join(" ".join(shown.lines).split())
-
-
-def test_an_interruption_is_no_failure_of_the_callback(watched):
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        told_everything(watched(SimpleNamespace(on_step=interrupt, errors_end_job=False)).report)
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,11 @@
 
 import subprocess
 import sys
-import threading
 
 import click
 import pytest
 from click.testing import CliRunner
 
-import hvdtrain
 from hvdtrain import cli
 from hvdtrain.cli.fields import OPTIONS
 from hvdtrain.config import Config, Layer
@@ -40,10 +38,6 @@ def layers(monkeypatch, invoke):
     return get
 
 
-def test_the_version_is_told(invoke):
-    assert hvdtrain.__version__ in invoke("--version").output
-
-
 def test_layers_come_weakest_first(layers, tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("seed: 1\nmomentum: 0.1\nepochs: 1\n")
@@ -53,10 +47,6 @@ def test_layers_come_weakest_first(layers, tmp_path):
     assert [layer.source for layer in found] == [str(path), "--set", "options"]
     config = resolve(found)
     assert (config.seed, config.momentum, config.epochs) == (3, 0.2, 1)
-
-
-def test_options_that_are_not_given_are_not_handed_on(layers):
-    assert layers("--steps", "7")[-1].values == {"steps": 7}
 
 
 @pytest.mark.parametrize(
@@ -100,11 +90,6 @@ def test_every_option_reaches_its_field(layers, name):
     assert str(getattr(config, name)) in (given, f"{given}.0", f"('{given}',)")
 
 
-def test_an_option_that_takes_patterns_may_be_given_several_times(layers):
-    found = layers("--init", "w", "--init-skip", "model/a/*", "--init-skip", "*/bias")[-1].values
-    assert found == {"init": "w", "init_skip": ("model/a/*", "*/bias")}
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -136,19 +121,6 @@ def test_a_mistyped_command_is_recognized(word, meant):
         cli.cli([word], standalone_mode=False)
 
 
-def test_null_reaches_the_fields_that_can_be_null(layers):
-    words = ("--eval-every", "null", "--save-every", "null", "--keep-last", "null", "--clip-norm=null")
-    values = layers(*words)[-1].values
-    assert values == {"eval_every": None, "save_every": None, "keep_last": None, "clip_norm": None}
-    assert resolve([Layer("rest", {"framework": "torch"}), Layer("options", values)]).eval_every is None
-
-
-def test_a_field_that_cannot_be_null_refuses_it(invoke):
-    result = invoke("--batch-size", "null")
-    assert result.exit_code == 2
-    assert "'null' is not a valid int" in result.output
-
-
 def test_every_unknown_option_is_named_with_a_hint(invoke):
     result = invoke("--lr", "0.1", "--wd=3", "--max-epochs", "3", "--threads", "2", "--zzzz")
     assert result.exit_code == 2
@@ -176,13 +148,6 @@ def main(monkeypatch, capsys):
         return caught.value.code, capsys.readouterr().err
 
     return run
-
-
-@pytest.mark.parametrize(("rank", "speaks"), [(None, True), ("0", True), ("1", False)])
-def test_of_all_workers_rank_0_says_a_wrong_option(main, rank, speaks):
-    code, said = main("--bach-size", "3", rank=rank)
-    assert code == 2
-    assert ("--batch-size" in said) == speaks
 
 
 def test_ctrl_c_before_training_ends_with_130(main, monkeypatch):
@@ -223,10 +188,3 @@ def test_the_job_loads_no_framework_before_it_knows_which():
         & HEAVY
         == set()
     )
-
-
-def test_a_program_that_runs_the_command_line_goes_on_as_long_as_it_likes(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["hvdtrain", "--version"])
-    before = set(threading.enumerate())
-    cli.main()
-    assert set(threading.enumerate()) == before, "nothing that ends this process"

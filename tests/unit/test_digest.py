@@ -72,9 +72,3 @@ def test_a_change_of_the_model_and_one_of_the_loss_are_told_apart():
     (loss,) = changes(digest(), loss=2.0)
     assert "the loss computes something else" in loss
     assert "2 for 1 for the same drawn inputs" in loss
-
-
-def test_in_the_other_framework_only_the_loss_is_compared():
-    keras = SimpleNamespace(stages=1, precision="fp32", framework="tf")
-    assert changes(digest(), config=keras, added=0.5) == []
-    assert "the model or the loss" in changes(digest(), config=keras, loss=2.0)[0]

@@ -8,7 +8,7 @@ from doctor_reports import INFO, changed, make_report
 from rich.console import Console
 
 from hvdtrain.tools.doctor.checks_network import diagnose
-from hvdtrain.tools.doctor.table import show, to_json
+from hvdtrain.tools.doctor.table import show
 
 
 def shown(*info, width=100, **more) -> str:
@@ -25,17 +25,6 @@ def test_a_problem_of_several_hosts_is_shown_once_with_its_remedy():
     assert "FAIL  h2, h3: PyTorch: 2.12.0; 2.13.0 on h1, h4, h5" in text
     assert "Install the same version" in text
     assert "a job would fail because of h2, h3" in text
-
-
-def test_the_json_document_holds_hosts_and_findings():
-    diagnosis = diagnose(make_report(INFO, changed(cores=0)), "ssh")
-    document = json.loads(to_json(diagnosis))
-    assert document["format"] == 1
-    assert document["exit_code"] == 0
-    assert [host["name"] for host in document["hosts"]] == ["h1", "h2"]
-    assert {"host": "h2", "check": "cores", "verdict": "warn"}.items() <= next(
-        f for f in document["findings"] if f["verdict"] == "warn"
-    ).items()
 
 
 def test_the_command_checks_this_host_without_a_framework_loaded_here(tmp_path):

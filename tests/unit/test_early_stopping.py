@@ -8,7 +8,6 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_wor
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import (
-    EarlyStoppingState,
     MetricGoal,
     early_stopping_from,
 )
@@ -44,22 +43,6 @@ def after(values, rule=LOSS):
 def test_evaluations_without_an_improvement_are_counted(rule, values, expected):
     found = after(values, rule)
     assert (found.best, found.best_step, found.evaluations) == expected
-
-
-@pytest.mark.parametrize(
-    ("evaluations", "patience", "over"), [(0, 1, False), (1, 1, True), (2, 3, False), (3, 3, True)]
-)
-def test_it_is_over_after_as_many_as_patience_says(evaluations, patience, over):
-    state = EarlyStoppingState(metric="loss:min", evaluations=evaluations)
-    assert state.should_stop(patience) == over
-
-
-@pytest.mark.parametrize(
-    ("rule", "kept"), [(LOSS, True), (MetricGoal.parse("loss:max"), False), (ACCURACY, False)]
-)
-def test_a_run_goes_on_waiting_for_the_same_metric_only(rule, kept):
-    before = after([0.5, 0.6])
-    assert early_stopping_from(rule, before) == (before if kept else EarlyStoppingState(metric=str(rule)))
 
 
 def session_of(tmp_path, workers, losses, patience=2, **fields):

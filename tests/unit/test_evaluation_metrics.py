@@ -9,9 +9,8 @@ import sklearn.metrics as reference
 
 import hvdtrain
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.objective.metric_states import merge, merge_alone
-from hvdtrain.backends.objective.objective import has_own_values, make_objective
-from hvdtrain.backends.objective.stateful_metrics import Part, Rows, Samples
+from hvdtrain.backends.objective.metric_states import merge
+from hvdtrain.backends.objective.stateful_metrics import Part, Rows
 from hvdtrain.errors import TaskError
 
 torch = pytest.importorskip("torch")
@@ -196,28 +195,6 @@ def test_own_metrics_get_sums_and_rows_in_the_order_of_the_data(side):
     np.testing.assert_array_equal(found["t"], targets)
 
 
-def test_the_step_leaves_them_out(side):
-    task = SimpleNamespace(
-        loss=lambda o, b: o,
-        metrics={"f": "f1", "own": hvdtrain.SumMetric(lambda o, b: {}, len), "half": lambda o, b: o / 2},
-    )
-    seen = []
-    objective = make_objective(task, side.name, {}, watch=lambda *given: seen.append(given))
-    batch = {"inputs": 3, "targets": 4}
-    assert objective(lambda x: x * 2, batch) == (6, {"half": 3})
-    assert seen == [(6, batch)]
-    assert has_own_values(task, side.name)
-    with pytest.raises(TaskError, match=rf"{side.name}_loss replaces .* metrics\['f'\] is computed"):
-        make_objective(SimpleNamespace(**{f"{side.name}_loss": len}, metrics={"f": "f1"}), side.name, {})
-
-
-def test_samples_of_a_batch_without_its_padding():
-    samples = Samples(np.array([[3, 0, 5, 0]]), np.float32([[1, 0, 1, 0]]), 6)
-    whole, counted = samples.rows(0, 4), samples.rows(0, 2)
-    assert (whole.indices.tolist(), whole.is_counted.tolist()) == ([3, 0, 5, 0], [True, False, True, False])
-    assert (counted.indices.tolist(), counted.is_counted.tolist()) == ([3, 5], [True, True])
-
-
 def number(_):
     return 1.0
 
@@ -262,22 +239,6 @@ def test_a_trial_names_what_is_wrong(side, case):
     assert said in str(caught.value)
 
 
-def test_a_trial_leaves_nothing_behind(side):
-    metrics = evaluation(side, "cross_entropy", {"it": "f1"})
-    outputs = side.tensor(np.eye(2, dtype=np.float32))
-    metrics.try_out((outputs, {"targets": side.tensor(np.array([1, 0]))}), rows(np.arange(2), 2))
-    metrics.add((outputs, {"targets": side.tensor(np.array([0, 1]))}), rows(np.arange(2), 2))
-    assert metrics.computed(ALONE, None) == {"it": 1.0}
-
-
-@pytest.mark.parametrize("kind", [SUM, GATHERED])
-def test_rows_keep_their_shape(side, kind):
-    metrics = evaluation(side, "cross_entropy", {"it": kind(lambda o, b: {"a": o}, number)})
-    metrics.add((side.tensor(np.ones((8, 2))), {}), rows(np.arange(8), 8))
-    with pytest.raises(TaskError, match=r"metrics\['it'\]: update returned rows .*\(2,\).* now .*\(3,\)"):
-        metrics.add((side.tensor(np.ones((8, 3))), {}), rows(np.arange(8), 8))
-
-
 @pytest.mark.parametrize(
     ("loss", "targets", "said"),
     [
@@ -292,12 +253,6 @@ def test_wrong_targets_are_refused(side, loss, targets, said):
     for name in ("f1", "auc"):
         with pytest.raises(TaskError, match=said):
             value(side, name, np.eye(2), targets, loss)
-
-
-def test_stacked_states_and_rows_without_indices_of_one_worker():
-    merged = merge_alone({"m": {"s": Part(np.ones(2), "stack"), "g": Part(np.arange(3), "gather")}})["m"]
-    assert merged["s"].shape == (1, 2)
-    assert merged["g"].tolist() == [0, 1, 2]
 
 
 def test_workers_whose_states_differ_are_told_before_they_are_merged():
@@ -330,10 +285,3 @@ def test_a_compute_that_fails_ends_the_evaluation_and_its_rows_are_forgotten(sid
     assert caught.value.everywhere
     metrics.begin()
     add(side, metrics, np.ones((9, 2), np.float32), np.zeros(9))
-
-
-def test_without_such_metrics_no_worker_is_asked():
-    task, functions = SimpleNamespace(loss="mse", metrics={"mae": "mae"}), SimpleNamespace(framework="tf")
-    metrics = EvaluationMetrics.of(task, functions)
-    metrics.watch("outputs", {})
-    assert (bool(metrics), metrics.take(), metrics.order, metrics.computed(None, None)) == (False, (), (), {})

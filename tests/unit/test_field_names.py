@@ -3,7 +3,7 @@
 import pytest
 
 from hvdtrain.config import Config
-from hvdtrain.config.field_names import name_hint, value_hint
+from hvdtrain.config.field_names import name_hint
 
 FIELDS = Config.model_fields
 
@@ -34,18 +34,3 @@ def test_a_name_is_recognized(name, hint):
     found = name_hint(name, FIELDS)
     assert found.startswith(hint)
     assert bool(found) == bool(hint)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "nullable", "hint"),
-    [
-        ("optimizer", "adam", False, "adamw with weight_decay 0 is Adam"),
-        ("clip_norm", "None", True, "write null for no value"),
-        ("clip_norm", "none", True, "write null for no value"),
-        ("batch_size", "None", False, ""),
-        ("device", "cuda", False, "write gpu"),
-        ("clip_norm", [1], True, ""),
-    ],
-)
-def test_a_value_is_recognized(field, value, nullable, hint):
-    assert value_hint(field, value, nullable) == hint

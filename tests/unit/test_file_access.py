@@ -64,14 +64,6 @@ def test_every_command_names_the_owner_and_the_remedy(private, tmp_path):
         assert "Permission denied" in str(error.value)
 
 
-def test_one_among_others_is_left_out_with_a_note(private, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    mine = make_run(tmp_path / "mine", window(10))
-    print_table([mine, private])
-    shown = capsys.readouterr().out
-    assert f"note: {private}: left out, it cannot be read: Permission denied. It belongs to {OWNER}" in shown
-
-
 def test_a_run_that_is_mine_needs_my_access_and_track_writes(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run", window(10))
     monkeypatch.setattr("hvdtrain.jobs.track.check_installed", lambda names: None)

@@ -61,18 +61,6 @@ def test_tensorflow_takes_out_what_it_joined():
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_gradients_of_unknown_shape_are_in_no_bucket():
-    @tf.function(input_signature=[tf.TensorSpec((None, 3))])
-    def names(gradient):
-        (bucket,) = tensorflow_flat.make_buckets(
-            {"known": tf.ones(3), "unknown": gradient}, are_several=False
-        )
-        assert list(bucket.parted(bucket.joined({"known": tf.ones(3)}))) == ["known"]
-        return gradient
-
-    names(tf.ones((2, 3)))
-
-
 def test_pytorch_lends_parts_of_one_tensor_in_the_order_of_the_backward_pass():
     arrays = given()
     parameters = {name: torch.nn.Parameter(torch.from_numpy(array)) for name, array in arrays.items()}
@@ -165,28 +153,7 @@ def test_a_part_that_was_given_other_memory_is_lent_anew():
     assert kept.shape == (1, 2)
 
 
-def test_gradients_that_have_changed_places_are_both_taken_in():
-    bucket = torch_flat.Bucket(weights_of(1.0, 1.0, 1.0))
-    bucket.lend()
-    first, second, third = bucket.parts
-    first += 1
-    second += 2
-    bucket.take_in([second, first, third])
-    assert [part.tolist() for part in bucket.parts] == [[2, 2], [1, 1], [0, 0]]
-
-
 def test_a_sparse_gradient_is_taken_in():
     bucket = torch_flat.Bucket(weights_of(1.0))
     bucket.take_in([torch.tensor([0.0, 5.0]).to_sparse()])
     assert bucket.parts[0].tolist() == [0, 5]
-
-
-def test_a_vector_has_room_behind_the_gradients():
-    bucket = torch_flat.Bucket(weights_of(1.0))
-    bucket.take_in([torch.ones(2)])
-    for numbers in (3, 5):
-        given = list(bucket.parts)
-        bucket.make_room(numbers)
-        bucket.take_in(given)
-        bucket.room.fill_(7)
-        assert bucket.flat.tolist() == [1, 1] + 14 * [0] + numbers * [7]

@@ -50,15 +50,6 @@ def test_a_worker_gets_its_share_of_the_cores(cores, own, launcher, local_size, 
     assert threads_per_worker(local_size) == expected
 
 
-def test_a_launcher_that_cannot_be_asked_has_the_workers_own_cores(cores):
-    cores(8, None)
-    assert threads_per_worker(2) == 4
-
-
-def test_this_very_process_gets_what_it_may_use():
-    assert 1 <= threads_per_worker(1) <= len(os.sched_getaffinity(0))
-
-
 def test_what_the_user_set_takes_precedence(cores, monkeypatch):
     cores(8, 8)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")

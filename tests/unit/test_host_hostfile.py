@@ -1,7 +1,5 @@
 """Host files and -H lists: what is read, and what is refused."""
 
-from pathlib import Path
-
 import pytest
 
 from hvdtrain.errors import UsageError
@@ -30,16 +28,3 @@ def test_a_wrong_host_file_is_refused_with_its_line(text, said, tmp_path):
     (tmp_path / "hosts.txt").write_text(text)
     with pytest.raises(UsageError, match=said):
         read_host_file(tmp_path / "hosts.txt")
-
-
-def test_a_host_file_that_is_not_there_is_named():
-    with pytest.raises(UsageError, match=r"cannot read the host file missing\.txt"):
-        read_host_file(Path("missing.txt"))
-
-
-@pytest.mark.parametrize(
-    "text", ["h1", "h1:0", "h1:x", "h1:1,,h2:1", "h1:1,h1:1", "-oProxyCommand=x;y:1", "-V:1"]
-)
-def test_a_wrong_host_list_is_refused(text):
-    with pytest.raises(UsageError):
-        parse_host_list(text)

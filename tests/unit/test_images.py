@@ -100,28 +100,6 @@ def test_mean_and_deviation_are_those_of_the_training_images(tmp_path):
     assert task.describe().endswith(f"mean {(IMAGES / 255).mean():.4g}, std {(IMAGES / 255).std():.4g}")
 
 
-def test_images_get_the_size_that_is_asked_for(tmp_path):
-    for form in ("idx", "folder"):
-        place = write(form, tmp_path, in_colour(IMAGES[:20]), LABELS[:20])
-        found = fetch(Images(path=place, image_size=16, mean=0, std=1 / 255).train_data(), ALL[:10])["inputs"]
-        assert found.shape == (10, 16, 16, 3)
-    wide = write("npz", tmp_path, IMAGES[:, :4], LABELS)
-    expected = IMAGES[:, :4, 2:6]  # the middle
-    task = Images(path=wide, image_size=[4, 4], mean=0, std=1 / 255, eval_fraction=0)
-    np.testing.assert_allclose(fetch(task.train_data(), ALL)["inputs"][..., 0], expected, atol=1e-4)
-
-
-def test_a_large_jpeg_is_decoded_small(tmp_path):
-    x = np.linspace(0, 255, 512).astype(np.uint8)
-    image = np.stack(
-        [np.tile(x, (512, 1)), np.tile(x, (512, 1)).T, np.full((512, 512), 90, np.uint8)], axis=2
-    )
-    write_folder(tmp_path, np.stack([image, image]), np.array([0, 1]), ".jpg")
-    task = Images(path=tmp_path, image_size=32, mean=0, std=1 / 255, eval_fraction=0)
-    expected = image.reshape(32, 16, 32, 16, 3).mean(axis=(1, 3))
-    assert np.abs(fetch(task.train_data(), ALL[:1])["inputs"][0] - expected).max() < 4
-
-
 @pytest.mark.parametrize(
     ("image", "expected"),
     [
@@ -136,19 +114,6 @@ def test_images_of_all_kinds_become_colours(tmp_path, image, expected):
     image.save(folder / "class 0" / "zz.png")
     task = Images(path=folder, mean=0, std=1 / 255, eval_fraction=0)
     assert fetch(task.train_data(), np.array([2]))["inputs"][0, 3, 3].round().tolist() == list(expected)
-
-
-def test_only_images_are_taken_from_a_folder(tmp_path):
-    folder = write_folder(tmp_path, IMAGES, LABELS)
-    (folder / "class 0" / "notes.txt").write_text("not an image")
-    (folder / "class 0" / ".hidden.png").write_text("not an image")
-    (folder / ".git").mkdir()
-    (folder / "README").write_text("not a class")
-    (folder / "class 1" / "more").mkdir()
-    Image.fromarray(IMAGES[0]).save(folder / "class 1" / "more" / "A.PNG")
-    task = Images(path=folder, eval_fraction=0)
-    assert len(task.train_data()) == COUNT + 1
-    assert fetch(task.train_data(), np.arange(COUNT + 1))["targets"].sum() == LABELS.sum() + 1
 
 
 def test_an_image_that_cannot_be_read_is_a_bad_sample_by_name(tmp_path):

@@ -174,15 +174,3 @@ def test_the_elastic_job_starts_with_the_workers_that_the_operator_makes():
     assert given["--slots-per-host"] == str(spec["slotsPerWorker"])
     workers = spec["slotsPerWorker"] * spec["mpiReplicaSpecs"]["Worker"]["replicas"]
     assert int(given["--min-np"]) <= int(given["-np"]) == workers <= int(given["--max-np"])
-
-
-@pytest.mark.parametrize("name", ["mpijob.yaml", ELASTIC])
-def test_pods_get_the_keys_that_the_operator_makes(name):
-    job = read(name)
-    for replica in job["spec"]["mpiReplicaSpecs"].values():
-        (secret,) = [
-            volume["secret"] for volume in replica["template"]["spec"]["volumes"] if "secret" in volume
-        ]
-        assert secret["secretName"] == f"{job['metadata']['name']}-ssh"
-        assert secret["defaultMode"] & 0o007 == 0
-        assert {item["key"] for item in secret["items"]} == {"ssh-privatekey"}

@@ -151,26 +151,6 @@ def test_weights_and_slots_follow_the_formula(framework, optimizer, decay):
             )
 
 
-@pytest.mark.parametrize("optimizer", REFERENCES)
-@pytest.mark.parametrize("target", SIDES)
-def test_a_state_goes_on_in_the_other_framework(target, optimizer):
-    source = {"torch": "tf", "tf": "torch"}[target]
-    sides = {}
-    for framework in (source, target):
-        config = Config(framework=framework, optimizer=optimizer, weight_decay=0.1)
-        sides[framework] = SIDES[framework][0](config)
-    weights, gradients = drawn(sides[source])
-    give_weights(sides[source], weights)
-    SIDES[source][1](sides[source], gradients[0], 0.5)
-    sides[target].write(sides[source].read())
-    for framework in (source, target):
-        SIDES[framework][1](sides[framework], gradients[2], 0.5)
-    found, expected = sides[target].read(), sides[source].read()
-    assert found.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
-
-
 @pytest.mark.parametrize(
     ("path", "shape", "expected"),
     [

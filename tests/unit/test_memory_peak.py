@@ -5,7 +5,7 @@ from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_e
 
 from hvdtrain.backends import memory as memory_peak
 from hvdtrain.backends.base import DeviceMemory
-from hvdtrain.backends.memory import MemoryPeak, is_turn
+from hvdtrain.backends.memory import MemoryPeak
 from hvdtrain.backends.step_metrics import StepStatistics
 from hvdtrain.loop import run
 
@@ -16,21 +16,6 @@ def test_the_largest_is_kept():
     peak.take(StepStatistics(host_peak_mib=300.04))
     peak.take(StepStatistics(host_peak_mib=200.0, device_peak_mib=50.0))
     assert peak.values() == {"peak_memory_mib": 300.0, "peak_device_memory_mib": 50.0}
-
-
-@pytest.mark.parametrize("sync_every", [1, 4])
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_one_worker_tells_in_each_step_that_they_sum(sync_every, workers):
-    for number in range(1, 50):
-        turns = [rank for rank in range(workers) if is_turn(number, sync_every, rank, workers)]
-        assert len(turns) == (number % sync_every == 0)
-    told = {
-        r
-        for n in range(1, sync_every * workers + 1)
-        for r in range(workers)
-        if is_turn(n, sync_every, r, workers)
-    }
-    assert told == set(range(workers))
 
 
 @pytest.mark.parametrize(("kind", "fields"), [(FakeBackend, {}), (FakeLocalBackend, {"sync_every": 2})])

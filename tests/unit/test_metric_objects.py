@@ -7,7 +7,6 @@ import pytest
 
 import hvdtrain
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, merged_parts
-from hvdtrain.backends.objective.metric_objects import logged_names
 from hvdtrain.backends.objective.stateful_metrics import Part, Rows
 from hvdtrain.errors import TaskError
 
@@ -182,27 +181,6 @@ def test_a_worker_without_samples_has_states_of_the_shape_that_the_others_have()
     assert of_one.compute(in_order(parts)) == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_memory_is_checked_for_each_evaluation_set():
-    metric = hvdtrain.MetricObject(torch=classification.BinaryAUROC(), max_bytes=1000)
-    (state,) = states_of("torch", metric, "binary_cross_entropy").values()
-    given = torch.from_numpy(SCORES[:8]), {"targets": torch.from_numpy(YES[:8])}
-    for total, is_taken in ((8, True), (1_000_000, False)):
-        state.begin()
-        rows = Rows(np.full(8, True), np.arange(8), total)
-        if is_taken:
-            state.add(*given, rows)
-        else:
-            with pytest.raises(TaskError, match="all 1,000,000 samples of the evaluation set"):
-                state.add(*given, rows)
-
-
-def test_the_users_object_stays_as_it_is():
-    metric = classification.BinaryAUROC()
-    evaluated("torch", metric, (SCORES, YES), "binary_cross_entropy")
-    assert not metric.update_called
-    assert metric.preds == []
-
-
 KERAS = {
     "auc of logits": (keras.metrics.AUC(), "binary_cross_entropy", SCORES, YES, sigmoid),
     "auc that takes logits": (keras.metrics.AUC(from_logits=True), "binary_cross_entropy", SCORES, YES, None),
@@ -232,20 +210,6 @@ def test_keras_over_workers(name, workers):
     alone.update_state(targets, outputs if prepared is None else prepared(outputs))
     expected = float(alone.result())
     assert evaluated("tf", metric, (outputs, targets), loss, workers) == pytest.approx(expected, rel=1e-6)
-
-
-def test_a_collection_gives_a_metric_for_each_member():
-    given = torchmetrics.MetricCollection(
-        {"f1": classification.BinaryF1Score(), "auroc": classification.BinaryAUROC()}
-    )
-    task = SimpleNamespace(loss="binary_cross_entropy", metrics={"mine": "auc", "valid": given})
-    found = EvaluationMetrics.of(task, side_of("torch")[0])
-    assert found.order == ("mine", "valid_auroc", "valid_f1")
-    assert logged_names(task.metrics, task, "torch") == list(found.order)
-    values = evaluated("torch", given, (SCORES, YES), "binary_cross_entropy")
-    assert values["it_auroc"] == pytest.approx(by_torchmetrics(given["auroc"], SCORES, YES.astype("int64")))
-    with pytest.raises(TaskError, match="two metrics 'valid_f1'"):
-        states_of("torch", {"valid": given, "valid_f1": "f1"}, "binary_cross_entropy")
 
 
 @pytest.mark.parametrize("framework", ["torch", "tf"])

@@ -1,7 +1,5 @@
 """From totals on the device to means and throughput."""
 
-import math
-
 from hvdtrain.backends.step_metrics import StepMetrics, StepStatistics
 from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
 
@@ -71,16 +69,3 @@ def test_values_with_weights_of_their_own_have_the_mean_over_those():
     window.add(StepMetrics({"loss": 0.0, "accuracy": 1.0}, 4.0, weights={"loss": 0.0}), 2.0)
     assert window.means() == {"loss": 2.0, "accuracy": 0.375}
     assert window.samples_per_second() == 4.0
-
-
-def test_a_window_in_which_nothing_counts_has_no_mean():
-    window = Window()
-    window.add(StepMetrics({"loss": 0.0}, 4.0, weights={"loss": 0.0}), 1.0)
-    assert math.isnan(window.means()["loss"])
-    assert math.isnan(StepMetrics({"loss": 0.0}, 4.0, weights={"loss": 0.0}).mean("loss"))
-
-
-def test_a_window_of_a_checkpoint_without_weights_of_their_own_goes_on_with_the_samples():
-    window = Window({"loss": 6.0}, 3.0)
-    window.add(StepMetrics({"loss": 2.0}, 4.0, weights={"loss": 1.0}), 1.0)
-    assert window.means() == {"loss": 2.0}

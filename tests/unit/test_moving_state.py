@@ -135,30 +135,6 @@ def test_frozen_weights_that_move_are_as_before_from_their_second_step(move):
     assert differing(model, before) == []
 
 
-def test_values_that_came_without_a_trace_are_those_before_the_step():
-    """Horovod's broadcast writes them. Large buffers, and frozen weights that move, are copied anew."""
-    model = Model()
-    moving = MovingState(model, model.trainable())
-
-    def step():
-        in_place(model)
-        model.target.weight.mul_(0.9)
-
-    for _ in range(3):
-        moving.keep()
-        step()
-    moving.restore()
-    model.table.numpy()[:] = 7
-    model.target.weight.numpy()[:] = 8
-    moving.forget()
-    before = values(model)
-    for _ in range(2):
-        moving.keep()
-        step()
-        moving.restore()
-        assert differing(model, before) == []
-
-
 @pytest.mark.parametrize("make", [
     lambda p: torch.optim.AdamW(p, 0.1, fused=True),
     lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True),

@@ -21,21 +21,6 @@ def test_what_is_flattened_is_nested_again(item):
     np.testing.assert_equal(nesting(flat)(flat), item)
 
 
-def test_names_of_parts():
-    assert list(flatten({"inputs": (A, {"a": 1}["a"]), "targets": {"x": A, "y": B}})) == [
-        *("inputs/0", "inputs/1", "targets/x", "targets/y"),
-    ]
-
-
-@pytest.mark.parametrize("value", [A, 3, [1, 2], (1, 2), (np.float32(1), 2.0), [A, B], "text"], ids=str)
-def test_arrays_numbers_lists_and_tuples_of_numbers_are_one_value(value):
-    assert flatten({"inputs": value}) == {"inputs": value}
-
-
-def test_a_flat_batch_needs_no_nesting():
-    assert nesting(["inputs", "targets"]) is None
-
-
 @pytest.mark.parametrize(
     ("item", "said"),
     [

@@ -1,20 +1,17 @@
 """The parts of ``parity`` that need no framework: arrays compared, causes told by numbers, roles, paths."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hvdtrain.errors import EnvironmentFault, ExchangeError, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.tools.parity import command
-from hvdtrain.tools.parity import side as exchange
 from hvdtrain.tools.parity.findings import (
     activation_between,
     constant_factor,
     different_beginnings,
     differs_but_at_the_end,
-    factor_of_scores,
     is_reordered,
     mask_of,
     product_with,
@@ -22,11 +19,9 @@ from hvdtrain.tools.parity.findings import (
 )
 from hvdtrain.tools.parity.job import check_task, match
 from hvdtrain.tools.parity.observation import aligned, difference
-from hvdtrain.tools.parity.side import Role, find_role
-from hvdtrain.tools.parity.verdict import explain_losses
+from hvdtrain.tools.parity.side import find_role
 
 RANDOM = np.random.RandomState(2)
-MPI = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}
 
 
 def test_numbers_that_are_nan_in_both_are_equal_and_in_one_infinitely_apart():
@@ -71,37 +66,6 @@ def test_symptoms_are_told_by_numbers():
     assert zero_borders(padded) == [(0, 1), (2, 0)]
 
 
-def test_scores_are_told_from_their_probabilities():
-    scores = RANDOM.standard_normal((3, 6, 6))
-    scores[:, 0, 3:] = -np.inf
-
-    def softmax(values):
-        found = np.exp(values - values.max(-1, keepdims=True))
-        return found / found.sum(-1, keepdims=True)
-
-    assert factor_of_scores(softmax(0.5 * scores), softmax(scores)) == pytest.approx(0.5)
-    assert factor_of_scores(softmax(scores), softmax(scores)) is None
-
-
-def cross_entropy(outputs, targets):
-    logs = outputs - np.log(np.exp(outputs).sum(-1, keepdims=True))
-    return -np.take_along_axis(logs, targets[..., None], -1)[..., 0]
-
-
-def test_shifts_of_labels_are_told_by_the_losses():
-    outputs, targets = RANDOM.standard_normal((4, 7, 9)), RANDOM.randint(1, 9, (4, 7))
-    whole = cross_entropy(outputs, targets).mean(1)
-    shifted = cross_entropy(outputs[:, :-1], targets[:, 1:]).mean(1)
-    assert "PyTorch's loss compares each position with the label 1 after it, TensorFlow's each position" in (
-        explain_losses(shifted, whole, outputs, targets)
-    )
-    of_classes = [cross_entropy(outputs[:, 0], targets[:, 0] - shift) for shift in (0, 1)]
-    assert "the label -1" in explain_losses(*of_classes, outputs[:, 0], targets[:, 0])
-    assert "PyTorch's is 2 times" in explain_losses(2 * whole, whole, None, None)
-    assert explain_losses(whole, whole**2, None, None) == ""
-    assert "shape" in explain_losses(whole[:1], whole, None, None)
-
-
 def test_a_missing_bias_can_be_compared_and_another_name_cannot():
     kernel, bias = np.ones((2, 2)), np.ones(2)
     found = match({"model/a/kernel": kernel, "model/a/bias": bias}, {"model/a/kernel": kernel})
@@ -117,35 +81,6 @@ def test_initial_values_that_are_transposed_are_named():
     (found,) = match({"model/a/kernel": kernel}, {"model/a/kernel": kernel.T}).findings
     assert (found.suspect, found.layer) == ("initial value", "a")
     assert "transposed" in found.text
-
-
-def exchange_with(monkeypatch, size=4, sizes=(0, 0)):
-    """Return an exchange over an MPI that sees ``size`` processes and delivers ``sizes``."""
-
-    class World:
-        def Get_size(self):  # noqa: N802 - as mpi4py has it
-            return size
-
-        def Irecv(self, buffer, _source, _tag):  # noqa: N802
-            buffer[0][:] = sizes
-            return SimpleNamespace(Test=lambda: True)
-
-    monkeypatch.setattr(exchange, "import_module", lambda _: SimpleNamespace(COMM_WORLD=World(), BYTE=None))
-    return exchange.Exchange(Role(0, 4))
-
-
-def test_an_mpi_of_another_build_and_messages_of_another_version_are_refused(monkeypatch):
-    with pytest.raises(EnvironmentFault, match="mpi4py sees 1 processes, the launcher started 4"):
-        exchange_with(monkeypatch, size=1)
-    with pytest.raises(ExchangeError, match="no worker of this version"):
-        exchange_with(monkeypatch, sizes=(1, 1 << 60)).receive()
-
-    def fail(_name):
-        raise ImportError("no libmpi")
-
-    monkeypatch.setattr(exchange, "import_module", fail)
-    with pytest.raises(EnvironmentFault, match="mpi4py cannot be loaded: no libmpi"):
-        exchange.Exchange(Role(0, 4))
 
 
 def test_a_task_without_a_model_or_with_its_own_step_is_refused():

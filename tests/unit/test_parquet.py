@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.data.augment import Augmented
-from hvdtrain.data.datasets import as_dataset, fetch
+from hvdtrain.data.datasets import fetch
 from hvdtrain.data.feed import Reader, Shard
 from hvdtrain.data.fingerprint import first_difference, take_fingerprint
 from hvdtrain.data.order import BatchPlan, blocks_of, training_order
@@ -44,34 +43,12 @@ def test_rows_are_those_that_were_written(tmp_path):
     assert data[7]["targets"] == 7
 
 
-def test_blocks_are_known_through_what_wraps_the_data(tmp_path):
-    data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y", shuffle_blocks=3)
-    assert blocks_of(Augmented(data, [])) == blocks_of(data)
-    assert blocks_of(as_dataset(data, collate=lambda samples: {})) == blocks_of(data)
-    assert blocks_of(data).mixed == 3
-
-
 def test_another_process_reads_the_same(tmp_path):
     data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y")
     copy = pickle.loads(pickle.dumps(data))
     np.testing.assert_array_equal(
         copy.batch(np.asarray([3, 33]))["inputs"], data.batch(np.asarray([3, 33]))["inputs"]
     )
-
-
-def test_decode_makes_samples_of_rows(tmp_path):
-    data = hvdtrain.open_parquet(write(tmp_path), decode=lambda row: (row["x"], len(row["name"])))
-    assert data[12]["targets"] == 6
-
-
-def test_lists_of_unequal_lengths_can_be_padded(tmp_path):
-    folder = write(tmp_path, ids=lambda values: [list(range(v % 4 + 1)) for v in values])
-    data = hvdtrain.open_parquet(folder, columns=["ids", "y"])
-    assert data[2]["ids"].tolist() == [0, 1, 2]
-    with pytest.raises(DataError, match="samples of one batch must have equal shapes"):
-        data.batch(np.asarray([0, 1]))
-    padded = as_dataset(data, collate=hvdtrain.pad({"ids": 9}))
-    assert padded.collated(np.asarray([0, 1]))["ids"].tolist() == [[0, 9], [0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,6 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-def test_a_machine_that_has_everything_passes(machine):
-    assert machine.check() == (0, "")
-
-
 def test_a_python_that_is_too_old_is_named_with_its_version(machine):
     machine.python(version="3.8.10", new_enough=False)
     code, said = machine.check()
@@ -99,16 +95,3 @@ def test_a_full_disk_is_named_with_what_is_free_and_needed(machine):
         f"hvdtrain: 2048 MiB are free in {machine.folder}; 5 GiB are needed\n"
         "    Free some space, or put it elsewhere: make VENV=/path/to/venv ...\n"
     )
-
-
-def test_everything_that_is_missing_is_said_at_once(machine):
-    machine.python(version="3.8.10", new_enough=False)
-    machine.free_kib(0)
-    (machine.programs / "c++").unlink()
-    code, said = machine.check()
-    assert code == 1
-    assert [line for line in said.splitlines() if line.startswith("hvdtrain: ")] == [
-        "hvdtrain: Python 3.8.10 is too old: 3.11 or newer is needed",
-        "hvdtrain: there is no C++ compiler (c++)",
-        f"hvdtrain: 0 MiB are free in {machine.folder}; 5 GiB are needed",
-    ]

@@ -30,26 +30,6 @@ class FakeHorovod:
             file.write('[{"ph": "M"}]')
 
 
-@pytest.mark.parametrize("given", [None, "DYNAMIC", "/elsewhere.json"])
-def test_a_job_leaves_the_environment_as_it_was(monkeypatch, given):
-    monkeypatch.delenv(TIMELINE, raising=False)
-    if given is not None:
-        monkeypatch.setenv(TIMELINE, given)
-    seen = []
-
-    def fail() -> None:
-        with timeline_requested(True):
-            seen.append(os.environ[TIMELINE])
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError, match="broken"):
-        fail()
-    assert seen == [given or "DYNAMIC"]
-    assert os.environ.get(TIMELINE) == given
-    with timeline_requested(False):
-        assert os.environ.get(TIMELINE) == given
-
-
 def test_a_timeline_is_read_from_a_file_that_goes():
     horovod = FakeHorovod(is_ready=True)
     timeline = HorovodTimeline(horovod)

@@ -11,7 +11,6 @@ from support import numpy_backend
 
 from hvdtrain.config import Config
 from hvdtrain.config.layers import read_file, resolve
-from hvdtrain.jobs.run_directory import provenance as provenances
 from hvdtrain.jobs.run_directory.provenance import (
     GitState,
     Provenance,
@@ -68,13 +67,6 @@ def test_the_file_system_monitor_of_a_repository_is_not_executed(repository):
     assert not (repository / "executed").exists()
 
 
-def test_without_a_repository_or_without_git_there_is_no_commit(tmp_path, monkeypatch):
-    assert git_state(tmp_path) == GitState()
-    assert git_state(tmp_path / "missing") == GitState()
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert git_state(tmp_path).describe() == "none"
-
-
 def config(**fields: object) -> Config:
     return Config(**{"framework": "torch", "epochs": 1, **fields})
 
@@ -112,20 +104,6 @@ def test_paths_in_the_file_mean_the_same_in_any_folder(tmp_path, monkeypatch):
     )
     own = config(task="a/x.py:Mine", task_options={"path": "images"})
     assert yaml.safe_load(config_text(own, tmp_path))["task_options"] == {"path": "images"}
-
-
-@pytest.mark.parametrize(
-    ("task", "is_instance", "why"),
-    [("x.py:Mine", True, "as an instance"), ("__main__:Mine", False, "in no file"), ("digits", False, "")],
-)
-def test_a_run_that_the_file_does_not_repeat_says_so(task, is_instance, why, tmp_path, monkeypatch):
-    monkeypatch.setattr(provenances, "git_state", lambda folder: GitState())
-    found = provenance_of(config(task=task), ["here"], {}, is_instance)
-    assert why in found.missing
-    assert bool(found.missing) == bool(why)
-    text = config_text(config(task=task), tmp_path, found)
-    repeated = f"# to repeat this run: python -m hvdtrain {tmp_path}/config.yaml\n"
-    assert text.startswith("# this file does not repeat the run" if why else repeated)
 
 
 def test_starts_are_kept_and_a_changed_task_is_said(tmp_path):

@@ -197,31 +197,12 @@ def test_a_task_that_calls_backward_is_refused_before_training():
     assert isinstance(backend.dry_run(host_batch(backend), training=True).error, TaskError)
 
 
-def test_a_dry_run_after_steps_refuses_nothing():
-    backend = backend_of(one_worker(), Linear())
-    step(backend)
-    assert backend.dry_run(host_batch(backend), training=True).error is None
-
-
 class ClearsGradients(CallsBackward):
     """Its loss makes gradients zero, as loops do that were written by hand."""
 
     def torch_loss(self, model, batch):
         model.zero_grad(set_to_none=next(self.calls))
         return ((model(batch["inputs"]) - batch["targets"]) ** 2).mean(1), {}
-
-
-@pytest.mark.parametrize("to_none", [False, True])
-def test_gradients_may_be_made_zero_before_a_step_adds_to_them(horovod, to_none):
-    def trained(workers, task):
-        backend = backend_of(workers, task)
-        for number in range(3):
-            step(backend, number)
-        return parameters(backend)
-
-    found, _ = horovod.run(lambda workers: trained(workers, ClearsGradients([to_none] * 3)))
-    for a, expected in zip(found, trained(one_worker(), Linear()), strict=True):
-        torch.testing.assert_close(a, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("to_none", [False, True])

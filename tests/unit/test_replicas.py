@@ -62,13 +62,6 @@ def test_a_rank_that_drifted_is_named_with_host_and_parameter(name):
     )
 
 
-def test_not_a_number_in_the_same_place_is_equal():
-    def work(workers):
-        check_replicas(FakeBackend(workers, {"p": np.asarray([np.nan], np.float32)}))
-
-    assert on_every_rank(["here"] * 2, work) == [None, None]
-
-
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

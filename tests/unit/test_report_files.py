@@ -14,12 +14,8 @@ from rich.console import Console
 from support.watching import MEANS, Watched, records, run_context, step_info, summary
 
 from hvdtrain.config import Config
-from hvdtrain.early_stopping import LINE_FIELDS, RESERVED
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting import jsonl as logs
-from hvdtrain.reporting.jsonl import write_json
-from hvdtrain.reporting.report import RunFolder
-from hvdtrain.reporting.reporters import JsonlLog
 from hvdtrain.reporting.run_report import RunReport
 
 
@@ -62,22 +58,6 @@ def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
             "seconds": 0.0,
         }
     ]
-
-
-def test_lines_are_on_disk_while_the_run_goes_on(plain, tmp_path):
-    plain.report.on_start(10, 0)
-    plain.log(1)
-    plain.log(2)
-    assert [record["step"] for record in records(tmp_path)] == [1, 2]
-
-
-def test_a_second_part_of_a_run_is_added_to_its_metrics(tmp_path, clock):
-    for step in (1, 2):
-        watched = Watched(tmp_path, terminal=False)
-        watched.report.on_start(2, 0)
-        watched.log(step)
-        watched.report.close()
-    assert [record["step"] for record in records(tmp_path)] == [1, 2]
 
 
 @pytest.fixture
@@ -175,33 +155,6 @@ def test_the_summary_has_the_fields_of_the_contract(plain, tmp_path):
         "run_dir": "runs/x",
         "checkpoint": None,
     }
-
-
-@pytest.mark.parametrize(
-    "wrong", [{}, {"error": "SIGTERM came"}, {"failed_saves": 2, "save_error": "step 9: full"}], ids=str
-)
-def test_the_summary_says_what_went_wrong_only_where_something_did(plain, tmp_path, wrong):
-    plain.report.on_end(summary(**wrong))
-    written = json.loads((tmp_path / "summary.json").read_text())
-    assert {
-        name: written[name] for name in ("error", "failed_saves", "save_error") if name in written
-    } == wrong
-
-
-def test_no_field_of_a_line_can_be_the_name_of_a_metric(tmp_path):
-    log = JsonlLog(tmp_path / "metrics.jsonl", print, RunFolder(tmp_path))
-    log.write("train", step_info(1), {})
-    log.close()
-    assert set(json.loads((tmp_path / "metrics.jsonl").read_text())) == LINE_FIELDS < RESERVED
-    assert {"loss", "learning_rate", "samples_per_second", "data_wait_fraction"} < RESERVED
-
-
-def test_a_json_file_is_written_whole_or_not_at_all(tmp_path):
-    path = tmp_path / "summary.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert json.loads(path.read_text()) == {"a": 1}
 
 
 def test_two_threads_write_one_summary_one_after_the_other(plain, tmp_path, monkeypatch):

@@ -10,16 +10,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from packaging.utils import canonicalize_name
 from support.documents import ROOT
 
 sys.path.insert(0, str(ROOT / "scripts"))
-import lock
 
 FOLDER = ROOT / "requirements"
-FILES = tuple(sorted(FOLDER.glob("*.txt")))
-# PyTorch or CUDA in versions of their own
-SPECIAL = ("cuda12", "cuda13", "cuda12-headers", "torch-cpu", "torchvision-cpu")
 PIN = re.compile(
     r"^([a-z0-9-]+)===?([^ ;]+)(?: ; ([^\\]+))? \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.M
 )
@@ -28,48 +23,6 @@ PIN = re.compile(
 def pins(name: str) -> dict[str, str]:
     """Give the versions of a file."""
     return {name: version for name, version, _, _ in PIN.findall((FOLDER / f"{name}.txt").read_text())}
-
-
-def test_every_constraint_is_in_the_files_with_its_version():
-    wanted = re.findall(r"^([\w.-]+)==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    files = [pins(file.stem) for file in FILES if file.stem not in SPECIAL]
-    for name, version in wanted:
-        versions = {file[canonicalize_name(name)] for file in files if canonicalize_name(name) in file}
-        assert versions == {version}, f"{name}: make lock"
-
-
-def test_a_package_has_one_version_in_all_files_but_those_of_the_gpu_images():
-    versions: dict[str, set[str]] = {}
-    for file in FILES:
-        for name, version in () if file.stem in SPECIAL else pins(file.stem).items():
-            versions.setdefault(name, set()).add(version)
-    assert {name for name, found in versions.items() if len(found) > 1} == set()
-    for image in ("cuda12", "cuda13"):
-        differing = {
-            name for name, version in pins(image).items() if {version} != versions.get(name, {version})
-        }
-        assert {name for name in differing if not re.match("nvidia|cuda|triton|torch", name)} == set()
-
-
-@pytest.mark.parametrize(
-    ("wheel", "ours"),
-    [
-        ("a-1-py3-none-any.whl", True),
-        ("a-1-py2.py3-none-any.whl", True),
-        ("a-1-cp311-cp311-manylinux_2_28_x86_64.whl", True),
-        ("a-1-cp39-abi3-manylinux_2_17_aarch64.whl", True),
-        ("a-1-py3-none-manylinux2014_x86_64.whl", True),
-        ("a-1-py2-none-any.whl", False),
-        ("a-1-cp310-cp310-manylinux_2_28_x86_64.whl", False),
-        ("a-1-cp313-cp313t-manylinux_2_28_x86_64.whl", False),
-        ("a-1-cp314-abi3-manylinux_2_28_x86_64.whl", False),
-        ("a-1-cp311-cp311-musllinux_1_2_x86_64.whl", False),
-        ("a-1-cp311-cp311-macosx_14_0_arm64.whl", False),
-        ("a-1-cp311-cp311-win_amd64.whl", False),
-    ],
-)
-def test_hashes_are_those_of_wheels_for_supported_machines(wheel, ours):
-    assert lock.is_ours(wheel) is ours
 
 
 # ---- install.sh

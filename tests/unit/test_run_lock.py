@@ -51,22 +51,6 @@ def test_a_lock_is_free_when_it_is_released_or_its_process_has_ended(tmp_path):
     assert other_process(tmp_path) == "locked"
 
 
-def test_the_same_job_can_acquire_it_twice(tmp_path):
-    with RunLock() as lock:
-        lock.acquire(tmp_path)
-        lock.acquire(tmp_path)
-        assert "in use" in other_process(tmp_path)
-
-
-def test_a_link_is_not_followed(tmp_path):
-    target = tmp_path / "precious"
-    target.write_text("content")
-    (tmp_path / LOCK_FILE).symlink_to(target)
-    with pytest.raises(OSError, match="it is a link, which is not followed"):
-        RunLock().acquire(tmp_path)
-    assert target.read_text() == "content"
-
-
 def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch):
     def refuse(*operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))

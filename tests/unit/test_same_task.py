@@ -65,10 +65,3 @@ def test_other_paths_and_other_options_differ(run, fields, differs):
     before = {"task": "mine.py:Mine"} if is_task and "mine" in fields["task"] else {"task": "images"}
     found = checkpoint(run, config(**{**before, "task_options": {"path": "images"}}))
     assert not same_field(differs, found, config(**fields).model_dump(mode="json"))
-
-
-def test_without_provenance_paths_start_in_this_folder(run):
-    (run / "provenance.jsonl").unlink()
-    found = checkpoint(run, config(task="images", task_options={"path": "images"}))
-    now = config(task="images", task_options={"path": str(run.parent / "images")}).model_dump(mode="json")
-    assert same_field("task_options", found, now)

@@ -79,15 +79,6 @@ def test_a_loaded_framework_has_its_state_back(torch_package):
     assert torch.seeds == [3]
 
 
-def test_generators_of_python_and_numpy_can_be_seeded_alone(torch_package):
-    torch = importlib.import_module("torch")
-    seed_host_generators(0, "rank 1")
-    first = drawn()
-    seed_host_generators(0, "rank 1")
-    assert drawn() == first
-    assert torch.seeds == []
-
-
 def test_real_frameworks_draw_the_same_again():
     torch = pytest.importorskip("torch")
     with seeded_frameworks():

@@ -5,11 +5,9 @@ import itertools
 import pytest
 
 from hvdtrain.backends.step_metrics import (
-    NO_SIGNALS,
     ControlFlags,
     StepMetrics,
     StepStatistics,
-    decode_signals,
     encode_signals,
 )
 
@@ -40,12 +38,6 @@ def test_vectors_add_up_to_what_any_worker_wants(several):
     assert StepMetrics.from_vector(["loss"], vector, 1.0).flags == expected
 
 
-def test_without_anything_to_tell_there_is_one_vector_to_know_it_by():
-    assert encode_signals() is NO_SIGNALS
-    assert encode_signals(ControlFlags(), StepStatistics()) is NO_SIGNALS
-    assert decode_signals(NO_SIGNALS) == (ControlFlags(), StepStatistics())
-
-
 def test_a_vector_has_a_sum_for_each_name_before_findings_and_signals():
     signals = encode_signals(ControlFlags(save=True), StepStatistics(2, 0.5))
     metrics = StepMetrics.from_vector(["loss", "accuracy"], [3.0, 2.0, 5.0, 1.0, *signals], 4.0, ["a"])
@@ -67,20 +59,6 @@ def test_statistics_add_up_over_workers():
 def test_a_count_is_whole_whatever_rounding_did(unused):
     metrics = StepMetrics.from_vector([], [unused, 0.0, *4 * [0.0], unused, *3 * [0.0]], 1.0)
     assert (metrics.unused_parameters, metrics.statistics.skipped_samples) == (1, 1)
-
-
-@pytest.mark.parametrize("length", [6, 7])
-def test_a_vector_of_another_length_is_an_error(length):
-    with pytest.raises(ValueError, match="unpack"):
-        StepMetrics.from_vector(["loss", "accuracy"], length * [0.0], 1.0)
-
-
-def test_what_one_worker_tells_of_its_memory_is_the_sum():
-    vectors = [
-        encode_signals(statistics=one) for one in (StepStatistics(), StepStatistics(0, 0.0, 1234.5, 40000.25))
-    ]
-    _, found = decode_signals([sum(numbers) for numbers in zip(*vectors, strict=True)])
-    assert found == StepStatistics(host_peak_mib=1234.5, device_peak_mib=40000.25)
 
 
 def test_sums_of_weights_stand_behind_the_sums():

@@ -34,14 +34,6 @@ def test_the_slowest_rank_is_named():
     assert times(0.1, 0.1, 0.2, 0.1).values(2.0) == {"slowest_rank": 2, "wait_fraction": 0.375}
 
 
-def test_what_is_not_measured_is_left_out():
-    busy = BusyTimes()
-    busy.add(())
-    busy.add((0.0, 0.0))  # the first step knows of none before it
-    assert busy.values(1.0) == {}
-    assert notes(*[busy] * 5) == [""] * 5
-
-
 def test_a_straggler_is_noted_once_when_it_has_lasted():
     found = notes(*[times(0.05, 0.1)] * 6)
     assert [bool(text) for text in found] == [False, False, True, False, False, False]
@@ -85,17 +77,6 @@ def test_a_window_reports_them_and_a_note(tmp_path):
     (note,) = session.report.notes
     assert "rank 1 is slower" in note
     assert note.endswith("(step 30)")
-
-
-def test_a_window_reports_its_skipped_samples(tmp_path):
-    session = make_loop_session(tmp_path, train_size=1000, log_every=2)
-    results = StepResults(session, session.plan())
-    for step, skipped in enumerate((1, 2, 0, 0, 4, 0), 1):
-        info = StepInfo(step, step, step + 1, 0.1, 2, 0.1, clock_seconds=step / 10)
-        statistics = StepStatistics(skipped_samples=skipped)
-        results.add([(info, StepMetrics({"loss": 1.0}, 1.0, statistics=statistics))])
-    assert session.report.bad_samples == [("train", 2, 3), ("train", 4, 0), ("train", 6, 4)]
-    assert session.skipped.count == 7
 
 
 def test_evaluations_and_saves_are_left_out(tmp_path):

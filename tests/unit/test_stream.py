@@ -10,9 +10,8 @@ from support.fakes import on_every_rank
 import hvdtrain
 from hvdtrain.data.augment import Augmented
 from hvdtrain.data.datasets import as_dataset, fetch, signature
-from hvdtrain.data.fingerprint import first_difference, take_fingerprint
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.data.stream import UNKNOWN_LENGTH, Trace, are_alike
+from hvdtrain.data.stream import UNKNOWN_LENGTH
 from hvdtrain.data.stream_feed import StreamFeed
 from hvdtrain.data.stream_sharding import StreamPart
 from hvdtrain.data.stream_sources import HuggingFaceSource, shuffled
@@ -140,12 +139,6 @@ def test_fewer_shards_than_workers_are_read_by_all():
     assert sorted(joined(found)) == list(range(43))
 
 
-def test_passes_and_seeds_differ_in_order():
-    found = joined(steps(MAKES["shards and buffer"], 1, last=2 * SIZE))
-    assert found[:SIZE] != found[SIZE:]
-    assert found != joined(steps(MAKES["shards and buffer"], 1, last=2 * SIZE, seed=1))
-
-
 def test_a_buffer_shuffles_and_holds_no_more_than_its_size():
     taken = []
     items = (taken.append(number) or number for number in range(1000))
@@ -155,17 +148,6 @@ def test_a_buffer_shuffles_and_holds_no_more_than_its_size():
         assert len(taken) - len(out) <= 50
     assert sorted(out) == list(range(1000))
     assert sum(a + 1 == b for a, b in itertools.pairwise(out)) < 100
-
-
-def test_reading_ahead_is_bounded():
-    taken = []
-    source = hvdtrain.stream(
-        lambda: (taken.append(n) or sample(n) for n in itertools.count()), shuffle_buffer=10
-    )
-    part = StreamPart(source, BatchPlan(4, 1), 0, last_sample=10**9)
-    with StreamFeed(part, None) as feed:
-        for number, _ in zip(range(1, 30), feed, strict=False):
-            assert len(taken) <= 4 * number + 10 + 6 * 4 * 4
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -179,12 +161,6 @@ def test_a_wrong_length_is_an_error_in_the_first_pass(make, workers):
     assert len(joined(steps(lambda: make(length=80), workers, last=80 - 12))) == 80 - 12
     with pytest.raises(DataError, match="pass 1 over the stream has more than the 80 samples"):
         steps(lambda: make(length=80), workers, last=160, first_sample=70)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_source_without_an_end_has_no_length(workers):
-    with pytest.raises(DataError, match="A source without an end has none: leave length out"):
-        steps(lambda: hvdtrain.stream(lambda: map(sample, itertools.count()), length=60), workers, last=60)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -224,25 +200,6 @@ def test_workers_that_read_another_order_are_told(kind):
     ):
         read(orders)
     assert read(orders[:1] * 2)
-
-
-def test_items_are_compared_but_for_rounding_and_not_decoded():
-    class Image:  # of a package that decodes an image when it is looked at
-        @property
-        def __array_interface__(self):
-            raise AssertionError
-
-    def summary(*items):
-        trace = Trace()
-        for item in items:
-            trace.add(item)
-        return trace.summary
-
-    one = {"a": np.arange(6.0), "b": [1, "x", None], "c": b"jpeg" * 1000, "d": Image(), "e": np.int64(3)}
-    assert are_alike([summary(one), summary({**one, "a": np.arange(6.0) * (1 + 1e-9)})])
-    for name, value in {"a": -np.arange(6.0), "b": [1, "x"], "c": b"jpeg" * 999, "e": np.int64(4)}.items():
-        assert not are_alike([summary(one), summary({**one, name: value})])
-    assert are_alike([summary(np.nan, 1.0), summary(np.nan, 1.0)])
 
 
 def test_the_order_of_shards_is_part_of_the_identity():
@@ -309,24 +266,6 @@ def test_a_stream_is_a_data_set_of_which_the_first_sample_is_read(monkeypatch):
         Augmented(data, [])
 
 
-def test_fingerprints_compare_the_first_sample_and_how_it_is_shuffled():
-    one, other = take_fingerprint(whole()), take_fingerprint(whole(shuffle_buffer=5))
-    assert first_difference(one, other) is None
-    assert one.order != other.order
-    assert first_difference(one, take_fingerprint(hvdtrain.stream(lambda: map(sample, [3])))) == (0, "inputs")
-
-
-def test_collate_makes_batches_and_decode_makes_samples():
-    lengths = hvdtrain.stream(
-        lambda: [{"ids": [1] * (n % 3 + 1)} for n in range(12)], collate=hvdtrain.pad({"ids": 0})
-    )
-    part = StreamPart(lengths, BatchPlan(6, 2), 0)
-    with StreamFeed(part, None) as feed:
-        assert next(iter(feed)).arrays["ids"].shape == (1, 3, 4)
-    decoded = hvdtrain.stream(lambda: range(5), decode=lambda n: (float(n), n), length=5)
-    assert joined(steps(lambda: decoded, 1, last=5)) == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -343,54 +282,6 @@ def test_collate_makes_batches_and_decode_makes_samples():
 def test_what_cannot_be_used_is_refused(make, message):
     with pytest.raises(DataError, match=message):
         make()
-
-
-def pipeline(*operations):
-    """A made-up tf.data pipeline of these operations, the last one first."""
-    base = type(
-        "DatasetV2", (), {"__module__": "tensorflow.data", "as_numpy_iterator": lambda self: iter([])}
-    )
-    name, *rest = operations
-    inputs = [pipeline(*rest)] if rest else []
-    return type(name, (base,), {"_inputs": lambda self: inputs})()
-
-
-@pytest.mark.parametrize("last", [(), ("_PrefetchDataset", "_MapDataset")])
-def test_a_batched_pipeline_is_refused(last):
-    batched, unbatched = (
-        ("_BatchDataset", "_RangeDataset"),
-        ("_UnbatchDataset", "_BatchDataset", "_RangeDataset"),
-    )
-    for operations in (batched, ("_BatchDataset", *unbatched)):
-        with pytest.raises(DataError, match=r"this tf\.data pipeline are batches"):
-            hvdtrain.stream(pipeline(*last, *operations))
-    hvdtrain.stream(pipeline(*last, *unbatched))
-    hvdtrain.stream(pipeline(*last, "_RangeDataset"))
-
-
-@pytest.mark.parametrize("name", ["torch.DataLoader", "keras.PyDataset"])
-def test_what_gives_batches_is_refused(name):
-    package, kind = name.split(".")
-    batches = type(kind, (), {"__module__": f"{package}.utils", "__iter__": lambda self: iter([])})
-    with pytest.raises(DataError, match=rf"a stream's items are samples; those of .*{kind} are batches"):
-        hvdtrain.stream(batches())
-
-
-def test_a_source_that_shuffles_by_itself_is_told():
-    numbers = itertools.count()
-    data = as_dataset(hvdtrain.stream(lambda: [sample(next(numbers))]))
-    assert signature(data, "data")["inputs"] == "float32[2]"
-    assert "two passes over the stream began with different samples" in data.notes[0]
-    for make in (whole, from_shards, lambda: hvdtrain.stream([{"inputs": np.nan, "targets": "text"}])):
-        data = make()
-        data.first()
-        assert not any("two passes" in note for note in data.notes)
-
-
-def test_a_function_that_returns_one_iterator_is_refused():
-    samples = map(sample, range(5))
-    with pytest.raises(DataError, match="the same map again, used up after a pass"):
-        hvdtrain.stream(lambda: samples).first()
 
 
 def test_torch_and_hugging_face_streams():

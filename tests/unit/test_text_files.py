@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.data.texts import files as characters
-from hvdtrain.data.texts.files import ByteTokens, CharacterTokens, MappedFiles, Windows, find_files
+from hvdtrain.data.texts.files import ByteTokens, CharacterTokens, MappedFiles, Windows
 from hvdtrain.errors import DataError
 
 TEXTS = ["plain text\n" * 5, "áé🙂 ", "", "\u4e2d\u6587" * 20, "🙂" * 30, "x"]
@@ -91,24 +91,6 @@ def test_a_target_is_the_token_after_its_input():
     assert sample["inputs"].tolist() == [14, 15, 16, 17]
     assert sample["targets"].tolist() == [15, 16, 17, 18]
     assert len(windows) == 4  # 10-13, 14-17, 18-21, 22-25; of 26-29 the last has no target
-
-
-def test_windows_are_moved_by_their_keys_alone():
-    windows = Windows(row(1000), 0, 1000, 8, 8)
-    keys = np.asarray([5, 2**63, 12345, 5], np.uint64)
-    together = windows.augmented(np.asarray([3, 7, 9, 3]), keys)["inputs"]
-    alone = [
-        windows.augmented(np.asarray([i]), keys[k : k + 1])["inputs"][0] for k, i in enumerate([3, 7, 9, 3])
-    ]
-    assert np.array_equal(together, alone)
-
-
-def test_files_of_a_folder_come_in_the_order_of_their_names(tmp_path):
-    for name in ("b/1.txt", "a.txt", "b/0.txt", "c.md"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    found = find_files(str(tmp_path), "*.txt")
-    assert [path.relative_to(tmp_path).as_posix() for path in found] == ["a.txt", "b/0.txt", "b/1.txt"]
 
 
 UTF16 = "text".encode("utf-16")

@@ -61,10 +61,6 @@ def test_a_run_that_starts_anew_moves_the_trace_away(tmp_path):
     assert traced(path.with_name("rank-0000.jsonl.old")) == [1, 2, 3]
 
 
-def test_a_run_that_goes_on_elsewhere_starts_its_trace_there(tmp_path):
-    assert traced(trace_steps(tmp_path, 7, 9)) == [8, 9]
-
-
 def test_a_worker_without_a_place_has_no_trace(tmp_path):
     with trace_of(None, 0, 0) as trace:
         trace.on_batch(batch(0, 1))
@@ -101,12 +97,3 @@ def test_a_step_that_a_broken_world_began_counts_once(tmp_path, is_cut):
     assert {step: len(indices) for step, indices in read_indices(tmp_path).items()} == {
         1: 3, 2: 3, 3: 3, 4: 1, 5: 1
     }  # fmt: skip
-
-
-def test_a_worker_that_may_not_write_leaves_no_line(tmp_path):
-    path, may_write = tmp_path / "indices" / "rank-0000.jsonl", True
-    with trace_of(tmp_path, 0, 0, 1, may_write=lambda: may_write) as trace:
-        for step in range(3):
-            may_write = step < 1
-            trace.on_batch(batch(step, step))
-    assert traced(path) == [1]

@@ -6,11 +6,6 @@ import re
 from hvdtrain.workers.user_errors import where_raised
 
 
-def test_an_exception_without_frames_of_the_user_says_itself():
-    assert where_raised(ValueError("plain")) == "ValueError: plain"
-    assert where_raised(ValueError("\x1b[1mbold\x1b[0m")) == "ValueError: bold"
-
-
 def raised(work) -> Exception:
     try:
         work()
@@ -57,21 +52,4 @@ def test_a_failed_import_says_what_it_began_with_and_what_helps():
     assert "pip uninstall torchvision" in said[2]
     assert "pip uninstall torchvision" in where_raised(
         RuntimeError("operator torchvision::nms does not exist")
-    )
-
-
-GRAPH = (
-    "Graph execution error:\n\nDetected at node own/Xent defined at (most recent call last):\n"
-    '  File "/usr/lib/python3.11/runpy.py", line 198, in _run\n\n'
-    '  File "/home/me/task.py", line 12, in loss\n\n'
-    '  File "/home/me/lib/site-packages/keras/ops.py", line 3, in op\n\n'
-    "Received a label value of 7 which is outside the valid range of [0, 2).\n"
-    "\t [[{{node own/Xent}}]] [Op:__inference_step_12]"
-)
-
-
-def test_errors_of_graphs_name_the_users_line():
-    assert where_raised(ValueError(GRAPH)) == (
-        "/home/me/task.py, line 12: ValueError: "
-        "Received a label value of 7 which is outside the valid range of [0, 2)."
     )

@@ -2,9 +2,7 @@
 
 import io
 import json
-import os
 import pickle
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,10 +12,8 @@ from support import stream_files
 import hvdtrain
 from hvdtrain.data import webdataset as tar_index
 from hvdtrain.data.datasets import fetch
-from hvdtrain.data.indexed import image
-from hvdtrain.data.shard_files import expand_braces, find_files, locked, replacing
 from hvdtrain.data.webdataset import tar_samples
-from hvdtrain.errors import BadSampleError, DataError
+from hvdtrain.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -56,11 +52,6 @@ def test_samples_are_those_that_were_written(tmp_path):
     assert found["inputs"][:, 0, 0, 0].tolist() == [19, 0, 6, 7, 8, 9]
 
 
-def test_decode_has_the_bytes_and_the_key(tmp_path):
-    data = open_three(tmp_path, decode=lambda f: {"png": len(f["png"]), "cls": int(f["__key__"][-5:])})
-    assert data[13]["targets"] == 13
-
-
 def test_the_index_is_made_once_and_again_when_a_tar_changes(tmp_path, cache, monkeypatch):
     open_three(tmp_path)
     scanned, scan = [], tar_index.scan
@@ -75,19 +66,6 @@ def test_the_index_is_made_once_and_again_when_a_tar_changes(tmp_path, cache, mo
     assert len(hvdtrain.open_webdataset(tmp_path, inputs="png")) == 21
 
 
-def test_containers_with_one_process_number_do_not_meet_in_a_cache_folder(tmp_path):
-    kept = tmp_path / "index"
-    with replacing(kept) as one, replacing(kept) as other:
-        assert one != other
-        one.write_text("one")
-        other.write_text("other")
-    with suppress(ValueError), replacing(kept) as third:
-        third.write_text("part")
-        raise ValueError
-    assert kept.read_text() == "one"
-    assert list(tmp_path.iterdir()) == [kept]
-
-
 def test_files_and_urls_are_read_together(tmp_path):
     fsspec = pytest.importorskip("fsspec")
     write_tar(tmp_path / "a.tar", range(3))
@@ -96,23 +74,9 @@ def test_files_and_urls_are_read_together(tmp_path):
     assert fetch(data, np.asarray([4, 0, 5, 2]))["targets"].tolist() == [4, 0, 5, 2]
 
 
-def test_without_a_cache_folder_tars_are_read_each_time(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "file"))
-    assert len(open_three(tmp_path)) == 20
-
-
 def test_another_process_reads_the_same(tmp_path):
     data = open_three(tmp_path)
     assert pickle.loads(pickle.dumps(data))[11]["targets"] == 11
-
-
-def test_many_tars_are_read_with_few_open_files(tmp_path):
-    for number in range(100):
-        write_tar(tmp_path / f"t-{number:03}.tar", [number])
-    data = hvdtrain.open_webdataset(tmp_path, inputs="png", targets="cls")
-    assert fetch(data, np.arange(100))["targets"].tolist() == list(range(100))
-    assert len(data._records._reader._open) <= 64
 
 
 @pytest.mark.parametrize(
@@ -157,46 +121,3 @@ def test_a_tar_without_an_index_that_is_damaged_is_told(tmp_path):
             list(tar_samples(str(path), decodes=True))
     with pytest.raises(DataError, match=r"sample set/s00001 has two files \.png"):
         list(tar_samples(str(write_tar(path, [1, 1])), decodes=True))
-
-
-def test_a_file_system_without_locks_reads_each_time(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    assert len(open_three(tmp_path)) == 20
-    descriptors = len(os.listdir("/proc/self/fd"))
-    with locked(tmp_path / "lock") as has_lock:
-        assert not has_lock
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-
-
-@pytest.mark.parametrize("mode", ["L", "I;16"])
-def test_grey_images_have_their_values(mode):
-    values = np.arange(0, 250 if mode == "L" else 65000, 50, np.uint8 if mode == "L" else np.uint16)
-    Image.fromarray(values[None]).save(file := io.BytesIO(), "PNG")
-    found = image(file.getvalue())
-    assert found.shape == (1, len(values), 1)
-    assert found.dtype == (np.uint8 if mode == "L" else np.int32)
-    assert found[0, :, 0].tolist() == values.tolist()
-
-
-def test_a_sample_without_one_of_the_files_is_refused(tmp_path):
-    write_tar(tmp_path / "a.tar", [1])
-    write_tar(tmp_path / "b.tar", [2], seg=lambda _: b"1")
-    with pytest.raises(DataError, match=r"s00002 .* has the files .*'seg'"):
-        hvdtrain.open_webdataset(tmp_path)
-
-
-def test_a_damaged_image_is_a_bad_sample(tmp_path):
-    write_tar(tmp_path / "t.tar", range(3), png=lambda n: png(n) if n != 1 else b"no image")
-    data = hvdtrain.open_webdataset(tmp_path / "t.tar", inputs="png", targets="cls")
-    with pytest.raises(BadSampleError, match=r"s00001 of .*t\.tar: \.png cannot be decoded"):
-        data[1]
-
-
-def test_braces_and_files_that_are_named_twice(tmp_path):
-    assert expand_braces("a-{08..10}.{x,y}") == [f"a-{n}.{k}" for n in ("08", "09", "10") for k in "xy"]
-    write_tar(tmp_path / "t.tar", [1])
-    with pytest.raises(DataError, match="is named twice"):
-        find_files([tmp_path, tmp_path / "t.tar"], ".tar")

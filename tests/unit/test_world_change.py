@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from support.fakes import FakeBackend, FakeWorkers, make_loop_session
-from support.watching import Watched, records, summary
+from support.watching import Watched, records
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.jobs.world_change import follow_workers, report_change
@@ -76,16 +76,6 @@ def test_a_second_change_begins_where_the_first_has_come_to(tmp_path):
     assert session.state.rescale == rescale
 
 
-@pytest.mark.parametrize(
-    "fields", [{"rescale_epochs": 0}, {"global_batch_size": 12}, {"lr_scaling": "none"}], ids=str
-)
-def test_otherwise_the_rate_follows_at_once_or_has_no_reason_to(tmp_path, fields):
-    session = session_of(tmp_path, 1, **fields)
-    resize(session, 3, samples=300)
-    assert session.state.rescale is None
-    assert peak(session) == session_of(tmp_path, 3, **fields).plan().learning_rate.peak
-
-
 def test_a_change_before_the_first_step_is_none(tmp_path):
     session = session_of(tmp_path, 1)
     resize(session, 3, samples=0)
@@ -149,8 +139,3 @@ def test_a_change_after_which_the_same_workers_go_on_says_its_cause(tmp_path):
     watched.report.close()
     said = "2 workers from step 151 on; cause: rank 1 on h1 lost its connection; 1.0 s without training"
     assert watched.lines == [said]
-
-
-def test_the_summary_counts_changes_where_there_were_some():
-    assert "changes" not in summary().as_dict()
-    assert summary(changes=2, paused_seconds=1.5).as_dict()["paused_seconds"] == 1.5

@@ -25,19 +25,3 @@ def refused(text: str) -> str:
 )
 def test_a_key_that_is_given_twice_is_refused_with_both_lines(text, said):
     assert refused(text) == said.format(" is given a second time; the first is in line ")
-
-
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("a: &n 3\nb: *n\n", {"a": 3, "b": 3}),
-        (
-            "base: &b {x: 1, y: 2}\nmine:\n  <<: *b\n  x: 3\n",
-            {"base": {"x": 1, "y": 2}, "mine": {"x": 3, "y": 2}},
-        ),
-        ("a: {x: 1}\nb: {x: 2}\n", {"a": {"x": 1}, "b": {"x": 2}}),
-        ("1: a\n'1': b\n", {1: "a", "1": "b"}),
-    ],
-)
-def test_aliases_and_equal_keys_in_other_mappings_are_read(text, value):
-    assert parse_yaml(text, "run.yaml") == value

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import BuildRequest
 from hvdtrain.horovod_build import cache as source
 from hvdtrain.horovod_build.cache import BuildCache
 
@@ -72,16 +71,6 @@ def test_a_wheel_that_others_can_change_is_not_taken(cache, wheel):
     assert cache.wheel("key") is None
 
 
-def test_a_store_that_is_interrupted_leaves_nothing(cache, wheel, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hvdtrain.horovod_build.cache.sha256_of", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        cache.store("key", wheel)
-    assert list((cache.folder / "wheels").iterdir()) == []
-
-
 def test_a_second_process_waits_for_the_lock(cache):
     waits, got_it = threading.Event(), threading.Event()
 
@@ -96,17 +85,3 @@ def test_a_second_process_waits_for_the_lock(cache):
         assert not got_it.is_set()
     thread.join(30)
     assert got_it.is_set()
-
-
-@pytest.mark.parametrize(
-    ("variables", "folder"),
-    [({"HVDTRAIN_CACHE": "/a"}, "/a/horovod"), ({"XDG_CACHE_HOME": "/x"}, "/x/hvdtrain/horovod")],
-    ids=["ours", "xdg"],
-)
-def test_the_default_cache_folder(monkeypatch, variables, folder):
-    for name in ("HVDTRAIN_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert BuildRequest().cache_folder == Path(folder)
-    assert BuildRequest(cache_dir=Path("/mine")).cache_folder == Path("/mine")
