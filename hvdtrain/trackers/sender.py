@@ -297,7 +297,7 @@ class _SenderThread(threading.Thread):
             while not self.is_over.wait(wait):
                 is_sent = self._try(self.sender.send)
                 wait = _POLL_SECONDS if is_sent else min(_LONGEST_WAIT, max(_POLL_SECONDS, 2 * wait))
-            for _ in range(_LAST_ATTEMPTS):
+            for _ in range(_LAST_ATTEMPTS if self.ending[0] else 1):  # another worker sends what is left
                 if self._try(lambda: self.sender.end(*self.ending)):
                     self.is_done = True
                     return
