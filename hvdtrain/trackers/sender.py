@@ -8,7 +8,6 @@ import re
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, copied
 from hvdtrain.config.values import TRACKERS
 from hvdtrain.errors import EnvironmentFault, HvdtrainError
-from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.jsonl import LONGEST_LINE, write_json
 from hvdtrain.reporting.log_records import BrokenLines
 from hvdtrain.reporting.report import METRICS_FILE
@@ -91,7 +89,7 @@ class Sender:
     Args:
         run_dir: the run directory; if the run resumes in it, its log has been cut back.
         name: the tracker's name.
-        note: shows a line of text to the user.
+        note: shows a line of text to the user, in any thread.
 
     Attributes:
         checkpoint: the newest checkpoint that is to be sent; None if there is none, or it was sent.
@@ -218,8 +216,8 @@ class JobTracking(Callback):
     ) -> None:
         self._run_dir, self._tracking_id, self._facts = run_dir, tracking_id, facts
         self._with_checkpoints = with_checkpoints
-        self._threads = [_SenderThread(run_dir, name) for name in names]
-        self._note: Callable[[str], None] = lambda text: None
+        self._threads = [_SenderThread(Sender(run_dir, name, self._say)) for name in names]
+        self._note: Callable[[str], None] | None = None
 
     def on_start(self, context: RunContext) -> None:
         """Note that the job starts, and start the threads."""
@@ -231,17 +229,9 @@ class JobTracking(Callback):
             note_start(self._run_dir, TrackedRun(id=self._tracking_id, began_seconds=began, facts=facts))
         except OSError as error:
             self._threads = []
-            self._note(f"trackers: nothing of this run is sent: {error}; training continues")
+            self._say(f"trackers: nothing of this run is sent: {error}; training continues")
         for thread in self._threads:
             thread.start()
-
-    def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        """Show what the threads found."""
-        self._show()
-
-    def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
-        """Show what the threads found."""
-        self._show()
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Have the checkpoint sent; it takes the place of one that was not sent yet."""
@@ -265,30 +255,29 @@ class JobTracking(Callback):
             if thread.ending[0] and not thread.is_done:
                 reason = thread.problem or f"after {seconds:g} s"
                 thread.sender.note(thread.sender.describe_unsent(reason))
-        self._show()
-        self._threads = []
+        self._threads, self._note = [], None
 
-    def _show(self) -> None:
-        for thread in self._threads:
-            while thread.notes:
-                self._note(thread.notes.popleft())
+    def _say(self, text: str) -> None:
+        if (note := self._note) is not None:  # the report is not closed
+            note(text)
 
 
 class _SenderThread(threading.Thread):
     """Sends to one tracker until its run is over. A daemon: a process ends although a server is awaited.
 
+    Args:
+        sender: what sends.
+
     Attributes:
         ending: how the run ended, and what went wrong; set before ``is_over``, if the run ended.
         is_done: whether all was sent.
         problem: why the last attempt failed; empty if it did not.
-        notes: what the user should know and has not been shown.
     """
 
-    def __init__(self, run_dir: Path, name: str) -> None:
-        super().__init__(name=f"tracker {name}", daemon=True)
-        self.notes: deque[str] = deque()
-        self.sender = Sender(run_dir, name, self.notes.append)
-        self.is_over, self.ending, self.is_done, self.problem = threading.Event(), ("", ""), False, ""
+    def __init__(self, sender: Sender) -> None:
+        super().__init__(name=f"tracker {sender.title}", daemon=True)
+        self.sender, self.is_over = sender, threading.Event()
+        self.ending, self.is_done, self.problem = ("", ""), False, ""
 
     def run(self) -> None:
         """Send until the run is over, and then how it ended; an error that is the user's ends it."""

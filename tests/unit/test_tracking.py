@@ -333,7 +333,7 @@ def test_a_tracker_that_is_down_is_noted_once_and_again_when_it_answers(job, run
     tracker.is_down = True
     tracking, notes = job()
     write(run_dir, 1)
-    wait_for(lambda: tracking._show() or notes)
+    wait_for(lambda: notes)
     tracker.is_down = False
     wait_for(lambda: tracker.rows)
     tracking.on_end(summary())
