@@ -101,7 +101,7 @@ def watch(run_dir: Path | str, wait: float | None, debug: bool) -> None:
 
     It ends when the run ends.
     """
-    from hvdtrain.tools.report.follow import follow
+    from hvdtrain.tools.report.watch import follow
 
     follow(run_dir, wait)
 

@@ -1,25 +1,19 @@
 """The lines of a run's log as records, read by those who look at runs."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.reporting.jsonl import parse_line
-from hvdtrain.reporting.records import TRAIN
+from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import plain
 from hvdtrain.storage.files import open_regular
 
 MAX_LINE = 1_000_000  # bytes of a line; the longest names the workers of a large job
 _MAX_COUNT = 1 << 53  # beyond it, floats are not exact
-# a line of a window as hvdtrain writes most of them, which need not be parsed where windows are left out
-_WINDOW = re.compile(
-    rb'\{"phase": "train", "step": (?:0|[1-9]\d{0,14}+)'
-    rb'(?:, "[ !#-\[\]-~]++": (?:null|-?(?:0|[1-9]\d{0,99}+)(?:\.\d++)?+(?:[eE][+-]?\d++)?+))*+\}\n?'
-)
 
 
 @dataclass(frozen=True)
@@ -39,7 +33,7 @@ class BrokenLines:
         return BrokenLines(self.count + 1, self.first or number)
 
     def describe(self) -> str:
-        """Return in words that they are left out; nothing if there is none."""
+        """Return a sentence that they are left out; nothing if there is none."""
         if self.count == 0:
             return ""
         if self.count == 1:
@@ -84,8 +78,6 @@ class LogReader:
                 if was_rest:
                     continue
                 number += 1
-                if phase not in ("", TRAIN) and is_window(line):
-                    continue
                 record = parse_record(line)
                 if record is None:
                     if not is_rest or len(line) == MAX_LINE:
@@ -98,11 +90,6 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
     """Return the record that a line of a log holds, which has a step; None if it holds none."""
     record = parse_line(line)
     return record if record is not None and count_of(record.get("step")) is not None else None
-
-
-def is_window(line: bytes) -> bool:
-    """Return whether a line is surely of a window, faster than by parsing it; False may be wrong."""
-    return _WINDOW.fullmatch(line) is not None
 
 
 def metrics_in(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,3 +121,17 @@ def count_of(value: Any) -> int | None:
     """Return a number of steps of a record; None for what is none, or is larger than any can be."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_COUNT
     return value if is_count else None
+
+
+def describe_event(record: Mapping[str, Any]) -> str:
+    """Return a text for a record of the phase ``event``: a change of the workers."""
+    if record.get("event") != "changed":
+        return plain(str(record.get("event", "event")))
+    left, joined = (
+        tuple(map(str, value)) if isinstance(value := record.get(name), list) else ()
+        for name in ("left", "joined")
+    )
+    pause = number(record.get("pause_seconds"))
+    seconds = pause if pause is not None and math.isfinite(pause) else 0.0
+    change = WorkersChange(left, joined, str(record.get("cause") or ""), 0, seconds)
+    return plain(change.describe(count_of(record.get("workers")) or 0, record["step"]))

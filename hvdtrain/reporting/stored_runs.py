@@ -338,6 +338,16 @@ def number_text(value: Any, form: str) -> str:
     return format(float(value), form if abs(value) < 1e9 else ".4g")
 
 
+def metrics_text(metrics: Mapping[Any, Any], separator: str = "  ") -> str:
+    """Return metrics as text: names and values."""
+    return separator.join(f"{plain(str(name))} {metric_text(value)}" for name, value in metrics.items())
+
+
+def metric_text(value: Any) -> str:
+    """Return the value of a metric as text; null stands for one that is not finite."""
+    return "no number" if value is None else number_text(value, ".4f")
+
+
 def value_text(value: Any) -> str:
     """Return a value as text; nothing for null."""
     if isinstance(value, int) and not isinstance(value, bool):

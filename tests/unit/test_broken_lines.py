@@ -9,10 +9,9 @@ from support.stored_runs import evaluation, lines_of, make_run, window
 
 from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_table
-from hvdtrain.reporting.log_records import is_window, parse_record
-from hvdtrain.tools.report import follow
-from hvdtrain.tools.report.follow_view import open_view
+from hvdtrain.tools.report.followed_run import FollowedRun
 from hvdtrain.tools.report.page import write_report
+from hvdtrain.tools.report.watch import open_view
 from hvdtrain.trackers import sender
 
 TORN = '{"phase": "train", "st'
@@ -46,12 +45,11 @@ def make(folder: Path, *broken: str) -> Path:
 
 
 def watched(run: Path, is_terminal: bool) -> str:
-    followed, output = follow.FollowedRun(run), io.StringIO()
+    followed, output = FollowedRun(run), io.StringIO()
     console = Console(file=output, width=200, force_terminal=is_terminal)
-    standing = followed.poll()
     with open_view(run, console) as view:
-        follow._show(view, followed, standing)
-        follow._show(view, followed, followed.poll())
+        for _ in range(2):
+            view.show(followed, followed.poll())
     return output.getvalue()
 
 
@@ -89,7 +87,7 @@ def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, sa
 
 def test_a_line_that_is_written_out_later_was_never_broken(tmp_path):
     run = make(tmp_path)
-    followed = follow.FollowedRun(run)
+    followed = FollowedRun(run)
     followed.poll()
     with (run / "metrics.jsonl").open("a") as file:
         file.write(lines_of(window(30)).removeprefix(TORN))
@@ -99,21 +97,3 @@ def test_a_line_that_is_written_out_later_was_never_broken(tmp_path):
         file.write(f"{TORN}\n")
     followed.poll()
     assert followed.progress.problem == "line 5 of metrics.jsonl holds no record and is left out"
-
-
-@pytest.mark.parametrize(
-    ("line", "is_one"),
-    [
-        (b'{"phase": "train", "step": 1, "loss": 1e-05, "x/y": null, "lr": -0.5E+10, "n": 0}\n', True),
-        (b'{"phase": "train", "step": 1, "loss": 01}\n', False),
-        (b'{"phase": "train", "step": 1, "loss": 1.}\n', False),
-        (b'{"phase": "train", "step": 1, "loss": -}\n', False),
-        (b'{"phase": "train", "step": 1, "loss": 1', False),
-        (b'{"phase": "train", "step": -1, "loss": 1}x\n', False),
-        (b'{"phase": "train", "step": 1, "a"b": 1}\n', False),
-        (b'{"phase": "eval", "step": 1, "loss": 1.5}\n', False),
-    ],
-)
-def test_a_line_that_is_not_parsed_is_surely_of_a_window(line, is_one):
-    assert is_window(line) is is_one
-    assert (parse_record(line) or {}).get("phase") == "train" or not is_one

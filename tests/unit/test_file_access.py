@@ -10,8 +10,8 @@ from support.stored_runs import make_run, window
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.jobs.track import track_runs
 from hvdtrain.reporting.compare import print_table
-from hvdtrain.tools.report import follow
 from hvdtrain.tools.report.page import write_report
+from hvdtrain.tools.report.watch import follow
 
 OWNER = "another"
 REMEDY = (
@@ -55,7 +55,7 @@ def test_every_command_names_the_owner_and_the_remedy(private, tmp_path):
     for command in (
         lambda: print_table([private]),
         lambda: write_report([private], tmp_path / "page.html", verify=False),
-        lambda: follow.follow(private),
+        lambda: follow(private),
         lambda: track_runs([private], [], False, print),
     ):
         with pytest.raises(EnvironmentFault, match=REMEDY) as error:

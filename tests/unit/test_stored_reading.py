@@ -29,8 +29,7 @@ from hvdtrain.storage import urls as object_urls
 from hvdtrain.storage.text import printable
 from hvdtrain.storage.transfers import append_line
 from hvdtrain.storage.urls import ChangedObjectError, Patience
-from hvdtrain.tools.report.follow import FollowedRun
-from hvdtrain.tools.report.standing import Kind
+from hvdtrain.tools.report.followed_run import FollowedRun, Kind
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
@@ -175,11 +174,11 @@ def test_a_run_is_followed_while_it_grows_is_cut_back_and_ends(store, url):
     log = f"{key(url)}/metrics.jsonl"
     store.put(log, lines_of(window(1), evaluation(2), window(3)).encode())
     followed.poll()
-    assert (followed.progress.step, followed.kept) == (3, None)
+    assert (followed.progress.step, followed.cut_step) == (3, None)
     store.put(log, lines_of(window(1), window(2, loss=7.0)).encode())
     followed.poll()
     assert followed.progress.step == 2
-    assert followed.kept is not None
+    assert followed.cut_step == 1
     store.put(f"{key(url)}/summary.json", json.dumps(SUMMARY).encode())
     assert followed.poll().kind is Kind.ENDED
 

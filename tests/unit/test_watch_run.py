@@ -15,10 +15,9 @@ from support.stored_runs import SUMMARY, change, evaluation, lines_of, make_run,
 
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.stored_runs import FAR_SECONDS, LOST_SECONDS
-from hvdtrain.tools.report import follow as following
-from hvdtrain.tools.report.follow import Ends, FollowedRun, LogFollower, follow
-from hvdtrain.tools.report.follow_view import open_view
-from hvdtrain.tools.report.standing import Kind, Standing, StandingWatch
+from hvdtrain.tools.report import watch as following
+from hvdtrain.tools.report.followed_run import FollowedRun, Kind, LogFollower, Standing, StandingWatch
+from hvdtrain.tools.report.watch import Ends, follow, open_view
 
 RUNNING = Standing(Kind.RUNNING, "running")
 
@@ -192,7 +191,7 @@ def test_what_is_no_run_is_refused(tmp_path):
 
 def test_plain_lines_tell_a_run_to_its_end_over_a_resume(tmp_path, capsys, monkeypatch, hold):
     monkeypatch.setattr(following, "_POLL_SECONDS", 0.02)
-    monkeypatch.setattr("hvdtrain.tools.report.follow_view._LINE_SECONDS", 0.0)
+    monkeypatch.setattr(following, "_LINE_SECONDS", 0.0)
     run = make_run(tmp_path / "run", window(10), evaluation(10), summary=None)
     job = hold(run)
     followed = threading.Thread(target=follow, args=(run,))
@@ -231,10 +230,11 @@ def test_the_live_view_shows_all_at_any_width(tmp_path):
     )
     followed = FollowedRun(run)
     standing = followed.poll()
+    followed.silent_seconds = 75.0
     for width in (40, 120):
         output = io.StringIO()
         with open_view(run, Console(file=output, force_terminal=True, width=width)) as view:
-            view.show(followed.progress, standing, 75.0)
+            view.show(followed, standing)
         words = output.getvalue()
         for word in ("25.0%", "0.1000", "accuracy", "slowest", "best", "1 min 15 s", "killed", "6 s left"):
             assert word in words

@@ -1,0 +1,354 @@
+"""A run as its directory shows it now: new records of its log, its progress, and whether a job trains it."""
+
+import math
+import os
+import time
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hvdtrain.checkpoints.remote.fetched_runs import FetchedRun
+from hvdtrain.early_stopping import LINE_FIELDS
+from hvdtrain.errors import EnvironmentFault
+from hvdtrain.reporting.comparison import Best, goal_of
+from hvdtrain.reporting.lock_state import LockState, look_at_lock
+from hvdtrain.reporting.log_records import BrokenLines, describe_event, metrics_in, number, parse_record
+from hvdtrain.reporting.records import EVAL, EVENT, TRAIN
+from hvdtrain.reporting.report import METRICS_FILE
+from hvdtrain.reporting.stored_runs import (
+    KILLED,
+    LOST_SECONDS,
+    RUNNING,
+    STOPPED,
+    UNKNOWN,
+    access_remedy,
+    holds_run,
+    is_outdated,
+    load_summary,
+    metrics_text,
+    number_text,
+    plain,
+    read_run,
+    silent_seconds_of,
+    status_of,
+)
+from hvdtrain.storage.files import open_regular
+from hvdtrain.storage.text import counted
+
+_COMPARED_BYTES = 256  # before the place where reading continues
+_LEFT_SECONDS = 30.0  # after which a summary counts, though a process keeps the lock
+_RETRY_SECONDS = 60.0  # for a directory that cannot be read for the moment
+_WINDOWS = 50  # of the last windows, how fast training is
+_EVENTS = 5  # that are kept
+_LONGEST_SECONDS = 1e11  # no training takes 3,000 years
+
+
+class News(NamedTuple):
+    """What came since a log was last read.
+
+    Attributes:
+        records: new records, in order; all of them if the log was cut.
+        is_cut: whether what was read before is no longer there, or is now another file's.
+        kept: how many of the records are the same as before the cut.
+    """
+
+    records: list[dict[str, Any]]
+    is_cut: bool
+    kept: int = 0
+
+
+class LogFollower:
+    """Reads what comes to a log.
+
+    A log that is replaced, or shorter, or has other bytes than those that were read, is read from its start.
+
+    Args:
+        path: the log; there may be none yet.
+
+    Attributes:
+        broken: the lines that hold no record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._restart(None)
+
+    def _restart(self, identity: tuple[int, int] | None) -> None:
+        self._identity, self._offset, self._before = identity, 0, b""
+        self._lines, self.broken = array("q"), BrokenLines()  # hashes of the lines that were read
+
+    def poll(self) -> News:
+        """Read whole lines that are new; one that is not written out waits for the next time.
+
+        Raises:
+            OSError: If the log cannot be read.
+        """
+        was_read, lines = self._identity is not None, self._lines
+        try:
+            with open_regular(self._path) as file:
+                status = os.fstat(file.fileno())
+                file.seek(self._offset - len(self._before))
+                is_same = self._identity == (status.st_dev, status.st_ino)
+                if not is_same or file.read(len(self._before)) != self._before:
+                    is_same = False
+                    file.seek(0)
+                content = file.read()
+        except FileNotFoundError:
+            self._restart(None)
+            return News([], was_read)
+        if not is_same:
+            self._restart((status.st_dev, status.st_ino))
+        numbered = self._take(content[: content.rfind(b"\n") + 1])
+        is_cut = was_read and not is_same
+        pairs = enumerate(zip(lines, self._lines, strict=False))
+        same = next(
+            (index for index, (one, other) in pairs if one != other), min(len(lines), len(self._lines))
+        )
+        kept = sum(line <= same for line, _ in numbered) if is_cut else 0
+        return News([record for _, record in numbered], is_cut, kept)
+
+    def _take(self, content: bytes) -> list[tuple[int, dict[str, Any]]]:
+        """Return the records of new lines, with the lines' numbers from 1."""
+        found = []
+        for line in content.split(b"\n")[:-1]:
+            self._lines.append(hash(line))
+            if (record := parse_record(line)) is None:
+                self.broken = self.broken.with_line(len(self._lines))
+            else:
+                found.append((len(self._lines), record))
+        self._offset += len(content)
+        self._before = (self._before + content)[-_COMPARED_BYTES:]
+        return found
+
+
+class Kind(Enum):
+    """Whether a run trains."""
+
+    ABSENT = "absent"
+    RUNNING = "running"
+    UNCLEAR = "unclear"  # whether it trains will be clear in a moment
+    ENDED = "ended"
+    STOPPED = "stopped"
+    KILLED = "killed"
+
+
+class Standing(NamedTuple):
+    """Whether a run trains, and a text that says so."""
+
+    kind: Kind
+    text: str
+
+
+class StandingWatch:
+    """Looks whether a run trains.
+
+    Args:
+        run_dir: its directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._lock = LockState(None)
+        self._lock_seconds: float | None = None  # when the lock was first seen as it is
+        self._ended_seconds: float | None = None  # when a summary was first seen with it
+
+    def look(self, now_seconds: float, silent_seconds: float = math.inf) -> Standing:
+        """Return whether the run trains now.
+
+        Args:
+            now_seconds: a monotonic clock.
+            silent_seconds: how long ago the last record came.
+
+        Raises:
+            OSError: If the directory cannot be read.
+        """
+        if not holds_run(self._run_dir):
+            self._lock_seconds = None
+            return Standing(Kind.ABSENT, f"{plain(str(self._run_dir))} holds no run yet")
+        lock = look_at_lock(self._run_dir)
+        if lock != self._lock or self._lock_seconds is None:
+            self._lock, self._lock_seconds, self._ended_seconds = lock, now_seconds, None
+        summary, problem = (None, "") if is_outdated(self._run_dir, lock) else load_summary(self._run_dir)
+        watched_seconds = now_seconds - self._lock_seconds
+        status = status_of(summary, lock, silent_seconds, watched_seconds, problem)
+        holder = plain(f": process {lock.process} on {lock.host} since {lock.since}") if lock.host else ""
+        if summary is not None or problem:
+            self._ended_seconds = now_seconds if self._ended_seconds is None else self._ended_seconds
+            if lock.is_held and now_seconds - self._ended_seconds < _LEFT_SECONDS:
+                return Standing(Kind.RUNNING, f"{status}; its job is about to end{holder}")
+            text = "; ".join(filter(None, [status, problem, describe_results(summary or {})]))
+            return Standing(Kind.STOPPED if status == STOPPED else Kind.ENDED, text)
+        self._ended_seconds = None
+        if status == KILLED and watched_seconds >= LOST_SECONDS:
+            text = "no job holds the lock of the run directory, and there is no summary; the last job"
+            return Standing(Kind.KILLED, f"{status}: {text}{holder or ': unknown'}")
+        if lock.is_held is False and status != RUNNING and (status == KILLED or lock.is_free_here):
+            return Standing(Kind.UNCLEAR, f"{UNKNOWN}: no job holds the lock of the run directory now")
+        unseen = "" if lock.is_held else "; whether its job is alive cannot be seen here"
+        return Standing(Kind.RUNNING, f"{status}{holder}{unseen}")
+
+
+def describe_results(summary: Mapping[str, Any]) -> str:
+    """Return what a run had done when it ended, and why it ended."""
+    steps, final = summary.get("steps"), summary.get("final")
+    parts = []
+    if isinstance(steps, int):
+        parts.append(f"{counted(steps, 'step')} in {number_text(summary.get('seconds'), ',.1f')} s")
+    if isinstance(final, dict) and final:
+        parts.append(metrics_text(final, ", "))
+    reasons = (summary.get(name) for name in ("stopped_early", "save_error", "error"))
+    return "; ".join([*parts, *(plain(str(reason).splitlines()[0]) for reason in reasons if reason)])
+
+
+class RunProgress:
+    """What the records of a run say.
+
+    Attributes:
+        config: fields of the run's config.
+        step, epoch, seconds, workers: those of the last record.
+        train: values of the last window.
+        evaluation: metrics of the last evaluation.
+        evaluated_step: its step.
+        best: best values of the metrics.
+        events: the last events, with their steps.
+        problem: what is left out of the log; empty if nothing is.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
+        self.config: Mapping[str, Any] = config or {}
+        self.step, self.epoch, self.seconds, self.workers = 0, 0.0, 0.0, 0
+        self.train: dict[str, Any] = {}
+        self.evaluation: dict[str, Any] = {}
+        self.evaluated_step = 0
+        self.best: dict[str, Best] = {}
+        self.events: deque[tuple[int, str]] = deque(maxlen=_EVENTS)
+        self.problem = ""
+        self._places: deque[tuple[float, float, float]] = deque(maxlen=_WINDOWS)  # step, epoch, seconds
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take a record."""
+        self.step = record["step"]
+        self.epoch = _finite(record.get("epoch"), self.epoch)
+        self.seconds = _finite(record.get("seconds"), self.seconds)
+        workers = record.get("workers")
+        self.workers = workers if isinstance(workers, int) else self.workers
+        phase = record.get("phase")
+        if phase == TRAIN:
+            self.train = {name: value for name, value in record.items() if name not in LINE_FIELDS}
+            self._places.append((float(self.step), self.epoch, self.seconds))
+        elif phase == EVAL:
+            self.evaluation, self.evaluated_step = metrics_in(record), self.step
+            for name, value in self.evaluation.items():
+                found, known = number(value), self.best.get(name)
+                if found is not None and goal_of(self.config, name).improves(found, known and known.value):
+                    self.best[name] = Best(found, self.step)
+        elif phase == EVENT:
+            self.events.append((self.step, describe_event(record)))
+            self._places.clear()  # other workers have another speed
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """Means of the last window."""
+        return metrics_in({"epoch": 0, **self.train})
+
+    def fraction(self) -> float | None:
+        """Return how much of the training is done, from 0 to 1; None if its length is not known."""
+        axis, length = self._length()
+        return None if length is None else min(1.0, (self.step, self.epoch)[axis] / length)
+
+    def seconds_left(self) -> float | None:
+        """Return how long the rest takes at the speed of the last windows; None if that is not known."""
+        axis, length = self._length()
+        first, last = self._places[0] if self._places else (0.0,) * 3, (self.step, self.epoch, self.seconds)
+        if last[axis] <= first[axis]:
+            first = (0.0,) * 3
+        done, seconds = last[axis] - first[axis], last[2] - first[2]
+        if length is None or done <= 0 or seconds <= 0:
+            return None
+        left = max(0.0, length - last[axis]) * seconds / done
+        return left if left < _LONGEST_SECONDS else None
+
+    def _length(self) -> tuple[int, float | None]:
+        """Return whether training is counted in steps (0) or in epochs (1), and how many it has."""
+        for axis, name in enumerate(("steps", "epochs")):
+            length = number(self.config.get(name))
+            if length is not None and math.isfinite(length):
+                return axis, length if length > 0 else None
+        return 0, None
+
+
+def _finite(value: Any, otherwise: float) -> float:
+    found = number(value)
+    return found if found is not None and math.isfinite(found) else otherwise
+
+
+class FollowedRun:
+    """A run as its directory shows it now.
+
+    Args:
+        run_dir: its directory.
+        fetched: the copy that the directory is of one at a URL; None if it is none.
+
+    Attributes:
+        progress: what its records say.
+        records: what the last poll found that is new.
+        cut_step: the last step that is still there, if the last poll found that later ones are gone: the run
+            resumed from an earlier step.
+        silent_seconds: how long ago the last record came; infinity if none has come.
+    """
+
+    def __init__(self, run_dir: Path, fetched: FetchedRun | None = None) -> None:
+        self.progress = RunProgress()
+        self.records: list[dict[str, Any]] = []
+        self.cut_step: int | None = None
+        self.silent_seconds = math.inf
+        self._run_dir, self._fetched = run_dir, fetched
+        self._log = LogFollower(run_dir / METRICS_FILE)
+        self._standing = StandingWatch(run_dir)
+        self._changed_seconds = -math.inf
+        self._has_read = False
+        self._failed_seconds: float | None = None  # since when it cannot be read
+
+    def poll(self) -> Standing:
+        """Read what is new.
+
+        A directory that could be read before is tried again for a minute: a file server may be away.
+
+        Raises:
+            EnvironmentFault: If the directory cannot be read.
+        """
+        self.records, self.cut_step = [], None
+        now_seconds = time.monotonic()
+        try:
+            standing = self._read(now_seconds)
+        except OSError as error:
+            self._failed_seconds = now_seconds if self._failed_seconds is None else self._failed_seconds
+            if not self._has_read or now_seconds - self._failed_seconds >= _RETRY_SECONDS:
+                remedy = access_remedy(error, self._run_dir)
+                raise EnvironmentFault(f"cannot read the run {self._run_dir}: {error}", remedy) from None
+            return Standing(Kind.UNCLEAR, plain(f"cannot be read now, is tried again: {error}"))
+        self._has_read, self._failed_seconds = True, None
+        return standing
+
+    def _read(self, now_seconds: float) -> Standing:
+        if self._fetched is not None:
+            self._fetched.refresh()
+        # a clock of a file server may differ from this host's
+        self.silent_seconds = min(silent_seconds_of(self._run_dir), now_seconds - self._changed_seconds)
+        # before the log: its last lines then are there
+        standing = self._standing.look(now_seconds, self.silent_seconds)
+        news = self._log.poll()
+        if self._has_read and (news.records or news.is_cut):
+            self._changed_seconds, self.silent_seconds = now_seconds, 0.0
+        if news.is_cut:
+            self.progress = RunProgress()
+            self.cut_step = news.records[news.kept - 1]["step"] if news.kept else 0
+        self.progress.config = read_run(self._run_dir).config
+        for record in news.records:
+            self.progress.take(record)
+        self.records = news.records[news.kept :]
+        self.progress.problem = self._log.broken.describe()
+        return standing
