@@ -123,7 +123,7 @@ LAYERS = [Layer("options", {"framework": "torch", "batch_size": 8, "accumulate":
 
 
 def find(**options):
-    return batch_find.find_sizes(LAYERS, BatchOptions(num_proc=2, memory=2**30, **options), lambda _: None)
+    return batch_find.find_sizes(LAYERS, BatchOptions(num_proc=2, memory=2**30, **options))
 
 
 def test_the_largest_and_the_fastest_are_found(monkeypatch):
@@ -200,4 +200,4 @@ def test_local_steps_are_refused(monkeypatch):
     Jobs(monkeypatch, most=8)
     layers = [*LAYERS, Layer("--set", {"sync_every": 4})]
     with pytest.raises(ConfigError, match="sync_every 4 cannot be used by batch-find"):
-        batch_find.find_sizes(layers, BatchOptions(num_proc=2), lambda _: None)
+        batch_find.find_sizes(layers, BatchOptions(num_proc=2))

@@ -18,7 +18,7 @@ from hvdtrain.tools.search.learning_rates import (
     notes_of_ends,
     smoothed,
 )
-from hvdtrain.tools.search.lr_find import batch_scale, checked_rise, rising_config
+from hvdtrain.tools.search.lr_find import batch_scale, rising_config
 from hvdtrain.training_plan import TrainingPlan
 
 RISE = Rise(1e-5, 10.0, 121)
@@ -146,7 +146,7 @@ def test_what_is_typed_gives_the_peak_that_is_named():
 )
 def test_rates_out_of_range_are_refused(values):
     with pytest.raises(UsageError, match="must be"):
-        checked_rise(*values)
+        Rise(*values)
 
 
 @pytest.mark.parametrize("compression", ["none", "powersgd:4"])

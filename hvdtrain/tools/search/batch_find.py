@@ -4,7 +4,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,11 +48,11 @@ def run_batch_find(layers: list[Layer], options: BatchOptions) -> None:
     check_is_not_launched("batch-find", "-np N ...")
     check_writable(options.json_path, read=config_files(layers))
     with said_if_interrupted():
-        found = find_sizes(layers, options, say)
+        found = find_sizes(layers, options)
     show_found(found.describe(), found.to_document(), options.json_path)
 
 
-def find_sizes(layers: list[Layer], options: BatchOptions, say: Callable[[str], None]) -> BatchSizes:
+def find_sizes(layers: list[Layer], options: BatchOptions) -> BatchSizes:
     """Try micro-batches with the job's global batch, and return what was found.
 
     Raises:
@@ -69,12 +68,12 @@ def find_sizes(layers: list[Layer], options: BatchOptions, say: Callable[[str], 
     here = max(host.slots for host in parse_host_list(hosts))
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
         jobs = _Jobs(layers, config, options, hosts, folder, limit // min(here, workers))
-        tried = _search(jobs, own, batch_sizes.sizes_to_try(config, workers), say)
+        tried = _search(jobs, own, batch_sizes.sizes_to_try(config, workers))
     tried.sort(key=lambda one: one.size.micro_batch)
     return BatchSizes(config.task, jobs.device, workers, own, tried, limit)
 
 
-def _search(jobs: "_Jobs", own: BatchSize, sizes: list[BatchSize], say: Callable[[str], None]) -> list[Tried]:
+def _search(jobs: "_Jobs", own: BatchSize, sizes: list[BatchSize]) -> list[Tried]:
     """Try the job as it is, then the others, the smallest first, up to one that lacks memory."""
     say(f"the job as it is: {own.options} ...")
     tried = [jobs.run(own)]

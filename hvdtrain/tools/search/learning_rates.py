@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hvdtrain.errors import UsageError
 from hvdtrain.tools.bench.picture import new_figure, save_figure
+from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS
 
 VERSION = 1
+_LEAST_STEPS, _MOST_STEPS = 20, 100_000
 _FORGET = 0.9  # of the running mean that ends the rise, per step
 _TIMES_LOWEST = 4.0  # the running mean's lowest value
 _SMALL_FALL, _RECOVERY = 0.1, 0.25  # of the whole fall, and of the fall so far
@@ -27,11 +30,24 @@ _NO_SUGGESTION = (
 
 @dataclass(frozen=True)
 class Rise:
-    """A learning rate that rises exponentially from the first to the last of some steps."""
+    """A learning rate that rises exponentially from the first to the last of some steps.
 
-    lowest: float
-    highest: float
-    steps: int
+    Raises:
+        UsageError: If a value is out of range.
+    """
+
+    lowest: float = LOWEST_RATE
+    highest: float = HIGHEST_RATE
+    steps: int = RISING_STEPS
+
+    def __post_init__(self) -> None:
+        if not (0 < self.lowest < self.highest < math.inf and _LEAST_STEPS <= self.steps <= _MOST_STEPS):
+            raise UsageError(
+                f"lowest_rate {self.lowest:g}, highest_rate {self.highest:g}, rising_steps {self.steps}: "
+                f"rates must be finite, above 0 and rising, and steps {_LEAST_STEPS} to {_MOST_STEPS:,}",
+                f"For example {LOWEST_RATE:g}, {HIGHEST_RATE:g} and {RISING_STEPS}.",
+                everywhere=True,
+            )
 
     def rate(self, step: int) -> float:
         """Return the learning rate of a step, counted from 0."""

@@ -1,6 +1,5 @@
 """Finding a learning rate: a short training in which it rises until the loss diverges."""
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
@@ -10,7 +9,7 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.backends.options import replicas
 from hvdtrain.backends.step_metrics import ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import HvdtrainError, NonFiniteLossError, UsageError
+from hvdtrain.errors import HvdtrainError, NonFiniteLossError
 from hvdtrain.host.launcher import launched_rank, output_rank
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.failures import end_if_uncaught
@@ -37,14 +36,12 @@ from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEP
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY
 
-_LEAST_STEPS, _MOST_STEPS = 20, 100_000
-
 
 @dataclass
 class _RisingSession(Session):
     """A run whose learning rate rises; see ``Session``."""
 
-    rise: Rise = field(default_factory=lambda: Rise(LOWEST_RATE, HIGHEST_RATE, RISING_STEPS))
+    rise: Rise = field(default_factory=Rise)
 
     def learning_rate(self, plan: TrainingPlan) -> float:
         """Return the learning rate of the next step."""
@@ -93,7 +90,7 @@ def lr_find(
         HvdtrainError: as ``hvdtrain.train`` raises it.
     """
     end_if_uncaught()
-    rise = checked_rise(lowest_rate, highest_rate, rising_steps)
+    rise = Rise(lowest_rate, highest_rate, rising_steps)
     named = {} if task is None else {"task": task_spec(task)}
     given = Layer("lr_find()", {**named, "framework": framework, **config})
     return find_rates([given], rise, task_class_of(task), keeps_state=True)
@@ -105,7 +102,7 @@ def run_lr_find(layers: list[Layer], options: RateOptions) -> None:
     Raises:
         HvdtrainError: as training would raise it.
     """
-    rise = checked_rise(options.lowest_rate, options.highest_rate, options.rising_steps)
+    rise = Rise(options.lowest_rate, options.highest_rate, options.rising_steps)
     if not launched_rank():
         check_writable(options.json_path, options.picture, read=config_files(layers))
         if options.picture is not None:
@@ -147,22 +144,6 @@ def _train(session: Session, curve: Curve, rise: Rise) -> None:
             raise
         # the step that failed follows the ones that were added, and was not reported
         curve.stopped = curve.stopped or rise.rate(len(curve.losses))
-
-
-def checked_rise(lowest: float, highest: float, steps: int) -> Rise:
-    """Return the learning rate that rises.
-
-    Raises:
-        UsageError: If a value is out of range.
-    """
-    if not (0 < lowest < highest < math.inf and _LEAST_STEPS <= steps <= _MOST_STEPS):
-        raise UsageError(
-            f"lowest_rate {lowest:g}, highest_rate {highest:g}, rising_steps {steps}: rates must be "
-            f"finite, above 0 and rising, and steps must be {_LEAST_STEPS} to {_MOST_STEPS:,}",
-            f"For example {LOWEST_RATE:g}, {HIGHEST_RATE:g} and {RISING_STEPS}.",
-            everywhere=True,
-        )
-    return Rise(lowest, highest, steps)
 
 
 def rising_config(config: Config, rise: Rise) -> Config:
