@@ -37,6 +37,7 @@ class WandbTracker:
     def open(self, run: TrackedRun) -> str:
         """Begin or resume the run whose id is the run's name among trackers; send its config and facts."""
         settings = self._wandb.Settings(
+            reinit="create_new",  # the task may have a run of its own
             console="off", silent=True, disable_git=True, disable_code=True, save_code=False,
             init_timeout=WAIT_SECONDS, finish_timeout=WAIT_SECONDS, finish_timeout_raises=True,
             x_disable_meta=True, x_disable_stats=True, x_save_requirements=False,
@@ -53,7 +54,8 @@ class WandbTracker:
             remedy = "Log in once with `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline."
             raise EnvironmentFault(str(error).rstrip("."), remedy) from error
         except Exception:  # its process keeps the run, and would refuse to begin it again
-            self._wandb.teardown()
+            if self._wandb.run is None:  # the task has none that this would end
+                self._wandb.teardown()
             raise
         self._after = {"resumed_after": run.facts["step"]} if run.resumed else {}
         self._run.define_metric("step")
