@@ -57,15 +57,12 @@ class MlflowTracker:
         experiment = self._experiment()
         tags = f"tags.`{_ID_TAG}` = '{run.id}'"
         found = self._client.search_runs([experiment], tags, max_results=1)
-        if found:
-            one = found[0]
-        else:
-            one = self._client.create_run(
-                experiment,
-                start_time=_milliseconds(run.began_seconds),
-                run_name=os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name,
-                tags={_ID_TAG: run.id, "mlflow.source.name": str(run.config.get("task", ""))},
-            )
+        one = next(iter(found), None) or self._client.create_run(
+            experiment,
+            start_time=_milliseconds(run.began_seconds),
+            run_name=os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name,
+            tags={_ID_TAG: run.id, "mlflow.source.name": str(run.config.get("task", ""))},
+        )
         self._run = one.info.run_id
         if one.info.status != "RUNNING":
             self._client.update_run(self._run, status="RUNNING")

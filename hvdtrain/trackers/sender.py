@@ -139,10 +139,8 @@ class Sender:
             if lines := len(self._unsent(2**62)):
                 what = f"{lines:,} lines of {METRICS_FILE} and how the run ended are"
         options = f"--to {self._name}" + (" --checkpoints" if self.checkpoint is not None else "")
-        return (
-            f"{what} not sent ({problem}); to send the rest: python -m hvdtrain track "
-            f"{self._run_dir} {options}"
-        )
+        command = f"python -m hvdtrain track {self._run_dir} {options}"
+        return f"{what} not sent ({problem}); to send the rest: {command}"
 
     def _opened(self) -> tuple[Tracker, TrackedRun]:
         if self._tracker is None:
@@ -318,10 +316,8 @@ class _SenderThread(threading.Thread):
 
 def describe_error(error: Exception) -> str:
     """Return an error of a tracker's library in one line, without passwords."""
-    problem = (
-        f"{error.problem}. {error.remedy}".rstrip(". ") if isinstance(error, HvdtrainError) else str(error)
-    )
-    text = without_password(" ".join(problem.split())) or type(error).__name__
+    text = f"{error.problem}. {error.remedy}".rstrip(". ") if isinstance(error, HvdtrainError) else str(error)
+    text = without_password(" ".join(text.split())) or type(error).__name__
     if found := _NO_ANSWER.search(text):
         return f"{found[1]}:{found[2]} does not answer"
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}..."
