@@ -1,7 +1,5 @@
 """Horovod is missing, partial or built for something else: the message says which, and what mends it."""
 
-import importlib.metadata
-import json
 import os
 import sysconfig
 import venv
@@ -67,25 +65,3 @@ def test_a_missing_horovod_is_named_with_the_command_that_builds_it(python, fram
 def test_two_workers_say_it_once(python, tmp_path):
     result = train(python, "torch", tmp_path, "mpirun", "-np", "2", "--bind-to", "none", "--oversubscribe")
     check(result, "Horovod is not installed in this Python environment")
-
-
-def test_a_missing_extension_is_named(python, horovod, tmp_path):
-    (extension,) = (horovod / "tensorflow").glob("mpi_lib.*.so")
-    extension.unlink()
-    check(train(python, "tf", tmp_path), "has no extension for TensorFlow")
-
-
-def test_a_build_for_another_version_is_named(python, horovod, tmp_path):
-    path = horovod / "metadata.json"
-    metadata = json.loads(path.read_text()) | {"pytorch": "1.13.1"}
-    path.unlink()
-    path.write_text(json.dumps(metadata))
-    installed = importlib.metadata.version("torch").partition("+")[0]
-    check(train(python, "torch", tmp_path), f"was built for PyTorch 1.13.1, but PyTorch {installed}")
-
-
-def test_an_extension_that_cannot_be_loaded_is_named(python, horovod, tmp_path):
-    (extension,) = (horovod / "torch").glob("mpi_lib_v2.*.so")
-    extension.unlink()
-    extension.write_bytes(b"half of it")
-    check(train(python, "torch", tmp_path), "PyTorch or Horovod's extension for it cannot be loaded")

@@ -56,17 +56,6 @@ class WrongWidth(Sound):
     width = INPUTS + 1
 
 
-class EvalOfAnotherWidth(Sound):
-    def eval_data(self):
-        arrays = self.arrays(32)
-        return {**arrays, "inputs": arrays["inputs"][:, :5]}
-
-
-class EvalWithoutTargets(Sound):
-    def eval_data(self):
-        return {"inputs": self.arrays(32)["inputs"]}
-
-
 class OwnLine(Sound):
     def loss(self, outputs, batch):
         return outputs.no_such_attribute
@@ -78,10 +67,6 @@ class NoPair(Sound):
 
     def tf_loss(self, model, batch):
         return model(batch["inputs"])[0, 0]
-
-
-class FloatMetric(Sound):
-    metrics = {"f1": lambda outputs, batch: 0.5}  # noqa: RUF012
 
 
 class Unreadable(Sound):

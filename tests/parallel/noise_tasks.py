@@ -104,14 +104,6 @@ class Sharded(Noise):
         return inputs[RANK::2], targets[RANK::2]
 
 
-class Uneven(Sharded):
-    """Parts of different sizes."""
-
-    def train_data(self):
-        inputs, targets = Noise.train_data(self)
-        return inputs[RANK:], targets[RANK:]
-
-
 class OneOther(Sharded):
     """One sample differs on rank 1, and is not among those that are compared in any case."""
 

@@ -108,11 +108,3 @@ class Large(Linear):
 
     def eval_data(self):
         return None
-
-
-class Copied(Large):
-    """The same with the whole array copied: what the limit is there to catch."""
-
-    def train_data(self):
-        inputs, targets = super().train_data()
-        return np.array(inputs), targets

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 from data_cases import TASKS
-from support.jobs import FRAMEWORKS, launcher, run
+from support.jobs import FRAMEWORKS
 from support.pool import Key, call, command
 
 HOST = socket.gethostname()
@@ -20,7 +20,7 @@ def framework(request):
 @pytest.fixture(scope="module")
 def opened(framework, tmp_path_factory):
     """What two workers say of the data of each task; the number of batches that are checked beside it."""
-    tasks = {"SetOrder": 0, "Unseeded": 0, "Sharded": 0, "Uneven": 0, "OneOther": 9, "Changing": 20}
+    tasks = {"SetOrder": 0, "Unseeded": 0, "OneOther": 9, "Changing": 20}
     case = f"{TASKS.with_name('data_cases.py')}:opened"
     done = call(
         Key(framework, "mpi", 2), case, tmp_path_factory.mktemp("case"), framework=framework, tasks=tasks
@@ -36,7 +36,7 @@ def test_a_split_without_a_seed_is_the_same_on_all_workers(framework, tmp_path):
     assert done.values[0] == [HONEST] * len(SEEDED[framework])
 
 
-@pytest.mark.parametrize("task", ["Unseeded", "Sharded", "OneOther"])
+@pytest.mark.parametrize("task", ["Unseeded", "OneOther"])
 def test_data_that_differ_are_refused_with_index_key_ranks_and_remedy(opened, task):
     code, text = opened[task]
     index = 101 if task == "OneOther" else 0
@@ -46,13 +46,6 @@ def test_data_that_differ_are_refused_with_index_key_ranks_and_remedy(opened, ta
     )
     assert f"another on rank 1 ({HOST})" in text
     assert "Do not shard it: hvdtrain shards the data itself. Seed a random split" in text
-
-
-def test_parts_of_different_sizes_are_refused_with_the_same_remedy(opened):
-    code, text = opened["Uneven"]
-    assert code == 3
-    assert f"size of the training data: 300 on rank 0 ({HOST}), 299 on rank 1 ({HOST})" in text
-    assert "Do not shard it" in text
 
 
 def test_a_sample_that_changes_with_every_reading_is_refused_on_request(opened):
@@ -94,11 +87,3 @@ def test_one_worker_that_resumes_and_evaluates(framework, tmp_path):
     code, text = hvdtrain("evaluate", "b", "--on-changed-data", "warn", task="Unseeded")
     assert code == 0, text
     assert "note: the evaluation data changed since checkpoint" in text
-
-
-def test_a_job_with_sharded_data_ends_with_exit_code_3(tmp_path):
-    words = ["python", "-m", "hvdtrain", "--framework", "torch", "--task", f"{TASKS}:Sharded"]
-    result = run([*launcher(2, "gloo"), *words, "--run-dir", "run"], tmp_path)
-    assert result.returncode == 3
-    assert result.output.count("Do not shard it") == 1
-    assert not (tmp_path / "run").exists()

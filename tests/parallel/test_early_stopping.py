@@ -36,14 +36,6 @@ def test_it_ends_after_the_evaluation_completed_saved_and_said(framework):
     assert [line["step"] for line in ended.metrics if line["phase"] == "eval"] == [10, 20, 30]
 
 
-def test_resumed_it_says_so_and_does_nothing():
-    again = resumed()
-    assert WHY in said(again)
-    assert "to continue, raise early_stopping_patience" in said(again)
-    assert (again.summary["status"], again.summary["steps"]) == ("completed", 30)
-    assert again.metrics == stopped("torch").metrics
-
-
 def test_with_more_patience_it_goes_on_and_still_counts_from_the_best():
     on = resumed("--set", "early_stopping_patience=3")
     assert "stopped early at step 40: loss has not improved for 3 evaluations (best " in said(on)

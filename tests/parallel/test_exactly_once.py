@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from itertools import chain, pairwise
+from itertools import chain
 
 import pytest
 from support.pool import shared_run
@@ -64,17 +64,3 @@ def test_a_batch_spans_two_epochs(job):
     rest = SAMPLES % GLOBAL_BATCH
     assert len(found[spanning]) == GLOBAL_BATCH
     assert set(found[spanning][:rest]) == set(range(SAMPLES)) - set(before)
-
-
-@pytest.mark.parametrize("job", JOBS[:2])
-def test_one_epoch_ends_with_a_short_batch(job):
-    found = batches(steps_of(job, epochs=1))
-    assert [len(batch) for batch in found] == [GLOBAL_BATCH] * 28 + [38]
-    assert sorted(joined(found)) == list(range(SAMPLES))
-
-
-def test_the_epochs_differ_in_their_order():
-    stream = joined(batches(steps_of(JOBS[0])))
-    first, second = stream[:SAMPLES], stream[SAMPLES:]
-    assert sum(a == b for a, b in zip(first, second, strict=True)) < 10
-    assert sum(b - a == 1 for a, b in pairwise(first)) < 10

@@ -53,21 +53,3 @@ def test_both_frameworks_draw_the_same_curve(task):
 def test_inputs_by_position_are_those_by_name(framework):
     of_tuple, of_mapping = (trained(task, framework) for task in ("TupleInputs", "TwoInputs"))
     np.testing.assert_allclose(of_tuple.losses, of_mapping.losses, rtol=TOLERANCE)
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_columns_that_are_left_out_are_told_once(framework):
-    output = " ".join(trained("WithText", framework, "mpi", 2).result.output.split())
-    assert output.count("note: training data: the column name is left out: not numbers") == 1
-    assert output.count("; it is not given row") == 1
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_columns_that_the_model_does_not_take_are_named_with_its_own(framework, tmp_path):
-    words = ["--task", f"{TASKS}:Unmasked", "--framework", framework, "--run-dir", "run"]
-    result = pool.command(1, "none", framework, *words, cwd=tmp_path)
-    assert result.returncode == 2, result.output
-    output = " ".join(result.output.split())
-    assert "samples have no 'inputs' for the model; they have ['labels', 'words']" in output
-    assert "the model takes ['input_ids', 'attention_mask'" in output
-    assert "Traceback" not in output

@@ -20,7 +20,6 @@ APART = (
     "test_bench.py", "test_compression.py", "test_from_stores.py", "test_keras_optimizer.py",
     "test_launch.py", "test_model_twins.py", "test_notebook.py", "test_parity.py", "test_parity_jobs.py",
     "test_plan.py", "test_profile.py", "test_search.py", "test_tracking.py", "test_waiting.py",
-    "test_watch.py",
 )  # fmt: skip
 POOLS, POOLS_OF_TENSORFLOW = "pools", "pools of TensorFlow"
 # Seconds on two idle cores, roughly, of what takes longer than the number of its tests tells
@@ -51,7 +50,6 @@ SECONDS = {
     "parallel/test_search": 130,
     "parallel/test_tracking": 110,
     "parallel/test_waiting": 10,
-    "parallel/test_watch": 25,
     "contract/test_parity": 60,
     "elastic/test_client": 13,
     "elastic/test_driver": 13,
@@ -65,11 +63,9 @@ SECONDS = {
     "unit/test_elastic_job": 9,
     "unit/test_framework_imports": 6,
     "unit/test_job_resumes": 17,
-    "unit/test_low_rank_steps": 20,
     "unit/test_object_urls": 13,
     "unit/test_portable_layers": 25,
     "unit/test_portable_optimizers": 27,
-    "unit/test_report_in_browser": 16,
     "unit/test_requirements": 25,
     "unit/test_stored_reading": 25,
 }

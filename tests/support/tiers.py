@@ -67,7 +67,6 @@ LEFT_OUT = (
     r"test_tracked_elastic\.py",
     r"test_tracking\.py::test_(what_a_killed|a_job_without)",
     r"test_train_texts\.py::test_(texts|synthetic)",
-    r"test_watch\.py",
     r"test_from_stores\.py::.*(torch-mpi|tf-mpi|not_there)",
     r"test_full_disk\.py",
     r"test_horovod_missing\.py",

@@ -7,7 +7,6 @@ import time
 
 import pytest
 
-from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
 from hvdtrain.elastic.watch.liveness import HostLost
 from hvdtrain.errors import (
     AgreementError,
@@ -20,7 +19,6 @@ from hvdtrain.errors import (
 )
 from hvdtrain.jobs import failures
 from hvdtrain.jobs.failures import do_in_time, end_worker, expect_answer
-from hvdtrain.jobs.signals import interruptible
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -128,85 +126,6 @@ def test_rank_0_speaks_for_all_of_what_all_raise(end, rank, speaks):
 @pytest.mark.parametrize(("rank", "waits"), [(None, False), (0, False), (1, True)])
 def test_rank_0_speaks_first(end, rank, waits):
     assert (end(ConfigError("x"), rank)[1] > 0) == waits
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_interrupts(number, code):
-    with pytest.raises(Interrupted) as caught, interruptible():
-        signal.raise_signal(number)
-    assert caught.value.exit_code == code
-
-
-def test_a_task_cannot_swallow_an_interruption():
-    def step() -> None:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        except Exception:
-            pytest.fail("swallowed")
-
-    with pytest.raises(Interrupted), interruptible():
-        step()
-
-
-def test_a_second_signal_does_not_disturb_the_ending():
-    ended = []
-
-    def ends_slowly() -> None:
-        try:
-            signal.raise_signal(signal.SIGINT)
-        finally:
-            signal.raise_signal(signal.SIGINT)
-            signal.raise_signal(signal.SIGTERM)
-            ended.append(True)
-
-    with pytest.raises(Interrupted, match="SIGINT"), interruptible():
-        ends_slowly()
-    assert ended == [True]
-
-
-def test_while_it_trains_a_request_to_stop_waits_and_may_be_repeated():
-    with interruptible() as signals:
-        with signals.defer_to_step_boundary():
-            for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGTERM):
-                signal.raise_signal(number)
-        signal.raise_signal(signal.SIGTERM)  # a launcher ends the others of one that stopped
-        assert signals.poll() == ControlFlags(stop=True)
-        assert signals.number == signal.SIGTERM
-
-
-def test_ctrl_c_ends_also_what_was_asked_to_stop():
-    def asked_twice() -> None:
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGINT)
-
-    with (
-        pytest.raises(Interrupted, match="SIGINT"),
-        interruptible() as signals,
-        signals.defer_to_step_boundary(),
-    ):
-        asked_twice()
-
-
-def test_sigusr1_asks_once_for_a_save():
-    with interruptible() as signals:
-        signal.raise_signal(signal.SIGUSR1)
-        assert signals.poll() == ControlFlags(save=True)
-        assert signals.poll() == NO_FLAGS
-
-
-def test_nothing_changes_an_ending_that_is_settled():
-    with interruptible() as signals:
-        signals.ignore()
-        for number in failures.HANDLED:
-            signal.raise_signal(number)
-
-
-def test_the_callers_handlers_come_back():
-    handler = lambda number, frame: None  # noqa: E731
-    signal.signal(signal.SIGTERM, handler)
-    with pytest.raises(Interrupted), interruptible():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 def test_workers_that_do_not_answer_end_the_process(monkeypatch, capsys):

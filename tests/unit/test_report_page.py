@@ -3,9 +3,11 @@
 import os
 import re
 import time
+from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
-from support.stored_runs import evaluation, make_run, window
+from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.lock_state import LockState
@@ -111,3 +113,44 @@ def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"hvdtrain\[report\]") as error:
         write_report([usual(tmp_path / "run")], tmp_path / "page.html", verify=True)
     assert error.value.exit_code == 2
+
+
+class Marks(HTMLParser):
+    """The elements of a page and what it would fetch; scripts are text that only their end tag ends."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.names, self.fetched, self.handlers = {}, [], []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.names[tag] = self.names.get(tag, 0) + 1
+        self.fetched += [value for name, value in attrs if name in ("src", "href") and "//" in (value or "")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+
+def test_a_strangers_run_runs_no_script_and_nothing_is_fetched(tmp_path):
+    hostile = "<img src=x onerror=window.hacked=1>{{7*7}}@step $name"
+    script = "</script><script>window.hacked=1</script><svg onload=window.hacked=1>"
+    summary = {**SUMMARY, "status": script, "task": script, "error": script, "final": {script: 1.0}}
+    names = {script: 0.5, hostile: 0.5, "__proto__": 1.0}
+    changed = change(20, left=[script], cause=script)
+    records = [window(10, **names), window(20, **names), evaluation(20, **names), changed]
+    config = f"# {script}\ntask: {script!r}\n{hostile!r}: {script!r}\n"
+    make_run(tmp_path / "usual", *records[:1])
+    make_run(tmp_path / hostile, *records, summary=summary, config=config)
+    found = []
+    for name in ("usual", hostile):
+        write_report([tmp_path / name], tmp_path / "page.html", False)
+        found.append(Marks((tmp_path / "page.html").read_text()))
+    assert hostile.replace("<", "&lt;").replace(">", "&gt;") in (tmp_path / "page.html").read_text()
+    assert found[1].names["script"] == found[0].names["script"]
+    assert "img" not in found[1].names
+    assert found[1].fetched == found[1].handlers == []
+
+
+def test_its_script_makes_no_elements_of_text():
+    script = Path(command.__file__).with_name("page.js").read_text()
+    assert not re.search(
+        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script
+    )

@@ -25,51 +25,6 @@ def assert_whole(job):
         assert added == sum(map(value_at, range((step - 1) * BATCH, step * BATCH)))
 
 
-def kill(job, rank, number=signal.SIGKILL):
-    member = next(one for one in job.members() if one["rank"] == rank)
-    os.kill(member["pid"], number)
-    return member
-
-
-@pytest.mark.parametrize("rank", [0, 2])
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(tmp_path, rank):
-    with ToyJob(tmp_path, limits(3), [("h1", 3)]) as job:
-        job.trains(3, 10)
-        kill(job, rank)
-        job.until(lambda job: job.state()["generation"] > 1)
-        job.trains(3)
-        assert job.finish().exit_code == 0
-    assert_whole(job)
-    assert any(f"left: rank {rank} on h1: killed (SIGKILL)" in text for text in job.cluster.said), (
-        job.cluster.said
-    )
-
-
-def test_a_frozen_worker_is_killed_before_the_next_world(tmp_path):
-    with ToyJob(tmp_path, limits(2), [("h1", 2)], TOY_STALL="2") as job:
-        job.trains(2, 10)
-        frozen = kill(job, 0, signal.SIGSTOP)
-        job.until(lambda job: job.state()["generation"] > 1)
-        assert frozen["worker"] not in [one["worker"] for one in job.members()]
-        assert job.cluster.processes[frozen["worker"]].process.wait(60) == -signal.SIGKILL
-        assert job.finish().exit_code == 0
-    assert_whole(job)
-    assert any("left: rank 0 on h1: has not answered for" in text for text in job.cluster.said), (
-        job.cluster.said
-    )
-
-
-def test_sigterm_to_one_worker_lets_it_leave_and_the_others_go_on(tmp_path):
-    with ToyJob(tmp_path, limits(2), [("h1", 2)]) as job:
-        job.trains(2, 10)
-        gone = kill(job, 0, signal.SIGTERM)
-        job.trains(1)
-        assert job.cluster.processes[gone["worker"]].process.wait(60) == 0
-        assert job.finish().exit_code == 0
-    assert_whole(job)
-    assert any("left: rank 0 on h1: SIGTERM" in text for text in job.cluster.said), job.cluster.said
-
-
 def test_sigterm_to_the_launcher_lets_all_save_and_the_job_can_be_continued(tmp_path):
     with ToyJob(tmp_path, limits(2), [("h1", 2)]) as job:
         job.trains(2, 10)
