@@ -7,8 +7,8 @@ from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting.event_file import EventFile
-from hvdtrain.tools.report.chart_plan import read_log
 from hvdtrain.tools.report.events import history_of, sessions_in
+from hvdtrain.tools.report.run_log import read_log
 
 
 @pytest.fixture
@@ -88,8 +88,9 @@ def test_what_a_summary_says_is_listed(tmp_path):
     run = make_run(tmp_path, window(10))
     texts = [event.text for event in history_of(run, read_log(run), summary)]
     assert texts == [
-        "3 samples could not be read and were skipped since the last start",
-        "1 checkpoint could not be written; the last: disk full",
+        "3 unreadable samples skipped since the last start",
+        "1 checkpoint could not be written",
+        "disk full",
         "stopped early: loss has not improved",
         "failed after 40 steps: the loss is NaN",
     ]
@@ -102,10 +103,6 @@ def test_the_steps_in_which_samples_were_skipped_are_listed(tmp_path):
     )  # fmt: skip
     events = history_of(run, read_log(run), None)
     assert [(event.kind, event.place["step"], event.text) for event in events] == [
-        ("problem", 20, "3 samples could not be read and were skipped in steps 1 to 20"),
-        ("problem", 31, "1 sample could not be read and was skipped in step 31"),
-        (
-            "problem", 40,
-            "8 samples could not be read and were left out, added up over 2 evaluations at steps 30 to 40",
-        ),
-    ]  # fmt: skip
+        ("problem", 31, "4 unreadable samples skipped in the windows up to steps 10, 20, 31"),
+        ("problem", 40, "8 unreadable samples skipped in evaluations at steps 30, 40"),
+    ]

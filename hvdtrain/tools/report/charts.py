@@ -1,4 +1,4 @@
-"""Charts drawn with Bokeh."""
+"""The charts of a page: which curves of which runs each of them shows, drawn with Bokeh."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,68 +9,153 @@ from bokeh.document import Document
 from bokeh.embed.util import standalone_docs_json_and_render_items
 from bokeh.models import BasicTickFormatter, ColumnDataSource, DataRange1d, HoverTool
 from bokeh.plotting import figure
+from numpy.typing import NDArray
 
-from hvdtrain.reporting.records import EVAL
-from hvdtrain.tools.report.chart_plan import AXES, Chart, Curve, Line
+from hvdtrain.early_stopping import BAD_SAMPLES, PEAK_DEVICE_MEMORY, PEAK_MEMORY
+from hvdtrain.reporting.records import CALLBACK, EVAL, TRAIN
 from hvdtrain.tools.report.events import RunEvent
+from hvdtrain.tools.report.run_log import AXES, WORKERS, Curve, Numbers, RunLog
 
 # of Okabe and Ito, which colour-blind people tell apart; without yellow, which is too light on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 _DASHES = ((), (8, 4), (2, 3), (9, 3, 2, 3), (14, 4))
-# the library's names, and characters that look the same
-_MARKERS = (
-    ("circle", "●"), ("square", "■"), ("triangle", "▲"), ("diamond", "◆"), ("inverted_triangle", "▼"),
-    ("x", "✕"), ("star", "★"), ("cross", "✚"),
-)  # fmt: skip
+_POINTS = 14_000  # of all curves of a page together: each takes about 40 bytes of it
+_FEWEST, _MOST = 40, 2_000  # points that a curve may have; the library leaves some out of more than 2,000
+_TOGETHER = 3  # runs whose training and evaluation are in one chart
+_MOST_CHARTS = 60
+_LOGARITHMIC = 300.0  # times the lowest value, from which on losses have a logarithmic axis
+_TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
+_PHASES = {TRAIN: "training", EVAL: "evaluation", CALLBACK: "callback"}
+# of training; evaluations have a learning rate and a speed, too, which are not drawn
+_MEASURES = {
+    "learning_rate": "learning rate",
+    "samples_per_second": "throughput (samples/s)",
+    "data_wait_fraction": "waiting for data (fraction of the time)",
+    "wait_fraction": "waiting for the slowest worker (fraction of the time)",
+    "slowest_rank": "slowest rank",
+    PEAK_MEMORY: "peak memory of a worker (MiB)",
+    PEAK_DEVICE_MEMORY: "peak memory of a worker's GPU (MiB)",
+    BAD_SAMPLES: "samples that could not be read and were skipped",
+    WORKERS: "workers",
+}
+_DOTS = ("slowest_rank", BAD_SAMPLES)  # without lines between the points
 
 
 class Style(NamedTuple):
-    """How a run's curves look.
-
-    Attributes:
-        colour: in hexadecimal.
-        dashes: lengths of dashes and gaps in pixels; empty for a solid line.
-        marker: the library's name of the marker.
-        sign: a character that looks like the marker.
-    """
+    """The colour of a run's curves, and lengths of dashes and gaps in pixels; none for a solid line."""
 
     colour: str
     dashes: tuple[int, ...]
-    marker: str
-    sign: str
 
 
 def style_of(run: int) -> Style:
     """Return the style of a run by its place among the runs."""
-    marker, sign = _MARKERS[run % len(_MARKERS)]
-    return Style(_COLOURS[run % len(_COLOURS)], _DASHES[run % len(_DASHES)], marker, sign)
+    return Style(_COLOURS[run % len(_COLOURS)], _DASHES[run % len(_DASHES)])
 
 
-_HEIGHT = 270
-_TEXT, _GRID = "#1a1a1a", "#dddddd"
-MANY = 16  # runs, beyond which curves have no markers and the page no whole configs
-_MOST_MARKERS = 12  # of a long curve
-_SHORT = 40  # points, up to which all have a marker
-_LARGEST_INT = 2**31
-_TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
-_SHOWN_EVENTS = {"resumed", "workers"}
+class Line(NamedTuple):
+    """A curve of a run, which is given by its place among the runs."""
+
+    run: int
+    curve: Curve
 
 
-class _Sources:
-    """Columns of points: curves whose points lie at the same places share those of the axes."""
+class Chart(NamedTuple):
+    """A chart: its title, its curves, and whether its vertical axis is logarithmic."""
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, str, bytes], ColumnDataSource] = {}
+    title: str
+    lines: Sequence[Line]
+    is_logarithmic: bool
 
-    def add(self, line: Line, column: str) -> ColumnDataSource:
-        """Return the source of a curve, whose values are in a column of this name there."""
-        curve = line.curve
-        key = line.run, curve.phase, curve.axes["step"].tobytes()
-        if key not in self._known:
-            self._known[key] = ColumnDataSource(_columns(curve))
-        source = self._known[key]
-        source.data[column] = curve.values.astype(np.float32)
-        return source
+
+def plan_charts(names: Sequence[str], logs: Sequence[RunLog]) -> tuple[list[Chart], list[str]]:
+    """Return the charts of runs, and what to say of them.
+
+    Args:
+        names: the runs' names.
+        logs: what their logs hold.
+    """
+    groups: dict[tuple[int, int, str], list[Line]] = {}
+    for run, log in enumerate(logs):
+        for curve in log.curves.values():
+            if (key := _key_of(curve, is_apart=len(logs) > _TOGETHER)) is not None:
+                groups.setdefault(key, []).append(Line(run, curve))
+    in_order = sorted(groups.items(), key=lambda group: group[0][:2])
+    shown = [(title, lines) for (*_, title), lines in in_order if _is_shown(lines)]
+    notes = _notes_on_gaps(names, [line for _, lines in in_order for line in lines])
+    if len(shown) > _MOST_CHARTS:
+        notes.append(f"Only the first {_MOST_CHARTS} of {len(shown):,} charts are drawn.")
+        shown = shown[:_MOST_CHARTS]
+    lengths = [len(line.curve.values) for _, lines in shown for line in lines]
+    limit = min(_MOST, max(_FEWEST, _POINTS // max(1, len(lengths))))
+    if max(lengths, default=0) > limit:
+        text = "points are thinned out: of neighbours, the lowest and the highest are drawn."
+        notes.append(f"Curves of more than {limit:,} {text}")
+    return [_chart(title, lines, limit) for title, lines in shown], notes
+
+
+def _key_of(curve: Curve, is_apart: bool) -> tuple[int, int, str] | None:
+    """Return where the chart of a curve is among the others, and its title; None for one without a chart."""
+    if curve.phase == CALLBACK:
+        return None if curve.name == WORKERS else (2, 0, f"{curve.name} of a callback")
+    if curve.name in _MEASURES:
+        place = 1, list(_MEASURES).index(curve.name)
+        return (*place, _MEASURES[curve.name]) if curve.phase == TRAIN else None
+    ending = f" in {_PHASES[curve.phase]}" if is_apart else ""
+    return 0, curve.name.count("/") + (curve.name != "loss"), f"{curve.name}{ending}"
+
+
+def _is_shown(lines: Sequence[Line]) -> bool:
+    """Return whether there are numbers, which are not the same number of workers all the time."""
+    values = np.concatenate([line.curve.values for line in lines])
+    return len(np.unique(values[np.isfinite(values)])) > (lines[0].curve.name == WORKERS)
+
+
+def _notes_on_gaps(names: Sequence[str], lines: Sequence[Line]) -> list[str]:
+    notes = []
+    for run, curve in lines:
+        if len(steps := curve.axes["step"][np.isnan(curve.values)]):
+            notes.append(
+                f"{names[run]}: {curve.name} ({_PHASES[curve.phase]}): {len(steps):,} of "
+                f"{len(curve.values):,} numbers are NaN or infinite, the mean of nothing, or beyond 1e30 "
+                f"(steps {steps[0]:,.0f} to {steps[-1]:,.0f}); the curve has gaps there."
+            )
+    return notes
+
+
+def _chart(title: str, lines: Sequence[Line], limit: int) -> Chart:
+    thinned = []
+    for run, curve in lines:
+        kept = thin(curve.values, limit)
+        axes = {name: places[kept] for name, places in curve.axes.items()}
+        thinned.append(Line(run, Curve(curve.phase, curve.name, axes, curve.values[kept])))
+    values = np.concatenate([line.curve.values for line in thinned])
+    lowest, highest = np.nanmin(values), np.nanmax(values)
+    is_loss = lines[0].curve.name.endswith("loss")
+    return Chart(title, thinned, bool(is_loss and lowest > 0 and highest > _LOGARITHMIC * lowest))
+
+
+def thin(values: Numbers, limit: int) -> NDArray[np.intp]:
+    """Return the indices of points that represent a curve, in order.
+
+    The curve is cut into buckets of neighbours. Of each of them, the lowest point, the highest one and one
+    that is not finite stay. The first and the last point stay, too.
+
+    Args:
+        values: the points.
+        limit: about how many stay; all if there are not more. Those that are not finite are extra.
+    """
+    count = len(values)
+    if count <= limit:
+        return np.arange(count)
+    kept = {0, count - 1}
+    for bucket in np.array_split(np.arange(count), max(1, (limit - 2) // 2)):
+        is_finite = np.isfinite(values[bucket])
+        finite, others = bucket[is_finite], bucket[~is_finite]
+        if len(finite):
+            kept |= {int(finite[values[finite].argmin()]), int(finite[values[finite].argmax()])}
+        kept |= set(others[:1].tolist())
+    return np.array(sorted(kept), dtype=np.intp)
 
 
 def draw(
@@ -87,153 +172,64 @@ def draw(
         Bokeh's document as JSON, what it renders where, and the ids of the places, one for each chart.
     """
     document, x_range = Document(), DataRange1d(only_visible=True, range_padding=0.02)
-    sources, events = _Sources(), [_event_source(history) for history in histories]
-    figures = []
-    for number, chart in enumerate(charts):
-        drawn = _figure(chart, x_range)
-        column = f"y{number}"
-        renderers = [
-            found
-            for line in chart.lines
-            for found in _draw_line(drawn, line, _look(chart, line, names), column, sources.add(line, column))
-        ]
-        drawn.add_tools(_hover(renderers, column))
-        for run in sorted({line.run for line in chart.lines}):
-            if (source := events[run]) is not None:
-                _draw_events(drawn, source, run)
+    events = [_event_source(history) for history in histories]
+    figures = [_figure(chart, x_range, names, events) for chart in charts]
+    for drawn in figures:
         document.add_root(drawn)
-        figures.append(drawn)
     documents, items = standalone_docs_json_and_render_items(document)
     rendered: list[dict[str, Any]] = [dict(item.to_json()) for item in items]
-    places = [str(rendered[0]["roots"][drawn.id]) for drawn in figures]
-    return dict(documents), rendered, places
+    return dict(documents), rendered, [str(rendered[0]["roots"][drawn.id]) for drawn in figures]
 
 
-def _figure(chart: Chart, x_range: DataRange1d) -> Any:
+def _figure(
+    chart: Chart, x_range: DataRange1d, names: Sequence[str], events: Sequence[ColumnDataSource | None]
+) -> Any:
     drawn = figure(
-        height=_HEIGHT, min_width=200, sizing_mode="stretch_width", tools=_TOOLS, active_drag=None,
-        x_range=x_range, y_axis_type="log" if chart.is_logarithmic else "linear", toolbar_location="above",
-        x_axis_label="steps", name=chart.title,
+        height=270, min_width=200, sizing_mode="stretch_width", tools=_TOOLS, active_drag=None,
+        x_range=x_range, y_axis_type="log" if chart.is_logarithmic else "linear", x_axis_label="steps",
+        toolbar_location="above", name=chart.title,
     )  # fmt: skip
     drawn.y_range.only_visible = True
     drawn.toolbar.logo = None
-    drawn.grid.grid_line_color = _GRID
-    drawn.outline_line_color = None
-    for axis in drawn.axis:
-        axis.axis_label_text_font_style = "normal"
-        axis.axis_label_text_color = axis.major_label_text_color = axis.axis_line_color = _TEXT
-        axis.minor_tick_line_color = None
-    if chart.is_whole:
-        drawn.yaxis.ticker.min_interval = 1
     drawn.xaxis.formatter = BasicTickFormatter(use_scientific=False)
     drawn.xaxis.ticker.desired_num_ticks = 5  # numbers of six digits do not overlap on a phone
+    has_both = len({line.curve.phase for line in chart.lines}) > 1
+    found = [part for line in chart.lines for part in _draw_line(drawn, line, names[line.run], has_both)]
+    tips = [("run", "$name"), ("value", "@value{%.6g}"), ("step", "@step{0,0}"), ("epoch", "@epoch{0.00}")]
+    drawn.add_tools(HoverTool(
+        renderers=found, tooltips=tips, formatters={"@value": "printf"}, line_policy="nearest"
+    ))  # fmt: skip
+    for run in sorted({line.run for line in chart.lines}):
+        if (source := events[run]) is not None:
+            span = models.VSpan(x="step", line_color=style_of(run).colour, line_dash=[2, 4], line_alpha=0.8)
+            drawn.add_glyph(source, span, tags=[f"run:{run}", "events"])
     return drawn
 
 
-def _hover(renderers: Sequence[Any], column: str) -> HoverTool:
-    tips = [
-        ("run", "$name"),
-        ("value", f"@{column}{{%.6g}}"),
-        ("step", "@step{0,0}"),
-        ("epoch", "@epoch{0.00}"),
-    ]
-    return HoverTool(
-        renderers=list(renderers), tooltips=tips, formatters={f"@{column}": "printf"}, line_policy="nearest"
-    )
-
-
-class _Look(NamedTuple):
-    """How a curve looks in a chart.
-
-    Attributes:
-        label: what the pointer shows.
-        is_thin: whether it stands behind others: training behind evaluations.
-        has_markers: whether some points have markers, besides those that no line shows.
-        has_dots: whether its points are not joined.
-    """
-
-    label: str
-    is_thin: bool
-    has_markers: bool
-    has_dots: bool
-
-
-def _look(chart: Chart, line: Line, names: Sequence[str]) -> _Look:
-    has_both = len({other.curve.phase for other in chart.lines}) > 1
-    is_eval = line.curve.phase == EVAL
-    label = f"{names[line.run]}, {'evaluation' if is_eval else 'training'}" if has_both else names[line.run]
-    is_thin = has_both and not is_eval
-    return _Look(label, is_thin, not is_thin and len(names) <= MANY, chart.has_dots)
-
-
-def _draw_line(drawn: Any, line: Line, look: _Look, column: str, source: ColumnDataSource) -> list[Any]:
-    """Draw a curve, and return what the pointer finds of it."""
-    style = style_of(line.run)
-    common: dict[str, Any] = {"name": look.label, "tags": [f"run:{line.run}", f"phase:{line.curve.phase}"]}
-    found = []
-    if not look.has_dots:
-        glyph = models.Line(
-            x="step", y=column, line_color=style.colour, line_dash=list(style.dashes) or "solid",
-            line_width=1.2 if look.is_thin else 2, line_alpha=0.65 if look.is_thin else 1.0,
-        )  # fmt: skip
-        found.append(_add(drawn, source, glyph, **common))
-    marked = _marked(line.curve, look, line.run)
-    if marked:
-        size = 4 if look.has_dots or look.is_thin else 7
-        glyph = models.Scatter(
-            x="step",
-            y=column,
-            marker=style.marker,
-            size=size,
-            line_color=style.colour,
-            fill_color=style.colour,
-        )
-        view = models.CDSView(filter=models.IndexFilter(indices=marked))
-        found.append(_add(drawn, source, glyph, view=view, **common))
-    return found
-
-
-def _add(drawn: Any, source: ColumnDataSource, glyph: Any, **options: Any) -> Any:
-    """Add what is drawn, without the looks of selected points: there is no selection."""
-    return drawn.add_glyph(
-        source, glyph, selection_glyph=None, nonselection_glyph=None, muted_glyph=None, **options
-    )
-
-
-def _marked(curve: Curve, look: _Look, offset: int) -> list[int]:
-    """Return the points that have markers: all of a short curve, some of a long one, and lone ones."""
-    finite = np.isfinite(curve.values)
-    if look.has_dots or (len(finite) <= _SHORT and look.has_markers):
-        return [int(index) for index in np.flatnonzero(finite)]
-    padded = np.concatenate([[False], finite, [False]])
-    marked = finite & ~padded[:-2] & ~padded[2:]  # a line does not show them
-    if look.has_markers:
-        every = max(1, len(finite) // _MOST_MARKERS)
-        marked[(offset * every // 5) % every :: every] |= finite[(offset * every // 5) % every :: every]
-    return [int(index) for index in np.flatnonzero(marked)]
+def _draw_line(drawn: Any, line: Line, name: str, has_both: bool) -> list[Any]:
+    """Draw a curve, training thinner than evaluations if the chart has both; return the parts."""
+    curve, style = line.curve, style_of(line.run)
+    source = ColumnDataSource({
+        **{axis: places.astype(np.float32 if axis in ("epoch", "seconds") else np.float64)
+           for axis, places in curve.axes.items()},
+        "value": curve.values.astype(np.float32),
+    })  # fmt: skip
+    is_thin = has_both and curve.phase == TRAIN
+    glyphs: list[Any] = []
+    if curve.name not in _DOTS:
+        glyphs.append(models.Line(
+            x="step", y="value", line_color=style.colour, line_dash=list(style.dashes) or "solid",
+            line_width=1.2 if is_thin else 2, line_alpha=0.65 if is_thin else 1.0,
+        ))  # fmt: skip
+    if curve.name in _DOTS or len(curve.values) <= (_FEWEST if curve.phase == EVAL else 3):
+        size, colour = 4 if is_thin or curve.name in _DOTS else 7, style.colour
+        glyphs.append(models.Scatter(x="step", y="value", size=size, line_color=colour, fill_color=colour))
+    label = f"{name}, {_PHASES[curve.phase]}" if has_both else name
+    tags = [f"run:{line.run}", f"phase:{curve.phase}"]
+    return [drawn.add_glyph(source, glyph, name=label, tags=tags) for glyph in glyphs]
 
 
 def _event_source(history: Sequence[RunEvent]) -> ColumnDataSource | None:
     """Return where a run resumed or its workers changed; None if there is no such place."""
-    events = [event for event in history if event.kind in _SHOWN_EVENTS and event.place]
-    if not events:
-        return None
-    return ColumnDataSource({axis: np.array([event.place[axis] for event in events]) for axis in AXES})
-
-
-def _draw_events(drawn: Any, source: ColumnDataSource, run: int) -> None:
-    """Draw vertical lines at the events of a run."""
-    glyph = models.VSpan(
-        x="step", line_color=style_of(run).colour, line_dash=[2, 4], line_width=1.2, line_alpha=0.8
-    )
-    _add(drawn, source, glyph, tags=[f"run:{run}", "events"])
-
-
-def _columns(curve: Curve) -> dict[str, Any]:
-    """Return the places of a curve's points, in as few bytes as show them."""
-    columns: dict[str, Any] = {name: values.astype(np.float32) for name, values in curve.axes.items()}
-    for name in ("step", "samples"):
-        values = curve.axes[name]
-        is_whole = bool(np.isfinite(values).all()) and (not len(values) or abs(values).max() < _LARGEST_INT)
-        columns[name] = values.astype(np.int32) if is_whole else values
-    return columns
+    places = [event.place for event in history if event.kind in ("resumed", "workers") and event.place]
+    return ColumnDataSource({axis: [place[axis] for place in places] for axis in AXES}) if places else None

@@ -24,14 +24,11 @@
     const label = select.options[select.selectedIndex].text;
     for (const figure of figures()) {
       for (const renderer of figure.renderers) {
-        for (const name of ["glyph", "nonselection_glyph", "muted_glyph", "hover_glyph", "selection_glyph"]) {
-          const glyph = renderer[name];
-          if (glyph !== null && typeof glyph === "object" && "x" in glyph) { glyph.x = {field: select.value}; }
-        }
+        renderer.glyph.x = {field: select.value};
       }
       for (const axis of figure.below) { axis.axis_label = label; }
     }
-    // the library takes over the new places later than it is told of them
+    // the library applies the new places later
     requestAnimationFrame(() => requestAnimationFrame(() => {
       for (const figure of figures()) { figure.reset.emit(); }
     }));

@@ -1,38 +1,35 @@
 """A page of runs: read, drawn and put together as one HTML file that needs no network.
 
-Texts of runs are somebody else's. The template escapes them, and the page's own policy lets a browser run
+Texts of runs may come from strangers. The template escapes them, and the page's own policy lets a browser run
 only the scripts that are part of it, by their hashes, and fetch nothing.
 """
 
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import hvdtrain
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.reporting.comparison import Row, row_of
 from hvdtrain.reporting.jsonl import write_whole
-from hvdtrain.reporting.lock_state import LockState
-from hvdtrain.reporting.stored_runs import StoredRun, find_runs, names_of, plain, read_run
+from hvdtrain.reporting.stored_runs import StoredRun, find_runs, flat, names_of, plain, read_run
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.report import page_tables
-from hvdtrain.tools.report.chart_plan import RunLog, plan_charts, read_log
-from hvdtrain.tools.report.charts import style_of
+from hvdtrain.tools.report import tables
 from hvdtrain.tools.report.events import RunEvent, history_of
-from hvdtrain.tools.report.page_tables import StoredCheckpoint, stored_checkpoints
+from hvdtrain.tools.report.run_log import RunLog, read_log
 
 _LARGE_MB = 2.0
+_MANY = 16  # runs, beyond which the page has no whole configs
 
 
 def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
-    """Write a page of runs; return what was written, in words.
+    """Write a page of runs; return a text that says what was written.
 
     Args:
         run_dirs: directories of runs, or folders that hold such directories.
@@ -67,12 +64,11 @@ def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in left_out)])
 
 
-@dataclass(frozen=True)
-class RunOnPage:
+class RunOnPage(NamedTuple):
     """All that a page shows of a run.
 
     Attributes:
-        stored: its small files, and how it stands.
+        stored: its small files, and how it ended or stands.
         row: its results.
         log: its curves.
         history: what happened to it.
@@ -84,7 +80,7 @@ class RunOnPage:
     row: Row
     log: RunLog
     history: Sequence[RunEvent]
-    checkpoints: Sequence[StoredCheckpoint]
+    checkpoints: Sequence[tables.StoredCheckpoint]
     checkpoint_notes: Sequence[str]
 
 
@@ -99,9 +95,8 @@ def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
     for name, path in zip(names_of(paths), paths, strict=True):
         stored, log = read_run(path), read_log(path)
         history = history_of(path, log, stored.summary)
-        checkpoints, notes = stored_checkpoints(path, verified)
-        row = row_of(name, stored)
-        found.append(RunOnPage(stored, row, log, history, checkpoints, notes))
+        checkpoints = tables.stored_checkpoints(path, verified)
+        found.append(RunOnPage(stored, row_of(name, stored), log, history, *checkpoints))
     return found
 
 
@@ -111,11 +106,12 @@ def render(runs: Sequence[RunOnPage]) -> str:
     from bokeh.resources import Resources
     from markupsafe import Markup
 
-    from hvdtrain.tools.report.charts import MANY, draw
+    from hvdtrain.tools.report.charts import draw, plan_charts, style_of
 
-    names = [run.row.name for run in runs]
-    plan = plan_charts(names, [run.log for run in runs])
-    documents, items, places = draw(plan.charts, names, [run.history for run in runs])
+    rows, stored = [run.row for run in runs], [run.stored for run in runs]
+    names, checkpoints = [row.name for row in rows], [run.checkpoints for run in runs]
+    charts, notes = plan_charts(names, [run.log for run in runs])
+    documents, items, places = draw(charts, names, [run.history for run in runs])
     library = _inline("\n".join(Resources(mode="inline", components=["bokeh"], minified=True).js_raw))
     own = _inline(_part("page.js"))
     templates = jinja2.Environment(
@@ -123,8 +119,13 @@ def render(runs: Sequence[RunOnPage]) -> str:
     )
     # Bokeh reads its document in order: what is referred to comes first
     templates.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
-    template = templates.from_string(_part("page.html.j2"))
-    return template.render(
+    problems = [
+        f"{run.row.name}: {plain(text)}."
+        for run in runs
+        for text in (run.row.problem, run.log.problem)
+        if text
+    ]
+    return templates.from_string(_part("page.html.j2")).render(
         title=f"hvdtrain: {names[0]}" if len(names) == 1 else f"hvdtrain: {len(names)} runs",
         version=hvdtrain.__version__,
         made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
@@ -133,41 +134,18 @@ def render(runs: Sequence[RunOnPage]) -> str:
         script=Markup(own),
         hashes=[_hash(library), _hash(own)],
         drawing={"documents": documents, "items": items},
-        charts=list(zip(plan.charts, places, strict=True)),
+        charts=list(zip(charts, places, strict=True)),
         runs=runs,
         styles=[style_of(number) for number in range(len(runs))],
-        notes=[*_problems(runs), *plan.notes],
-        has_configs=len(runs) <= MANY,
-        **_tables(runs, names),
+        notes=[*problems, *notes],
+        results=tables.results_table(rows, [run.status for run in stored]),
+        differences=tables.differences_table(rows),
+        environment=tables.environment_table(stored, names, checkpoints),
+        checkpoints=tables.checkpoints_table(names, checkpoints),
+        checkpoint_notes=[f"{run.row.name}: {note}" for run in runs for note in run.checkpoint_notes],
+        configs=[flat(run.config) for run in stored] if len(runs) <= _MANY else [],
+        paths=[plain(str(run.path)) for run in stored],
     )
-
-
-def _tables(runs: Sequence[RunOnPage], names: Sequence[str]) -> Mapping[str, Any]:
-    rows = [run.row for run in runs]
-    checkpoints = [run.checkpoints for run in runs]
-    return {
-        "results": page_tables.results_table(rows, [run.stored.status for run in runs]),
-        "differences": page_tables.differences_table(rows),
-        "environment": page_tables.environment_table(
-            [run.stored for run in runs], names, checkpoints, [_holder(run.stored.lock) for run in runs]
-        ),
-        "checkpoints": page_tables.checkpoints_table(names, checkpoints),
-        "checkpoint_notes": [f"{run.row.name}: {note}" for run in runs for note in run.checkpoint_notes],
-        "config_rows": page_tables.config_rows,
-        "paths": [plain(str(run.stored.path)) for run in runs],
-    }
-
-
-def _problems(runs: Sequence[RunOnPage]) -> list[str]:
-    found = []
-    for run in runs:
-        problems = [problem for problem in (run.row.problem, run.log.problem) if problem]
-        found += [f"{run.row.name}: {plain(problem)}." for problem in problems]
-    return found
-
-
-def _holder(lock: LockState) -> str:
-    return plain(f"process {lock.process} on {lock.host}, since {lock.since}") if lock.host else ""
 
 
 def _part(name: str) -> str:
@@ -175,7 +153,7 @@ def _part(name: str) -> str:
 
 
 def _inline(script: str) -> str:
-    """Return a script as it can stand in a page, where nothing in its texts ends it.
+    """Return a script as it can be part of a page, where nothing in its texts ends it.
 
     A browser changes ends of lines before it hashes a script: there are only those that it leaves.
     """
