@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hvdtrain.tools.bench.forecast import ENDS, Cluster, Measured, Parts, parts_of
-from hvdtrain.tools.bench.plan_measure import buffers, local_steps, low_rank
-from hvdtrain.tools.bench.plan_options import parse_link
-from hvdtrain.tools.bench.plan_result import describe_rounded
+from hvdtrain.tools.bench.message_times import buffers, local_steps, low_rank
+from hvdtrain.tools.bench.options import parse_link
 from hvdtrain.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +82,7 @@ def latency_table() -> str:
         for controller, name in columns:
             found = parts(controller, "none", workers, latencies[name])
             spread = Spread(*(found[end].latency for end in ENDS))
-            cells.append(describe_rounded(spread.times(1e3)))
+            cells.append(spread.times(1e3).describe_rounded())
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 

@@ -50,12 +50,10 @@ def test_steps_are_measured(started, options):
     task_data = open_task_data(measured)
     build_together(measured.config, task_data.task, started)
     found = measure_steps(measured, started, task_data, seconds=0.05, splits=True)
-    assert found.steps == 5 * (12 if "sync_every" in options else 10)  # five blocks of whole synchronisations
+    assert found.count == 5 * (12 if "sync_every" in options else 10)  # five blocks of whole synchronisations
     assert 2.0 < found.first_loss < 2.6  # of ten classes
     assert found.parts["compute"].low > 0
-    assert len(found.blocks) == 5
-    speeds = [BATCH * started.workers.size / mean for mean in found.blocks]
-    assert min(speeds) == pytest.approx(found.samples_per_second.low)
+    assert BATCH * started.workers.size / found.means.high == pytest.approx(found.speed.low)
 
 
 @each_option

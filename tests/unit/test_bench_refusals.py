@@ -13,8 +13,7 @@ from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.tools.bench import job, sweep
 from hvdtrain.tools.bench import job as before_launch
 from hvdtrain.tools.bench import plan_command as predict_command
-from hvdtrain.tools.bench.options import BenchOptions, check_writable
-from hvdtrain.tools.bench.plan_options import PlanOptions
+from hvdtrain.tools.bench.options import BenchOptions, PlanOptions, check_writable
 
 COMMANDS = [{"sweep": (1, 2)}, {}]
 
@@ -103,7 +102,7 @@ def test_one_file_for_two_things_is_refused(tmp_path, monkeypatch):
     """The second would replace the first."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="is named twice"):
-        sweep.run_bench([], BenchOptions(json_path=Path("a.png"), picture=tmp_path / "a.png"))
+        sweep.run_bench([], BenchOptions(sweep=(1, 2), json_path=Path("a.png"), picture=tmp_path / "a.png"))
 
 
 def test_the_check_of_files_leaves_them_as_they_are(tmp_path):
@@ -132,7 +131,7 @@ def test_a_signal_ends_a_measurement_with_one_line(error, rank, monkeypatch, cap
 
     monkeypatch.setattr("hvdtrain.tools.bench.sweep.run_sweep", ends)
     monkeypatch.setattr(sweep, "bench_job", ends)
-    monkeypatch.setattr(predict_command, "_records", ends)
+    monkeypatch.setattr(predict_command, "_documents", ends)
     if rank is not None:
         monkeypatch.setenv("HOROVOD_RANK", rank)
         monkeypatch.setenv("HOROVOD_SIZE", "2")

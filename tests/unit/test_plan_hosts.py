@@ -2,7 +2,7 @@
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -10,22 +10,20 @@ from unittest import mock
 import pytest
 import torch
 from click.testing import CliRunner
-from support.predictions import MEASURED, sure
+from support.predictions import DOCUMENT, of_three, sure
 
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.jobs.opening.setup import JobSpec
-from hvdtrain.tools.bench import plan_command as predict_command
-from hvdtrain.tools.bench import plan_measure as predict_measure
+from hvdtrain.tools.bench import job, plan_command, sweep
 from hvdtrain.tools.bench import torch as torch_calls
-from hvdtrain.tools.bench.plan_options import USUAL_LINKS, PlanOptions
-from hvdtrain.tools.bench.plan_result import Record, describe_rounded, make_plan, read_records
-from hvdtrain.tools.bench.plan_scope import check_cluster, check_hosts
+from hvdtrain.tools.bench.options import USUAL_LINKS, PlanOptions
+from hvdtrain.tools.bench.plan_command import check_hosts
+from hvdtrain.tools.bench.plan_result import check_cluster, make_plan, read_documents
 from hvdtrain.tools.bench.spread import Spread
 
-RECORD = Record("digits", "PyTorch on the CPU", MEASURED, ["h1 was busy"], ["a note"])
-OVER_MPI = replace(RECORD, measured=replace(MEASURED, controller="MPI"), warnings=[])
+OVER_MPI = {**DOCUMENT, "controller": "MPI", "warnings": []}
 
 
 def invoke(*words: str):
@@ -36,7 +34,7 @@ def invoke(*words: str):
 def measured(tmp_path) -> Path:
     """Gives a file of measurements over both controllers, as plan writes it."""
     path = tmp_path / "measured.json"
-    path.write_text(json.dumps(make_plan([RECORD, OVER_MPI], PlanOptions(hosts=2)).to_document()))
+    path.write_text(json.dumps(make_plan([DOCUMENT, OVER_MPI], PlanOptions(hosts=2)).to_document()))
     return path
 
 
@@ -60,7 +58,7 @@ def test_a_plan_is_computed_again_without_measuring(measured, tmp_path):
     assert sum(first["part_seconds"].values()) == pytest.approx(30e-3)
     assert first["efficiency"]["median"] == pytest.approx(0.7)
     assert first["samples_per_second"]["median"] == pytest.approx(2 * 32 / 30e-3)
-    again = make_plan(read_records(to), PlanOptions(hosts=2)).to_document()
+    again = make_plan(read_documents(to), PlanOptions(hosts=2)).to_document()
     assert json.loads(json.dumps(again))["measurements"] == document["measurements"]
     (one, *_) = document["advice"]
     assert (one["workers"], one["limit"], "a faster link" in one["helps"]) == (16, "bandwidth", True)
@@ -73,26 +71,37 @@ def test_a_measured_job_cannot_be_changed(words, measured):
     assert "cannot be changed" in result.exception.problem
 
 
+def parts(**changes) -> dict:
+    return {**DOCUMENT["part_seconds"], **{name: of_three(value) for name, value in changes.items()}}
+
+
 @pytest.mark.parametrize(
     ("changes", "limit"),
     [
-        ({"compute": sure(60e-3), "step": sure(62e-3)}, ""),
-        ({"data": sure(50e-3), "step": sure(80e-3)}, "waiting for data"),
-        ({"slowest": sure(30e-3), "step": sure(60e-3)}, "waiting for the slowest worker"),
-        ({"smallest": sure(20e-3), "step": sure(50e-3)}, "latency: small messages one after the other"),
-        ({"step": sure(60e-3)}, "copies and other work of the exchange"),
+        ({"part_seconds": parts(compute=60e-3), "mean_step_seconds": of_three(62e-3)}, ""),
+        ({"part_seconds": parts(data=50e-3), "mean_step_seconds": of_three(80e-3)}, "waiting for data"),
+        (
+            {"part_seconds": parts(slowest=30e-3), "mean_step_seconds": of_three(60e-3)},
+            "waiting for the slowest worker",
+        ),
+        (
+            {
+                "all_reduce": [{"bytes": size, "horovod_seconds": of_three(20e-3)} for size in (4096, 8192)],
+                "mean_step_seconds": of_three(45e-3),
+            },
+            "latency: small messages one after the other",
+        ),
+        ({"mean_step_seconds": of_three(60e-3)}, "copies and other work of the exchange"),
     ],
 )
 def test_what_limits_the_largest_job_is_named(changes, limit):
-    record = replace(RECORD, measured=replace(MEASURED, **changes))
-    document = make_plan([record], PlanOptions(hosts=1)).to_document()
+    document = make_plan([{**DOCUMENT, **changes}], PlanOptions(hosts=1)).to_document()
     assert document["advice"][0]["limit"] == limit
     assert bool(document["advice"][0]["helps"]) == bool(limit)
 
 
 def test_the_network_that_was_measured_is_predicted_from_two_hosts_on():
-    over = replace(RECORD, measured=replace(MEASURED, hosts=2, slots=1))
-    (table,) = make_plan([over], PlanOptions(hosts=4)).tables
+    (table,) = make_plan([{**DOCUMENT, "hosts": 2, "slots": 1}], PlanOptions(hosts=4)).tables
     assert table.title == "Gloo, the network that was measured"
     assert [row.cluster.workers for row in table.rows] == [2, 4]
 
@@ -125,7 +134,7 @@ def test_what_does_not_follow_from_a_measurement_is_refused(hosts, slots, option
     ],
 )
 def test_no_more_digits_are_said_than_the_range_supports(spread, said):
-    assert describe_rounded(spread) == said
+    assert spread.describe_rounded() == said
 
 
 @pytest.mark.parametrize(
@@ -135,15 +144,15 @@ def test_other_files_are_refused(text, tmp_path):
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(UsageError, match="it is not a document that plan --json writes"):
-        read_records(path)
+        read_documents(path)
 
 
 def test_files_of_other_versions_are_refused(measured):
     measured.write_text(json.dumps(json.loads(measured.read_text()) | {"version": 2}))
     with pytest.raises(UsageError, match="version 2 is not known here, only 3"):
-        read_records(measured)
+        read_documents(measured)
     with pytest.raises(UsageError, match="No such file"):
-        read_records(measured.with_name("missing.json"))
+        read_documents(measured.with_name("missing.json"))
 
 
 def config(**values) -> Config:
@@ -159,22 +168,22 @@ def test_sparse_gradients_are_refused():
 
 
 def test_hosts_that_differ_are_refused():
-    check_hosts(["h1", "h1", "h2", "h2"], [2, 2, 2, 2])
+    check_hosts(PlanOptions(), ["h1", "h1", "h2", "h2"], [2, 2, 2, 2])
     with pytest.raises(UsageError, match="this job has one"):
-        check_hosts(["h1"], [1])
+        check_hosts(PlanOptions(), ["h1"], [1])
     with pytest.raises(UsageError, match="different numbers of workers") as error:
-        check_hosts(["h1", "h1", "h2"], [2, 2, 1])
+        check_hosts(PlanOptions(), ["h1", "h1", "h2"], [2, 2, 1])
     assert "-H h1:1,h2:1" in error.value.remedy
     assert error.value.everywhere
     with pytest.raises(UsageError, match=r"hosts have the same name \(localhost\)"):
-        check_hosts(["localhost"] * 4, [2] * 4)
+        check_hosts(PlanOptions(), ["localhost"] * 4, [2] * 4)
 
 
 @pytest.fixture
 def handed_on(monkeypatch):
     """Gives the layers and options that a command line hands on, without measuring."""
     found: list = []
-    monkeypatch.setattr(predict_command, "run_plan", lambda layers, options: found.extend((layers, options)))
+    monkeypatch.setattr(plan_command, "run_plan", lambda layers, options: found.extend((layers, options)))
 
     def get(*words: str):
         result = invoke(*words)
@@ -214,7 +223,7 @@ def test_wrong_options_are_refused_in_words(words, said):
 @pytest.mark.parametrize(
     ("options", "launched", "said"),
     [
-        (PlanOptions(source=Path("a.json")), True, "measures nothing, but a launcher"),
+        (PlanOptions(source=Path("a.json")), True, "measures nothing: a launcher"),
         (PlanOptions(num_proc=2), True, "-np is for jobs that plan launches itself"),
         (PlanOptions(controller="mpi"), True, "--controller is for jobs"),
         (PlanOptions(source=Path("a.json"), num_proc=2), False, "-np is for jobs"),
@@ -223,16 +232,16 @@ def test_wrong_options_are_refused_in_words(words, said):
 )
 def test_options_that_contradict_each_other_are_refused(options, launched, said):
     with pytest.raises(UsageError, match=said):
-        options.check(launched=launched)
+        options.check([], launched=launched)
 
 
 def test_files_that_cannot_be_written_are_refused_early():
-    with pytest.raises(UsageError, match="the folder /dev/null cannot be made"):
-        predict_command.run_plan([], PlanOptions(json_path=Path("/dev/null/a.json")))
-    with pytest.raises(UsageError, match="is a folder"):
-        predict_command.run_plan([], PlanOptions(json_path=Path("/tmp")))
+    with pytest.raises(UsageError, match="json cannot be written: Not a directory"):
+        plan_command.run_plan([], PlanOptions(json_path=Path("/dev/null/a.json")))
+    with pytest.raises(UsageError, match="/tmp cannot be written: Is a directory"):
+        plan_command.run_plan([], PlanOptions(json_path=Path("/tmp")))
     with pytest.raises(UsageError, match="no framework is given"):
-        predict_command.run_plan([], PlanOptions())
+        plan_command.run_plan([], PlanOptions())
 
 
 def test_a_plan_is_shown_although_it_cannot_be_written(measured, monkeypatch):
@@ -256,45 +265,45 @@ def launches(monkeypatch):
         controller = program.commands[0][2]
         if controller in run_program.failing:
             raise EnvironmentFault(f"{program.name} ended with exit code 1", "no shared memory")
-        return json.loads(json.dumps((OVER_MPI if controller == "mpi" else RECORD).to_document()))
+        return json.loads(json.dumps(OVER_MPI if controller == "mpi" else DOCUMENT))
 
     run_program.failing = ()
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)))
-    monkeypatch.setattr(predict_command, "installed_build", type("Build", (), {"mpi": "Open MPI"}))
-    monkeypatch.setattr(predict_command, "run_program", run_program)
-    monkeypatch.setattr(predict_command, "horovodrun", lambda *words: list(map(str, words)))
+    monkeypatch.setattr(plan_command, "installed_build", type("Build", (), {"mpi": "Open MPI"}))
+    monkeypatch.setattr(sweep, "run_program", run_program)
+    monkeypatch.setattr(plan_command, "horovodrun", lambda *words: list(map(str, words)))
     return SimpleNamespace(specifications=specifications, run=run_program)
 
 
 def test_a_job_is_launched_over_each_controller(launches, capsys):
     layers = [Layer("options", {"framework": "torch", "task_options": {"hidden": [8, 4]}})]
-    found = predict_command.measure_here(layers, PlanOptions(seconds=3.0))
+    found = plan_command.measure_here(layers, PlanOptions(seconds=3.0))
     said = "".join(f"measuring 4 workers over {name} ...\n" for name in ("gloo", "mpi"))
     assert capsys.readouterr().err == said
-    assert [one["seconds"] for one in launches.specifications] == [3.0, 3.0]
-    assert [one.measured.controller for one in found] == ["Gloo", "MPI"]
-    assert len(predict_command.measure_here(layers, PlanOptions(num_proc=2, controller="mpi"))) == 1
+    assert [one["request"] for one in launches.specifications] == 2 * [{"seconds": 3.0, "plan": True}]
+    assert [one["controller"] for one in found] == ["Gloo", "MPI"]
+    assert len(plan_command.measure_here(layers, PlanOptions(num_proc=2, controller="mpi"))) == 1
 
 
 def test_what_was_measured_is_kept_if_another_job_fails(launches):
     launches.run.failing = ("mpi",)
-    (found,) = predict_command.measure_here([], PlanOptions())
-    assert found.notes[-1] == "left out: the job with 4 workers over mpi ended with exit code 1"
+    (found,) = plan_command.measure_here([], PlanOptions())
+    assert found["notes"][-1] == "left out: the job with 4 workers over mpi ended with exit code 1"
     with pytest.raises(EnvironmentFault, match="4 workers over mpi"):
-        predict_command.measure_here([], PlanOptions(controller="mpi"))
+        plan_command.measure_here([], PlanOptions(controller="mpi"))
 
 
 def test_each_worker_needs_a_gpu_or_a_core(launches, monkeypatch):
     with pytest.raises(UsageError, match="this host has one GPU") as error:
-        predict_command.measure_here([], PlanOptions(), gpus=1)
+        plan_command.measure_here([], PlanOptions(), gpus=1)
     assert "--device cpu" in error.value.remedy
     with pytest.raises(UsageError, match="4 workers need a GPU each; this host has 2"):
-        predict_command.measure_here([], PlanOptions(num_proc=4), gpus=2)
+        plan_command.measure_here([], PlanOptions(num_proc=4), gpus=2)
     with pytest.raises(UsageError, match="8 workers need a slot each"):
-        predict_command.measure_here([], PlanOptions(num_proc=8))
+        plan_command.measure_here([], PlanOptions(num_proc=8))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
     with pytest.raises(UsageError, match="this host has one core"):
-        predict_command.measure_here([], PlanOptions())
+        plan_command.measure_here([], PlanOptions())
 
 
 @pytest.mark.parametrize(("device", "gpus"), [("auto", 2), ("cpu", 0)])
@@ -303,10 +312,10 @@ def test_gpus_count_unless_the_job_computes_on_the_cpu(device, gpus, monkeypatch
 
     def measure_here(*_, gpus):
         given.append(gpus)
-        return [RECORD]
+        return [DOCUMENT]
 
-    monkeypatch.setattr(predict_command, "count_gpus", lambda framework: 2)
-    monkeypatch.setattr(predict_command, "measure_here", measure_here)
+    monkeypatch.setattr(plan_command, "count_gpus", lambda framework: 2)
+    monkeypatch.setattr(plan_command, "measure_here", measure_here)
     result = invoke("--framework", "torch", "--device", device)
     assert result.exit_code == 0, result.output
     assert given == [gpus]
@@ -327,7 +336,7 @@ def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, mo
     (tmp_path / "task.py").write_text(own)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
-        predict_command, "measure_here", mock.Mock(side_effect=AssertionError("workers started"))
+        plan_command, "measure_here", mock.Mock(side_effect=AssertionError("workers started"))
     )
     result = invoke("--framework", "torch", *words)
     assert isinstance(result.exception, UsageError)
@@ -337,9 +346,9 @@ def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, mo
 def test_a_job_on_uneven_hosts_is_refused(monkeypatch):
     """The hosts are compared before anything is measured."""
     workers = SimpleNamespace(size=3, local_size=2, allgather_object=lambda _: [2, 2, 1])
-    job = JobSpec(config(), None, "", {})
-    monkeypatch.setattr(predict_measure, "prepare", lambda *_: job)
-    monkeypatch.setattr(predict_measure, "started", lambda *_: nullcontext(SimpleNamespace(workers=workers)))
-    monkeypatch.setattr(predict_measure, "open_together", lambda *_: (None, None, ["h1", "h1", "h2"]))
+    monkeypatch.setattr(job, "prepare", lambda *_: JobSpec(config(), None, "", {}))
+    monkeypatch.setattr(job, "started", lambda *_: nullcontext(SimpleNamespace(workers=workers)))
+    opened = SimpleNamespace(task=None), None, ["h1", "h1", "h2"]
+    monkeypatch.setattr(job, "open_together", lambda *_: opened)
     with pytest.raises(UsageError, match="different numbers of workers"):
-        predict_measure.measure_job([], 1.0)
+        job.bench_job([], job.Request(plan=True), partial(check_hosts, PlanOptions()))

@@ -6,11 +6,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.predictions import FAST, MEASURED, MIB, SHAPES, SIZE, sure
+from support.predictions import DOCUMENT, FAST, MEASURED, MIB, SHAPES, SIZE, of_three, sure
 
 from hvdtrain.config import Config
 from hvdtrain.tools.bench.forecast import (
     Cluster,
+    Measured,
     Parts,
     counts_for,
     explained,
@@ -19,11 +20,10 @@ from hvdtrain.tools.bench.forecast import (
     parts_of,
     rest_of,
     unexplained,
-    volume_factor,
     waiting_growth,
 )
-from hvdtrain.tools.bench.plan_measure import buffers, local_steps, low_rank, seconds_of_a_byte, way_of
-from hvdtrain.tools.bench.plan_options import USUAL_LATENCY, Link, parse_link
+from hvdtrain.tools.bench.message_times import buffers, local_steps, low_rank, way_of
+from hvdtrain.tools.bench.options import USUAL_LATENCY, Link, parse_link
 from hvdtrain.tools.bench.spread import Spread
 
 
@@ -58,15 +58,18 @@ def test_what_is_no_link_is_refused(text):
         parse_link(text)
 
 
-def test_bytes_on_a_link_take_their_bits_and_headers():
-    wire = 8 * 1e9 / 1e9
-    gloo, mpi = (Link("1gbit", 1e9).seconds_for(1e9, controller) for controller in ("Gloo", "MPI"))
-    assert gloo.median == pytest.approx(wire / 0.95)
-    assert mpi.median == pytest.approx(1.4 * wire / 0.95)
+@pytest.mark.parametrize(("controller", "factor"), [("Gloo", 1.0), ("MPI", 1.4)])
+def test_bytes_on_a_link_take_their_bits_and_headers(controller, factor):
     # 6.3 M numbers over 1 GbE: 215 ms at 2 workers and 404 ms at 16
+    way = replace(MEASURED.way, sizes=(4 * 6_300_000,))
+    measured = replace(MEASURED, way=way, controller=controller, byte=sure(0.0))
     for workers, seconds in ((2, 0.215), (16, 0.404)):
-        sent = volume_factor(workers) * 4 * 6.3e6
-        assert Link("1gbit", 1e9).seconds_for(sent, "Gloo").median == pytest.approx(seconds, rel=0.03)
+        found = parts_of(measured, Cluster(workers, 1, Link("1gbit", 1e9))).transfer
+        assert found == pytest.approx(factor * seconds, rel=0.03)
+    low, high = (
+        parts_of(measured, Cluster(2, 1, Link("1gbit", 1e9)), end).transfer for end in ("low", "high")
+    )
+    assert low < parts_of(measured, Cluster(2, 1, Link("1gbit", 1e9))).transfer < high
 
 
 def test_messages_of_each_way_have_their_bytes():
@@ -86,8 +89,9 @@ def test_messages_of_each_way_have_their_bytes():
 
 
 def test_a_sum_takes_a_latency_and_a_time_for_each_byte():
-    assert seconds_of_a_byte(sure(1e-3), sure(3e-3), 2 * MIB) == sure(pytest.approx(1e-3 / MIB))
-    assert seconds_of_a_byte(sure(2e-3), sure(1e-3), MIB) == sure(0.0), "noise makes no large buffer faster"
+    assert MEASURED.byte.median == pytest.approx(1e-3 / MIB)
+    sums = [{"bytes": size, "horovod_seconds": of_three(1 / size)} for size in (4096, MIB)]
+    assert Measured.of({**DOCUMENT, "all_reduce": sums}).byte == sure(0.0), "noise makes no bytes faster"
     parts = explained(MEASURED)
     assert parts.latency == pytest.approx(1e-3)
     assert parts.transfer == pytest.approx(SIZE / MIB * 1e-3)

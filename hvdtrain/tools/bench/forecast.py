@@ -1,11 +1,13 @@
 """What a step takes with more workers, from one measurement: the formulas of docs/scaling.md."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
+from typing import Any
 
-from hvdtrain.tools.bench.plan_options import Link
+from hvdtrain.tools.bench.message_times import Way
+from hvdtrain.tools.bench.options import Link
 from hvdtrain.tools.bench.spread import Spread
 
 ENDS = ("median", "low", "high")
@@ -14,26 +16,15 @@ MOST_WORKERS = 64  # unless the user names a number of hosts
 _AGREEMENTS = Spread(1.5, 1.0, 2.0)
 _OVERLAP = Spread(0.5, 0.0, 1.0)  # of the shorter of two transfers, what the longer one does not hide
 _OF_HOPS = Spread(0.5, 0.0, 1.0)  # of the smallest sum: what grows with the hops of its messages
+# of 1538 bytes on the wire, 1448 are a message's; some interfaces and shapers count fewer of the others
+_PAYLOAD = Spread(0.95, 0.94, 0.96)
+# how many times as long the bytes take as the link needs for them: see benchmarks/README.md and docs/bench.md
+SATURATION = {
+    "Gloo": Spread(1.0, 1.0, 1.5),
+    "MPI": Spread(1.4, 1.0, 1.9),
+    "NCCL": Spread(1.0, 1.0, 1.7),  # not measured: between a ring that fills the link and the worst of MPI
+}
 _BLOM = 0.375  # Blom 1958: the expected largest of N normal numbers lies near the quantile of this offset
-
-
-@dataclass(frozen=True)
-class Way:
-    """The messages in which a job exchanges what its workers learn.
-
-    Attributes:
-        name: "none", "fp16", "powersgd:RANK" or "sync-every N".
-        sizes: bytes of the messages that are summed, one after the other.
-        small: messages of few bytes in addition: the metrics of the step.
-        agreements: how often all wait until every worker is ready for the next messages.
-        every: steps from one exchange to the next.
-    """
-
-    name: str
-    sizes: Sequence[int]
-    small: int = 0
-    agreements: int = 1
-    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -69,6 +60,36 @@ class Measured:
     slowest: Spread
     smallest: Spread
     byte: Spread
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "Measured":
+        """Return what a document of ``bench`` has.
+
+        Raises:
+            KeyError, TypeError, ValueError: If it is another document.
+        """
+        parts, sums, workers = document["part_seconds"], document["all_reduce"], document["workers"]
+        few, many = (Spread(**one["horovod_seconds"]) for one in (sums[0], sums[-1]))
+        size = sums[-1]["bytes"] - sums[0]["bytes"]
+        bytes_ = [max(0.0, getattr(many, end) - getattr(few, end)) / size for end in ENDS]
+        found = cls(
+            workers=workers,
+            hosts=document["hosts"],
+            slots=document["slots"],
+            controller=document["controller"],
+            on_gpu=not document["device"].endswith(" on the CPU"),
+            samples=document["global_batch"] / workers,
+            way=Way(**document["exchange"]),
+            step=Spread(**document["mean_step_seconds"]),
+            data=Spread(**parts["data"]),
+            compute=Spread(**parts["compute"]),
+            slowest=Spread(**parts["slowest"]),
+            smallest=few,
+            byte=Spread(bytes_[0], min(bytes_), max(bytes_)),
+        )
+        if workers < 2 or not found.way.sizes:
+            raise ValueError("it is no measurement of two workers or more")
+        return found
 
     @property
     def network(self) -> str:
@@ -305,5 +326,6 @@ def _transfer(measured: Measured, size: int, cluster: Cluster, end: str) -> floa
     transport = "NCCL" if measured.on_gpu else measured.controller
     is_halved = transport == "MPI" and cluster.slots == 1 and end != "low"
     sent = (halving_volume_factor if is_halved else volume_factor)(cluster.workers) * size
-    outside = getattr(cluster.link.seconds_for(sent, transport), end)
+    payload = getattr(_PAYLOAD, {"low": "high", "high": "low"}.get(end, end))
+    outside = getattr(SATURATION[transport], end) * 8 * sent / cluster.link.bits_per_second / payload
     return float(max(inside, outside) + getattr(_OVERLAP, end) * min(inside, outside))

@@ -2,8 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -24,14 +24,22 @@ from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session, readers_for
 from hvdtrain.tools.bench.message_times import bench_module
-from hvdtrain.tools.bench.spread import Block, Spread, split_of, split_of_one, spread_of_parts
+from hvdtrain.tools.bench.spread import PARTS, Block, Spread, split_of
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.seeding import seed_host_generators
 
 _WARM_STEPS = 3  # at the start of a block: the data are not read ahead yet
+_FIRST_STEPS = 5  # which show how many fit into the time
+_BLOCKS = 5  # with the other workers, and as many without
+_LEAST_STEPS, _MOST_STEPS = 10, 1000  # of a block
+_LONG_SECONDS, _LEAST_LONG_STEPS = 1.0, 3  # where steps are so long, a block may have fewer
+_ENDLESS = 10**9
+_SMALL_RATE = 1e-3  # of the learning rate, where a model must not diverge
 
-Own = tuple[list[float], float]  # a worker's step times, and how long it waited for data in a step
+Own = tuple[
+    list[float], float
+]  # a worker's step times, and how long all waited for data in a step on average
 
 
 class Recorder(Report):
@@ -40,7 +48,7 @@ class Recorder(Report):
     Attributes:
         first_loss: the loss of the first step.
         wait_seconds: of each step of the current block, how long all workers together waited for data.
-        notes: what the training told.
+        notes: the notes of the training.
     """
 
     def __init__(self) -> None:
@@ -48,10 +56,6 @@ class Recorder(Report):
         self.first_loss: float | None = None
         self.wait_seconds: list[float] = []
         self.notes: list[str] = []
-
-    def begin(self) -> None:
-        """Begin a block."""
-        self.wait_seconds.clear()
 
     def note(self, text: str) -> None:
         """Keep a note."""
@@ -84,16 +88,15 @@ def run_block(session: Session, recorder: Recorder, steps: int) -> Own:
         stamps.append(time.perf_counter())
         return ControlFlags(stop=len(stamps) > warm + steps)
 
-    recorder.begin()
+    recorder.wait_seconds.clear()
     session.wanted = session.unsent = NO_FLAGS
     run_loop(session, poll_signals)
     timed = stamps[warm : warm + steps + 1]
     if len(timed) <= steps:
         raise RuntimeError(f"a block of {steps} steps ended after {len(stamps)}")
     waits = recorder.wait_seconds[warm + 1 : warm + steps + 1]
-    workers = session.backend.workers.size
     seconds = [(after - before) / every for before, after in pairwise(timed[::every])]
-    return seconds, sum(waits) / workers / steps
+    return seconds, sum(waits) / session.backend.workers.size / steps
 
 
 def whole_rounds(steps: int, every: int) -> int:
@@ -101,79 +104,27 @@ def whole_rounds(steps: int, every: int) -> int:
     return -(-steps // every) * every
 
 
-def joined(of_ranks: list[Own]) -> Block:
-    """Return what all workers measured of a block, in the order of ranks."""
-    return Block([seconds for seconds, _ in of_ranks], [waited for _, waited in of_ranks])
-
-
-_RATE_FACTOR = 1e-3
-
-
-def session_alone(
-    config: Config, backend: Backend, task_data: TaskData, plan: TrainingPlan, readers: Readers
-) -> Session:
-    """Return a run of this worker on its own, with batches of the size that it has in the job. Local.
-
-    It has a model of its own, and reads other samples than the other workers do.
-
-    Args:
-        config: the job's config.
-        backend: the job's backend.
-        task_data: the task with its data.
-        plan: the job's plan.
-        readers: the processes that read samples.
-    """
-    config = config.model_copy(
-        update={
-            "global_batch_size": None,
-            "batch_size": plan.batch.micro_batch,
-            "seed": config.seed + backend.workers.rank,
-            # the rate of the job is meant for its global batch, and could let this training diverge
-            "learning_rate": _RATE_FACTOR * config.base_learning_rate,
-        }
-    )
-    workers = backend.workers
-    lone = LoneWorker(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
-    alone: Backend = bench_module(config.framework).backend_alone(config, backend, lone)
-    build(config, task_data.task, alone)
-    return new_session(config, alone, replace(task_data, eval_data=None), ResumePoint(), readers)
-
-
-_FIRST_STEPS = 5  # which tell how many fit into the time
-_BLOCKS = 5  # with the other workers, and as many without
-CHUNK = 10  # steps that are timed together where programs are compared
-_LEAST_STEPS, _MOST_STEPS = CHUNK, 1000  # of a block
-_LONG_SECONDS, _LEAST_LONG_STEPS = 1.0, 3  # where steps are so long, a block may have fewer
-_ENDLESS = 10**9
-_SMALL_RATE = 1e-3  # of the learning rate, where a training skips its warm-up
-
-
 @dataclass(frozen=True)
 class Steps:
     """What was measured of a job's steps.
 
     Attributes:
-        step_seconds: how long a step takes: the blocks' medians.
-        samples_per_second: of all workers together.
-        chunk_seconds: the same from chunks of steps, which other programs are timed in.
-        parts: the parts of the step's time, by name; empty if they were not measured.
-        blocks: the blocks' means in seconds, in order.
-        steps: how many steps were timed.
+        seconds: how long a step takes: the blocks' medians.
+        means: the blocks' mean steps.
+        speed: samples/s of all workers together.
+        parts: the parts of the mean step, by name; empty if they were not measured.
+        count: how many steps were timed.
         first_loss: the loss of the first step; of local steps, the mean up to the first synchronisation.
-        notes: what the training told.
-        alone: the blocks without the other workers; those of the job if it has one worker, and none if they
-            were not measured.
+        notes: the notes of the training.
     """
 
-    step_seconds: Spread
-    chunk_seconds: Spread
-    samples_per_second: Spread
+    seconds: Spread
+    means: Spread
+    speed: Spread
     parts: dict[str, Spread]
-    blocks: list[float]
-    steps: int
+    count: int
     first_loss: float
-    notes: Sequence[str] = field(default=())
-    alone: Sequence[Block] = field(default=())
+    notes: Sequence[str] = ()
 
 
 def bench_config(config: Config) -> Config:
@@ -190,7 +141,7 @@ def bench_config(config: Config) -> Config:
     if config.lr_schedule == "plateau":  # which needs evaluations
         changes["lr_schedule"] = "constant"
     if skips_warmup(config):
-        rate = _SMALL_RATE * config.base_learning_rate  # without a warm-up, the job's could diverge
+        rate = _SMALL_RATE * config.base_learning_rate
         changes |= {"warmup_epochs": 0.0, "warmup_steps": None, "learning_rate": rate}
     return config.model_copy(update=changes)
 
@@ -216,6 +167,28 @@ def check_rounds(config: Config) -> None:
         )
 
 
+def session_alone(
+    config: Config, backend: Backend, task_data: TaskData, plan: TrainingPlan, readers: Readers
+) -> Session:
+    """Return a run of this worker on its own, with batches of the size that it has in the job. Local.
+
+    It has a model of its own, and reads other samples than the other workers do.
+    """
+    workers = backend.workers
+    changes = {
+        "global_batch_size": None,
+        "batch_size": plan.batch.micro_batch,
+        "seed": config.seed + workers.rank,
+        # the rate of the job is meant for its global batch, and could let this training diverge
+        "learning_rate": _SMALL_RATE * config.base_learning_rate,
+    }
+    config = config.model_copy(update=changes)
+    lone = LoneWorker(workers.host, local_rank=workers.local_rank, local_size=workers.local_size)
+    alone: Backend = bench_module(config.framework).backend_alone(config, backend, lone)
+    build(config, task_data.task, alone)
+    return new_session(config, alone, replace(task_data, eval_data=None), ResumePoint(), readers)
+
+
 def measure_steps(
     job: JobSpec, backend: Backend, task_data: TaskData, *, seconds: float, splits: bool
 ) -> Steps:
@@ -236,58 +209,45 @@ def measure_steps(
         session = new_session(config, backend, task_data, ResumePoint(), readers)
         ACTIVITY.enter("in the dry run", is_long=True)
         notes = dry_run(session, task_data.task).notes
-        alone = None
+        sessions = [session]
         if splits and workers.size > 1:
             ACTIVITY.enter("building a second model", is_long=True)
-            alone = session_alone(config, backend, task_data, session.plan(), readers)
-        measured = _measure(session, alone, seconds)
-    return replace(measured, notes=(*notes, *measured.notes))
+            sessions.append(session_alone(config, backend, task_data, session.plan(), readers))
+        found = _measure(sessions, seconds, has_parts=len(sessions) > 1 or workers.size == 1)
+    return replace(found, notes=(*notes, *found.notes))
 
 
-def _measure(session: Session, alone: Session | None, seconds: float) -> Steps:
-    """Collective. Run the blocks."""
-    workers = session.backend.workers
-    recorder, others = Recorder(), Recorder()
-    session.report = recorder
-    runs = [_block_of(session, recorder)]
-    if alone is not None:
-        alone.report = others
-        runs.append(_block_of(alone, others))
-    found = [workers.allgather_object(run(_FIRST_STEPS)) for run in runs]
-    first = max(statistics.median(block_seconds) for of_ranks in found for block_seconds, _ in of_ranks)
-    every = session.plan().sync_every
-    steps = whole_rounds(steps_of_block(seconds / (_BLOCKS * len(runs)), first), every)
-    pairs: list[list[Block]] = []
-    for _ in range(_BLOCKS):
-        pairs.append([joined(workers.allgather_object(run(steps))) for run in runs])
-    of_job = [pair[0] for pair in pairs]
-    splits = [split_of(*pair) if len(pair) == 2 else split_of_one(pair[0]) for pair in pairs]
-    medians = [statistics.median(block.step_seconds[0]) for block in of_job]
-    means = [block.mean_seconds for block in of_job]
-    batch = session.plan().batch.global_batch
+def _measure(sessions: Sequence[Session], seconds: float, *, has_parts: bool) -> Steps:
+    """Collective. Run the blocks of the job, and of each worker on its own if there is a session for it."""
+    plan, workers = sessions[0].plan(), sessions[0].backend.workers
+    recorders = [Recorder() for _ in sessions]
+    for session, recorder in zip(sessions, recorders, strict=True):
+        session.report = recorder
+
+    def run(place: int, steps: int) -> Block:
+        of_ranks = workers.allgather_object(run_block(sessions[place], recorders[place], steps))
+        return Block([own for own, _ in of_ranks], statistics.fmean(waited for _, waited in of_ranks))
+
+    places = range(len(sessions))
+    first = [run(place, _FIRST_STEPS) for place in places]
+    longest = max(statistics.median(own) for block in first for own in block.step_seconds)
+    steps = steps_of_block(seconds / (_BLOCKS * len(sessions)), longest)
+    steps = whole_rounds(steps, plan.sync_every)
+    rounds = [[run(place, steps) for place in places] for _ in range(_BLOCKS)]
+    splits = [split_of(blocks[0], blocks[1] if len(blocks) > 1 else None) for blocks in rounds]
+    means = [blocks[0].mean_seconds for blocks in rounds]
     return Steps(
-        Spread.of(medians),
-        Spread.of([seconds for block in of_job for seconds in block.chunks(-(-min(CHUNK, steps) // every))]),
-        Spread.of([batch / mean for mean in means]),
-        spread_of_parts(splits) if alone is not None or workers.size == 1 else {},
-        means,
+        Spread.of([statistics.median(blocks[0].step_seconds[0]) for blocks in rounds]),
+        Spread.of(means),
+        Spread.of([plan.batch.global_batch / mean for mean in means]),
+        {name: Spread.of([split[name] for split in splits]) for name in PARTS} if has_parts else {},
         _BLOCKS * steps,
-        recorder.first_loss or 0.0,
-        recorder.notes,
-        [pair[-1] for pair in pairs] if alone is not None or workers.size == 1 else [],
+        recorders[0].first_loss or 0.0,
+        recorders[0].notes,
     )
 
 
 def steps_of_block(seconds: float, step_seconds: float) -> int:
-    """Return how many steps a block has.
-
-    Args:
-        seconds: how long the block should last.
-        step_seconds: how long a step takes.
-    """
+    """Return how many steps a block has that should last so many seconds."""
     least = _LEAST_STEPS if step_seconds < _LONG_SECONDS else _LEAST_LONG_STEPS
     return min(max(round(seconds / max(step_seconds, 1e-6)), least), _MOST_STEPS)
-
-
-def _block_of(session: Session, recorder: Recorder) -> Callable[[int], Any]:
-    return lambda steps: run_block(session, recorder, steps)

@@ -1,12 +1,18 @@
-"""How long all-reduces over the workers take, against their size."""
+"""The messages in which a job exchanges what its workers learn, and how long all-reduces take by size."""
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from math import prod
 from typing import Any
 
+from hvdtrain.backends.reduction.local_steps import in_parts
+from hvdtrain.backends.reduction.low_rank import matrix_shape
+from hvdtrain.backends.reduction.shards import divide
+from hvdtrain.config import Config
+from hvdtrain.config.values import rank_of
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.tools.bench.spread import Spread
 from hvdtrain.workers.activity import ACTIVITY
@@ -18,31 +24,84 @@ _SIZE_SECONDS = 0.4  # for each size
 _LEAST_REPEATS, _MOST_REPEATS = 3, 300
 _WARM = 2
 
+Shapes = Iterable[tuple[int, ...]]
+
 
 @dataclass(frozen=True)
-class MessageTime:
-    """How long the sum of a buffer over all workers takes.
+class Way:
+    """The messages in which a job exchanges what its workers learn.
 
     Attributes:
-        size: bytes of the buffer.
-        seconds: the median on the slowest worker, with its quartiles.
+        name: "none", "fp16", "powersgd:RANK" or "sync-every N".
+        sizes: bytes of the messages that are summed, one after the other.
+        small: messages of few bytes in addition: the metrics of the step.
+        agreements: how often all wait until every worker is ready for the next messages.
+        every: steps from one exchange to the next.
     """
 
-    size: int
-    seconds: Spread
+    name: str
+    sizes: Sequence[int]
+    small: int = 0
+    agreements: int = 1
+    every: int = 1
+
+
+def way_of(config: Config, shapes: Shapes, *, on_gpu: bool) -> Way:
+    """Return the messages of a job whose parameters have these shapes; on GPUs there are several buffers."""
+    if config.sync_every is not None:
+        slots = 2 if config.optimizer in ("adamw", "lamb") else int(bool(config.momentum))
+        return local_steps(shapes, config.sync_every, slots)
+    rank = rank_of(config.compression)
+    return buffers(shapes, config.compression, on_gpu=on_gpu) if rank is None else low_rank(shapes, rank)
+
+
+def buffers(shapes: Shapes, compression: str = "none", *, on_gpu: bool = False) -> Way:
+    """Return the way of gradients in buffers; in fp32 the metrics travel with them."""
+    sizes = {str(number): 4 * prod(shape) for number, shape in enumerate(shapes)}
+    buckets = divide(dict(reversed(sizes.items())), on_gpu)
+    share = 2 if compression == "fp16" else 1
+    sent = tuple(sum(sizes[name] for name in names) // share for names in buckets)
+    return Way(compression, sent, small=share - 1)
+
+
+def low_rank(shapes: Shapes, rank: int) -> Way:
+    """Return the way of PowerSGD after the warm-up: the products and other gradients first, then the factors.
+
+    The metrics travel in the last message.
+    """
+    products = factors = others = 0
+    for shape in shapes:
+        matrix = matrix_shape(shape, rank)
+        if matrix is None:
+            others += prod(shape)
+        else:
+            products += matrix[0] * rank
+            factors += matrix[1] * rank
+    sizes = [4 * (products + others), 4 * factors]
+    return Way(f"powersgd:{rank}", tuple(filter(None, sizes)), agreements=2 if factors else 1)
+
+
+def local_steps(shapes: Shapes, every: int, slots: int) -> Way:
+    """Return the way of local steps: the parameters and what the optimizer keeps, and then the metrics.
+
+    Args:
+        shapes: of the parameters.
+        every: steps from one synchronisation to the next.
+        slots: tensors of a parameter's size that the optimizer keeps for it.
+    """
+    tensors = [4 * prod(shape) for shape in shapes for _ in range(1 + slots)]
+    parts = in_parts([("", size) for size in tensors])
+    sizes = tuple(sum(tensors[place] for place in part) for part in parts)
+    return Way(f"sync-every {every}", sizes, small=1, agreements=len(sizes) + 1, every=every)
 
 
 def bench_module(framework: str) -> Any:
-    """Import a module of a framework's own part of this package.
-
-    Args:
-        framework: "torch" or "tf".
-    """
+    """Import a framework's own part of this package."""
     return import_module(bench_module_name(framework))
 
 
 def bench_module_name(framework: str) -> str:
-    """Return the name of the module."""
+    """Return the name of a framework's own part of this package."""
     return f"hvdtrain.tools.bench.{FRAMEWORKS[framework].module.split('.')[-2]}"
 
 
@@ -56,28 +115,28 @@ def sizes_up_to(most: int) -> Iterator[int]:
 
 
 def measure_messages(
-    workers: Workers, framework: str, *, on_gpu: bool, sizes: Iterable[int], seconds: float
-) -> list[MessageTime]:
-    """Collective. Return how long sums take.
+    workers: Workers, framework: str, *, on_gpu: bool, most_bytes: int, seconds: float
+) -> list[tuple[int, Spread]]:
+    """Collective. Return sizes, with how long their sums take on the slowest worker: median and quartiles.
 
     Args:
         workers: the job's workers.
         framework: "torch" or "tf".
         on_gpu: whether the job computes on GPUs.
-        sizes: bytes, the least first.
+        most_bytes: the largest size.
         seconds: when so much time is spent, larger sizes are left out.
     """
     found = []
     for size, times in time_sums(
         framework,
         on_gpu=on_gpu,
-        sizes=sizes,
+        sizes=sizes_up_to(most_bytes),
         seconds=seconds,
         longest_of=lambda own: float(max(workers.allgather_object(own))),
     ):
         quarter = statistics.quantiles(times, n=4)
         of_ranks = workers.allgather_object([statistics.median(times), quarter[0], quarter[2]])
-        found.append(MessageTime(size, Spread(*max(of_ranks))))
+        found.append((size, Spread(*max(of_ranks))))
     return found
 
 

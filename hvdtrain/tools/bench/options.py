@@ -1,7 +1,5 @@
-"""The options of the command ``bench``, beside those of a job."""
+"""The options of the commands ``bench`` and ``plan``, in addition to those of a job."""
 
-import errno
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,24 +11,83 @@ import click
 from hvdtrain.config import Layer
 from hvdtrain.config.options import ExpandedPath
 from hvdtrain.errors import UsageError
+from hvdtrain.tools.bench.spread import Spread
 
 Options = TypeVar("Options")  # a dataclass
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
 _LEAST_BYTES, _MOST_BYTES = 4 * 2**10, 4 * 2**30
+_SECONDS = 20.0
+USUAL_LATENCY = Spread(50e-6, 20e-6, 100e-6)  # from program to program over TCP, in one data centre
+_BITS, _LINK_SECONDS = {"k": 1e3, "m": 1e6, "g": 1e9}, {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+_LINK = re.compile(r"(\d+(?:\.\d+)?)\s*([kmg])bit(?:/s)?(?:/(\d+(?:\.\d+)?)\s*(us|ms|s))?", re.IGNORECASE)
+_MOST_BITS, _MOST_LATENCY = 1e13, 10.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """The link of each host to the others, in each direction.
+
+    Attributes:
+        name: as it was given.
+        bits_per_second: what the wire carries.
+        latency: seconds from the sending program to the receiving one, for a small message.
+    """
+
+    name: str
+    bits_per_second: float
+    latency: Spread = USUAL_LATENCY
+
+
+def parse_link(text: str) -> Link:
+    """Return the link that a text such as 10gbit or 1gbit/80us means.
+
+    Raises:
+        ValueError: If it means none.
+    """
+    found = _LINK.fullmatch(text.strip())
+    bits = float(found[1]) * _BITS[found[2].lower()] if found else 0.0
+    seconds = float(found[3]) * _LINK_SECONDS[found[4].lower()] if found and found[3] else None
+    if not 0 < bits <= _MOST_BITS or (seconds is not None and not 0 < seconds <= _MOST_LATENCY):
+        raise ValueError(
+            f"{text!r} is not a link such as 1gbit, or 10gbit/50us with its latency: the units are kbit, "
+            f"mbit and gbit a second, and us, ms and s for a latency above 0, at most {_MOST_LATENCY:g} s"
+        )
+    latency = USUAL_LATENCY if seconds is None else Spread(seconds, seconds, seconds)
+    return Link(text.strip().lower(), bits, latency)
+
+
+USUAL_LINKS = tuple(map(parse_link, ("1gbit", "10gbit", "100gbit")))
+
+
+class Links(click.ParamType):  # type: ignore[type-arg]
+    """Links, such as 1gbit,10gbit/50us."""
+
+    name = "links"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[Any, ...]:
+        """Return the links, each once, in the order in which they are given."""
+        if not isinstance(value, str):
+            return tuple(value)
+        try:
+            return tuple(dict.fromkeys(parse_link(text) for text in value.split(",")))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
 
 
 class Bytes(click.ParamType):  # type: ignore[type-arg]
     """A number of bytes, such as 64K or 128M.
 
     Args:
-        most: the largest, and in words.
+        most: the largest, and as a text.
     """
 
     name = "bytes"
 
-    def __init__(self, most: int = _MOST_BYTES, in_words: str = "4G") -> None:
-        self._most, self._in_words = most, in_words
+    def __init__(self, most: int = _MOST_BYTES, as_text: str = "4G") -> None:
+        self._most, self._as_text = most, as_text
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number."""
@@ -39,9 +96,7 @@ class Bytes(click.ParamType):  # type: ignore[type-arg]
         found = _SIZE.fullmatch(str(value).strip())
         size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
         if not _LEAST_BYTES <= size <= self._most or size % 4:
-            self.fail(
-                f"{value!r} is not a size from 4K to {self._in_words}, such as 64K or 128M.", param, ctx
-            )
+            self.fail(f"{value!r} is not a size from 4K to {self._as_text}, such as 64K or 128M.", param, ctx)
         return size
 
 
@@ -62,65 +117,85 @@ class Counts(click.ParamType):  # type: ignore[type-arg]
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What the options of ``bench`` say, beside those of the job.
+    """What the options of ``bench`` say; None, or empty, for what is not given."""
 
-    Attributes:
-        seconds: how long each measurement trains, roughly.
-        split: whether the parts of a step are measured.
-        all_reduce: whether sums are measured by size.
-        max_bytes: the largest size; None for the default.
-        sweep: the numbers of workers to launch; empty without a sweep.
-        repeat: how often each number of workers is launched.
-        hosts: hosts and slots for a sweep.
-        controller: "mpi", "gloo" or None for what horovodrun chooses.
-        json_path: file for the JSON document.
-        picture: file for the picture.
-    """
-
-    seconds: float = 20.0
+    seconds: float = _SECONDS
     split: bool = True
     all_reduce: bool = True
     max_bytes: int | None = None
     sweep: tuple[int, ...] = ()
-    repeat: int | None = None
     hosts: str | None = None
     controller: str | None = None
     json_path: Path | None = None
     picture: Path | None = None
 
     def check(self) -> None:
-        """Check what one option alone does not tell.
+        """Check that the options go together.
 
         Raises:
-            UsageError: If options contradict each other.
+            UsageError: If not.
         """
+        problem, remedy = "", "Leave --max-bytes out."
         for name, given in (
-            ("--repeat", self.repeat),
             ("-H", self.hosts),
             ("--controller", self.controller),
+            ("--picture", self.picture),
         ):
             if given is not None and not self.sweep:
-                raise UsageError(
-                    f"{name} is for --sweep, which launches workers itself",
-                    "To measure a job as it is launched: horovodrun -np 2 python -m hvdtrain bench ...",
-                )
+                problem = f"{name} is for --sweep, which launches workers itself"
+                remedy = "To measure a job as it is launched: horovodrun -np 2 python -m hvdtrain bench ..."
         if self.max_bytes is not None and (self.sweep or not self.all_reduce):
-            raise UsageError(
-                "--max-bytes is the largest all-reduce, and "
-                f"{'--sweep' if self.sweep else '--no-all-reduce'} measures none",
-                "Leave --max-bytes out.",
-            )
+            why = "--sweep" if self.sweep else "--no-all-reduce"
+            problem = f"--max-bytes is the largest all-reduce, and {why} measures none"
+        if problem:
+            raise UsageError(problem, remedy, everywhere=True)  # every worker has the same command
 
-    def check_files(self, layers: Sequence[Layer] = ()) -> None:
-        """Check the files that rank 0 writes.
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the options of ``plan`` say; None for what is not given."""
+
+    hosts: int | None = None
+    slots: int | None = None
+    link: tuple[Link, ...] | None = None
+    seconds: float | None = None
+    source: Path | None = None
+    num_proc: int | None = None
+    controller: str | None = None
+    json_path: Path | None = None
+    picture: Path | None = None
+
+    @property
+    def train_seconds(self) -> float:
+        """How long each measurement trains, roughly."""
+        return _SECONDS if self.seconds is None else self.seconds
+
+    def check(self, layers: Sequence[Layer], *, launched: bool) -> None:
+        """Check that the options go together.
 
         Args:
             layers: the job's config values.
+            launched: whether a launcher started this process.
 
         Raises:
-            UsageError: If one cannot be written.
+            UsageError: If not.
         """
-        check_writable(self.json_path, self.picture, read=config_files(layers))
+        given = sorted({name for layer in layers for name in layer.values}) if self.source else []
+        for name, value in (("-np", self.num_proc), ("--controller", self.controller)):
+            if value is not None and (launched or self.source):
+                raise UsageError(
+                    f"{name} is for jobs that plan launches itself",
+                    "Give it to the launcher, or run plan without a launcher and without --from.",
+                    everywhere=True,
+                )
+        if self.source and (launched or self.seconds is not None or given):
+            why = f"{', '.join(given)} cannot be changed" if given else "--seconds is how long to measure"
+            why = "a launcher has started this process" if launched else why
+            raise UsageError(
+                f"--from {self.source} measures nothing: {why}",
+                "Leave the launcher, --seconds and options of the job out, or measure again without --from.",
+                everywhere=True,
+            )
 
 
 def config_files(layers: Iterable[Layer]) -> list[Path]:
@@ -132,7 +207,7 @@ def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
     """Check that files can be written, and make the folders that they need.
 
     Args:
-        paths: the files; None for one that is not asked for.
+        paths: the files; None for one that is not named.
         read: files that the command reads and that must stay.
 
     Raises:
@@ -148,40 +223,30 @@ def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
         if path.resolve() in [other.resolve() for other in given[:number]]:
             raise UsageError(f"{path} is named twice", "Give each of the files a name of its own.")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"{path}: the folder {path.parent} cannot be made: {error.strerror or error}",
-                "Give a file in a folder of yours.",
-            ) from None
-        if os.path.isdir(path):  # names that are too long raise nothing here
-            raise UsageError(f"{path} is a folder", "Give the name of a file.")
-        try:
-            _try_to_open(path.resolve())
+            if not path.parent.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+            target = path.resolve()
+            if not target.exists():
+                target.open("xb").close()
+                target.unlink()
+            elif target.is_file() or target.is_dir():  # a pipe or a device is left alone: others may notice
+                target.open("ab").close()
         except OSError as error:
             raise UsageError(
                 f"{path} cannot be written: {error.strerror or error}", "Give a file in a folder of yours."
             ) from None
 
 
-def _try_to_open(path: Path) -> None:
-    """Open a file for writing and leave it as it was. Pipes and devices are not opened: others may notice.
-
-    Raises:
-        OSError: If it cannot be opened.
-    """
-    if path.is_file():
-        path.open("ab").close()
-    elif not path.exists():
-        path.open("xb").close()
-        path.unlink()
-    elif not os.access(path, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
 def bench_options(command: Any) -> Any:
     """Add the options of ``bench`` to a command."""
-    for option in reversed(_OPTIONS):
+    for option in reversed(_BENCH):
+        command = option(command)
+    return command
+
+
+def plan_options(command: Any) -> Any:
+    """Add the options of ``plan`` to a command."""
+    for option in reversed(_PLAN):
         command = option(command)
     return command
 
@@ -198,9 +263,16 @@ def take_options(options: Mapping[str, Any], of: type[Options]) -> tuple[Options
     return of(**own), {name: value for name, value in options.items() if name not in names}
 
 
-_OPTIONS = (
-    click.option("--seconds", type=click.FloatRange(0.1, 3600), default=20.0, metavar="SECONDS",
-                 help="How long each measurement trains, roughly. [20]"),
+_CONTROLLER = click.Choice(["mpi", "gloo"])
+_FILES = (
+    click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
+                 help="Write a JSON document, too."),
+    click.option("--picture", type=ExpandedPath(), metavar="FILE",
+                 help="Draw speed against workers, too: .png, .svg or .html; needs matplotlib."),
+)  # fmt: skip
+_BENCH = (
+    click.option("--seconds", type=click.FloatRange(0.1, 3600), default=_SECONDS, metavar="SECONDS",
+                 help=f"How long each measurement trains, roughly. [{_SECONDS:g}]"),
     click.option("--split/--no-split", default=True,
                  help="Measure the parts of a step, for which a second model is built. [split]"),
     click.option("--all-reduce/--no-all-reduce", default=True,
@@ -209,14 +281,27 @@ _OPTIONS = (
                  help="Largest all-reduce. [128M]"),
     click.option("--sweep", type=Counts(), metavar="1,2,4",
                  help="Launch these numbers of workers, and show how the speed grows."),
-    click.option("--repeat", type=click.IntRange(1, 100), metavar="N",
-                 help="How often --sweep launches each number of workers. [1]"),
     click.option("-H", "--hosts", metavar="HOSTS",
                  help="Hosts and slots for --sweep, such as host1:2,host2:2. [this host's cores]"),
-    click.option("--controller", type=click.Choice(["mpi", "gloo"]),
+    click.option("--controller", type=_CONTROLLER,
                  help="Controller of the jobs that are launched. [horovodrun's choice]"),
-    click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
-                 help="Write a JSON document, too."),
-    click.option("--picture", type=ExpandedPath(), metavar="FILE",
-                 help="Draw a picture, too: .png, .svg or .html; needs matplotlib."),
+    *_FILES,
+)  # fmt: skip
+_PLAN = (
+    click.option("--hosts", type=click.IntRange(1, 4096), metavar="N",
+                 help="Predict for up to N hosts. [as many as 64 workers need]"),
+    click.option("--slots", type=click.IntRange(1, 128), metavar="N",
+                 help="Workers of a host. [as many as were measured on one]"),
+    click.option("--link", type=Links(), metavar="LINKS",
+                 help="Speeds of the hosts' links, such as 200mbit,10gbit, or 10gbit/50us with the latency. "
+                      "[1gbit,10gbit,100gbit; measured on several hosts: their network]"),
+    click.option("--seconds", type=click.FloatRange(0.1, 3600), metavar="SECONDS",
+                 help=f"How long each measurement trains, roughly. [{_SECONDS:g}]"),
+    click.option("--from", "source", type=ExpandedPath(), metavar="FILE",
+                 help="Measure nothing: take the measurements that an earlier plan wrote with --json."),
+    click.option("-np", "--num-proc", type=click.IntRange(2), metavar="N",
+                 help="Workers of the jobs that are launched here. [this host's GPUs, or its cores]"),
+    click.option("--controller", type=_CONTROLLER,
+                 help="Controller of the jobs that are launched here. [each that Horovod was built with]"),
+    *_FILES,
 )  # fmt: skip

@@ -3,7 +3,10 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
@@ -13,26 +16,17 @@ from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.tools.bench.job import check_before_launch
-from hvdtrain.tools.bench.launch import (
-    Program,
-    exchange_folder,
-    horovodrun,
-    run_program,
-    write_specification,
-)
+from hvdtrain.tools.bench.job import Request, bench_job, check_before_launch
+from hvdtrain.tools.bench.launch import exchange_folder, horovodrun
 from hvdtrain.tools.bench.message_times import bench_module_name
+from hvdtrain.tools.bench.options import PlanOptions, check_writable, config_files
 from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
 from hvdtrain.tools.bench.picture import check_picture, draw
-from hvdtrain.tools.bench.plan_options import PlanOptions
-from hvdtrain.tools.bench.plan_result import Record, make_plan, read_records
-from hvdtrain.tools.bench.plan_scope import check_cluster
-from hvdtrain.tools.bench.sweep import check_slots
-from hvdtrain.tools.bench.worker import layers_to_json
+from hvdtrain.tools.bench.plan_result import check_cluster, make_plan, read_documents
+from hvdtrain.tools.bench.sweep import check_slots, run_job
 
-_MORE_SECONDS = 400.0  # in addition to the training: to start, to compile, and for the sums
-_FACTOR = 10.0
 _PROBE_SECONDS = 120.0
+Documents = list[dict[str, Any]]
 
 
 def run_plan(layers: list[Layer], options: PlanOptions) -> None:
@@ -53,42 +47,63 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
     check_may_be_elastic(None)
     launch = stated_launch()
     launched = launched_rank() is not None or (launch is not None and launch.size > 1)
-    options.check(launched=launched)
+    options.check(layers, launched=launched)
     if not launched_rank():
-        options.check_files(layers)
+        read = [*config_files(layers), *([options.source] if options.source else [])]
+        check_writable(options.json_path, options.picture, read=read)
         if options.picture is not None:
             check_picture(options.picture)
     with said_if_interrupted():
-        records = _records(layers, options, launched=launched)
-    if not records:
-        return
-    plan = make_plan(records, options)
-    show_found(plan.describe(), plan.to_document(), options.json_path, options.picture, draw)
+        documents = _documents(layers, options, launched=launched)
+    if documents:
+        plan = make_plan(documents, options)
+        paths = options.json_path, options.picture
+        show_found(plan.describe(), plan.to_document(), *paths, lambda _, path: draw(plan.curves(), path))
 
 
-def _records(layers: list[Layer], options: PlanOptions, *, launched: bool) -> list[Record]:
-    """Collective under a launcher. Return the measurements; none on ranks other than 0."""
+def _documents(layers: list[Layer], options: PlanOptions, *, launched: bool) -> Documents:
+    """Collective under a launcher. Return what was measured; nothing on ranks other than 0."""
     if options.source is not None:
-        if given := sorted({name for layer in layers for name in layer.values}):
-            raise UsageError(
-                f"--from {options.source}: the job is measured: {', '.join(given)} cannot be changed",
-                "Leave the options of the job out, or measure again without --from.",
-            )
-        return read_records(options.source)
+        return read_documents(options.source)
     if launched:
-        from hvdtrain.tools.bench.plan_measure import measure_job
-
-        record = measure_job(
-            layers, options.train_seconds, lambda hosts, slots: check_cluster(hosts, slots, options)
-        )
-        return [] if record is None else [record]
+        request = Request(options.train_seconds, plan=True)
+        found = bench_job(layers, request, partial(check_hosts, options))
+        return [] if found is None else [found]
     if not any(layer.values.get("framework") for layer in layers):
         raise UsageError("no framework is given", "Add --framework torch or --framework tf.")
     task_class, config = settle(layers)  # what is wrong is reported before workers are started
     check(Job(config, task_class, command="plan"))
-    check_before_launch(config, (), options.controller)
-    gpus = 0 if config.device == "cpu" else count_gpus(config.framework)
-    return measure_here(layers, options, gpus=gpus)
+    check_before_launch(config, (), options.controller, command="plan")
+    return measure_here(layers, options, gpus=0 if config.device == "cpu" else count_gpus(config.framework))
+
+
+def check_hosts(options: PlanOptions, hosts: Sequence[str], local_sizes: Sequence[int]) -> None:
+    """Check that there are several workers, as many on all hosts, and that hosts have names of their own.
+
+    Args:
+        options: the options, which must go with them.
+        hosts: by rank, the worker's host.
+        local_sizes: by rank, how many workers its host has.
+
+    Raises:
+        UsageError: If not.
+    """
+    counts = Counter(hosts)
+    if len(hosts) < 2:
+        problem = "a plan is computed from sums over two workers or more, and this job has one"
+        remedy = "Start more, for example: horovodrun -np 2 python -m hvdtrain plan ..."
+    elif any(counts[host] != size for host, size in zip(hosts, local_sizes, strict=True)):
+        problem = f"hosts have the same name ({', '.join(counts)}), so which workers share one is unknown"
+        remedy = "Give each host a hostname of its own."
+    elif len(set(counts.values())) > 1:
+        given = ",".join(f"{host}:{number}" for host, number in counts.items())
+        problem = f"hosts with different numbers of workers ({given}); a plan takes all hosts to be alike"
+        alike = ",".join(f"{host}:{min(counts.values())}" for host in counts)
+        remedy = f"Start as many on each, for example: -H {alike}"
+    else:
+        check_cluster(len(counts), max(counts.values()), options)
+        return
+    raise UsageError(problem, remedy, everywhere=True)
 
 
 def count_gpus(framework: str) -> int:
@@ -103,7 +118,7 @@ def count_gpus(framework: str) -> int:
         return 0
 
 
-def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) -> list[Record]:
+def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) -> Documents:
     """Launch a job on this host over each controller.
 
     If one of them fails, what the other measured is returned, with a note.
@@ -124,27 +139,24 @@ def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) ->
     controllers = ("gloo", "mpi") if build is not None and build.mpi else ("gloo",)
     if options.controller is not None:
         controllers = (options.controller,)
-    found: list[Record] = []
+    found: Documents = []
     failures: list[EnvironmentFault] = []
+    request = {"seconds": options.train_seconds, "plan": True}
     with interruptible(), exchange_folder(shared=False) as folder:
         for controller in controllers:
-            say(f"measuring {workers} workers over {controller} ...")
-            job, to = folder / "job.json", folder / f"found-{controller}.json"
-            values = {"layers": layers_to_json(layers), "seconds": options.train_seconds, "found": str(to)}
-            write_specification(job, values)
+            name = f"{workers} workers over {controller}"
+            say(f"measuring {name} ...")
             launcher = horovodrun(workers, f"localhost:{workers}", controller)
-            command = [*launcher, sys.executable, "-m", "hvdtrain.tools.bench.plan_measure", str(job)]
-            limit = _FACTOR * options.train_seconds + _MORE_SECONDS
-            name = f"the job with {workers} workers over {controller}"
             try:
-                found.append(Record.from_document(run_program(Program(name, [command], limit), to)))
+                found.append(run_job(layers, request, launcher, folder, name))
             except EnvironmentFault as error:
                 say(str(error))
                 failures.append(error)
     if not found:
         raise failures[0]
-    failed = [f"left out: {error.problem}" for error in failures]
-    return [replace(one, notes=[*one.notes, *failed]) for one in found]
+    for one in found:
+        one["notes"] += [f"left out: {error.problem}" for error in failures]
+    return found
 
 
 def _check_places(workers: int, gpus: int) -> None:

@@ -1,19 +1,16 @@
-"""A measured number with its spread."""
+"""Measured numbers with their spread, and the parts of a step."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+_FEW = 3.0  # of half a range, what its last digit should stand for at most
+
 
 @dataclass(frozen=True)
 class Spread:
-    """The median of repeated measurements, and the lowest and the highest of them.
-
-    Attributes:
-        median: the median.
-        low: the lowest.
-        high: the highest.
-    """
+    """The median of repeated measurements, and the lowest and the highest of them."""
 
     median: float
     low: float
@@ -29,12 +26,29 @@ class Spread:
         return Spread(self.median * factor, self.low * factor, self.high * factor)
 
     def describe(self, digits: int = 2) -> str:
-        """Return it in words: the median, and the range in parentheses."""
+        """Return it as a text: the median, and the range in parentheses."""
         return f"{self.median:,.{digits}f} ({self.low:,.{digits}f} to {self.high:,.{digits}f})"
+
+    def describe_rounded(self) -> str:
+        """Return the same in no more digits than the range supports.
+
+        The last digit stands for at most a third of half the range, and for a thousandth of the median at
+        least.
+        """
+        half = max((self.high - self.low) / 2, abs(self.median) * 1e-3)
+        place = math.floor(math.log10(half / _FEW)) if half > 0 else 0
+        return "{} ({} to {})".format(*(_rounded(one, place) for one in (self.median, self.low, self.high)))
 
     def to_dict(self) -> dict[str, float]:
         """Return it for a JSON document."""
         return asdict(self)
+
+
+def _rounded(value: float, place: int) -> str:
+    """Return a number up to a power of ten, or to its first digit if that stands behind it."""
+    if value:
+        place = min(place, math.floor(math.log10(abs(value))))
+    return f"{round(value, -place):,.{max(0, -place)}f}"
 
 
 def in_digits(value: float, digits: int) -> str:
@@ -48,72 +62,38 @@ class Block:
 
     Attributes:
         step_seconds: by rank, how long each step took.
-        wait_seconds: by rank, how long the worker waited for data in a step: the mean over the steps.
+        wait_seconds: how long a worker waited for data in a step, on average.
     """
 
     step_seconds: Sequence[Sequence[float]]
-    wait_seconds: Sequence[float]
+    wait_seconds: float
 
     @property
     def mean_seconds(self) -> float:
         """The mean step of all workers."""
-        return statistics.fmean(statistics.fmean(of_rank) for of_rank in self.step_seconds)
+        return statistics.fmean(map(statistics.fmean, self.step_seconds))
 
     @property
     def slowest_seconds(self) -> float:
         """The mean over the steps of the slowest worker's time: what a step takes if all wait for it."""
         return statistics.fmean(max(of_step) for of_step in zip(*self.step_seconds, strict=True))
 
-    @property
-    def mean_wait_seconds(self) -> float:
-        """How long a worker waited for data in a step, on average."""
-        return statistics.fmean(self.wait_seconds)
 
-    def chunks(self, length: int) -> list[float]:
-        """Return the mean of every so many steps of the first worker."""
-        of_first = self.step_seconds[0]
-        ends = range(length, len(of_first) + 1, length)
-        return [statistics.fmean(of_first[end - length : end]) for end in ends]
+PARTS = ("data", "compute", "slowest", "communication")
 
 
-@dataclass(frozen=True)
-class Split:
-    """The parts of a step's time; those of one pair of blocks add up to the step.
-
-    Attributes:
-        data: waiting for data.
-        compute: what a step takes without other workers, while all of them compute.
-        slowest: waiting for the worker that is slowest in a step.
-        communication: what is left: what reducing gradients adds to a step.
-    """
-
-    data: float
-    compute: float
-    slowest: float
-    communication: float
-
-
-PARTS = tuple(Split.__dataclass_fields__)
-
-
-def split_of(job: Block, alone: Block) -> Split:
-    """Return the parts of a step.
+def split_of(job: Block, alone: Block | None) -> dict[str, float]:
+    """Return the parts of a step, which add up to it.
 
     Args:
         job: steps of the job.
-        alone: the same steps of each worker on its own, at the same time on all workers.
+        alone: the same steps of each worker on its own, at the same time on all workers; None for a job with
+            one worker, which waits for nobody.
     """
-    compute = alone.mean_seconds - alone.mean_wait_seconds
+    data = job.wait_seconds
+    if alone is None:
+        return dict(zip(PARTS, (data, job.mean_seconds - data, 0.0, 0.0), strict=True))
+    compute = alone.mean_seconds - alone.wait_seconds
     slowest = alone.slowest_seconds - alone.mean_seconds
-    data = job.mean_wait_seconds
-    return Split(data, compute, slowest, job.mean_seconds - data - compute - slowest)
-
-
-def split_of_one(job: Block) -> Split:
-    """Return the parts of a step of a job with one worker, which waits for nobody."""
-    return Split(job.mean_wait_seconds, job.mean_seconds - job.mean_wait_seconds, 0.0, 0.0)
-
-
-def spread_of_parts(splits: Sequence[Split]) -> dict[str, Spread]:
-    """Return the spread of each part over the pairs of blocks."""
-    return {name: Spread.of([getattr(split, name) for split in splits]) for name in PARTS}
+    rest = job.mean_seconds - data - compute - slowest
+    return dict(zip(PARTS, (data, compute, slowest, rest), strict=True))

@@ -4,8 +4,8 @@ In a sweep each number of workers is a job that is launched here.
 """
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hvdtrain.config import Layer
@@ -26,80 +26,14 @@ from hvdtrain.tools.bench.launch import (
 )
 from hvdtrain.tools.bench.measure import check_rounds
 from hvdtrain.tools.bench.message_times import MOST_BYTES
-from hvdtrain.tools.bench.options import BenchOptions
+from hvdtrain.tools.bench.options import BenchOptions, check_writable, config_files
 from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
 from hvdtrain.tools.bench.picture import check_picture, draw
-from hvdtrain.tools.bench.result import VERSION, told
+from hvdtrain.tools.bench.result import VERSION, describe_job, notes_and_warnings
 from hvdtrain.tools.bench.spread import Spread
 from hvdtrain.tools.bench.worker import layers_to_json
 
-_MORE_SECONDS = 300.0  # beside the measurement: to start, and to compile
-_FACTOR = 10.0
-
-
-@dataclass(frozen=True)
-class SweptCount:
-    """What was measured with a number of workers.
-
-    Attributes:
-        workers: the number.
-        documents: what each of the jobs found.
-        efficiency: samples/s of a worker, relative to a worker of the smallest number.
-    """
-
-    workers: int
-    documents: Sequence[dict[str, Any]]
-    efficiency: Spread
-
-    @property
-    def speed(self) -> Spread:
-        """Samples/s of all workers together."""
-        return _spread_of("samples_per_second", self.documents)
-
-    @property
-    def step(self) -> Spread:
-        """Seconds of the mean step, from which the samples/s come."""
-        return _spread_of("mean_step_seconds", self.documents)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """What was measured with all numbers of workers."""
-
-    rows: Sequence[SweptCount]
-
-    def describe(self) -> str:
-        """Return it as the text that is shown."""
-        first = self.rows[0]
-        title = f"sweep: {first.documents[0]['task']} with {first.documents[0]['device']}"
-        lines = [title, f"  {'workers':>7}  {'samples/s':>28}  {'mean step in ms':>24}  efficiency"]
-        for row in self.rows:
-            lines.append(
-                f"  {row.workers:>7}  {row.speed.describe(0):>28}  {row.step.times(1e3).describe():>24}  "
-                f"{row.efficiency.median:.0%} ({row.efficiency.low:.0%} to {row.efficiency.high:.0%})"
-            )
-        lines.append(f"  efficiency: samples/s of a worker, relative to {counted(first.workers, 'worker')}")
-        documents = [document for row in self.rows for document in row.documents]
-        notes = [*told(documents, "notes"), *note_on_threads(self.rows)]
-        lines += [f"  note: {text}" for text in notes]
-        return "\n".join([*lines, *(f"  warning: {text}" for text in told(documents, "warnings"))])
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the JSON document."""
-        return {
-            "version": VERSION,
-            "notes": note_on_threads(self.rows),
-            "sweep": [
-                {
-                    "workers": row.workers,
-                    "samples_per_second": row.speed.to_dict(),
-                    "mean_step_seconds": row.step.to_dict(),
-                    "efficiency": row.efficiency.to_dict(),
-                    "jobs": list(row.documents),
-                }
-                for row in self.rows
-            ],
-        }
+_MORE_SECONDS, _FACTOR = 300.0, 10.0  # of a job's limit: to start and to compile; of --seconds
 
 
 def run_bench(layers: list[Layer], options: BenchOptions) -> None:
@@ -115,91 +49,118 @@ def run_bench(layers: list[Layer], options: BenchOptions) -> None:
         HvdtrainError: as training would raise it.
     """
     check_may_be_elastic(None)
-    try:
-        options.check()
-    except UsageError as error:
-        error.everywhere = True  # every worker has the same command
-        raise
+    options.check()
     if not launched_rank():
-        options.check_files(layers)
+        check_writable(options.json_path, options.picture, read=config_files(layers))
         if options.picture is not None:
             check_picture(options.picture)
     if not options.sweep:
-        most_bytes = options.max_bytes or MOST_BYTES
-        request = Request(options.seconds, options.split, options.all_reduce, most_bytes)
+        most = (options.max_bytes or MOST_BYTES) if options.all_reduce else None
         with said_if_interrupted():
-            result = bench_job(layers, request)
-        if result is not None:
-            _show(result.describe(), result.to_document(), options)
+            found = bench_job(layers, Request(options.seconds, options.split, most))
+        if found is not None:
+            show_found(describe_job(found), found, options.json_path)
         return
     check_is_not_launched("bench --sweep")
     with said_if_interrupted():
-        swept = run_sweep(layers, options, say)
-    _show(swept.describe(), swept.to_document(), options)
+        swept = run_sweep(layers, options)
+    show_found(describe_sweep(swept), swept, options.json_path, options.picture, _draw)
 
 
-def _show(text: str, document: dict[str, Any], options: BenchOptions) -> None:
-    show_found(text, document, options.json_path, options.picture, draw)
+def _draw(document: dict[str, Any], path: Path) -> None:
+    draw({"measured": [(row["workers"], Spread(**row["efficiency"])) for row in document["sweep"]]}, path)
 
 
-def run_sweep(layers: list[Layer], options: BenchOptions, say: Callable[[str], None]) -> Sweep:
-    """Launch a job for each number of workers, and return what they found.
+def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:
+    """Launch a job for each number of workers, and return the document of what they found.
 
     Args:
         layers: the job's config values, weakest source first.
         options: the options of the command.
-        say: is called with what is going on.
 
     Raises:
         UsageError: If there are fewer slots than workers, or the job would be refused.
         EnvironmentFault: If a job fails.
     """
     hosts = check_slots(options.sweep, options.hosts)
-    _, config = settle(layers)  # what is wrong is said before workers are started
+    _, config = settle(layers)  # what is wrong is reported before workers are started
     check_rounds(config)
     check_before_launch(config, options.sweep, options.controller)
-    request = {"seconds": options.seconds, "splits": options.split, "messages": False}
-    found: dict[int, list[dict[str, Any]]] = {count: [] for count in options.sweep}
+    request = {"seconds": options.seconds, "splits": options.split, "most_bytes": None}
+    documents = []
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
-        for turn in range(options.repeat or 1):
-            for count in options.sweep:
-                say(f"{counted(count, 'worker')} ...")
-                path, to = folder / "job.json", folder / f"found-{turn}-{count}.json"
-                values = {"layers": layers_to_json(layers), "request": request}
-                write_specification(path, {**values, "found": str(to)})
-                command = [*horovodrun(count, hosts, options.controller), *worker_command(path)]
-                program = Program(f"the job with {counted(count, 'worker')}", [command], limit_of(options))
-                found[count].append(run_program(program, to))
-    return Sweep(swept_counts(found))
+        for count in options.sweep:
+            say(f"{counted(count, 'worker')} ...")
+            launcher = horovodrun(count, hosts, options.controller)
+            documents.append(run_job(layers, request, launcher, folder, counted(count, "worker")))
+    return sweep_of(documents)
 
 
-def note_on_threads(rows: Sequence[SweptCount]) -> list[str]:
+def run_job(
+    layers: list[Layer], request: dict[str, Any], launcher: Sequence[str], folder: Path, workers: str
+) -> dict[str, Any]:
+    """Launch a job that is measured, and return its document.
+
+    Args:
+        layers: the job's config values, weakest source first.
+        request: the fields of ``Request``.
+        launcher: the words that start the workers.
+        folder: where the workers find what to do.
+        workers: how many they are, as a text.
+
+    Raises:
+        EnvironmentFault: If it fails or takes too long.
+    """
+    path, to = folder / "job.json", folder / "found.json"
+    to.unlink(missing_ok=True)
+    write_specification(path, {"layers": layers_to_json(layers), "request": request, "found": str(to)})
+    limit = _FACTOR * request["seconds"] + _MORE_SECONDS
+    program = Program(f"the job with {workers}", [[*launcher, *worker_command(path)]], limit)
+    document: dict[str, Any] = run_program(program, to)
+    return document
+
+
+def sweep_of(documents: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the document of jobs, with efficiency relative to the first one, of the fewest workers."""
+    base = documents[0]["samples_per_second"]["median"] / documents[0]["workers"]
+    rows = [
+        {
+            "workers": one["workers"],
+            "samples_per_second": one["samples_per_second"],
+            "mean_step_seconds": one["mean_step_seconds"],
+            "efficiency": Spread(**one["samples_per_second"]).times(1 / (one["workers"] * base)).to_dict(),
+            "jobs": [one],
+        }
+        for one in documents
+    ]
+    return {"version": VERSION, "notes": note_on_threads(documents), "sweep": rows}
+
+
+def describe_sweep(document: dict[str, Any]) -> str:
+    """Return the text that is shown of a sweep."""
+    rows = document["sweep"]
+    first = rows[0]["jobs"][0]
+    lines = [f"sweep: {first['task']} with {first['device']}"]
+    lines.append(f"  {'workers':>7}  {'samples/s':>28}  {'mean step in ms':>24}  efficiency")
+    for row in rows:
+        speed, step = Spread(**row["samples_per_second"]), Spread(**row["mean_step_seconds"])
+        shares = "{:.0%} ({:.0%} to {:.0%})".format(*row["efficiency"].values())
+        in_ms = step.times(1e3).describe()
+        lines.append(f"  {row['workers']:>7}  {speed.describe(0):>28}  {in_ms:>24}  {shares}")
+    lines.append(f"  efficiency: samples/s of a worker, relative to {counted(rows[0]['workers'], 'worker')}")
+    return "\n".join([*lines, *notes_and_warnings([*(row["jobs"][0] for row in rows), document])])
+
+
+def note_on_threads(documents: Sequence[dict[str, Any]]) -> list[str]:
     """Return a note if workers have more threads in some jobs, so that efficiency compares unlike ones."""
-    by_count = {row.workers: row.documents[0].get("threads") for row in rows}
-    on_cpu = rows[0].documents[0]["device"].endswith(" on the CPU")
-    if not on_cpu or len(set(by_count.values())) == 1:
+    threads = {one["workers"]: one["threads"] for one in documents}
+    if not documents[0]["device"].endswith(" on the CPU") or len(set(threads.values())) == 1:
         return []
-    given = ", ".join(f"{threads} with {counted(count, 'worker')}" for count, threads in by_count.items())
+    given = ", ".join(f"{number} with {counted(count, 'worker')}" for count, number in threads.items())
     return [
         f"a worker has more threads in some jobs ({given}): efficiency compares unlike workers; "
-        f"with --set threads={min(filter(None, by_count.values()), default=1)} they are alike"
+        f"with --set threads={min(filter(None, threads.values()), default=1)} they are alike"
     ]
-
-
-def limit_of(options: BenchOptions) -> float:
-    """Return how long a program may take that trains for the time that the options say."""
-    return _FACTOR * options.seconds + _MORE_SECONDS
-
-
-def swept_counts(found: dict[int, list[dict[str, Any]]]) -> list[SweptCount]:
-    """Return what jobs found, with the efficiency relative to the smallest number of workers."""
-    least = min(found)
-    base = _spread_of("samples_per_second", found[least]).median / least
-    rows = []
-    for count, documents in found.items():
-        speed = _spread_of("samples_per_second", documents)
-        rows.append(SweptCount(count, documents, speed.times(1 / (count * base))))
-    return rows
 
 
 def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True) -> str:
@@ -227,10 +188,3 @@ def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True
             f"Give a smaller number of workers.{remedy}",
         )
     return hosts
-
-
-def _spread_of(name: str, documents: Sequence[dict[str, Any]]) -> Spread:
-    """Return the spread of a figure over jobs; of one job, that over its blocks."""
-    if len(documents) == 1:
-        return Spread(**documents[0][name])
-    return Spread.of([document[name]["median"] for document in documents])

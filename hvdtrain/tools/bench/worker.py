@@ -47,7 +47,7 @@ def work(specification: dict[str, Any]) -> None:
     layers = layers_from_json(specification["layers"])
     result = bench_job(layers, Request(**specification["request"]))
     if result is not None:
-        Path(specification["found"]).write_text(json.dumps(result.to_document()), encoding="utf-8")
+        Path(specification["found"]).write_text(json.dumps(result), encoding="utf-8")
 
 
 def run_worker(work: Callable[[dict[str, Any]], None]) -> None:
