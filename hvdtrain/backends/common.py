@@ -7,7 +7,9 @@ from typing import Any
 
 from hvdtrain.backends.base import Backend, PendingMetrics, PortableState, Shapes
 from hvdtrain.backends.objective.metric_states import Collectives
+from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.reduction.local_steps import OuterOptimizer, check_averaged
 from hvdtrain.backends.replica_state import ReplicaState, Talking
 from hvdtrain.backends.trained_set import Change, describe_change, refused_change
 from hvdtrain.backends.workers import peer_errors
@@ -23,19 +25,24 @@ class CommonBackend:
 
     Attributes:
         collectives: the class of what moves objects and metrics through the framework's binding of Horovod.
+        local_steps: the class of what averages the workers after local steps.
         state_tensors: the class of what reads and writes the state that no optimizer updates.
     """
 
     collectives: type[Collectives]
+    local_steps: Any
     state_tensors: Any
     workers: Workers
     model: Any
     replica_state: ReplicaState
     _clock: Any
+    _ema: Any
     _local: Any
+    _optimizers: Any
     _reducer: GradientReducer
     _state: Any
     _trained_set: Any
+    _update: Any
 
     def synchronize(self) -> PendingMetrics:
         """Collective. Make the workers equal after local steps; return the sums of all of them."""
@@ -43,6 +50,17 @@ class CommonBackend:
         with peer_errors():
             pending: PendingMetrics = self._local.synchronize()
         return pending
+
+    def _make_local_steps(self, tensors: Any, own_optimizer: str, config: Config) -> Any:
+        """Return what averages the workers after local steps; None if each step sums their gradients."""
+        if config.sync_every is None:
+            return None
+        optimizer = self._optimizers[MAIN]
+        if own_optimizer:
+            check_averaged(optimizer, self.local_steps.averaged, own_optimizer, config)
+        outer, loss_scale = OuterOptimizer.of(config), self._update.loss_scale
+        options = {"workers": self.workers, "loss_scale": loss_scale}
+        return self.local_steps(tensors, optimizer, self._ema, outer, **options)
 
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""

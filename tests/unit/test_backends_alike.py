@@ -188,4 +188,6 @@ def test_reducers_have_the_methods_of_their_protocol(framework):
         for name, expected in methods(found["GradientReducer"]).items():
             own = methods(found[reducer]).get(name, expected)
             assert signature(own) == signature(expected)
-            assert is_collective(own) == is_collective(expected) == (name in ("finish", "finish_with"))
+            assert (
+                is_collective(own) == is_collective(expected) == (name in ("finish", "finish_with", "state"))
+            )

@@ -172,6 +172,6 @@ def test_an_optimizer_that_nothing_is_known_of_is_refused(module):
     optimizer = Own([torch.zeros(1)]) if module is torch_steps else Own()
     config = Config(framework=method.partition("_")[0], sync_every=4)
     with pytest.raises(ConfigError, match=f"the optimizer Own of {method}") as caught:
-        module.check_optimizer(optimizer, method, config)
+        check_averaged(optimizer, module.LocalSteps.averaged, method, config)
     assert "Adam, AdamW" in caught.value.remedy
     check_averaged(optimizer, [Own], method, config)

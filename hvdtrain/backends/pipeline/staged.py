@@ -1,6 +1,6 @@
 """What the backends of both frameworks share of a worker that has a stage of a split model."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
@@ -11,6 +11,7 @@ from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup
 from hvdtrain.backends.pipeline.messages import Messenger
 from hvdtrain.backends.pipeline.pipeline import Pipeline, check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.state import StateOfStage
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -272,3 +273,39 @@ def has_no_part(name: str, model_has_it: bool) -> Exception:
         f"{problem}; with stages, no worker has the whole model, and the loss can only call it once",
         "Let the model return what the loss needs, or train without --stages.",
     )
+
+
+class SharedUpdate:
+    """The update of a step of a split model: this worker updates the parameters of its stage.
+
+    Their gradients are summed over the replicas of the stage. Those of weights that several stages share are
+    summed over the workers of all of them, which then update them alike.
+
+    Args:
+        layout: the place of this worker.
+        shared: by the path of a parameter that several stages have: what sums it, and whether this is the
+            first of these stages.
+        *arguments: those of the framework's ``Update``; the reducer is that of the other parameters.
+        **options: likewise.
+    """
+
+    _reducer: GradientReducer
+
+    def __init__(
+        self,
+        layout: Layout,
+        shared: Mapping[str, tuple[GradientReducer, bool]],
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        self._layout = layout
+        self._shared = dict(shared)
+        super().__init__(*arguments, **options)
+
+    def _parts_of(self, parameters: Iterable[Any]) -> list[tuple[GradientReducer, list[Any]]]:
+        """Return what sums gradients with its parameters: those of this stage alone first."""
+        parts: dict[int, tuple[GradientReducer, list[Any]]] = {id(self._reducer): (self._reducer, [])}
+        for one in parameters:
+            reducer = self._shared.get(one.path, (self._reducer, True))[0]
+            parts.setdefault(id(reducer), (reducer, []))[1].append(one)
+        return [(reducer, own) for reducer, own in parts.values() if own]

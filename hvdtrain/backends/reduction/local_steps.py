@@ -10,9 +10,11 @@ from typing import Any, Literal, NoReturn
 
 from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.portable.initial_values import share_of_new
+from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.schedule import Cadence
+from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.world import World
 
 # of the outer optimizer's momentum in the portable state
@@ -146,6 +148,48 @@ class LocalSums:
         for step in range(self.last_step - self.steps + 1, self.last_step + 1):
             kept *= 1 - share_of_new(step, decay)
         return 1 - kept
+
+
+class LocalStepsBase:
+    """Adds up what local steps give, and makes the workers equal.
+
+    Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
+    outer optimizer takes its step. Other state, such as the statistics of batch norm, is averaged when it is
+    needed: before evaluating and saving. The moving average of the weights sees those of the
+    synchronisations.
+
+    Args:
+        ema: the moving average of the weights.
+        outer: what happens to the average.
+        workers: the job's workers.
+        loss_scale: the loss scale of fp16, or None.
+
+    Attributes:
+        fields: the outer optimizer's momentum as portable arrays.
+        averaged: optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a
+            count of steps.
+        pending: what holds a step's metrics.
+    """
+
+    averaged: tuple[type, ...]
+    pending: type[PendingVector]
+
+    def __init__(self, ema: Any, outer: OuterOptimizer, workers: Workers, loss_scale: Any) -> None:
+        self._ema, self._outer = ema, outer
+        self._workers, self._loss_scale = workers, loss_scale
+        self._sums = LocalSums()
+
+    def add(
+        self,
+        batch: Any,
+        names: tuple[str, ...],
+        weighted: tuple[str, ...],
+        vector: Any,
+        unused: Sequence[str],
+    ) -> PendingVector:
+        """Add a local step; return its metrics, which are this worker's own."""
+        self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
+        return self.pending(names, vector, batch.reduced_weight, unused, weighted)
 
 
 def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: Config) -> None:

@@ -12,6 +12,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.backends.step_metrics import PendingVector
+from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.host.output import quiet_stderr
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when keras is imported
@@ -55,7 +57,7 @@ from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_me
 from hvdtrain.backends.own_step import StepPart, describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
+from hvdtrain.backends.reduction.local_steps import LoneWorker, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.start import start_horovod
@@ -108,7 +110,7 @@ from hvdtrain.backends.tensorflow.precision import (
 )
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
-from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps, check_optimizer
+from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.reduction.reducers import choose_reducer
 from hvdtrain.backends.tensorflow.replica_state import StateTensors, TrainedSet
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
@@ -197,11 +199,12 @@ class TensorFlowBackend(CommonBackend):
         optimizers: its optimizers after ``build``.
     """
 
-    collectives, state_tensors = HorovodCollectives, StateTensors
+    collectives, state_tensors, local_steps = HorovodCollectives, StateTensors, LocalSteps
     _has_built = False  # in this process
     model: keras.Model
     _state: TrainingState
     _trained_set: TrainedSet
+    _ema: ExponentialMovingAverage
     _own_step: OwnStep | None
     _shapes: dict[str, tuple[int, ...]]  # of the trainable parameters, by portable name
     _called: Any  # the model, or what stands for it, as steps call it
@@ -349,7 +352,7 @@ class TensorFlowBackend(CommonBackend):
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
-    ) -> TensorFlowPending:
+    ) -> PendingVector:
         """Collective. Do one optimizer update with the mean gradient over the global batch."""
         # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
         rate = tf.constant(np.asarray(learning_rate, np.float32))
@@ -414,7 +417,7 @@ class TensorFlowBackend(CommonBackend):
         weight = partial.weight + batch.total_weight
         return PartialSums(names, weighted, partial.values + sums, weight)
 
-    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> TensorFlowPending:
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         vector = joined(partial.values, FINDINGS * [0.0], self._numbers(signals))
         if self.workers.size > 1:
@@ -614,20 +617,6 @@ class TensorFlowBackend(CommonBackend):
             workers=self._near,
             clip_norm=config.clip_norm,
             loss_scale=loss_scale,
-        )
-
-    def _make_local_steps(self, tensors: ModelState, own_optimizer: str, config: Config) -> LocalSteps | None:
-        if config.sync_every is None:
-            return None
-        if own_optimizer:
-            check_optimizer(self._optimizers[MAIN], own_optimizer, config)
-        return LocalSteps(
-            tensors,
-            self._optimizers[MAIN],
-            self._ema,
-            OuterOptimizer.of(config),
-            workers=self.workers,
-            loss_scale=self._update.loss_scale,
         )
 
     def _make_objectives(self, task: Any, config: Config) -> None:

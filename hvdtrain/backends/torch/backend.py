@@ -41,11 +41,11 @@ from hvdtrain.backends.options import check_precision
 from hvdtrain.backends.own_step import StepPart, describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.reduction.local_steps import LoneWorker, OuterOptimizer, describe_local_steps
+from hvdtrain.backends.reduction.local_steps import LoneWorker, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.start import start_horovod
-from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums
+from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, PendingVector
 from hvdtrain.backends.torch.activations import ActivationMeter, apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.dry_run import (
@@ -65,9 +65,10 @@ from hvdtrain.backends.torch.objective.losses import NAMED, Values, as_arrays, c
 from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
-from hvdtrain.backends.torch.reduction.local_steps import LocalSteps, check_optimizer
+from hvdtrain.backends.torch.reduction.local_steps import LocalSteps
 from hvdtrain.backends.torch.reduction.reducers import check_kinds, choose_reducer
 from hvdtrain.backends.torch.replica_state import StateTensors, TrainedSet
+from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import MovingState
 from hvdtrain.backends.torch.state.slots import fill_slots, make_slots
@@ -145,10 +146,11 @@ class TorchBackend(CommonBackend):
         optimizers: its optimizers after ``build``.
     """
 
-    collectives, state_tensors = HorovodCollectives, StateTensors
+    collectives, state_tensors, local_steps = HorovodCollectives, StateTensors, LocalSteps
     model: torch.nn.Module
     _state: TrainingState
     _trained_set: TrainedSet
+    _ema: ExponentialMovingAverage
     _own_step: OwnStep | None
     _shapes: dict[str, tuple[int, ...]]  # of the trainable parameters, by portable name
 
@@ -306,7 +308,7 @@ class TorchBackend(CommonBackend):
 
     def train_step(
         self, batch: TorchBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
-    ) -> TorchPending:
+    ) -> PendingVector:
         """Collective. Do one optimizer update with the mean gradient over the global batch."""
         self._seed_step(batch.step)
         self._enter_mode(training=True)
@@ -350,7 +352,7 @@ class TorchBackend(CommonBackend):
         assert partial is not None  # a batch has at least one micro-batch
         return partial
 
-    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         vector = torch.cat((partial.values, self._numbers([], signals)))
         if self.workers.size > 1:
@@ -591,7 +593,7 @@ class TorchBackend(CommonBackend):
         torch.default_generator.manual_seed(seed)
         seed_host_step(seed)
 
-    def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
+    def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         update, local = self._update, self._local
         if local is not None:
             local.begin()
@@ -674,23 +676,9 @@ class TorchBackend(CommonBackend):
             is_own=is_own,
         )
 
-    def _make_local_steps(self, tensors: ModelState, own_optimizer: str, config: Config) -> LocalSteps | None:
-        if config.sync_every is None:
-            return None
-        if own_optimizer:
-            check_optimizer(self._optimizer, own_optimizer, config)
-        return LocalSteps(
-            tensors,
-            self._optimizer,
-            self._ema,
-            OuterOptimizer.of(config),
-            workers=self.workers,
-            loss_scale=self._update.loss_scale,
-        )
-
     def _train_own_step(
         self, step: OwnStep, batch: TorchBatch, learning_rate: float, signals: Sequence[float]
-    ) -> TorchPending:
+    ) -> PendingVector:
         """Collective. Do the task's own step."""
         micro_batch, weights, gradient_weights = batch.counted(0)
         samples = StepPart(weights, gradient_weights, batch.total_weight, learning_rate)

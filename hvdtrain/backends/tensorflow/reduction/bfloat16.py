@@ -18,11 +18,7 @@ Variable = Any
 
 
 class BFloat16(GradientReducer):
-    """Sums gradients over workers in fp32, which come and go as bf16: half the bytes of fp32.
-
-    Each worker gets an equal part of all workers' gradients, adds it up and gives the sum to all. So a number
-    is rounded twice, to 8 bits each time, at any number of workers: as a part of the mean and as the sum.
-    bf16 has the range of fp32, so that nothing is multiplied before it is rounded.
+    """Sums gradients over workers in fp32, which come and go as bf16: half the bytes of fp32; see ``torch/``.
 
     Args:
         workers: the job's workers, whose number is fixed.

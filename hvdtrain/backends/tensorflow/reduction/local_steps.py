@@ -1,6 +1,5 @@
 """Local steps in TensorFlow: workers train alone and are made equal. ``torch/`` has the same."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,49 +10,31 @@ import tensorflow as tf
 
 from hvdtrain.backends.reduction.local_steps import (
     OUTER_PREFIX,
+    LocalStepsBase,
     LocalSums,
     OuterOptimizer,
-    check_averaged,
     in_parts,
 )
-from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.tensorflow.batches import TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
-from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
-
-# optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a count of steps
-_AVERAGED = tuple(
-    getattr(keras.optimizers, name)
-    for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Lion", "RMSprop", "SGD")
-    if hasattr(keras.optimizers, name)
-)
 
 Tensor = Any
 Variable = Any
 
 
-class LocalSteps:
-    """Adds up what local steps give, and makes the workers equal.
+class LocalSteps(LocalStepsBase):
+    """Adds up what local steps give, and makes the workers equal."""
 
-    Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
-    outer optimizer takes its step. Other variables, such as the statistics of batch norm, are averaged when
-    they are needed: before evaluating and saving. The moving average of the weights sees those of the
-    synchronisations.
-
-    Args:
-        model: the model's variables.
-        optimizer: the optimizer, built.
-        ema: the moving average of the weights.
-        outer: what happens to the average.
-        workers: the job's workers.
-        loss_scale: the loss scale of fp16, or None.
-
-    Attributes:
-        fields: the outer optimizer's momentum as portable arrays.
-    """
+    pending = TensorFlowPending
+    averaged = tuple(
+        getattr(keras.optimizers, name)
+        for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "Lamb", "Lion", "RMSprop", "SGD")
+        if hasattr(keras.optimizers, name)
+    )
 
     def __init__(
         self,
@@ -69,10 +50,7 @@ class LocalSteps:
         self._parameters = [native(field.variable) for field in fields]
         self._steps = optimizer.iterations
         self._averaged = [*self._parameters, *_slots_of(optimizer)]
-        self._ema = ema
-        self._outer = outer
-        self._workers = workers
-        self._loss_scale = loss_scale
+        super().__init__(ema, outer, workers, loss_scale)
         kept = self._parameters if outer.name == "nesterov" else []
         self._starts = [tf.Variable(p, trainable=False, name="start") for p in kept]
         self._momenta = [tf.Variable(tf.zeros_like(p), trainable=False, name="outer") for p in kept]
@@ -80,7 +58,6 @@ class LocalSteps:
             replace(field, variable=momentum, trainable=False, prefix=OUTER_PREFIX)
             for field, momentum in zip(fields, self._momenta, strict=False)
         ]
-        self._sums = LocalSums()
         self._steps_before = 0
         self._synchronized = tf.function(self._synchronize, autograph=False)
 
@@ -90,18 +67,6 @@ class LocalSteps:
             self._steps_before = int(self._steps.numpy())
             for start, parameter in zip(self._starts, self._parameters, strict=False):
                 start.assign(parameter)
-
-    def add(
-        self,
-        batch: TensorFlowBatch,
-        names: tuple[str, ...],
-        weighted: tuple[str, ...],
-        vector: Tensor,
-        unused: Sequence[str],
-    ) -> TensorFlowPending:
-        """Add a local step; return its metrics, which are this worker's own."""
-        self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
-        return TensorFlowPending(names, vector, batch.reduced_weight, unused, weighted)
 
     def synchronize(self) -> TensorFlowPending:
         """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
@@ -175,17 +140,3 @@ def _slots_of(optimizer: Any) -> list[Variable]:
     """Return what an optimizer keeps for parameters, without its count of steps."""
     others = {id(optimizer.learning_rate), id(optimizer.iterations)}
     return [native(variable) for variable in optimizer.variables if id(variable) not in others]
-
-
-def check_optimizer(optimizer: Any, method: str, config: Config) -> None:
-    """Check that a task's own optimizer goes with local steps.
-
-    Args:
-        optimizer: the optimizer.
-        method: the task's method that made it.
-        config: the config.
-
-    Raises:
-        ConfigError: If what it keeps cannot be averaged.
-    """
-    check_averaged(optimizer, _AVERAGED, method, config)

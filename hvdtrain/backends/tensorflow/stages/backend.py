@@ -23,7 +23,7 @@ from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums, PendingVector
 from hvdtrain.backends.tensorflow import backend
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
@@ -94,7 +94,7 @@ class TensorFlowStagedBackend(Staged, StageBackend):
 
     def train_step(
         self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
-    ) -> TensorFlowPending:
+    ) -> PendingVector:
         """Collective. Do one optimizer update with the mean gradient over the global batch."""
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         passes = self._passes
@@ -128,7 +128,7 @@ class TensorFlowStagedBackend(Staged, StageBackend):
             sums = partial.values + sums
         return PartialSums(self._names, self._weighted, sums, before + batch.total_weight)
 
-    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> TensorFlowPending:
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         self._forms.pop(False, None)
         names, weighted = self._agreed_form(False)

@@ -1,12 +1,12 @@
 """The stages of a step in TensorFlow if each worker has a part of the model's layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.pipeline.groups import Layout
+from hvdtrain.backends.pipeline.staged import SharedUpdate
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.functions import marked
@@ -41,29 +41,10 @@ class StagedState(StateOfStage, TrainingState):
 Tensor = Any
 
 
-class StagedUpdate(Update):
-    """The update of a step of a split model: this worker updates the parameters of its stage.
+class StagedUpdate(SharedUpdate, Update):
+    """The update of a step of a split model: this worker updates the parameters of its stage."""
 
-    Their gradients are summed over the replicas of the stage. Those of weights that several stages share are
-    summed over the workers of all of them, which then update them alike.
-
-    Args:
-        layout: the place of this worker.
-        shared: by the path of a parameter that several stages have: what sums it, and whether this is the
-            first of these stages.
-        *arguments: those of ``Update``; the reducer is that of the other parameters.
-        **options: those of ``Update``.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        shared: Mapping[str, tuple[GradientReducer, bool]],
-        *arguments: Any,
-        **options: Any,
-    ) -> None:
-        self._layout = layout
-        self._shared = dict(shared)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
         self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
         super().__init__(*arguments, **options)
 
@@ -125,10 +106,5 @@ class StagedUpdate(Update):
         lost = 1.0 - tf.cast(is_finite, tf.float32)
         return tf.equal(hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow"), 0.0)
 
-    def _parts(self) -> list[tuple[GradientReducer, Sequence[Field]]]:
-        """Return what sums gradients with its parameters: those of this stage alone first."""
-        parts: dict[int, tuple[GradientReducer, list[Field]]] = {id(self._reducer): (self._reducer, [])}
-        for field in self._fields:
-            reducer = self._shared.get(field.path, (self._reducer, True))[0]
-            parts.setdefault(id(reducer), (reducer, []))[1].append(field)
-        return [(reducer, fields) for reducer, fields in parts.values() if fields]
+    def _parts(self) -> list[tuple[GradientReducer, list[Field]]]:
+        return self._parts_of(self._fields)

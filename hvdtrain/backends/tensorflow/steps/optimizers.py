@@ -109,20 +109,7 @@ class Adapting(keras.optimizers.Optimizer):
 
 
 class LARS(Adapting, SGD):
-    """Stochastic gradient descent whose gradient is scaled to each parameter's norm.
-
-    ::
-
-        g = gradient + weight_decay * w
-        g = trust_coefficient * |w| / (|gradient| + weight_decay * |w| + epsilon) * g
-        v = momentum * v + g
-        w = w - learning_rate * v
-
-    The factor is 1 where either norm is 0. Biases and norms: g = gradient.
-
-    Source: You, Gitman and Ginsburg 2017, arXiv:1708.03888. As in sgd the learning rate stands outside
-    v, where the paper has it inside; at a constant rate both are the same.
-    """
+    """Stochastic gradient descent whose gradient is scaled to each parameter's norm; see ``torch/``."""
 
     def __init__(  # noqa: PLR0917 - as SGD
         self,
@@ -166,19 +153,7 @@ class LARS(Adapting, SGD):
 
 
 class LAMB(Adapting, TwoMoments):
-    """Adam with decoupled decay whose update is scaled to each parameter's norm.
-
-    ::
-
-        m = beta1 * m + (1 - beta1) * gradient
-        v = beta2 * v + (1 - beta2) * gradient**2
-        u = m / (1 - beta1**t) / (sqrt(v) / sqrt(1 - beta2**t) + epsilon) + weight_decay * w
-        w = w - learning_rate * |w| / |u| * u
-
-    The factor |w| / |u| is 1 where either norm is 0. Biases and norms: without factor and decay.
-
-    Source: You et al. 2020, arXiv:1904.00962, with the identity for its phi.
-    """
+    """Adam with decoupled decay whose update is scaled to each parameter's norm; see ``torch/``."""
 
     def __init__(  # noqa: PLR0917 - as AdamW
         self,

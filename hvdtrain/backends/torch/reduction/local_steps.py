@@ -8,46 +8,28 @@ import torch
 
 from hvdtrain.backends.reduction.local_steps import (
     OUTER_PREFIX,
+    LocalStepsBase,
     LocalSums,
     OuterOptimizer,
-    check_averaged,
     in_parts,
 )
-from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
+from hvdtrain.backends.torch.batches import TorchPending
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.flat import as_reals
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.backends.torch.state.slots import make_slots
-from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
 
-# optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a count of steps
-_AVERAGED = (
-    *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
-    *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD),
-)
 
+class LocalSteps(LocalStepsBase):
+    """Adds up what local steps give, and makes the workers equal."""
 
-class LocalSteps:
-    """Adds up what local steps give, and makes the workers equal.
-
-    Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
-    outer optimizer takes its step. Buffers, such as the statistics of batch norm, are averaged when they are
-    needed: before evaluating and saving. The moving average of the weights sees those of the
-    synchronisations.
-
-    Args:
-        model: the model's tensors.
-        optimizer: the optimizer, with its slots.
-        ema: the moving average of the weights.
-        outer: what happens to the average.
-        workers: the job's workers.
-        loss_scale: the loss scale of fp16, or None.
-
-    Attributes:
-        fields: the outer optimizer's momentum as portable arrays.
-    """
+    pending = TorchPending
+    averaged = (
+        *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
+        *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD),
+    )
 
     def __init__(
         self,
@@ -63,10 +45,7 @@ class LocalSteps:
         self._paths = [entry.path for entry in entries]
         self._parameters = [entry.tensor.detach() for entry in entries]
         self._slots = _Slots(optimizer, [entry.tensor for entry in entries])
-        self._ema = ema
-        self._outer = outer
-        self._workers = workers
-        self._loss_scale = loss_scale
+        super().__init__(ema, outer, workers, loss_scale)
         self._starts: list[torch.Tensor] = []
         has_momentum = outer.name == "nesterov"
         self._momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
@@ -76,25 +55,12 @@ class LocalSteps:
             for field in model.fields
             if any(id(t) in known for t in field.tensors)
         ]
-        self._sums = LocalSums()
 
     def begin(self) -> None:
         """Begin a local step: the first one notes where the workers start from."""
         if self._sums.steps == 0:
             self._slots.begin()
             self._starts = [parameter.clone() for parameter in self._parameters] if self._momenta else []
-
-    def add(
-        self,
-        batch: TorchBatch,
-        names: tuple[str, ...],
-        weighted: tuple[str, ...],
-        vector: torch.Tensor,
-        unused: Sequence[str],
-    ) -> TorchPending:
-        """Add a local step; return its metrics, which are this worker's own."""
-        self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
-        return TorchPending(names, vector, batch.reduced_weight, unused, weighted)
 
     def synchronize(self) -> TorchPending:
         """Collective. Make the workers equal, and return the sums of all local steps since they last were."""
@@ -218,17 +184,3 @@ class _Slots:
     def _counts(self) -> dict[torch.Tensor, torch.Tensor]:
         slots = {parameter: self._optimizer.state.get(parameter, {}) for parameter in self._parameters}
         return {parameter: of_one["step"] for parameter, of_one in slots.items() if "step" in of_one}
-
-
-def check_optimizer(optimizer: torch.optim.Optimizer, method: str, config: Config) -> None:
-    """Check that a task's own optimizer goes with local steps.
-
-    Args:
-        optimizer: the optimizer.
-        method: the task's method that made it.
-        config: the config.
-
-    Raises:
-        ConfigError: If what it keeps cannot be averaged.
-    """
-    check_averaged(optimizer, _AVERAGED, method, config)

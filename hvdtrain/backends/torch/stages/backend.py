@@ -21,7 +21,7 @@ from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums
+from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, PendingVector
 from hvdtrain.backends.torch import backend
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.backend import TorchBackend
@@ -100,7 +100,7 @@ class TorchStagedBackend(Staged, StageBackend):
         values = torch.zeros(0) if sums is None else sums
         return PartialSums(self._names, self._weighted, values, before + batch.total_weight)
 
-    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> TorchPending:
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         self._forms.pop(False, None)
         names, weighted = self._agreed_form(False)
@@ -268,7 +268,7 @@ class TorchStagedBackend(Staged, StageBackend):
             *(tensors, self._optimizers, self._ema),
         )
 
-    def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> TorchPending:
+    def _train_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         update, passes = self._update, self._passes
         passes.begin(batch, training=True)
         self._pipeline.train(passes, len(batch.weights))

@@ -1,12 +1,11 @@
 """The stages of a step in PyTorch if each worker has a part of the model's layers."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.pipeline.groups import Layout
+from hvdtrain.backends.pipeline.staged import SharedUpdate
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
@@ -45,30 +44,8 @@ class StagedState(StateOfStage, TrainingState):
                 yield value
 
 
-class StagedUpdate(Update):
-    """The update of a step of a split model: this worker updates the parameters of its stage.
-
-    Their gradients are summed over the replicas of the stage. Those of weights that several stages share are
-    summed over the workers of all of them, which then update them alike.
-
-    Args:
-        layout: the place of this worker.
-        shared: by the path of a parameter that several stages have: what sums it, and whether this is the
-            first of these stages.
-        *arguments: those of ``Update``; the reducer is that of the other parameters.
-        **options: those of ``Update``.
-    """
-
-    def __init__(
-        self,
-        layout: Layout,
-        shared: Mapping[str, tuple[GradientReducer, bool]],
-        *arguments: Any,
-        **options: Any,
-    ) -> None:
-        self._layout = layout
-        self._shared = dict(shared)
-        super().__init__(*arguments, **options)
+class StagedUpdate(SharedUpdate, Update):
+    """The update of a step of a split model: this worker updates the parameters of its stage."""
 
     def begin(self, reduces: bool = True) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
@@ -128,13 +105,8 @@ class StagedUpdate(Update):
         if gradients := self._gradients():
             torch._foreach_mul_(gradients, factor)
 
-    def _parts(self) -> list[tuple[GradientReducer, Sequence[Entry]]]:
-        """Return what sums gradients with its parameters: those of this stage alone first."""
-        parts: dict[int, tuple[GradientReducer, list[Entry]]] = {id(self._reducer): (self._reducer, [])}
-        for entry in self._entries:
-            reducer = self._shared.get(entry.path, (self._reducer, True))[0]
-            parts.setdefault(id(reducer), (reducer, []))[1].append(entry)
-        return [(reducer, entries) for reducer, entries in parts.values() if entries]
+    def _parts(self) -> list[tuple[GradientReducer, list[Entry]]]:
+        return self._parts_of(self._entries)
 
 
 def _agreed(is_finite: bool) -> bool:
