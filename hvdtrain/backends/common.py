@@ -6,11 +6,13 @@ from hashlib import blake2b
 from typing import Any
 
 from hvdtrain.backends.base import Backend, PendingMetrics, PortableState, Shapes
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.metric_states import Collectives
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.local_steps import OuterOptimizer, check_averaged
 from hvdtrain.backends.replica_state import ReplicaState, Talking
+from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.trained_set import Change, describe_change, refused_change
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
@@ -37,6 +39,7 @@ class CommonBackend:
     replica_state: ReplicaState
     _clock: Any
     _ema: Any
+    _evaluation: EvaluationMetrics
     _local: Any
     _optimizers: Any
     _reducer: GradientReducer
@@ -50,6 +53,16 @@ class CommonBackend:
         with peer_errors():
             pending: PendingMetrics = self._local.synchronize()
         return pending
+
+    def _evaluated(self, names: Any, vector: Any, weight: float, weighted: Any) -> PendingVector:
+        """Collective. Return the metrics of an evaluation, from what it adds up to over all workers."""
+        options = {"computed": self._computed(), "order": self._evaluation.order}
+        pending: PendingVector = self.local_steps.pending(names, vector, weight, weighted=weighted, **options)
+        return pending
+
+    def _computed(self) -> dict[str, float]:
+        """Collective. Return the metrics of the whole of an evaluation."""
+        return self._evaluation.computed(self.workers, self.collectives())
 
     def _make_local_steps(self, tensors: Any, own_optimizer: str, config: Config) -> Any:
         """Return what averages the workers after local steps; None if each step sums their gradients."""

@@ -100,6 +100,7 @@ class Staged:
     workers: Workers
     layout: Layout
     _follow_state: Callable[..., None]
+    _evaluation: EvaluationMetrics
     _names: tuple[str, ...]
     _weighted: tuple[str, ...]
     _state: Any
@@ -189,15 +190,15 @@ class Staged:
         collectives = self.collectives(self._groups.own)
         self._follow_state(task, TalkingGroup(self._groups.own, collectives), collectives)
 
-    def _computed(self, evaluation: EvaluationMetrics) -> dict[str, float]:
+    def _computed(self) -> dict[str, float]:
         """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts."""
-        if not evaluation:
+        if not self._evaluation:
             return {}
         found: dict[str, float] = {}
         if self.layout.is_last:
             collectives = self.collectives(self._groups.own)
             group = TalkingGroup(self._groups.own, collectives)
-            found = evaluation.computed(cast(Workers, group), collectives)
+            found = self._evaluation.computed(cast(Workers, group), collectives)
         told: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
         return told
 

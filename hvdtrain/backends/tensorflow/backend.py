@@ -423,14 +423,7 @@ class TensorFlowBackend(CommonBackend):
         if self.workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return TensorFlowPending(
-            partial.names,
-            vector,
-            partial.weight,
-            weighted=partial.weighted,
-            computed=self._evaluation.computed(self.workers, HorovodCollectives()),
-            order=self._evaluation.order,
-        )
+        return self._evaluated(partial.names, vector, partial.weight, partial.weighted)
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Collective. Return a context in which the model has the moving average of its weights, if any."""

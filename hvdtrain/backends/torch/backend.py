@@ -358,14 +358,7 @@ class TorchBackend(CommonBackend):
         if self.workers.size > 1:
             with peer_errors():
                 hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return TorchPending(
-            partial.names,
-            vector,
-            partial.weight,
-            weighted=partial.weighted,
-            computed=self._evaluation.computed(self.workers, HorovodCollectives()),
-            order=self._evaluation.order,
-        )
+        return self._evaluated(partial.names, vector, partial.weight, partial.weighted)
 
     def ema_weights(self) -> AbstractContextManager[None]:
         """Collective. Return a context in which the model has the moving average of its weights, if any."""

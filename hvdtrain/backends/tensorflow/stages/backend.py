@@ -137,14 +137,7 @@ class TensorFlowStagedBackend(Staged, StageBackend):
         vector = tf.concat([own, FINDINGS * [0.0], self._numbers(signals)], 0)
         with peer_errors():
             vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return TensorFlowPending(
-            names,
-            vector,
-            partial.weight,
-            weighted=weighted,
-            computed=self._computed(self._evaluation),
-            order=self._evaluation.order,
-        )
+        return self._evaluated(names, vector, partial.weight, weighted)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""

@@ -109,14 +109,7 @@ class TorchStagedBackend(Staged, StageBackend):
         vector = torch.cat((own.to(self._device), self._numbers([], signals)))
         with peer_errors():
             hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        return TorchPending(
-            names,
-            vector,
-            partial.weight,
-            weighted=weighted,
-            computed=self._computed(self._evaluation),
-            order=self._evaluation.order,
-        )
+        return self._evaluated(names, vector, partial.weight, weighted)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""
