@@ -83,6 +83,17 @@ def read_tracked_run(run_dir: Path) -> TrackedRun:
     return run.model_copy(update={"folder": run_dir, "config": fields})
 
 
+class Abandoned(Exception):
+    """Ends a thread whose run another process may send."""
+
+
+def _identity_of(run_dir: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        found = run_dir.stat()
+        return found.st_dev, found.st_ino
+    return None
+
+
 class Sender:
     """Sends a run to one tracker, from where the last sender of this run directory ended.
 
@@ -92,14 +103,17 @@ class Sender:
         note: shows a line of text to the user, in any thread.
 
     Attributes:
-        checkpoint: the newest checkpoint that is to be sent; None if there is none, or it was sent.
+        checkpoint: the newest checkpoint that is to be sent; None if there is none.
         place: where the run is at the tracker; empty until that is known.
+        is_abandoned: set when nothing more may be sent or written, since another process may do it now.
     """
 
     def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
         self.title, self.place = TRACKERS[name].title, ""
         self.checkpoint: Path | None = None
-        self._run_dir, self._name = run_dir, name
+        self.is_abandoned = threading.Event()
+        self._run_dir, self._name, self._identity = run_dir, name, _identity_of(run_dir)
+        self._sent_checkpoint: Path | None = None
         self._log, self._path = run_dir / METRICS_FILE, run_dir / FOLDER / f"{name}.json"
         self._tracker: Tracker | None = None
         self._run: TrackedRun | None = None  # while it is open
@@ -123,8 +137,11 @@ class Sender:
         tracker, _ = self._send_lines()
         try:
             self._send_checkpoint()
+        except Abandoned:
+            raise
         except Exception as refusal:  # the end of the run is not kept back for it
             self.note(f"{self.checkpoint} is not sent: {describe_error(refusal)}")
+        self._check()
         tracker.end(status, error)
         self._run = None
 
@@ -138,11 +155,19 @@ class Sender:
         with suppress(OSError):
             if lines := len(self._unsent(2**62)):
                 what = f"{lines:,} lines of {METRICS_FILE} and how the run ended are"
-        options = f"--to {self._name}" + (" --checkpoints" if self.checkpoint is not None else "")
+        options = f"--to {self._name}" + (
+            " --checkpoints" if self.checkpoint != self._sent_checkpoint else ""
+        )
         command = f"python -m hvdtrain track {self._run_dir} {options}"
         return f"{what} not sent ({problem}); to send the rest: {command}"
 
+    def _check(self) -> None:
+        """Check that this process may still send the run, and that its directory is still where it was."""
+        if self.is_abandoned.is_set() or _identity_of(self._run_dir) != self._identity:
+            raise Abandoned
+
     def _opened(self) -> tuple[Tracker, TrackedRun]:
+        self._check()
         if self._tracker is None:
             self._tracker = _load(self._name, self.note)
         if self._run is None:
@@ -160,7 +185,9 @@ class Sender:
             rows = [row_of(line, run.began_seconds) for line in lines]
             for number, row in enumerate(rows, self._sent.lines + 1):
                 broken = broken if row is not None else broken.with_line(number)
+            self._check()
             tracker.send([row for row in rows if row is not None])
+            self._check()
             self._sent.lines += len(lines)
             self._offset += sum(map(len, lines))
             write_json(self._path, self._sent.model_dump())
@@ -169,17 +196,18 @@ class Sender:
         return tracker, run
 
     def _send_checkpoint(self) -> None:
-        if (newest := self.checkpoint) is None:
+        newest = self.checkpoint  # which the training thread sets
+        if newest == self._sent_checkpoint or newest is None:
             return
-        with (
-            copied(newest, self._path.parent, self._name) as folder,
-            suppress(CorruptCheckpoint, EnvironmentFault),
-        ):
-            if folder is not None:
-                verification.verify(folder)
-                self._opened()[0].checkpoint(folder)
-        if self.checkpoint == newest:  # no other one was written meanwhile
-            self.checkpoint = None
+        with copied(newest, self._path.parent, self._name) as folder:
+            if folder is not None:  # it was not removed meanwhile
+                try:
+                    verification.verify(folder)
+                except (CorruptCheckpoint, EnvironmentFault) as error:
+                    self.note(f"{newest.name} is not sent: {describe_error(error)}")
+                else:
+                    self._opened()[0].checkpoint(folder)
+        self._sent_checkpoint = newest
 
     def _unsent(self, limit: int) -> list[bytes]:
         """Return the next lines of the log that were not sent, at most a number of them."""
@@ -250,6 +278,7 @@ class JobTracking(Callback):
             seconds = LAST_SECONDS if thread.ending[0] else _LEFT_SECONDS
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, begun + seconds - time.monotonic()))
+            thread.sender.is_abandoned.set()
             if thread.ending[0] and not thread.is_done:
                 reason = thread.problem or f"after {seconds:g} s"
                 thread.sender.note(thread.sender.describe_unsent(reason))
@@ -276,11 +305,12 @@ class _SenderThread(threading.Thread):
         super().__init__(name=f"tracker {sender.title}", daemon=True)
         self.sender, self.is_over = sender, threading.Event()
         self.ending, self.is_done, self.problem = ("", ""), False, ""
+        self._shown_place = ""
 
     def run(self) -> None:
         """Send until the run is over, and then how it ended; an error that is the user's ends it."""
         wait = 0.0
-        with suppress(HvdtrainError):
+        with suppress(HvdtrainError, Abandoned):
             while not self.is_over.wait(wait):
                 is_sent = self._try(self.sender.send)
                 wait = _POLL_SECONDS if is_sent else min(_LONGEST_WAIT, max(_POLL_SECONDS, 2 * wait))
@@ -295,11 +325,14 @@ class _SenderThread(threading.Thread):
 
         Raises:
             HvdtrainError: If it fails until the user changes something.
+            Abandoned: If nothing more may be sent.
         """
-        note, place, before = self.sender.note, self.sender.place, self.problem
+        note, before = self.sender.note, self.problem
         try:
             step()
             self.problem = ""
+        except Abandoned:
+            raise
         except Exception as error:
             self.problem = describe_error(error)
             if not before:
@@ -309,8 +342,9 @@ class _SenderThread(threading.Thread):
             return False
         if before:
             note("it answers again, and has all that was logged meanwhile")
-        if not place:
-            note(f"this run is {self.sender.place}")
+        if self._shown_place != self.sender.place:
+            self._shown_place = self.sender.place
+            note(f"this run is {self._shown_place}")
         return True
 
 

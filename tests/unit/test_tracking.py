@@ -224,8 +224,8 @@ def test_a_checkpoint_precedes_the_end(run_dir, tracker, checkpoint):
     sender = sender_of(run_dir)
     sender.checkpoint = checkpoint
     sender.end("completed")
+    sender.send()  # which has nothing left to send
     assert tracker.ends == ["step-1", "completed"]
-    assert sender.checkpoint is None
 
 
 def test_a_checkpoint_stays_while_it_is_sent(run_dir, tracker, checkpoint, monkeypatch):
@@ -252,7 +252,26 @@ def test_a_damaged_checkpoint_is_not_sent(run_dir, tracker, checkpoint, monkeypa
     sender = sender_of(run_dir)
     sender.checkpoint = checkpoint
     sender.send()
-    assert (tracker.ends, sender.checkpoint) == ([], None)
+    assert tracker.ends == []
+
+
+def test_nothing_is_sent_of_another_run_that_has_the_directory_s_name(run_dir, tracker):
+    sender = sender_of(run_dir)
+    run_dir.rename(run_dir.with_name("moved"))
+    run_dir.mkdir()
+    write(run_dir, 1)
+    with pytest.raises(sending.Abandoned):
+        sender.send()
+    assert (tracker.rows, list(run_dir.glob("tracking/*"))) == ([], [])
+
+
+def test_a_thread_that_is_too_slow_sends_and_writes_nothing_more(run_dir, tracker, monkeypatch):
+    write(run_dir, 1)
+    sender = sender_of(run_dir)
+    monkeypatch.setattr(tracker, "send", lambda rows: sender.is_abandoned.set())  # while a server is awaited
+    with pytest.raises(sending.Abandoned):
+        sender.end("completed")
+    assert (tracker.ends, (run_dir / "tracking" / "mlflow.json").exists()) == ([], False)
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"lines": -1}', "[]"])
