@@ -18,10 +18,10 @@ from hvdtrain.storage.urls import (
     MissingObjectError,
     Patience,
     StoreError,
-    code_of,
     info,
     is_s3,
     read,
+    read_version,
     request,
     shown,
     write,
@@ -31,7 +31,6 @@ from hvdtrain.workers.activity import ACTIVITY
 _MAX_BYTES = 1 << 28  # of the object
 _TRIES = 20  # while others append lines at the same time
 _WAIT_SECONDS = 0.2
-_NOT_KNOWN = ("NotImplemented", "501")  # answers of servers that do not know the condition
 
 
 def append_line(url: str, line: bytes) -> None:
@@ -46,7 +45,7 @@ def append_line(url: str, line: bytes) -> None:
     """
     for number in range(_TRIES):
         try:
-            tag, before = info(url).tag, read(url, _MAX_BYTES)
+            before, tag = read_version(url, _MAX_BYTES)
         except MissingBucketError:
             raise
         except MissingObjectError:
@@ -54,38 +53,13 @@ def append_line(url: str, line: bytes) -> None:
         if number and line in before:  # it was written, and the answer was lost
             return
         try:
-            _write_over(url, tag, before + line)
+            write(url, before + line, over=tag)
         except (ChangedObjectError, ExistingObjectError, MissingObjectError):
             time.sleep(random.uniform(0.0, _WAIT_SECONDS * (number + 1)))
             continue
         if line in read(url, _MAX_BYTES):
             return
     raise StoreError(f"{shown(url)} cannot be written: other processes write it, too")
-
-
-def _write_over(url: str, tag: str, content: bytes) -> None:
-    """Write an object if it is still what it was.
-
-    Args:
-        url: the object.
-        tag: the tag of the version that it takes the place of; empty if there was none.
-        content: what to write.
-
-    Raises:
-        ChangedObjectError: If there is another version now.
-        ExistingObjectError: If there is one now, and was none.
-        MissingObjectError: If there is none now, and was one.
-        StoreError: If it cannot be written.
-    """
-    condition = {"IfMatch": tag} if tag else {"IfNoneMatch": "*"}
-    if is_s3(url):
-        try:
-            request(url, "written", PATIENCE, "pipe_file", content, **condition)
-            return
-        except StoreError as error:
-            if code_of(error) not in _NOT_KNOWN:
-                raise
-    write(url, content)
 
 
 _MOST_PARTS = 9_000  # S3 takes 10,000
@@ -183,33 +157,13 @@ def _download(
 def _blocks(url: str, size_bytes: int, patience: Patience) -> Iterator[bytes]:
     for first in range(0, size_bytes, BLOCK_BYTES):
         end = min(first + BLOCK_BYTES, size_bytes)
-        block = _block(url, first, end, size_bytes, patience)
+        block = cast(bytes, request(url, "read", patience, "cat_file", start=first, end=end))
+        if len(block) != end - first:
+            raise ChangedObjectError(
+                f"{shown(url)} is cut short or changed meanwhile: {len(block):,} bytes of {end - first:,}"
+            )
         ACTIVITY.progress()
         yield block
-
-
-def _block(url: str, first: int, end: int, size_bytes: int, patience: Patience) -> bytes:
-    """Return some bytes of an object; an answer that is cut short is asked for again.
-
-    Raises:
-        ChangedObjectError: If the store says that the object has another size now.
-        StoreError: If it cannot be read.
-    """
-    wait_seconds = patience.first_wait_seconds
-    for number in range(1, patience.tries + 1):
-        block = cast(bytes, request(url, "read", patience, "cat_file", start=first, end=end))
-        if len(block) == end - first:
-            return block
-        if (now := info(url, patience).size_bytes) != size_bytes:
-            raise ChangedObjectError(
-                f"{shown(url)} has {now:,} bytes, of {size_bytes:,}: it changed meanwhile"
-            )
-        if number < patience.tries:
-            time.sleep(wait_seconds)
-            wait_seconds *= 2
-    raise StoreError(
-        f"{shown(url)} cannot be read: {len(block):,} bytes came, of {end - first:,} ({patience.tries} tries)"
-    )
 
 
 def _upload(path: Path, url: str, size_bytes: int, sha256: str | None, patience: Patience) -> None:

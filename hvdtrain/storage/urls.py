@@ -9,33 +9,22 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, cast
-
-from hvdtrain.storage.object_info import ObjectInfo, info_of
 
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
 PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):(?!\d+/)\S*@")  # passwords may have a / or an @ in them
 TOKEN = re.compile(r"\b((?:https?|s3a?|gs|gcs)://)[^/@\s:?#]+@", re.I)  # others name users and containers so
 _SECRETS = re.compile(r"([?&][\w.-]*(?:sig|signature|token|credential|secret|key)[\w.-]*=)[^&\s\"'>]+", re.I)
 _FINAL_ERRORS = (  # the same request would fail again
-    FileNotFoundError,
-    FileExistsError,
-    IsADirectoryError,
-    NotADirectoryError,
-    PermissionError,
-    ImportError,
-    NotImplementedError,
-    TypeError,
-    ValueError,
+    *(FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError),
+    *(ImportError, NotImplementedError, TypeError, ValueError),
 )
-_NO_CREDENTIALS = (
-    "NoCredentialsError",
-    "PartialCredentialsError",
-    "ProfileNotFound",
-    "DefaultCredentialsError",
-)
+_NO_CREDENTIALS = re.compile("(NoCredentials|PartialCredentials|DefaultCredentials)Error|ProfileNotFound")
 _S3 = ("s3", "s3a")
+_UNMET = ("PreconditionFailed", "412")  # answers to a condition that does not hold
+_CONDITIONS = {"mode", "IfMatch"}
 _WRITES = ("pipe_file", "put_file", "cp_file", "rm_file")
 READ_ONLY = ("http", "https")
 BLOCK_BYTES = 8_000_000
@@ -44,30 +33,18 @@ _LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Patience:
-    """How long requests may take.
+    """How long requests may take."""
 
-    Attributes:
-        stall_seconds: how long a request may move no bytes; one moves at most a block of 8 MB.
-        tries: how often a request is sent.
-        first_wait_seconds: the wait before the second try; each further one is twice as long.
-    """
-
-    stall_seconds: float = 60.0
-    tries: int = 5
-    first_wait_seconds: float = 0.5
+    stall_seconds: float = 60.0  # in which one moves no bytes; it moves at most a block of 8 MB
+    tries: int = 5  # how often it is sent
+    first_wait_seconds: float = 0.5  # before the second try; each further wait is twice as long
 
 
 PATIENCE = Patience()
 
 
 class Traffic:
-    """What this process has moved to and from stores, in blocks. What is moved again counts once.
-
-    So requests that a store refuses, and what is read over and over, are no progress.
-
-    Attributes:
-        moved_bytes: the bytes of contents that were moved for the first time.
-    """
+    """The bytes that were moved to and from stores, in blocks; what is moved again counts once."""
 
     def __init__(self) -> None:
         self.moved_bytes = 0
@@ -89,17 +66,11 @@ TRAFFIC = Traffic()
 
 
 class StoreError(OSError):
-    """An object cannot be read or written, or the store cannot be reached.
-
-    Args:
-        problem: what was found, with the URL.
-        remedy: what to do; empty if there is nothing to say.
-    """
+    """An object cannot be read or written, or the store cannot be reached."""
 
     def __init__(self, problem: str, remedy: str = "") -> None:
         super().__init__(problem)
-        self.problem = problem
-        self.remedy = remedy
+        self.problem, self.remedy = problem, remedy
 
 
 class MissingObjectError(StoreError, FileNotFoundError):
@@ -120,6 +91,47 @@ class StorePermissionError(StoreError, PermissionError):
 
 class ChangedObjectError(StoreError):
     """An object is not what it should be, or changed since or while it was read."""
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """What a store says of an object or of a folder, which is what has objects below its name.
+
+    Attributes:
+        url, size_bytes, is_folder: its URL, and its size; 0 of a folder.
+        version: a text that changes when the object does.
+        tag: the store's own name of this version of an object; empty if it has none.
+        modified: when it was written, by the store's clock; None if the store does not say.
+    """
+
+    url: str
+    size_bytes: int
+    is_folder: bool
+    version: str
+    tag: str
+    modified: datetime | None
+
+
+def _info_of(url: str, found: dict[str, Any]) -> ObjectInfo:
+    """Return what an entry of fsspec says of the object at a URL."""
+    is_folder = found.get("type") == "directory"
+    times = (found.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
+    modified = next((_as_time(one) for one in times if one), None)
+    tags = (found.get(key) for key in ("ETag", "etag", "generation"))
+    tag = next((str(one) for one in tags if one), "")
+    size = 0 if is_folder else int(found.get("size") or 0)
+    return ObjectInfo(url, size, is_folder, f"{size} {tag or modified}", tag, modified)
+
+
+def _as_time(value: Any) -> datetime | None:
+    if isinstance(value, int | float):
+        return datetime.fromtimestamp(value, UTC)
+    if isinstance(value, str):
+        try:
+            value = datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    return value.replace(tzinfo=value.tzinfo or UTC) if isinstance(value, datetime) else None
 
 
 def is_url(path: object) -> bool:
@@ -179,16 +191,11 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
 
 
 def info(url: str, patience: Patience = PATIENCE) -> ObjectInfo:
-    """Return what the store says of an object or a folder.
-
-    Raises:
-        MissingObjectError: If there is none.
-        StoreError: If the store cannot be asked.
-    """
+    """Return what the store says of an object or a folder; raises a MissingObjectError if there is none."""
     found = request(url, "read", patience, "info")
     if found.get("type") != "directory" and found.get("size") is None:
         raise StoreError(f"{shown(url)} cannot be read: the server does not say how many bytes it has")
-    return info_of(url, found)
+    return _info_of(url, found)
 
 
 def entries(url: str, patience: Patience = PATIENCE) -> list[ObjectInfo]:
@@ -206,17 +213,15 @@ def entries(url: str, patience: Patience = PATIENCE) -> list[ObjectInfo]:
         return []
     _, inside = file_system(url, **_options_of(url))
     own = inside.strip("/")
-    paths = [(str(one["name"]).strip("/"), one) for one in found]
-    inner = [(path, one) for path, one in paths if path.startswith(f"{own}/")]  # not the mark of a folder
-    return [info_of(join(url, name(path)), one) for path, one in sorted(inner, key=lambda pair: pair[0])]
+    paths = {str(one["name"]).strip("/"): one for one in found}
+    inner = sorted(path for path in paths if path.startswith(f"{own}/"))  # not the mark of a folder
+    return [_info_of(join(url, name(path)), paths[path]) for path in inner]
 
 
-def objects_below(url: str, patience: Patience = PATIENCE) -> list[ObjectInfo]:
+def objects_below(url: str) -> list[ObjectInfo]:
     """Return all objects in a folder and in its folders; raises as ``entries`` does."""
-    found: list[ObjectInfo] = []
-    for one in entries(url, patience):
-        found += objects_below(one.url, patience) if one.is_folder else [one]
-    return found
+    found = (objects_below(one.url) if one.is_folder else [one] for one in entries(url))
+    return [one for some in found for one in some]
 
 
 def read(url: str, limit_bytes: int, patience: Patience = PATIENCE) -> bytes:
@@ -226,39 +231,41 @@ def read(url: str, limit_bytes: int, patience: Patience = PATIENCE) -> bytes:
         MissingObjectError: If there is none.
         StoreError: If it cannot be read, or has more bytes than that.
     """
-    content = b""
-    if (size_bytes := info(url, patience).size_bytes) <= limit_bytes:
+    return read_version(url, limit_bytes, patience)[0]
+
+
+def read_version(url: str, limit_bytes: int, patience: Patience = PATIENCE) -> tuple[bytes, str | None]:
+    """Return what ``read`` does, and the tag of that version or an older one; None if the store has none."""
+    content, found = b"", info(url, patience)
+    if found.size_bytes <= limit_bytes:
         at_once = {"max_concurrency": 1} if is_s3(url) else {}  # one answer has one version of it
         content = cast(bytes, request(url, "read", patience, "cat_file", **at_once))
-    if max(size_bytes, len(content)) > limit_bytes:
+    if max(found.size_bytes, len(content)) > limit_bytes:
         raise ChangedObjectError(f"{shown(url)} has more than the {limit_bytes:,} bytes that are expected")
-    return content
+    return content, found.tag or None
 
 
-def write(url: str, content: bytes, patience: Patience = PATIENCE, *, is_new: bool = False) -> None:
+def write(url: str, content: bytes, patience: Patience = PATIENCE, *, over: str | None = None) -> None:
     """Write a small object.
 
     Args:
         url: where to.
         content: what to write.
         patience: how long it may take.
-        is_new: whether it must not be there yet. Only some stores check that while they write, as S3 does. If
-            an answer is lost and the request is sent again, what it wrote itself is there. A server that says
-            that it does not know the condition writes without it.
+        over: the tag of the version that it takes the place of, empty if there must be none, None for any.
+            Only some stores check that while they write, as S3 does, and a server that says that it does not
+            know the condition writes without it. After a lost answer, what was written itself is there.
 
     Raises:
-        ExistingObjectError, ChangedObjectError: If it must not be there and is.
+        ChangedObjectError, ExistingObjectError: If there is another version now.
         StoreError: If it cannot be written.
     """
-    request(url, "written", patience, "pipe_file", content, **({"mode": "create"} if is_new else {}))
+    condition = {"mode": "create"} if over == "" else {"IfMatch": over} if over and is_s3(url) else {}
+    request(url, "written", patience, "pipe_file", content, **condition)
 
 
 def remove(url: str, patience: Patience = PATIENCE) -> None:
-    """Remove an object; it may be gone already.
-
-    Raises:
-        StoreError: If it cannot be removed.
-    """
+    """Remove an object, which may be gone already; raises a StoreError if it cannot be removed."""
     with contextlib.suppress(MissingObjectError):
         request(url, "removed", patience, "rm_file")
 
@@ -279,9 +286,9 @@ def request(
         done: what is to be done with it, such as "read"; for messages.
         patience: how long it may take.
         method: such as "cat_file".
-        arguments: the method's further arguments.
+        *arguments: the method's further arguments.
+        **options: those by name.
         progress: fsspec's callback, whose ``value`` grows with the bytes that were moved; None without one.
-        options: the method's further arguments, by name.
 
     Raises:
         StoreError: saying what failed.
@@ -294,7 +301,6 @@ def request(
     is_asynchronous = bool(getattr(system, "async_impl", False))
     ends = (*arguments, path) if method == "put_file" else (path, *arguments)
     call = partial(getattr(system, f"_{method}" if is_asynchronous else method), *ends, **options)
-    wait_seconds = patience.first_wait_seconds
     for number in range(1, patience.tries + 1):
         system.invalidate_cache()  # a listing may be outdated by another process
         try:
@@ -308,23 +314,19 @@ def request(
                 count((options.get("start") or 0) + len(found))
             return found
         except Exception as error:
-            if options.get("mode") == "create" and code_of(error) == "NotImplemented":
-                return request(url, done, patience, method, *arguments, progress=progress)  # without it
+            is_unknown = isinstance(error, TypeError) or _code_of(error) in ("NotImplemented", "501")
+            if is_unknown and not _CONDITIONS.isdisjoint(options):
+                return request(url, done, patience, method, *arguments)  # without the condition
             if number == patience.tries or not _is_passing(error):
                 raise _named(url, done, error, number) from error
-        time.sleep(wait_seconds)
-        wait_seconds *= 2
+        time.sleep(patience.first_wait_seconds * 2 ** (number - 1))
     raise AssertionError("a request is sent at least once")
 
 
 def _awaited(
     system: Any, call: Callable[[], Any], patience: Patience, progress: Any, count: Callable[[int], None]
 ) -> Any:
-    """Return what a coroutine in fsspec's event loop returns, while it moves bytes, which are counted.
-
-    Raises:
-        TimeoutError: If it moves none for so long. What it does is cancelled.
-    """
+    """Return what a coroutine in fsspec's event loop returns; cancelled if it moves no bytes for long."""
     import asyncio
     import concurrent.futures  # which `hvdtrain --help` does not need
 
@@ -353,25 +355,17 @@ def _options_of(url: str) -> dict[str, Any]:
     from fsspec.config import conf
 
     own = {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 1}}
-    users = {
-        key: value for scheme in _S3 for key, value in conf.get(scheme, {}).get("config_kwargs", {}).items()
-    }
-    return {"config_kwargs": {**own, **users}}
+    users = [conf.get(scheme, {}).get("config_kwargs", {}) for scheme in _S3]
+    return {"config_kwargs": {**own, **users[0], **users[1]}}
 
 
 def _is_passing(error: Exception) -> bool:
     """Return whether the same request may succeed later."""
-    if _is_unmet(error):
-        return False
-    return not isinstance(error, _FINAL_ERRORS) and type(error).__name__ not in _NO_CREDENTIALS
+    is_final = isinstance(error, _FINAL_ERRORS) or _NO_CREDENTIALS.fullmatch(type(error).__name__)
+    return not is_final and _code_of(error) not in _UNMET
 
 
-def _is_unmet(error: Exception) -> bool:
-    """Return whether a store refused to write because the object is another one by now."""
-    return code_of(error) in ("PreconditionFailed", "412")
-
-
-def code_of(error: BaseException | None) -> str:
+def _code_of(error: BaseException | None) -> str:
     """Return the code with which S3 refused a request, such as "NoSuchKey"; empty of other errors."""
     while error is not None:
         response = getattr(error, "response", None)  # of botocore's error, which others are made from
@@ -393,11 +387,11 @@ def _named(url: str, done: str, error: Exception, tries: int) -> StoreError:
         return MissingObjectError(f"{shown(url)} does not exist")
     if isinstance(error, FileExistsError):
         return ExistingObjectError(f"{shown(url)} exists already")
-    if _is_unmet(error):
+    if _code_of(error) in _UNMET:
         return ChangedObjectError(f"{shown(url)} was changed by another process")
     problem = f"{shown(url)} cannot be {done}: {text}"
     is_refused = isinstance(error, PermissionError) or text.startswith("Forbidden")  # as gcsfs says it
-    if is_refused or type(error).__name__ in _NO_CREDENTIALS:
+    if is_refused or _NO_CREDENTIALS.fullmatch(type(error).__name__):
         return StorePermissionError(
             problem, "Check the credentials of the store's client and what they permit."
         )

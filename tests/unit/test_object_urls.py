@@ -93,9 +93,9 @@ def test_small_objects_and_listings(url):
 
 
 def test_what_is_not_as_expected_is_refused(url, tmp_path):
-    object_urls.write(f"{url}/one", b"1", is_new=True)
+    object_urls.write(f"{url}/one", b"1", over="")
     with pytest.raises(ExistingObjectError):
-        object_urls.write(f"{url}/one", b"2", is_new=True)
+        object_urls.write(f"{url}/one", b"2", over="")
     for asked in ({"sha256": "0" * 64}, {"size_bytes": 2}):
         with pytest.raises(ChangedObjectError):
             download(f"{url}/one", tmp_path / "back", **asked)

@@ -223,7 +223,7 @@ def test_lines_that_are_appended_at_once_are_all_there(store, request):
 
 
 def test_a_line_whose_answer_is_lost_is_there_once(store, request, monkeypatch):
-    url, before, lost = store.url(request.node.name), object_lines.request, []
+    url, before, lost = store.url(request.node.name), object_lines.write, []
 
     def lose_the_first_answer(*arguments, **options):
         before(*arguments, **options)
@@ -232,7 +232,7 @@ def test_a_line_whose_answer_is_lost_is_there_once(store, request, monkeypatch):
             raise ChangedObjectError("the request was sent again")
 
     append_line(url, b"one\n")
-    monkeypatch.setattr(object_lines, "request", lose_the_first_answer)
+    monkeypatch.setattr(object_lines, "write", lose_the_first_answer)
     append_line(url, b"two\n")
     assert lost
     assert store.objects(key(url)) == {key(url): b"one\ntwo\n"}

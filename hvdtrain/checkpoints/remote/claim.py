@@ -1,4 +1,7 @@
-"""One job at a time in a run directory at a URL: an object there says who writes, and that it still does."""
+"""One job at a time in a run directory at a URL: an object there says who writes, and that it still does.
+
+It is written on the condition that it is what was read before (of S3: ``If-None-Match`` and ``If-Match``).
+"""
 
 import json
 import os
@@ -6,102 +9,30 @@ import socket
 import threading
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
+from pydantic import Field, TypeAdapter
+
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.storage.object_info import ObjectInfo
 from hvdtrain.storage.text import printable
 from hvdtrain.storage.urls import (
+    ChangedObjectError,
+    ExistingObjectError,
     MissingObjectError,
     Patience,
     StoreError,
     StorePermissionError,
-    info,
     join,
-    read,
+    read_version,
     remove,
     shown,
     write,
 )
-
-# what the job tells
-START = "start"  # steps done, or null: the job changes the run from now on
-FLUSH = "flush"  # a number: upload all that is there, then say so
-OVER = "over"  # seconds: the job has ended; upload what is left, for so long
-# what the process tells
-BEGUN = "begun"  # where the run stands
-FAILED = "failed"  # why the job cannot begin
-NOTE = "note"  # what the user should know
-STATE = "state"  # how the uploads stand
-FLUSHED = "flushed"  # the number of a flush that is done
-
-
-@dataclass(frozen=True)
-class UploadState:
-    """How the uploads stand.
-
-    Attributes:
-        whole: names of the checkpoints that are whole in the store.
-        problem: why nothing can be uploaded now; empty if it can.
-        lost: why nothing is uploaded any more: another job has the run directory; empty otherwise.
-        moved_bytes: what was moved so far, to and from the store; what was moved again counts once.
-        failing_seconds: for how long nothing could be uploaded.
-    """
-
-    whole: tuple[str, ...] = ()
-    problem: str = ""
-    lost: str = ""
-    moved_bytes: int = 0
-    failing_seconds: float = 0.0
-
-    @classmethod
-    def parse(cls, values: Mapping[str, Any]) -> "UploadState":
-        """Return what was sent."""
-        return cls(**{**values, "whole": tuple(values["whole"])})
-
-
-class Outbox:
-    """Sends lines through a descriptor without waiting for the reader: what it does not take is kept.
-
-    Args:
-        descriptor: the descriptor, which is made non-blocking.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        os.set_blocking(descriptor, False)
-        self._descriptor, self._left = descriptor, b""
-
-    def send(self, kind: str, value: Any) -> None:
-        """Send a message."""
-        self._left += encode(kind, value)
-        self.flush()
-
-    def flush(self) -> None:
-        """Send what is left of earlier messages."""
-        with suppress(OSError):  # the reader is gone, or has not read the last ones
-            while self._left:
-                self._left = self._left[os.write(self._descriptor, self._left) :]
-
-
-def encode(kind: str, value: Any) -> bytes:
-    """Return a message as a line."""
-    return json.dumps([kind, value]).encode() + b"\n"
-
-
-def decode(line: bytes) -> tuple[str, Any]:
-    """Return the kind and the value of a message.
-
-    Raises:
-        ValueError: If the line is none.
-    """
-    kind, value = json.loads(line)
-    return kind, value
-
 
 CLAIM_FILE = "hvdtrain.claim"
 FRESH_SECONDS = 60.0  # a holder that gives no sign of life for so long is taken for dead
@@ -109,11 +40,10 @@ BEAT_SECONDS = 10.0
 _MAX_BYTES = 4096
 _YEAR_10000 = 253_402_300_800.0
 _LOOK_SECONDS = 2.0
-_SETTLE_SECONDS = 0.5
+_SETTLE_SECONDS = 0.5  # for stores that know no conditions: of two jobs that claim it, the last one has it
 _READS, _READ_SECONDS = 5, 0.2  # of a claim that is being written: some file systems show half of it
 _MOST_WAIT_SECONDS = 180.0  # for a job that was killed and uploads what is left
 _PATIENCE = Patience(stall_seconds=10.0, tries=3)
-_REMEDY = "Wait until it has ended or end it, or choose another --run-dir."
 
 
 @dataclass(frozen=True)
@@ -121,7 +51,7 @@ class Holder:
     """What a claim says.
 
     Attributes:
-        id: a random name of the claim of one job.
+        id: a random name of the claim of one job; empty if this version cannot read the claim.
         host: the host of the process that uploads.
         process: its number.
         started: when the process started, in the system's own unit.
@@ -138,7 +68,7 @@ class Holder:
     process: int = 0
     started: int = 0
     system: str = ""
-    since: float = 0.0
+    since: Annotated[float, Field(ge=0, lt=_YEAR_10000)] = 0.0
     beat: int = 0
     writer: str = ""
     is_released: bool = False
@@ -147,13 +77,9 @@ class Holder:
     @classmethod
     def parse(cls, content: bytes) -> "Holder":
         """Return what an object says; one without an id if it is none that this version can read."""
-        with suppress(ValueError, TypeError, AttributeError, RecursionError):
-            found = json.loads(content)
-            empty = cls()
-            values = {one.name: found[one.name] for one in fields(cls) if one.name in found}
-            is_claim = all(isinstance(value, type(getattr(empty, name))) for name, value in values.items())
-            if is_claim and values.get("id") and 0 <= values.get("since", 0.0) < _YEAR_10000:
-                return cls(**values)
+        with suppress(ValueError):
+            if (found := TypeAdapter(cls).validate_json(content, strict=True)).id:
+                return found
         return cls(beat=zlib.crc32(content))  # one that changes is of a job that lives
 
     @classmethod
@@ -178,7 +104,7 @@ class Holder:
         return start is not None and start != self.started
 
     def describe(self) -> str:
-        """Return who it is, in words that follow "another job"."""
+        """Return who it is, as what follows "another job"."""
         if not self.id:
             return f", whose {CLAIM_FILE} is damaged or of another version of hvdtrain"
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
@@ -190,7 +116,7 @@ class Claim:
 
     Args:
         url: the run directory.
-        note: is told what the user should know.
+        note: called with what the user should know.
 
     Attributes:
         holder: what the claim says of this job.
@@ -216,20 +142,23 @@ class Claim:
             EnvironmentFault: If another job has it, naming it.
             StoreError: If the store cannot be read or written.
         """
-        found = self._read()
+        found, tag = self._read()
         if found is not None and not (found.is_released or found.has_ended):
-            found = self._wait_for(found)
+            found, tag = self._wait_for(found, tag)
         self.before = found
         self.holder = replace(self.holder, writer="" if found is None else found.writer)
-        self._write()
-        time.sleep(_SETTLE_SECONDS)  # of two jobs that claim it at once, the last one has it
-        after = self._read()
+        self._write(tag)
+        time.sleep(_SETTLE_SECONDS)
+        after, _ = self._read()
         if after is not None and after.id != self.holder.id:
             raise self._in_use(after)
         self.is_held = True
 
-    def beat(self) -> None:
-        """Give a sign of life.
+    def update(self, **changes: Any) -> None:
+        """Give a sign of life, and say what has changed.
+
+        Args:
+            changes: fields of the holder.
 
         Raises:
             StoreError: If the store does not answer.
@@ -237,10 +166,10 @@ class Claim:
         with self._lock:
             if not self.is_held:
                 return
-            self._check()
+            self.holder = replace(self.holder, **changes, beat=self.holder.beat + 1)
+            _, tag = self._look()
             if not self.lost:
-                self.holder = replace(self.holder, beat=self.holder.beat + 1)
-                self._write()
+                self._write(tag)
 
     def check(self) -> None:
         """Check that nobody has taken the run directory over.
@@ -249,30 +178,18 @@ class Claim:
             StoreError: If somebody has, the claim cannot be read, or the store does not answer.
         """
         with self._lock:
-            is_readable = self._check()
+            found, _ = self._look()
         if self.lost:
             raise StoreError(self.lost)
-        if not is_readable:
+        if found is not None and not found.id:
             raise StoreError(f"{shown(self._object)} is not what was written")
 
-    def mark_writer(self) -> None:
-        """Say that from now on this job changes the run; raises as ``beat`` does."""
-        with self._lock:
-            self.holder = replace(self.holder, writer=self.holder.id)
-        self.beat()
-
-    def mark_end(self) -> None:
-        """Say that the job has ended and only uploads; raises as ``beat`` does."""
-        with self._lock:
-            self.holder = replace(self.holder, is_ending=True)
-        self.beat()
-
     def release(self) -> None:
-        """Let other jobs have the run directory; raises as ``beat`` does."""
+        """Let other jobs have the run directory; raises as ``update`` does."""
         with self._lock:
             if not self.is_held:
                 return
-            self._check()
+            _, tag = self._look()
             if self.lost:
                 return
             self.is_held = False
@@ -281,76 +198,59 @@ class Claim:
                     remove(self._object, _PATIENCE)  # nothing was written there
                     return
             self.holder = replace(self.holder, is_released=True, is_ending=False)
-            self._write()
+            self._write(tag)
 
-    def _check(self) -> bool:
-        """Find out whether another job has the run directory; return whether the claim can be read."""
-        found = self._read()
-        if found is not None and not found.id:
-            return False
-        if found is not None and found.id != self.holder.id:
+    def _look(self) -> tuple[Holder | None, str | None]:
+        """Find out whether another job has the run directory; return what the claim says, and its tag."""
+        found, tag = self._read()
+        if found is not None and found.id not in ("", self.holder.id):
             self.lost = (
                 f"the run directory {shown(self._url)} was taken over by another job{found.describe()}"
             )
-        return True
+        return found, tag
 
-    def _read(self) -> Holder | None:
-        found = Holder()
+    def _read(self) -> tuple[Holder | None, str | None]:
+        found, tag = Holder(), None
         for number in range(_READS):
-            if number:
-                time.sleep(_READ_SECONDS)
+            time.sleep(_READ_SECONDS if number else 0.0)
             try:
-                found = Holder.parse(read(self._object, _MAX_BYTES, _PATIENCE))
+                content, tag = read_version(self._object, _MAX_BYTES, _PATIENCE)
             except MissingObjectError:
-                return None
+                return None, ""
+            found = Holder.parse(content)
             if found.id:
                 break
-        return found
+        return found, tag
 
-    def _write(self) -> None:
-        write(self._object, json.dumps(asdict(self.holder)).encode(), _PATIENCE)
+    def _write(self, tag: str | None) -> None:
+        """Write the claim if it is still the one with that tag; if not, who reads it next finds out."""
+        with suppress(ChangedObjectError, ExistingObjectError):  # or the answer to the first try was lost
+            write(self._object, json.dumps(asdict(self.holder)).encode(), _PATIENCE, over=tag)
 
-    def _wait_for(self, found: Holder) -> Holder | None:
+    def _wait_for(self, found: Holder, tag: str | None) -> tuple[Holder | None, str | None]:
         """Wait until the holder of a claim has ended or counts as dead; return what the claim says then."""
+        self._note(
+            f"{shown(self._url)} was in use by another job{found.describe()}: waiting "
+            f"{FRESH_SECONDS:.0f} s for a sign of life"
+        )
         began = time.monotonic()
-        dead_seconds = began + FRESH_SECONDS - self._age_seconds()
-        if dead_seconds > began:
-            self._note(
-                f"{shown(self._url)} was in use by another job{found.describe()}: waiting "
-                f"{dead_seconds - began:.0f} s for a sign of life"
-            )
+        dead_seconds = began + FRESH_SECONDS
         while time.monotonic() < dead_seconds:
-            time.sleep(max(0.0, min(_LOOK_SECONDS, dead_seconds - time.monotonic())))
-            now = self._read()
+            time.sleep(_LOOK_SECONDS)
+            now, tag = self._read()
             if now is None or now.is_released or now.has_ended:
-                return now
+                return now, tag
             if (now.id, now.beat) != (found.id, found.beat):
                 if not now.is_ending or time.monotonic() > began + _MOST_WAIT_SECONDS:
                     raise self._in_use(now)
                 found, dead_seconds = now, time.monotonic() + FRESH_SECONDS
-        return found
-
-    def _age_seconds(self) -> float:
-        """Return how long ago the last sign of life was, by the store's clock; 0 if it does not tell."""
-        probe = join(self._url, f"{CLAIM_FILE}-clock")
-        write(probe, b"", _PATIENCE)
-        try:
-            now, last = _modified(info(probe, _PATIENCE)), _modified(info(self._object, _PATIENCE))
-        except MissingObjectError:
-            return 0.0
-        finally:
-            with suppress(StoreError):  # where nothing can be deleted
-                remove(probe, _PATIENCE)
-        return 0.0 if now is None or last is None else max(0.0, now - last)
+        return found, tag
 
     def _in_use(self, holder: Holder) -> EnvironmentFault:
         return EnvironmentFault(
-            f"run_dir: {shown(self._url)} is in use by another job{holder.describe()}", _REMEDY
+            f"run_dir: {shown(self._url)} is in use by another job{holder.describe()}",
+            "Wait until it has ended or end it, or choose another --run-dir.",
         )
-
-
-def _modified(found: ObjectInfo) -> float | None:
-    return None if found.modified is None else found.modified.timestamp()
 
 
 def _system() -> str:

@@ -19,10 +19,9 @@ from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import FILES
 from hvdtrain.storage.files import cache_folder
-from hvdtrain.storage.object_info import ObjectInfo
 from hvdtrain.storage.text import name_place
 from hvdtrain.storage.transfers import download
-from hvdtrain.storage.urls import MissingObjectError, entries, join, name, shown
+from hvdtrain.storage.urls import MissingObjectError, ObjectInfo, entries, join, name, shown
 
 _MOST_CHECKPOINTS = 100
 _MAX_BYTES = 1 << 30  # of a file; a larger one is left out

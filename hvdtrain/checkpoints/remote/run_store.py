@@ -1,5 +1,6 @@
 """What a job has of a run directory at a URL: its working copy, and the process that uploads it."""
 
+import json
 import math
 import os
 import shutil
@@ -7,26 +8,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.checkpoints.remote.begin import SCRATCH, Begun
-from hvdtrain.checkpoints.remote.claim import (
-    BEGUN,
-    FAILED,
-    FLUSH,
-    FLUSHED,
-    NOTE,
-    OVER,
-    START,
-    STATE,
-    UploadState,
-    decode,
-    encode,
-)
+from hvdtrain.checkpoints.remote.process import FLUSH, OVER, START
 from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, never_uploaded, step_in
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault, HvdtrainError
@@ -46,31 +35,48 @@ _KINDS: dict[str, type[HvdtrainError]] = {
 }
 
 
+@dataclass(frozen=True)
+class UploadState:
+    """How the uploads are.
+
+    Attributes:
+        whole: names of the checkpoints that are whole in the store.
+        problem: why nothing can be uploaded now; empty if it can.
+        lost: why nothing is uploaded any more: another job has the run directory; empty otherwise.
+        moved_bytes: what was moved so far, to and from the store; what was moved again counts once.
+        failing_seconds: for how long nothing could be uploaded.
+    """
+
+    whole: list[str] | tuple[str, ...] = ()
+    problem: str = ""
+    lost: str = ""
+    moved_bytes: int = 0
+    failing_seconds: float = 0.0
+
+
 class RunStore:
     """A run directory at a URL, for rank 0. Its process starts with ``begin``.
 
     Args:
         url: the run directory.
         folder: its working copy.
-        options: further words for the process.
+        options: which checkpoints are kept in the store: ``keep_last``, ``keep_best`` and ``spared``.
 
     Attributes:
-        url: the run directory.
-        folder: its working copy.
-        state: how the uploads stood when the process was last heard.
+        url, folder: the run directory and its working copy.
+        state: how the uploads were at the last report of the process.
         begun: where the run stood when the job began.
     """
 
-    def __init__(self, url: str, folder: Path, options: Sequence[str] = ()) -> None:
+    def __init__(self, url: str, folder: Path, **options: Any) -> None:
         self.url, self.folder = url, folder
-        self.state = UploadState()
-        self.begun = Begun()
-        self._options = options
+        self.state, self.begun = UploadState(), Begun()
+        self._options = {"keep_last": None, "keep_best": None, "spared": [], **options}
         self._process: subprocess.Popen[bytes] | None = None
         self._text = b""
         self._notes: list[str] = []
-        self._messages: dict[str, Any] = {}
-        self._hearing = threading.Lock()  # the watch of the workers asks, too
+        self._news: dict[str, Any] = {}
+        self._reading = threading.Lock()  # the watch of the workers reads, too
         self._flushes, self._until_seconds = 0, math.inf
         self._ended, self._ended_seconds = "", 0.0
 
@@ -84,7 +90,7 @@ class RunStore:
 
         Args:
             resume: as ``hvdtrain.checkpoints.remote.begin`` has it.
-            say: is told what takes long.
+            say: called with what takes long.
 
         Raises:
             HvdtrainError: If that cannot be done.
@@ -92,14 +98,13 @@ class RunStore:
         """
         if self._process is not None:
             return self.begun
-        self._process = self._start(resume)
+        self._process = self._started(resume)
         moved, since = -1, time.monotonic()
-        while BEGUN not in self._messages:
-            self._hear()
+        while "begun" not in self._news:
             for text in self.notes():
                 since = time.monotonic()
                 say(text)
-            if found := self._messages.get(FAILED):
+            if found := self._news.get("failed"):
                 self.close(0.0)
                 raise _KINDS[found["kind"]](found["problem"], found["remedy"])
             if self._ended:
@@ -111,7 +116,7 @@ class RunStore:
                 self.close(0.0)
                 raise EnvironmentFault(f"run_dir: {shown(self.url)}: the store does not answer")
             time.sleep(_POLL_SECONDS)
-        self.begun = Begun(**self._messages[BEGUN])
+        self.begun = Begun(**self._news["begun"])
         return self.begun
 
     def start(self, step: int | None) -> None:
@@ -120,16 +125,13 @@ class RunStore:
         Args:
             step: the steps that are done if the run goes on in this directory.
         """
-        self._tell(START, step)
-
-    def refresh(self) -> None:
-        """Bring ``state`` up to date."""
-        self._hear()
+        self._send(START, step)
 
     def notes(self) -> list[str]:
-        """Return what to tell the user since the last call."""
-        self._hear()
-        found, self._notes = self._notes, []
+        """Bring ``state`` up to date; return what the user should know since the last call."""
+        with self._reading:
+            self._read(self._process)
+            found, self._notes = self._notes, []
         return found
 
     def flush(
@@ -140,36 +142,35 @@ class RunStore:
         Args:
             limits: returns for how many seconds to wait while nothing is taken by the store, and in all, from
                 the first call with that number on. It may change.
-            say: is told what is awaited, and what the process says.
+            say: called with what is awaited, and what the process notes.
         """
         if self._process is None or self.state.lost:
             return False
         self._flushes += 1
-        self._tell(FLUSH, self._flushes)
+        self._send(FLUSH, self._flushes)
         since = said = time.monotonic()
         moved = self.state.moved_bytes
         while True:
             for text in self.notes():
                 say(text)
-            if self._messages.get(FLUSHED) == self._flushes:
+            if self._news.get("flushed") == self._flushes:
                 return True
             now = time.monotonic()
             if self.state.moved_bytes != moved:
                 moved, since = self.state.moved_bytes, now
                 ACTIVITY.progress()
-            if self._ended or self.state.lost:
-                return False
             idle_seconds, most_seconds = limits()
             self._until_seconds = min(self._until_seconds, now + most_seconds)
-            if now - since > idle_seconds or now > self._until_seconds:
+            is_late = now - since > idle_seconds or now > self._until_seconds
+            if self._ended or self.state.lost or is_late:
                 return False
             if now - said > _SAY_SECONDS:
-                said = now
-                say(f"uploading to {shown(self.url)}: {moved / 1e6:,.0f} MB so far{self._why()}")
+                said, why = now, f" ({self.state.problem})" if self.state.problem else ""
+                say(f"uploading to {shown(self.url)}: {moved / 1e6:,.0f} MB so far{why}")
             time.sleep(_POLL_SECONDS)
 
     def close(self, seconds: float) -> bool:
-        """Tell the process that the job has ended, and wait for its end.
+        """Have the process end, and wait for that.
 
         Args:
             seconds: how long it may upload what is left.
@@ -177,29 +178,23 @@ class RunStore:
         Returns:
             Whether the store has all that was written, and other jobs can have the run directory at once.
         """
-        process, self._process = self._process, None
-        if process is None:
+        if self._process is None:
             return True
+        self._send(OVER, seconds)
+        process, self._process = self._process, None
         assert process.stdin is not None
         assert process.stdout is not None
-        with suppress(OSError):
-            os.write(process.stdin.fileno(), encode(OVER, seconds))
         code: int | None = None
         with suppress(subprocess.TimeoutExpired):  # it ends by itself after some seconds more
             code = process.wait(seconds + 10.0)
         if code is None:
             kill_group(process)
-        self._hear(process)
+        with self._reading:
+            self._read(process)
         with suppress(OSError):
             process.stdin.close()
         process.stdout.close()
         return code == 0
-
-    def url_of(self, path: Path) -> str:
-        """Return the URL of what has a path in the working copy; the path itself if it lies elsewhere."""
-        with suppress(ValueError):
-            return join(self.url, path.relative_to(self.folder).as_posix())
-        return str(path)
 
     def newest(self) -> str | None:
         """Return the URL of the newest checkpoint of this job's working copy that is whole in the store."""
@@ -207,39 +202,31 @@ class RunStore:
         return join(self.url, FOLDER, names[-1]) if names else None
 
     def problem(self) -> str:
-        """Return why not all that was written is in the store, in words."""
+        """Return why not all that was written is in the store."""
         reason = self.state.lost or self.state.problem or self._ended or "it was not uploaded in time"
         return f"not all of the run is in {shown(self.url)}: {reason}"
 
-    def _why(self) -> str:
-        return f" ({self.state.problem})" if self.state.problem else ""
-
-    def _start(self, resume: str) -> subprocess.Popen[bytes]:
+    def _started(self, resume: str) -> "subprocess.Popen[bytes]":
         scratch = self.folder / SCRATCH
         scratch.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        log = os.open(scratch / _LOG, flags, 0o666)
-        try:
-            words = [_MODULE, self.url, str(self.folder), f"--resume={resume}", *self._options]
+        options = {"url": self.url, "folder": str(self.folder), "resume": resume, **self._options}
+        command = [sys.executable, "-m", _MODULE, json.dumps(options)]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with open(scratch / _LOG, "wb", opener=lambda path, _: os.open(path, flags, 0o666)) as log:
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
             # its group outlives Ctrl-C, and a launcher that ends its workers
-            process = start_group([sys.executable, "-m", *words], **pipes, env=side_environment())
-        finally:
-            os.close(log)
+            process = start_group(command, **pipes, env=side_environment())
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         return process
 
-    def _tell(self, kind: str, value: Any) -> None:
+    def _send(self, kind: str, value: Any) -> None:
         if self._process is not None and self._process.stdin is not None:
             with suppress(OSError):  # it has ended
-                os.write(self._process.stdin.fileno(), encode(kind, value))
+                os.write(self._process.stdin.fileno(), json.dumps([kind, value]).encode() + b"\n")
 
-    def _hear(self, process: "subprocess.Popen[bytes] | None" = None) -> None:
-        with self._hearing:
-            self._hear_from(process or self._process)
-
-    def _hear_from(self, process: "subprocess.Popen[bytes] | None") -> None:
+    def _read(self, process: "subprocess.Popen[bytes] | None") -> None:
+        """Take in what the process has reported, and whether it has ended."""
         if process is None or process.stdout is None:
             return
         code = process.poll()
@@ -248,20 +235,16 @@ class RunStore:
                 self._text += found
         *lines, self._text = self._text.split(b"\n")
         for line in lines:
-            with suppress(ValueError, TypeError, KeyError):
-                kind, value = decode(line)
-                if kind == NOTE:
-                    self._notes.append(str(value))
-                elif kind == STATE:
-                    self.state = UploadState.parse(value)
-                else:
-                    self._messages[kind] = value
+            report = json.loads(line)
+            self.state = UploadState(**report.pop("state"))
+            self._notes += report.pop("notes")
+            self._news |= report
         if code is not None and process is self._process and not self._ended:
             self._ended_seconds = time.monotonic()
             self._ended = (
                 f"the process that uploads ended with {code}; {self.folder / SCRATCH / _LOG} says why"
             )
-            if BEGUN in self._messages and not self.state.lost:
+            if "begun" in self._news and not self.state.lost:
                 self._notes.append(
                     f"{shown(self.url)}: {self._ended}; nothing more is uploaded, and training continues in "
                     f"{self.folder}"
@@ -299,14 +282,14 @@ class UploadingSaver(BackgroundSaver):
         """Report what was written or went wrong since the last call; return whether to stop for it."""
         stop = super().poll()
         if self.is_in_own_thread:
-            for text in self._store.notes():
-                self._report.note(text)
-        if self._store.state.lost and not self.replaced:
-            self.replaced = self._store.state.lost
-        return stop or bool(self.replaced) or (self._stops and self._fails())
+            self._note_news()
+        self.replaced = self.replaced or self._store.state.lost
+        fails = self._stops and self._store.state.failing_seconds > _FAILING_SECONDS
+        return stop or bool(self.replaced) or fails
 
-    def _fails(self) -> bool:
-        return self._store.state.failing_seconds > _FAILING_SECONDS
+    def _note_news(self) -> None:
+        for text in self._store.notes():
+            self._report.note(text)
 
     def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
         """Wait until what was written is whole in the store; return why it is not."""
@@ -317,7 +300,7 @@ class UploadingSaver(BackgroundSaver):
 
     def published(self) -> tuple[str | None, str | None]:
         """Return the newest checkpoint in the store, and why the newest one here is not there."""
-        self._store.refresh()
+        self._note_news()
         found = self._store.newest()
         if self.newest is None or self.newest.name in self._store.state.whole:
             return found, None

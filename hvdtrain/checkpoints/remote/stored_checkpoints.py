@@ -16,13 +16,13 @@ from hvdtrain.checkpoints.remote.claim import CLAIM_FILE
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, MODEL_FILE, NAME, OPTIMIZER_FILE
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.storage.files import open_regular
-from hvdtrain.storage.object_info import ObjectInfo
 from hvdtrain.storage.transfers import download, upload
 from hvdtrain.storage.urls import (
     PATIENCE,
     ChangedObjectError,
     ExistingObjectError,
     MissingObjectError,
+    ObjectInfo,
     Patience,
     entries,
     info,
@@ -164,7 +164,7 @@ class StoredCheckpoints:
         check()
         target = join(self.url, checkpoint, MANIFEST_FILE)
         with suppress(ChangedObjectError, ExistingObjectError):  # there is one since: read which
-            write(target, content, self._patience, is_new=is_s3(target))
+            write(target, content, self._patience, over="" if is_s3(target) else None)
         if read(target, manifests.MAX_BYTES, self._patience) != content:
             raise ChangedObjectError(f"{shown(target)} is not what was uploaded")
 

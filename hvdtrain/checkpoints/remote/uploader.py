@@ -180,7 +180,7 @@ class Uploader:
     def _catch_up(self) -> None:
         """Do what comes before the first upload."""
         if not self._has_begun:
-            self.claim.mark_writer()
+            self.claim.update(writer=self.claim.holder.id)
             self.claim.check()
             self._has_begun = True
         state = self.copy.state

@@ -43,19 +43,17 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
     check(Job(config, elastic=is_elastic()))
     from hvdtrain.checkpoints.remote.run_store import RunStore
 
-    store = RunStore(config.run_dir, run_folder(config.run_dir), _options(config))
+    store = RunStore(
+        config.run_dir,
+        run_folder(config.run_dir),
+        keep_last=config.keep_last,
+        keep_best=None if config.keep_best is None else str(config.keep_best),
+        spared=[*filter(None, [_named_checkpoint(config)])],
+    )
     try:
         yield store
     finally:
         store.close(0.0)  # if the job ended before it trained
-
-
-def _options(config: Config) -> list[str]:
-    """Return which checkpoints are kept in the store, in words for the process."""
-    options = [] if config.keep_last is None else ["--keep-last", str(config.keep_last)]
-    options += [] if config.keep_best is None else ["--keep-best", str(config.keep_best)]
-    named = _named_checkpoint(config)
-    return options + (["--spare", named] if named else [])
 
 
 def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -> list[str]:

@@ -30,7 +30,7 @@ def test_a_free_run_directory_is_claimed_and_released(store):
     own = Claim(store.url)
     own.acquire()
     assert claimed(store) == own.holder
-    own.mark_writer()
+    own.update(writer=own.holder.id)
     own.release()
     assert claimed(store).is_released
     Claim(store.url).acquire()
@@ -114,7 +114,7 @@ def test_a_claim_that_was_taken_over_is_lost(store):
     own = Claim(store.url)
     own.acquire()
     put(store, other())
-    own.beat()
+    own.update()
     assert "taken over by another job: process 77 on h9" in own.lost
     with pytest.raises(StoreError, match="taken over"):
         own.check()
@@ -126,7 +126,7 @@ def test_a_claim_that_was_removed_is_made_again(store):
     own = Claim(store.url)
     own.acquire()
     store.remove(CLAIM_FILE)
-    own.beat()
+    own.update()
     assert claimed(store).id == own.holder.id
     assert not own.lost
 

@@ -27,7 +27,7 @@ def opened(tmp_path, url):
     stores = []
 
     def open_store(host="h1", resume=""):
-        store = RunStore(url, tmp_path / host, ["--keep-last", "2"])
+        store = RunStore(url, tmp_path / host, keep_last=2)
         stores.append(store)
         store.begin(resume)
         return store
