@@ -71,7 +71,7 @@ def compare(run_dirs: tuple[Path | str, ...], sort: str | None, as_csv: bool) ->
 
     A folder that holds run directories, such as runs, stands for all of them; it can be a URL.
     """
-    from hvdtrain.checkpoints.remote.fetched_runs import local_runs
+    from hvdtrain.checkpoints.remote.fetched import local_runs
     from hvdtrain.reporting.compare import print_csv, print_table
 
     (print_csv if as_csv else print_table)(local_runs(run_dirs), sort)
@@ -89,7 +89,7 @@ def report(run_dirs: tuple[Path | str, ...], output: Path, verify: bool, debug: 
     The page needs no network. Runs may still be going on. A folder that holds run directories, such as runs,
     stands for all of them; it can be a URL.
     """
-    from hvdtrain.checkpoints.remote.fetched_runs import local_runs
+    from hvdtrain.checkpoints.remote.fetched import local_runs
     from hvdtrain.tools.report.page import write_report
 
     click.echo(printable(write_report(local_runs(run_dirs, for_report=True), output, verify)))

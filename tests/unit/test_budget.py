@@ -24,7 +24,6 @@ TO_SPLIT = {
     "hvdtrain/backends/torch/steps/optimizer_state.py",
     "hvdtrain/config/__init__.py",
     "hvdtrain/jobs/opening/setup.py",
-    "hvdtrain/storage/urls.py",
     "hvdtrain/task.py",
 }
 # started by their names, which no import shows

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault
 from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.lock_state import LOCK_FILE
+from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.storage.files import open_regular, read_regular
 from hvdtrain.storage.urls import StoreError, entries, name, shown
 
@@ -34,6 +35,7 @@ _STATE, _LOCK = "state.json", "upload.lock"
 _MAX_BYTES = 1 << 16
 _LOCK_SECONDS = 90.0
 _LOOK_SECONDS = 0.2
+_BLOCK_BYTES = 1 << 20
 
 
 @dataclass
@@ -81,20 +83,20 @@ class WorkingCopy:
             EnvironmentFault: If it does not end.
         """
         until_seconds = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                pass
-            except OSError:  # a file system without locks
-                break
-            if time.monotonic() > until_seconds:
-                raise EnvironmentFault(
-                    f"the job before still uploads {self.folder}", "Wait until its process has ended."
-                )
-            time.sleep(_LOOK_SECONDS)
+        with suppress(OSError):  # a file system without locks
+            while not self._is_locked():
+                if time.monotonic() > until_seconds:
+                    raise EnvironmentFault(
+                        f"the job before still uploads {self.folder}", "Wait until its process has ended."
+                    )
+                time.sleep(_LOOK_SECONDS)
         self.state = self._read()
+
+    def _is_locked(self) -> bool:
+        with suppress(BlockingIOError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
 
     def unlock(self) -> None:
         """Let other processes upload it."""
@@ -128,12 +130,9 @@ class WorkingCopy:
         while (beside := self.folder.with_name(f"{self.folder.name}-set-aside-{number}")).exists():
             number += 1
         beside.mkdir()
-        for path in self._content():
+        for path in [path for path in self.folder.iterdir() if path.name not in (SCRATCH, LOCK_FILE)]:
             path.rename(beside / path.name)
         return beside
-
-    def _content(self) -> Sequence[Path]:
-        return [path for path in self.folder.iterdir() if path.name not in (SCRATCH, LOCK_FILE)]
 
     def _read(self) -> CopyState:
         with suppress(OSError, ValueError, TypeError, RecursionError):
@@ -141,8 +140,6 @@ class WorkingCopy:
         return CopyState()
 
 
-_LOG = "metrics.jsonl"
-_BLOCK_BYTES = 1 << 20
 AUTO, NEW = "auto", ""  # continue if there is a run; there must be none
 
 
@@ -263,7 +260,11 @@ def _give_way(beside: Path, folder: Path, was_uploaded: bool, begun: Begun) -> N
         was_uploaded: whether the store had all of that copy when the last job with it ended.
         begun: is told if it stays.
     """
-    if was_uploaded and not never_uploaded(beside) and _begins_with(folder / _LOG, beside / _LOG):
+    if (
+        was_uploaded
+        and not never_uploaded(beside)
+        and begins_with(folder / METRICS_FILE, beside / METRICS_FILE)
+    ):
         shutil.rmtree(beside, ignore_errors=True)
         return
     why = "which it does not continue" if was_uploaded else "of which not all was uploaded"
@@ -272,7 +273,7 @@ def _give_way(beside: Path, folder: Path, was_uploaded: bool, begun: Begun) -> N
     )
 
 
-def _begins_with(whole: Path, part: Path) -> bool:
+def begins_with(whole: Path, part: Path) -> bool:
     """Return whether a file begins with all that another one has."""
     try:
         with open_regular(whole, follow=False) as file, open_regular(part, follow=False) as other:

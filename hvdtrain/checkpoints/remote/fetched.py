@@ -1,15 +1,15 @@
-"""Checkpoints at URLs, for those who only read them: fetched into the cache, verified and kept there.
+"""Runs and checkpoints at URLs, for those who only read them: copies that are read as what lies on a disk.
 
-A copy is kept under the checkpoint's URL and the content of its manifest, so that one which was replaced
-in the store is fetched anew. Any number of processes may fetch at once: what is whole is renamed into its
-place.
+The copies belong to one process and are removed at its end.
 """
 
+import atexit
 import hashlib
 import os
 import shutil
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
@@ -17,14 +17,19 @@ from uuid import uuid4
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
+from hvdtrain.checkpoints.remote.begin import begins_with
 from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, StoredCheckpoints
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
+from hvdtrain.reporting.report import METRICS_FILE
+from hvdtrain.reporting.stored_runs import FILES
 from hvdtrain.storage.files import cache_folder
 from hvdtrain.storage.text import name_place, url_of
+from hvdtrain.storage.transfers import download
 from hvdtrain.storage.urls import (
     MissingBucketError,
     MissingObjectError,
+    ObjectInfo,
     StoreError,
     entries,
     is_url,
@@ -34,12 +39,12 @@ from hvdtrain.storage.urls import (
     shown,
 )
 
-_KEPT = 4  # copies that are kept for the next time
-_USED_SECONDS = 3600.0  # after which a copy can be removed: nobody reads it any more
-_FETCHING_SECONDS = 24 * 3600.0  # after which what is not whole is nobody's
-_UNFINISHED = ".new-"
 _MOST_NAME_BYTES, _CUT_NAME_BYTES = 200, 100  # of the name of a copy: file systems take 255, stores more
 _LISTINGS = 3  # if checkpoints are removed while they are fetched
+_MOST_CHECKPOINTS = 100
+_MAX_BYTES = 1 << 30  # of a file; a larger one is left out
+_OLD_SECONDS = 24 * 3600.0  # after which the copies of a process that was killed are removed
+_FOLDERS: dict[int, Path] = {}  # by process: a forked one has its own
 
 
 def locate(place: Path | str) -> Checkpoint:
@@ -80,7 +85,7 @@ def fetch(url: str) -> Checkpoint:
 def find_unverified(url: str) -> Checkpoint:
     """Return the checkpoint at a URL, or the newest one of the run there, by its manifest alone.
 
-    Its path is where ``fetch`` puts the copy; there may be none yet.
+    Nothing is fetched: what its path is for is to name it.
 
     Raises:
         CheckpointError: If there is none whose manifest can be read.
@@ -93,7 +98,7 @@ def find_unverified(url: str) -> Checkpoint:
                 content = _stored(one).manifest_bytes(name(one))
                 if content is not None:
                     manifest = manifests.parse(content, MANIFEST_FILE, shown(one))
-                    return Checkpoint(_place(one, content), manifest)
+                    return Checkpoint(_place(one), manifest)
             except CorruptCheckpoint as corruption:
                 problems.append(f"{name(one)}: {corruption}")
     raise _none_at(url, problems)
@@ -164,57 +169,39 @@ def _fetched(url: str) -> Checkpoint | None:
     Raises:
         CorruptCheckpoint: If it is not what was written.
     """
-    stored = _stored(url)
-    content = stored.manifest_bytes(name(url))
-    if content is None:
+    if _stored(url).manifest_bytes(name(url)) is None:
         return None
-    path = _place(url, content)
-    if path.is_dir():
-        try:
-            found = verification.verify(path)
-            if (path / MANIFEST_FILE).read_bytes() != content:
-                raise CorruptCheckpoint("it is another checkpoint than the one in the store")
-        except CorruptCheckpoint:
-            shutil.rmtree(path.parent, ignore_errors=True)
-        else:
-            os.utime(path.parent)
-            return found
-    own = path.parent.parent / f"{_UNFINISHED}{uuid4().hex}"
-    try:
-        fetched = stored.fetch(name(url), own)
-        if (fetched / MANIFEST_FILE).read_bytes() != content:
-            raise CorruptCheckpoint("it was replaced while it was read")
-        path.parent.mkdir(exist_ok=True)
-        try:
-            fetched.rename(path)
-        except OSError:
-            if not path.is_dir():  # else another process has fetched it, too
-                raise
-    finally:
-        shutil.rmtree(own, ignore_errors=True)
-    _remove_old(path.parent.parent, path.parent)
-    return verification.verify(path)
+    path = _place(url)
+    fetched = _stored(url).fetch(name(url), path.parent)
+    return verification.verify(fetched.rename(path))
 
 
-def _place(url: str, content: bytes) -> Path:
-    key = hashlib.sha256(url.encode() + b"\0" + content).hexdigest()[:32]
-    path = cache_folder().absolute() / "checkpoints" / key / local_name(url)
+def _place(url: str) -> Path:
+    """Return a new path for a copy, whose folder exists, and which texts name by the URL."""
+    path = _own_folder() / uuid4().hex / local_name(url)
+    path.parent.mkdir()
     name_place(path, shown(url))
     return path
 
 
-def _remove_old(folder: Path, spared: Path) -> None:
-    """Remove the copies that were not used for longest, but for some, and what killed processes left."""
-    with suppress(OSError):
-        others = [path for path in folder.iterdir() if path != spared]
-        ages = sorted((time.time() - path.stat().st_mtime, path) for path in others)
-        whole = [(age, path) for age, path in ages if not path.name.startswith(_UNFINISHED)]
-        for age_seconds, path in whole[_KEPT - 1 :]:
-            if age_seconds > _USED_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
-        for age_seconds, path in ages:
-            if path.name.startswith(_UNFINISHED) and age_seconds > _FETCHING_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
+def _own_folder() -> Path:
+    """Return a folder of this process, which is removed at its end."""
+    if os.getpid() not in _FOLDERS:
+        beside = cache_folder().absolute() / "reading"
+        beside.mkdir(parents=True, exist_ok=True)
+        with suppress(OSError):
+            for path in beside.iterdir():
+                if time.time() - path.stat().st_mtime > _OLD_SECONDS:
+                    shutil.rmtree(path, ignore_errors=True)
+        folder = Path(tempfile.mkdtemp(dir=beside))
+        _FOLDERS[os.getpid()] = folder
+        atexit.register(_remove, folder, os.getpid())
+    return _FOLDERS[os.getpid()]
+
+
+def _remove(folder: Path, process: int) -> None:
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _none_at(url: str, problems: list[str]) -> CheckpointError:
@@ -252,3 +239,114 @@ def _reading_checkpoints(url: str) -> Iterator[None]:
             raise
         except MissingObjectError as error:
             raise CheckpointError(error.problem, error.remedy) from None
+
+
+class FetchedRun:
+    """A copy of the small files of a run at a URL.
+
+    Args:
+        url: the run directory.
+        for_report: whether the events of TensorBoard and the manifests of the checkpoints are fetched, too.
+
+    Attributes:
+        path: the copy.
+    """
+
+    def __init__(self, url: str, for_report: bool = False) -> None:
+        self.url, self._for_report = url, for_report
+        self.path = _place(url)
+        self.path.mkdir()
+        self._versions: dict[str, str] = {}
+
+    def refresh(self) -> None:
+        """Fetch what is new, and remove what is no longer there.
+
+        Raises:
+            StoreError: If the store cannot be read.
+            OSError: If the copy cannot be written.
+        """
+        self.take(entries(self.url))
+
+    def take(self, listing: Iterable[ObjectInfo]) -> None:
+        """Make the copy what a listing of the run directory says; raises as ``refresh`` does."""
+        found = {name(one.url): one for one in listing if not one.is_folder and self._is_wanted(one)}
+        if self._for_report:
+            found |= self._manifests()
+        for key in [key for key in self._versions if key not in found]:
+            (self.path / key).unlink(missing_ok=True)
+            del self._versions[key]
+        for key, one in found.items():
+            if self._versions.get(key) != one.version:
+                with suppress(MissingObjectError):  # removed just now
+                    self._fetch(key, one)
+                    self._versions[key] = one.version
+
+    def _is_wanted(self, one: ObjectInfo) -> bool:
+        is_event_file = self._for_report and name(one.url).startswith("events.out.tfevents")
+        return one.size_bytes <= _MAX_BYTES and (name(one.url) in FILES or is_event_file)
+
+    def _manifests(self) -> Mapping[str, ObjectInfo]:
+        folders = [one for one in entries(join(self.url, FOLDER)) if one.is_folder]
+        newest = sorted((one.url for one in folders if NAME.fullmatch(name(one.url))), key=name)
+        found = {}
+        for folder in newest[-_MOST_CHECKPOINTS:]:
+            for one in entries(folder):
+                if name(one.url) == MANIFEST_FILE:
+                    found[f"{FOLDER}/{name(folder)}/{MANIFEST_FILE}"] = one
+        return found
+
+    def _fetch(self, key: str, one: ObjectInfo) -> None:
+        path = self.path / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(f".new-{path.name}")
+        download(one.url, new)
+        if key == METRICS_FILE and path.exists() and begins_with(new, path):
+            with new.open("rb") as source, path.open("ab") as grown:  # who follows it sees that it has grown
+                source.seek(path.stat().st_size)
+                shutil.copyfileobj(source, grown)
+            new.unlink()
+        else:
+            new.replace(path)
+        if one.modified is not None:
+            os.utime(path, (one.modified.timestamp(), one.modified.timestamp()))
+
+
+def local_runs(places: Sequence[Path | str], for_report: bool = False) -> list[Path]:
+    """Return the paths of run directories, and copies of those at URLs.
+
+    A URL of a folder of runs stands for all of them.
+
+    Args:
+        places: paths and URLs.
+        for_report: as of ``FetchedRun``.
+
+    Raises:
+        EnvironmentFault: If a store cannot be read.
+    """
+    found: list[Path] = []
+    for place in places:
+        if isinstance(place, str):
+            with reading(place):
+                found += _fetched_runs(place, for_report)
+        else:
+            found.append(place)
+    return found
+
+
+def _fetched_runs(url: str, for_report: bool) -> list[Path]:
+    """Return copies of the run at a URL, or of the runs in that folder; an empty folder if there is none."""
+    listing = entries(url)
+    runs = [(url, listing)]
+    if not _holds_run(listing):
+        inner = [(one.url, entries(one.url)) for one in listing if one.is_folder]
+        runs = [(folder, of_folder) for folder, of_folder in inner if _holds_run(of_folder)] or runs
+    copies = []
+    for folder, of_folder in runs:
+        copy = FetchedRun(folder, for_report)
+        copy.take(of_folder)
+        copies.append(copy.path)
+    return copies
+
+
+def _holds_run(listing: Iterable[ObjectInfo]) -> bool:
+    return any(name(one.url) in FILES for one in listing if not one.is_folder)

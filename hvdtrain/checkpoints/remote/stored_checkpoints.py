@@ -1,10 +1,9 @@
 """The checkpoints of a run in an object store: a checkpoint without a manifest does not exist there."""
 
-import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from hvdtrain.storage.urls import (
     ObjectInfo,
     Patience,
     entries,
+    file_system,
     info,
     is_s3,
     join,
@@ -104,17 +104,9 @@ class StoredCheckpoints:
         beside.mkdir()
         try:
             for file in _FILES:
-                known = manifest.files.get(file)
-                if known is None:
-                    raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {file}")
+                sha256, url = _digest_of(manifest, file), join(self.url, checkpoint, file)
                 try:
-                    download(
-                        join(self.url, checkpoint, file),
-                        beside / file,
-                        sha256=known.sha256,
-                        size_bytes=known.bytes,
-                        patience=self._patience,
-                    )
+                    download(url, beside / file, sha256=sha256, patience=self._patience)
                 except MissingObjectError:
                     raise CorruptCheckpoint(f"{file} is missing") from None
                 except ChangedObjectError as error:
@@ -141,23 +133,20 @@ class StoredCheckpoints:
         """
         manifest = manifests.read(source / MANIFEST_FILE)
         content = (source / MANIFEST_FILE).read_bytes()
-        if (old := self._old_manifest(checkpoint)) is not None:
-            if old == content:  # which came after its files
-                return
+        try:
+            old = self.manifest_bytes(checkpoint)
+        except CorruptCheckpoint:
+            old = b""
+        if old == content:  # which came after its files
+            return
+        if old is not None:
             check()
             self.set_aside(checkpoint)
         for file in _FILES:
             check()
-            known = manifest.files.get(file)
-            if known is None:
-                raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {file}")
+            sha256, url = _digest_of(manifest, file), join(self.url, checkpoint, file)
             try:
-                upload(
-                    source / file,
-                    join(self.url, checkpoint, file),
-                    sha256=known.sha256,
-                    patience=self._patience,
-                )
+                upload(source / file, url, sha256=sha256, patience=self._patience)
             except ChangedObjectError:
                 verification.verify(source)
                 raise
@@ -167,12 +156,6 @@ class StoredCheckpoints:
             write(target, content, self._patience, over="" if is_s3(target) else None)
         if read(target, manifests.MAX_BYTES, self._patience) != content:
             raise ChangedObjectError(f"{shown(target)} is not what was uploaded")
-
-    def _old_manifest(self, checkpoint: str) -> bytes | None:
-        try:
-            return self.manifest_bytes(checkpoint)
-        except CorruptCheckpoint:
-            return b""
 
     def set_aside(self, checkpoint: str) -> str:
         """Rename a checkpoint so that nobody takes it for one; return its new name.
@@ -185,24 +168,17 @@ class StoredCheckpoints:
         while new in taken:
             number += 1
             new = f"{_SET_ASIDE}{checkpoint}-{number}"
-        files = [name(one.url) for one in entries(join(self.url, checkpoint), self._patience)]
-        for file in sorted(files, key=lambda one: one == MANIFEST_FILE):
-            self._copy(checkpoint, new, file)
-        for file in sorted(files, key=lambda one: one != MANIFEST_FILE):
-            remove(join(self.url, checkpoint, file), self._patience)
+        objects = entries(join(self.url, checkpoint), self._patience)
+        for one in sorted(objects, key=lambda one: name(one.url) == MANIFEST_FILE):
+            target = join(self.url, new, name(one.url))
+            seconds = self._patience.stall_seconds + one.size_bytes / _COPIED_BYTES_PER_SECOND
+            patience = replace(self._patience, stall_seconds=seconds)  # no bytes of it move here
+            request(one.url, "copied", patience, "cp_file", file_system(target)[1])
+            if info(target, self._patience).size_bytes != one.size_bytes:
+                raise ChangedObjectError(f"{shown(target)} is not what was copied")
+        for one in sorted(objects, key=lambda one: name(one.url) != MANIFEST_FILE):
+            remove(one.url, self._patience)
         return new
-
-    def _copy(self, checkpoint: str, new: str, file: str) -> None:
-        """Copy an object in the store, which moves no bytes here."""
-        from hvdtrain.storage.urls import file_system
-
-        old_url, new_url = join(self.url, checkpoint, file), join(self.url, new, file)
-        size = info(old_url, self._patience).size_bytes
-        seconds = self._patience.stall_seconds + size / _COPIED_BYTES_PER_SECOND  # no bytes of it move here
-        patience = replace(self._patience, stall_seconds=seconds)
-        request(old_url, "copied", patience, "cp_file", file_system(new_url)[1])
-        if info(new_url, self._patience).size_bytes != size:
-            raise ChangedObjectError(f"{shown(new_url)} is not what was copied")
 
     def delete(self, checkpoint: str) -> None:
         """Delete a checkpoint: its manifest first, so that one that is half deleted does not exist.
@@ -214,38 +190,15 @@ class StoredCheckpoints:
             remove(join(self.url, checkpoint, file), self._patience)
 
 
+def _digest_of(manifest: Manifest, file: str) -> str:
+    if (known := manifest.files.get(file)) is None:
+        raise CorruptCheckpoint(f"{MANIFEST_FILE} does not list {file}")
+    return known.sha256
+
+
 def step_in(checkpoint: str) -> int:
     """Return the step in the name of a checkpoint."""
     return storage.step_of(Path(checkpoint))
-
-
-def to_delete(
-    stored: Mapping[str, Manifest],
-    url: str,
-    keep_last: int | None,
-    goal: MetricGoal | None,
-    spared: Iterable[str],
-) -> list[str]:
-    """Return which checkpoints in the store need not be kept, the oldest first: only such as this run wrote.
-
-    Args:
-        stored: manifests by name.
-        url: the run directory, which the manifests of this run name.
-        keep_last: how many of the newest to keep; None keeps all.
-        goal: the metric whose best checkpoint is kept, too.
-        spared: names of others that are kept.
-    """
-    if keep_last is None:
-        return []
-    own = sorted((one for one, found in stored.items() if found.config.get("run_dir") == url), key=step_in)
-    keep = {*own[-keep_last:], *spared}
-    if goal is not None:
-        best: str | None = None
-        for one in own:
-            if goal.improves(value_of(stored[one], goal), value_of(stored[best], goal) if best else None):
-                best = one
-        keep |= {best} if best else set()
-    return [one for one in own if one not in keep]
 
 
 def value_of(manifest: Manifest, goal: MetricGoal) -> float | None:
@@ -272,39 +225,27 @@ class LogFiles:
         self._folder, self._url, self._scratch, self._patience = folder, url, scratch, patience
         self._uploaded: dict[str, tuple[int, int, int]] = {}
 
-    def upload(self, check: Callable[[], None], *, read_back: bool = False) -> int:
+    def upload(self, check: Callable[[], None]) -> None:
         """Upload the files that changed since they were last uploaded.
 
         Args:
             check: called before each file; raises a StoreError if nothing must be written.
-            read_back: whether to read back what was uploaded; its size is compared anyway.
-
-        Returns:
-            How many bytes were uploaded.
 
         Raises:
             StoreError: If the store does not take them.
             OSError: If a file cannot be read, or copied for the upload.
         """
-        moved = 0
+        snapshot = self._scratch / _SNAPSHOT
         for path in self._changed():
             relative = path.relative_to(self._folder).as_posix()
             try:
-                version, digest = self._copy(path)
+                version = _copy(path, snapshot)
             except FileNotFoundError:  # it was removed meanwhile
                 continue
-            snapshot = self._scratch / _SNAPSHOT
             check()
-            upload(
-                snapshot,
-                join(self._url, relative),
-                sha256=digest if read_back else None,
-                patience=self._patience,
-            )
-            moved += snapshot.stat().st_size
+            upload(snapshot, join(self._url, relative), patience=self._patience)
             self._uploaded[relative] = version
-        (self._scratch / _SNAPSHOT).unlink(missing_ok=True)
-        return moved
+        snapshot.unlink(missing_ok=True)
 
     def has_changed(self) -> bool:
         """Return whether there is a file that the store does not have as it is here."""
@@ -325,57 +266,49 @@ class LogFiles:
                 continue
             path.parent.mkdir(parents=True, exist_ok=True)
             download(one.url, path, patience=self._patience)
-            self._uploaded[relative] = _version(path)
+            self._uploaded[relative] = _version_of(path.stat())
 
     def _stored(self, url: str, is_top: bool = False) -> Iterator[ObjectInfo]:
         for one in entries(url, self._patience):
             own = name(one.url)
             if own.startswith((".", CLAIM_FILE)) or (is_top and own in _NOT_FETCHED):
                 continue
-            if one.is_folder:
-                yield from self._stored(one.url)
-            else:
-                yield one
+            yield from self._stored(one.url) if one.is_folder else (one,)
 
     def _changed(self) -> Iterator[Path]:
         for path in files_in(self._folder):
             with suppress(FileNotFoundError):
-                if self._uploaded.get(path.relative_to(self._folder).as_posix()) != _version(path):
+                if self._uploaded.get(path.relative_to(self._folder).as_posix()) != _version_of(path.stat()):
                     yield path
 
-    def _copy(self, path: Path) -> tuple[tuple[int, int, int], str]:
-        """Copy a file as it is now, which may grow meanwhile; return its version and its SHA-256."""
-        found = hashlib.sha256()
-        with open_regular(path, follow=False) as file, (self._scratch / _SNAPSHOT).open("wb") as copy:
-            status = os.fstat(file.fileno())
-            left = status.st_size
-            while left and (block := file.read(min(_BLOCK_BYTES, left))):
-                found.update(block)
-                copy.write(block)
-                left -= len(block)
-        return _version_of(status), found.hexdigest()
+
+def _copy(path: Path, new: Path) -> tuple[int, int, int]:
+    """Copy a file as it is now, which may grow meanwhile; return its version."""
+    with open_regular(path, follow=False) as file, new.open("wb") as copy:
+        status = os.fstat(file.fileno())
+        left = status.st_size
+        while left and (block := file.read(min(_BLOCK_BYTES, left))):
+            copy.write(block)
+            left -= len(block)
+    return _version_of(status)
 
 
 def files_in(folder: Path) -> Iterator[Path]:
     """Return the files of a run directory that are no checkpoints, no locks and not hidden."""
     for place, folders, files in os.walk(folder):
-        is_top = Path(place) == folder
+        left_out = (FOLDER, "exports") if Path(place) == folder else ()
         folders[:] = sorted(
-            one
-            for one in folders
-            if not one.startswith((".", "sending-")) and not (is_top and one in (FOLDER, "exports"))
+            one for one in folders if not one.startswith((".", "sending-")) and one not in left_out
         )
         for one in sorted(files):
             path = Path(place, one)
-            if one.startswith(".") or one.endswith(".lock") or path.is_symlink():
-                continue
             with suppress(OSError):
-                if stat.S_ISREG(path.stat().st_mode):
+                if (
+                    not one.startswith(".")
+                    and not one.endswith(".lock")
+                    and stat.S_ISREG(path.lstat().st_mode)
+                ):
                     yield path
-
-
-def _version(path: Path) -> tuple[int, int, int]:
-    return _version_of(path.stat())
 
 
 def _version_of(status: os.stat_result) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ from hvdtrain.checkpoints.remote.stored_checkpoints import (
     LogFiles,
     StoredCheckpoints,
     step_in,
-    to_delete,
+    value_of,
 )
 from hvdtrain.checkpoints.storage import MANIFEST_FILE
 from hvdtrain.early_stopping import MetricGoal
@@ -79,8 +79,8 @@ class Uploader:
         self._logs = LogFiles(folder, url, self.copy.scratch, patience)
         self._manifests: dict[str, Manifest] = {}  # of what is in the store
         self._bad: dict[str, _Version] = {}
-        self._tried: set[str] = set()  # what is in the store of an upload that failed, also of a former job
-        self._others: set[str] = set()  # what is there of other runs
+        self._tried: set[str] = set()  # what may be in the store of an upload that failed
+        self._others: set[str] = set()  # what is there without a manifest that can be read
         self._passed_over: list[str] = []  # checkpoints in the store that could not be verified
         self._has_begun = self._is_new = self._is_refused = False
         self._next_logs = self._next_deletion = 0.0
@@ -132,7 +132,7 @@ class Uploader:
         """Upload what there is to upload now.
 
         Args:
-            is_last: whether the logs are uploaded and read back, too, whenever that was done last.
+            is_last: whether the logs are uploaded, too, whenever that was done last.
 
         Raises:
             StoreError: If the store does not answer, or another job has the run directory.
@@ -143,7 +143,7 @@ class Uploader:
             self._upload(path)
             self._retain()  # also while uploads lag behind: the store does not fill up
         if is_last or time.monotonic() >= self._next_logs:
-            self._upload_logs(read_back=is_last)
+            self._upload_logs()
         self._retain()
 
     def unfinished(self) -> list[str]:
@@ -237,24 +237,20 @@ class Uploader:
                 found = self._stored.manifest(name)
             except (CorruptCheckpoint, EnvironmentFault):
                 found = None
-            is_own = found is not None and found.config.get("run_dir") == self._url
-            (self._tried if is_own else self._others).add(name)
+            if found is None:
+                self._others.add(name)
+            else:
+                self._manifests[name] = found
 
-    def _upload_logs(self, *, read_back: bool = False) -> None:
+    def _upload_logs(self) -> None:
         began = time.monotonic()
-        self._logs.upload(self.claim.check, read_back=read_back)
+        self._logs.upload(self.claim.check)
         now = time.monotonic()
         self._next_logs = now + max(LOG_SECONDS, _MOST_SHARE * (now - began))
 
     def _retain(self) -> None:
         """Delete checkpoints in the store that need not be kept, as enough newer ones are whole there."""
-        if time.monotonic() < self._next_deletion:
-            return
-        own = self._retention
-        here = self.copy.steps()
-        spared = {*own.spared, *here}
-        tried = sorted(one for one in self._tried - spared - set(self._manifests) if self._is_old(one))
-        for name in [*tried, *to_delete(self._manifests, self._url, own.keep_last, own.goal, spared)]:
+        for name in self._superfluous() if time.monotonic() >= self._next_deletion else ():
             self.claim.check()
             try:
                 self._stored.delete(name)
@@ -266,14 +262,24 @@ class Uploader:
             self._tried.discard(name)
             self.whole.pop(name, None)
 
-    def _is_old(self, name: str) -> bool:
-        """Return whether as many newer checkpoints of this run are whole in the store as are to be kept."""
-        newer = [
-            one
-            for one, found in self._manifests.items()
-            if found.config.get("run_dir") == self._url and step_in(one) > step_in(name)
-        ]
-        return self._retention.keep_last is not None and len(newer) >= self._retention.keep_last
+    def _superfluous(self) -> list[str]:
+        """Return which checkpoints in the store need not be kept: only such as this run wrote."""
+        last, goal = self._retention.keep_last, self._retention.goal
+        own = {
+            one: found for one, found in self._manifests.items() if found.config.get("run_dir") == self._url
+        }
+        names = sorted(own, key=step_in)
+        if last is None or len(names) < last:
+            return []
+        keep = {*names[-last:], *self._retention.spared, *self.copy.steps()}
+        if goal is not None:
+            best = None
+            for one in names:
+                if goal.improves(value_of(own[one], goal), value_of(own[best], goal) if best else None):
+                    best = one
+            keep.add(best or names[-1])
+        cut = {one for one in self._tried if step_in(one) < step_in(names[-last])} - set(self._manifests)
+        return sorted({*names, *cut} - keep, key=step_in)
 
     def _note_refused(self, error: StoreError) -> None:
         """Say once that the store does not delete what is no longer needed."""

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hvdtrain.checkpoints.remote.fetched_runs import FetchedRun
+from hvdtrain.checkpoints.remote.fetched import FetchedRun
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.comparison import Best, goal_of

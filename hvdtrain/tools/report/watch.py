@@ -14,8 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hvdtrain.checkpoints.remote.fetched import reading
-from hvdtrain.checkpoints.remote.fetched_runs import FetchedRun
+from hvdtrain.checkpoints.remote.fetched import FetchedRun, reading
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.log_records import describe_event, metrics_in
 from hvdtrain.reporting.records import EVAL, EVENT, TRAIN
