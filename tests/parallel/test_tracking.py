@@ -182,11 +182,14 @@ def test_what_a_killed_job_repeats_is_sent_again(server, client, tmp_path):
 
 
 def test_a_job_without_its_server_ends_well_and_its_run_is_sent_later(server, client, tmp_path):
-    down = {**changes(server), "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"}
-    result = run(command("run", "--steps", "20", "--track", "mlflow"), tmp_path, **down)
+    away = "http://127.0.0.1:9"
+    down = {**changes(server), "MLFLOW_TRACKING_URI": away, "WANDB_BASE_URL": away}
+    down |= {"WANDB_MODE": "online", "WANDB_API_KEY": "a" * 40}
+    result = run(command("run", "--steps", "20", "--track", "mlflow,wandb"), tmp_path, **down)
     assert result.returncode == 0, result.output
-    assert "5 lines of metrics.jsonl and how the run ended are not sent" in result.stdout
-    assert "python -m hvdtrain track run --to mlflow" in result.stdout
+    assert result.stdout.count("5 lines of metrics.jsonl and how the run ended are not sent") == 2
+    for name in ("mlflow", "wandb"):
+        assert f"python -m hvdtrain track run --to {name}" in result.stdout
     failed = run(["python", "-m", "hvdtrain", "track", "run"], tmp_path, **down)
     assert failed.returncode == 3, failed.output
     sent = run(["python", "-m", "hvdtrain", "track", "run"], tmp_path, **changes(server))

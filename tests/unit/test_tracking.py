@@ -22,7 +22,7 @@ from hvdtrain.reporting.jsonl import cut_log
 from hvdtrain.trackers import sender as sending
 from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_id, read_tracked_run
 from hvdtrain.trackers.tracker import TrackedRun, row_of, without_password
-from hvdtrain.trackers.wandb_tracker import WAIT_SECONDS
+from hvdtrain.trackers.wandb_tracker import WAIT_SECONDS, WandbTracker
 
 ID = "0123456789abcdef"
 
@@ -435,6 +435,21 @@ def test_trackers_are_sent_where_the_code_comes_from(run_dir, is_dirty, changes)
         "commit": "abc",
         "uncommitted_changes": changes,
     }
+
+
+def test_a_run_of_the_tasks_own_stays_apart(run_dir, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    own = wandb.init(dir=tmp_path)
+    try:
+        tracker = WandbTracker(print)
+        tracker.open(read_tracked_run(run_dir))
+        assert wandb.run is own
+        tracker.end("completed", "")
+        own.log({"mine": 1.0})  # it has not ended
+    finally:
+        wandb.teardown()
 
 
 @pytest.fixture
