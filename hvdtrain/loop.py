@@ -60,10 +60,10 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
         return
     results = StepResults(session, plan)
     first = session.state.progress.step + 1
-    session.hooks.before_step(first)
-    ACTIVITY.enter(READING_DATA, first, is_long=True)
-    backend.restart_clock()
     with session.hooks, session.train_feed(plan) as feed:
+        session.hooks.before_step(first)
+        ACTIVITY.enter(READING_DATA, first, is_long=True)
+        backend.restart_clock()
         for batch in backend.to_device(feed):
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=_may_compile(session, plan, number, first))
@@ -86,7 +86,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
                     break
             session.hooks.before_step(number + 1)
             ACTIVITY.enter(READING_DATA, number + 1)
-    session.hooks.after_steps(session.state.progress.step)
+        session.hooks.after_steps(session.state.progress.step)
     ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
     results.read_all()
     check_replicas(backend)

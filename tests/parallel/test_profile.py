@@ -8,7 +8,6 @@ from pathlib import Path
 import profile_tasks
 import pytest
 import straggler_tasks
-from support import pool
 from support.jobs import launcher, run, train
 from support.profiles import check_trace
 
@@ -71,18 +70,6 @@ def test_a_job_that_fails_in_the_window_leaves_what_was_recorded(tmp_path):
     trace, costs = read(tmp_path / "run")
     check_trace(trace, 1)
     assert (costs["steps"][:2], costs["workers"]) == ([4, 5], 1)
-
-
-@pytest.mark.parametrize("controller", ["mpi"])
-def test_clocks_of_hosts_are_compared_within_a_millisecond(controller, tmp_path):
-    ahead_ns = 3_600_000_000_000
-    function = f"{Path(__file__).with_name('profile_cases.py')}:offsets"
-    done = pool.call(
-        pool.Key("torch", controller, 2), function, tmp_path, framework="torch", ahead_ns=ahead_ns
-    )
-    assert done.values[0] == [0, 0]
-    offset_ns, uncertainty_ns = done.values[1]
-    assert abs(offset_ns - ahead_ns) <= uncertainty_ns <= 1_000_000
 
 
 def test_a_timeline_takes_no_core_and_outlives_the_end_of_horovod(tmp_path):

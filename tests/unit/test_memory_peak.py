@@ -1,21 +1,11 @@
 """The most memory that a worker has had: reported in turn, kept as the largest, and written to the log."""
 
 import pytest
-from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank, one_worker
+from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank
 
 from hvdtrain.backends import memory as memory_peak
 from hvdtrain.backends.base import DeviceMemory
-from hvdtrain.backends.memory import MemoryPeak
-from hvdtrain.backends.step_metrics import StepStatistics
 from hvdtrain.loop import run
-
-
-def test_the_largest_is_kept():
-    peak = MemoryPeak(FakeBackend(one_worker()))
-    assert peak.values() == {}
-    peak.take(StepStatistics(host_peak_mib=300.04))
-    peak.take(StepStatistics(host_peak_mib=200.0, device_peak_mib=50.0))
-    assert peak.values() == {"peak_memory_mib": 300.0, "peak_device_memory_mib": 50.0}
 
 
 @pytest.mark.parametrize(("kind", "fields"), [(FakeBackend, {}), (FakeLocalBackend, {"sync_every": 2})])

@@ -2,8 +2,6 @@
 
 import gzip
 import json
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 from typing import ClassVar
@@ -26,7 +24,6 @@ class FakeRecorder:
     """Records one operation; any of its methods may fail."""
 
     timeline_events: ClassVar[list[dict]] = []
-    ended_in: ClassVar[list] = []
 
     def __init__(self, fails: str = "") -> None:
         self.timeline = SimpleNamespace(start=lambda: None, stop=lambda: self.timeline_events)
@@ -38,7 +35,6 @@ class FakeRecorder:
         self._begun_ns = time.time_ns()
 
     def stop(self) -> Operations:
-        self.ended_in.append((ACTIVITY.current, ACTIVITY.listener))
         if self._fails == "stop":
             raise OSError("no space left")
         return Operations(["main"], [Operation(0, "mm", self._begun_ns, time.time_ns() + MS, "operation")])
@@ -123,15 +119,6 @@ def test_windows_that_training_does_not_cover(tmp_path, window, done, recorded, 
     assert recorded or not (tmp_path / "profile").exists()
 
 
-def test_reading_what_was_recorded_is_announced_to_take_long(tmp_path):
-    FakeRecorder.ended_in.clear()
-    profiled("2-3", tmp_path)
-    [(activity, listener)] = FakeRecorder.ended_in
-    assert str(activity) == "writing the profile after step 3"
-    assert activity.is_long
-    assert listener is None  # it would take this for a part of the steps
-
-
 def test_a_trace_that_cannot_be_written_is_a_note(tmp_path):
     (tmp_path / "profile").write_text("not a folder")
     report = profiled("2-3", tmp_path)
@@ -154,20 +141,6 @@ def test_a_job_that_is_asked_to_stop_saves_before_it_writes_its_profile(tmp_path
         return ended
 
     assert on_every_rank(hosts, work) == [order] * len(hosts)
-
-
-def test_a_failure_in_a_step_leaves_what_was_recorded(tmp_path):
-    class Failing(FakeBackend):
-        def train_step(self, batch, learning_rate, signals=()):
-            if batch.step == 2:
-                raise RuntimeError("broken")
-            return super().train_step(batch, learning_rate, signals)
-
-    _, session = profile_of("2-4", tmp_path, backend=Failing(one_worker()))
-    with pytest.raises(RuntimeError, match="broken"):
-        run(session)
-    assert steps_in(tmp_path) == [2, 3]
-    check_trace(trace_in(tmp_path), 1)
 
 
 def recorded_by_two(folders, ends=True) -> list[Shown]:
@@ -219,10 +192,3 @@ def test_a_recording_that_cannot_be_sent_or_read_is_missing(tmp_path, monkeypatc
     assert all(isinstance(report, Shown) for report in reports), reports
     check_trace(trace_in(tmp_path), 1)
     assert "profile: the recordings of 1 of 2 workers are missing" in reports[0].notes
-
-
-def test_without_a_profile_nothing_of_it_is_loaded():
-    code = "import sys, hvdtrain.jobs.train; print([m for m in sys.modules if 'profil' in m])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert not {name for name in eval(found) if name.startswith("hvdtrain")}
-    assert "cProfile" not in found

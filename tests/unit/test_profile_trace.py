@@ -99,12 +99,6 @@ def test_without_marks_waiting_is_in_the_rest():
     assert any("and waiting for other workers" in cost["what"] for cost in costs["costs"])
 
 
-def test_one_worker_waits_for_none():
-    found = shares([recording(0, 4)])
-    assert not any(what.startswith("waiting for rank") for what in found)
-    assert found["the rest of the steps: Python, and what starts operations"] == 0.7
-
-
 def test_operations_that_run_at_once_share_the_time():
     one = recording(0, 4)
     one.operations.threads.append("other")
@@ -141,13 +135,6 @@ def test_offsets_of_clocks_are_found_within_a_millisecond(hosts):
     for host, found in zip(hosts, on_every_rank(hosts, measured), strict=True):
         assert abs(found.offset_ns - offsets[host]) <= found.uncertainty_ns <= 1_000_000
         assert host != "a" or found == (0, 0)
-
-
-def test_workers_of_one_host_need_no_barriers():
-    def measured(workers):
-        return measure_offset(workers, "clock"), len(workers.sent)
-
-    assert {(found.offset_ns, sent) for found, sent in on_every_rank(["a", "a"], measured)} == {(0, 1)}
 
 
 def test_a_clock_that_drifts_is_that_uncertain():

@@ -61,12 +61,6 @@ def test_a_run_that_starts_anew_moves_the_trace_away(tmp_path):
     assert traced(path.with_name("rank-0000.jsonl.old")) == [1, 2, 3]
 
 
-def test_a_worker_without_a_place_has_no_trace(tmp_path):
-    with trace_of(None, 0, 0) as trace:
-        trace.on_batch(batch(0, 1))
-    assert list(tmp_path.iterdir()) == []
-
-
 def trace_world(run_dir, generation: int, ranks: int, first: int, last: int) -> None:
     """Trace the steps of a world, counted from 0; rank r has the indices r of each."""
     for rank in range(ranks):

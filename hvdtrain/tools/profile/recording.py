@@ -20,15 +20,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class ClockOffset(NamedTuple):
-    """How far a worker's clock is from that of rank 0.
+    """How far a worker's clock is from that of rank 0."""
 
-    Attributes:
-        offset_ns: what is taken off this worker's times.
-        uncertainty_ns: how far from the truth that is at most.
-    """
-
-    offset_ns: int = 0
-    uncertainty_ns: int = 0
+    offset_ns: int = 0  # what is taken off this worker's times
+    uncertainty_ns: int = 0  # how far from the truth that is at most
 
     def joined(self, later: "ClockOffset") -> "ClockOffset":
         """Return the offset between two measurements: their mean, which is that uncertain if it changed."""
@@ -101,15 +96,7 @@ class StepMark(NamedTuple):
 
 @dataclass
 class Recording:
-    """What one worker recorded, by its own clock.
-
-    Attributes:
-        phases: what the training thread did.
-        marks: the marks of the steps; none if they are not measured.
-        operations: what the framework's profiler recorded.
-        timeline: the events of Horovod's timeline, on rank 0.
-        problems: what could not be recorded, in a sentence each.
-    """
+    """What one worker recorded, by its own clock; ``timeline`` has the events of Horovod's, on rank 0."""
 
     rank: int
     host: str
@@ -169,12 +156,7 @@ class Recording:
 
 
 class Listener:
-    """Notes what the training thread does, and the marks of its steps. Called with each new activity.
-
-    Args:
-        recording: where it is noted.
-        busy: returns what the step clock says.
-    """
+    """Notes what the training thread does, and the marks of its steps. Called with each new activity."""
 
     def __init__(self, recording: Recording, busy: Callable[[], Busy | None]) -> None:
         self._recording, self._busy = recording, busy

@@ -3,8 +3,8 @@
 import gzip
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hvdtrain.backends.hooks import LoopHook
@@ -51,7 +51,7 @@ class StepProfile(LoopHook):
         is_due = step >= self._window.first if self._recording is None else step > self._window.last
         if self._is_over or not is_due or self._session.plan().is_done(self._session.state.progress):
             return
-        with self._session.pause_timer(), self._abandoned_on_error():
+        with self._session.pause_timer():
             if self._recording is not None:
                 self._finish(self._recording)
             elif step > self._window.last:
@@ -69,24 +69,21 @@ class StepProfile(LoopHook):
         if self._recording is None:
             self._nothing(f"training ended at step {step:,}")
             return
-        with self._abandoned_on_error():
-            if self._session.stopped:
-                with waiting_for_rank_zero(self._workers, "writing the last checkpoint"):
-                    self._session.saver.finish()
-            self._finish(self._recording)
+        if self._session.stopped:
+            with waiting_for_rank_zero(self._workers, "writing the last checkpoint"):
+                self._session.saver.finish()
+        self._finish(self._recording)
 
     def __exit__(self, *exception: Any) -> None:
-        """Write what rank 0 recorded so far, if an exception ended the steps."""
-        if exception[0] is not None:
-            self._abandon()
-
-    @contextmanager
-    def _abandoned_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._abandon()
-            raise
+        """Write what rank 0 recorded so far, if an exception ended the steps. Local: no collective."""
+        if exception[0] is None or (recording := self._recording) is None:
+            return
+        self._stop_listening(recording)
+        with ACTIVITY.during("writing the profile"):
+            self._stop(recording)
+            self._recording = None
+            if recording.begin_ns:
+                self._write([recording])
 
     def _nothing(self, why: str) -> None:
         self._is_over = True
@@ -122,18 +119,6 @@ class StepProfile(LoopHook):
             with waiting_for_rank_zero(workers, "writing the profile"):
                 self._write(found)
         self._recording = None
-
-    def _abandon(self) -> None:
-        """End the recording without the other workers, and write what rank 0 has. Local: no collective."""
-        recording = self._recording
-        if recording is None:
-            return
-        self._stop_listening(recording)
-        with ACTIVITY.during("writing the profile"):
-            self._stop(recording)
-            self._recording = None
-            if recording.begin_ns:
-                self._write([recording])
 
     def _stop_listening(self, recording: Recording) -> None:
         """End what the training thread's activities add to the recording. Local: no collective."""

@@ -93,13 +93,9 @@ def _named(what: str, process: int, place: int, name: str) -> Iterator[Event]:
 
 
 def track_of(process: int, place: int) -> Event:
-    """Return the numbers of a track.
+    """Return the numbers of a track of a rank, or of the number after them for Horovod.
 
     Viewers take 0 for the idle task, and may take one number of a thread in two processes for one thread.
-
-    Args:
-        process: a rank, or the number after them for Horovod.
-        place: the track's place in it.
     """
     return {"pid": process + 1, "tid": _TRACKS * (process + 1) + place}
 
