@@ -42,13 +42,3 @@ def test_a_horovod_that_cannot_is_an_error_before_training(load):
         with pytest.raises(HorovodBuildError, match="cannot give up collectives") as caught:
             call()
         assert "build-horovod --force" in caught.value.remedy
-
-
-@pytest.mark.parametrize("module", [None, SimpleNamespace()], ids=["not loaded", "being loaded"])
-def test_without_a_loaded_binding_there_is_nothing_to_give_up(monkeypatch, module):
-    for framework in ("torch", "tensorflow"):
-        monkeypatch.delitem(sys.modules, f"horovod.{framework}.mpi_ops", raising=False)
-    if module:
-        monkeypatch.setitem(sys.modules, "horovod.torch.mpi_ops", module)
-    abort_collectives("x")
-    check_abort()

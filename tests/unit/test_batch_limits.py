@@ -51,21 +51,6 @@ def test_the_field_that_makes_the_batch_is_named(fields, field):
     assert refused(**fields).problem.startswith(f"{field}: a batch of all workers has 100,000,000 samples")
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"size": 1, "batch_size": 32, "workers": 3},
-        {"size": 1, "batch_size": 32, "accumulate": 64, "epochs": 1e-7},
-        {"size": 1, "batch_size": 65_536},
-        {"size": 1000, "batch_size": 10**6, "epochs": 3},
-        {"size": 5, "steps": 10**12},
-    ],
-    ids=str,
-)
-def test_a_batch_may_go_through_the_data_many_times(fields):
-    checked(**fields)
-
-
 def test_a_batch_that_does_not_fit_into_memory_is_refused(monkeypatch):
     monkeypatch.setattr(batch_limits.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**8))
     checked(size=3000, width=1000, batch_size=12_000, workers=2)
@@ -79,14 +64,6 @@ def test_a_batch_that_does_not_fit_into_memory_is_refused(monkeypatch):
         "eval_batch_size: a batch of 13,000"
         in refused(size=3000, width=1000, eval_batch_size=13_000, workers=2).problem
     )
-
-
-def test_a_training_whose_samples_cannot_be_counted_is_refused():
-    error = refused(size=1000, steps=10**12, batch_size=50_000, accumulate=200)
-    assert error.problem.startswith(
-        "steps: 1,000,000,000,000 steps would be 10,000,000,000,000,000,000 samples in "
-    )
-    assert error.everywhere
 
 
 def test_a_small_batch_reads_no_sample():

@@ -66,14 +66,6 @@ def test_order_is_pinned():
     ]
 
 
-def test_epochs_and_seeds_differ():
-    size = 80
-    order = order_of([8] * 10)
-    first = order.indices(np.arange(size)).tolist()
-    assert first != order.indices(np.arange(size, 2 * size)).tolist()
-    assert first != order_of([8] * 10, seed=1).indices(np.arange(size)).tolist()
-
-
 def test_only_data_in_blocks_have_another_order():
     data = dataset(10)
     assert type(training_order(data, 10, 0)) is ShuffledOrder

@@ -1,13 +1,11 @@
 """Runs side by side: a row for each, and what differs."""
 
-import csv
 import json
 from pathlib import Path
 
 import pytest
 
-from hvdtrain.errors import UsageError
-from hvdtrain.reporting.compare import print_csv, print_table
+from hvdtrain.reporting.compare import print_table
 
 SUMMARY = {
     "status": "completed",
@@ -113,14 +111,6 @@ def test_the_config_says_which_end_of_a_metric_is_better(make, shown):
     assert shown(run)[2].split()[:3] == ["one", "2.0000", "1.0000"]
 
 
-def test_runs_without_evaluations_are_shown_with_their_training(make, shown, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    log = '{"phase": "train", "step": 9, "epoch": 1.5, "loss": 0.3, "learning_rate": 0.1, "seconds": 4.5}\n'
-    lines = shown(make("one", SUMMARY), make("two", None, "seed: 1\n", log))
-    assert lines[0].split()[:5] == ["run", "accuracy", "loss", "train", "loss"]
-    assert lines[3].split() == ["two", "0.3000", "4.5", "unknown"]
-
-
 def test_a_folder_stands_for_the_runs_in_it(make, shown, tmp_path):
     make("runs/b", SUMMARY)
     make("runs/a", SUMMARY)
@@ -145,25 +135,3 @@ def test_runs_are_sorted_with_the_best_first_and_those_without_a_value_last(make
     assert sorted_names(capsys, "best accuracy", *runs) == ["low", "high", "bad"]
     assert sorted_names(capsys, "accuracy:min", *runs) == ["high", "low", "bad"]
     assert sorted_names(capsys, "seconds", *runs) == ["low", "high", "bad"]
-
-
-def test_a_column_that_there_is_not_is_refused_with_those_that_there_are(make):
-    with pytest.raises(UsageError, match=r"(?s)--sort f1: no run .*Columns: accuracy, best accuracy, loss"):
-        print_table([make("one", SUMMARY)], "f1")
-
-
-def test_comma_separated_values_have_all_digits(make, capsys):
-    log = evaluation(5, loss=0.05, accuracy=1 / 3)
-    one = make("one", {**SUMMARY, "task": "a,b"}, "seed: 1\nlearning_rate: 0.1\n", log)
-    two = make("=2+3", SUMMARY, "seed: 2\nlearning_rate: 0.1\n")
-    print_csv([one, two, one.parent / "missing"])
-    printed = capsys.readouterr()
-    rows = list(csv.DictReader(printed.out.splitlines()))
-    assert (rows[0]["run"], rows[0]["path"], rows[0]["task"]) == ("one", str(one), "a,b")
-    assert (rows[0]["steps"], rows[0]["last.loss"], rows[0]["best.loss"]) == ("1350", "0.1", "0.05")
-    assert rows[0]["best_step.loss"] == "5"
-    assert float(rows[0]["best.accuracy"]) == 1 / 3
-    assert rows[0]["config.seed"] == "1"
-    assert "config.learning_rate" not in rows[0], "it does not differ"
-    assert rows[1]["run"] == "'=2+3", "a spreadsheet does not take it for a formula"
-    assert "left out" in printed.err

@@ -86,20 +86,3 @@ def test_over_gloo_workers_wait_longer_for_a_slow_start(launched):
 def test_over_gloo_the_watch_names_a_stopped_worker_before_gloo_gives_up(launched):
     set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, stall_timeout=120)
     assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "180"
-
-
-def test_over_gloo_too_a_stall_timeout_of_0_is_no_limit(launched):
-    set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, stall_timeout=0)
-    assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == str(7 * 24 * 3600 + 60)
-
-
-def test_in_an_elastic_job_gloo_connects_the_workers_of_any_launcher(monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    environ = {"HVDTRAIN_ELASTIC": "127.0.0.1:4000", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}
-    assert prepare(environ, stall_timeout=120) == {
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "180",
-        "HOROVOD_LOG_LEVEL": "fatal",  # else every worker that remains prints that a collective failed
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_FUSION_THRESHOLD": "0",
-    }

@@ -1,9 +1,7 @@
 """The rules by which a worker counts as stopped, stalled or gone, and who is named."""
 
-import gc
 import threading
 import time
-import weakref
 
 import pytest
 
@@ -95,13 +93,6 @@ def test_a_worker_that_is_silent_for_a_while_is_not_named_as_stalled():
     assert rules.judge(doing(age=125), 6.0) is None
 
 
-def test_no_limit_means_none():
-    assert judged(doing(age=1e6), doing(READING_DATA, age=1e6), doing(age=1e6), timeout=0) is None
-    rules = liveness(timeout=0)
-    assert rules.judge(doing(), 1e6) is None
-    assert rules.judge_silence(1e6) is None
-
-
 def test_a_process_that_was_stopped_itself_begins_anew():
     rules = liveness()
     rules.forgive(500.0)
@@ -144,17 +135,6 @@ def test_what_a_worker_tells_of_itself_survives_the_way_and_nonsense_does_not():
         assert read_state(nonsense) is None
 
 
-def test_a_mark_costs_little():
-    mark, seconds = ActivityMark(), []
-    for _ in range(10):
-        begun = time.thread_time()
-        for _ in range(10_000):
-            mark.enter(TRAINING, 12)
-        seconds.append((time.thread_time() - begun) / 10_000)
-    assert min(seconds) < 20e-6  # 0.8 microseconds on an idle machine
-    assert mark.current.number == 100_000
-
-
 def test_an_activity_returns_to_the_one_before():
     mark = ActivityMark()
     mark.enter(TRAINING, 12)
@@ -184,21 +164,3 @@ def test_the_place_in_the_users_code_is_told_after_a_while():
     assert late.user_code.startswith("test_liveness.py, line ")
     assert late.user_code.endswith("in test_the_place_in_the_users_code_is_told_after_a_while")
     assert "test_liveness.py" in stack
-
-
-def test_looking_at_user_code_keeps_nothing_of_the_functions_that_run():
-    """A cycle of frames would keep their tensors, of the size of the model, until garbage is collected."""
-
-    class Large:
-        pass
-
-    def compute():
-        large = Large()
-        ActivityMark().user_code()
-        return weakref.ref(large)
-
-    gc.disable()
-    try:
-        assert compute()() is None
-    finally:
-        gc.enable()

@@ -179,28 +179,3 @@ def test_a_loss_object_gives_the_mean_that_it_computes_itself(side):
         pair = (side.tensor(outputs), side.tensor(targets))
         alone = loss(*pair) if side.name == "torch" else loss(*reversed(pair))
         np.testing.assert_allclose(losses.mean(), np.asarray(alone).mean(), rtol=1e-5)
-
-
-REFUSED = {
-    "torch": [
-        (
-            lambda nn: nn.CrossEntropyLoss(ignore_index=0),
-            r"CrossEntropyLoss with ignore_index=0; it can be taken",
-        ),
-        (lambda nn: nn.MSELoss(reduction="sum"), "MSELoss with reduction='sum'"),
-        (lambda nn: nn.HuberLoss(), r"a torch.nn.modules.loss.HuberLoss; a loss takes \(outputs, batch\)"),
-        (lambda nn: nn.functional.cross_entropy, "torch.nn.functional.cross_entropy; a loss takes"),
-    ],
-    "tf": [
-        (lambda losses: losses.SparseCategoricalCrossentropy(), "with from_logits=False; it can be taken"),
-        (lambda losses: losses.MeanSquaredError(reduction="sum"), "MeanSquaredError with reduction='sum'"),
-        (lambda losses: losses.Huber(), r"a keras.src.losses.losses.Huber; a loss takes \(outputs, batch\)"),
-        (lambda losses: losses.mean_squared_error, "mean_squared_error; a loss takes"),
-    ],
-}
-
-
-def test_a_loss_object_that_no_named_loss_equals_is_named(side):
-    for make, said in REFUSED[side.name]:
-        with pytest.raises(TaskError, match=said):
-            values(side, np.zeros((2, 2)), np.zeros(2, int), loss=make(side.library))

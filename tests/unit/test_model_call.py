@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from hvdtrain.backends.objective.model_call import ModelCall, describe_columns
+from hvdtrain.backends.objective.model_call import ModelCall
 from hvdtrain.errors import TaskError
 
 A, B, Y = np.ones((2, 3)), np.zeros((2, 1)), np.arange(2)
@@ -122,24 +122,3 @@ def test_labels_are_the_targets(key):
     batch = ModelCall("torch")(Torch(one), {"inputs": A, key: Y})[1]
     assert batch["targets"] is Y
     assert batch[key] is Y
-
-
-def test_of_labels_and_label_neither_is_taken_unnamed():
-    batch = {"inputs": A, "label": Y, "labels": Y}
-    assert ModelCall("torch")(Torch(one), batch)[1] is batch
-    said = r"mse compares .* one array, batch\['targets'\]; the batch has \['inputs', 'label', 'labels'\]"
-    with pytest.raises(TaskError, match=said):
-        ModelCall("torch", "mse")(Torch(one), batch)
-
-
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["ids", "mask", "labels"], ""),
-        (["inputs", "idx"], ""),
-        (["inputs/ids", "idx"], ""),
-        (["ids", "idx", "length"], "the model is given the columns ids; it is not given idx, length"),
-    ],
-)
-def test_columns_that_a_model_is_not_given_are_told(names, said):
-    assert describe_columns("torch", Torch(two), names) == said

@@ -42,42 +42,6 @@ def test_metrics_cannot_have_the_names_of_other_numbers(name):
 
 
 @pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        (
-            SimpleNamespace(loss="crossentropy"),
-            "the task's loss is 'crossentropy', which is neither a function nor a known name\n"
-            "Did you mean 'cross_entropy'?",
-        ),
-        (
-            SimpleNamespace(loss="sparse_categorical_crossentropy"),
-            "the task's loss is 'sparse_categorical_crossentropy', which is a name of Keras\n"
-            "Here it is 'cross_entropy' of logits: leave out the activation of the last layer.",
-        ),
-        (
-            SimpleNamespace(loss="cross_entropy", metrics={"a": "zzz"}),
-            "the task's metrics['a'] is 'zzz', which is neither a function nor a known name\n"
-            "Known: accuracy, auc, cross_entropy, f1, mean_iou, perplexity, precision, r2, recall.",
-        ),
-        (
-            SimpleNamespace(loss="cross_entropy", metrics=["accuracy"]),
-            "the task's metrics must be a mapping of names to metrics, found ['accuracy']\n"
-            'Write, for example, metrics = {"accuracy": "accuracy"}.',
-        ),
-        (
-            SimpleNamespace(loss=["mse"]),
-            "the task's loss is ['mse'], which is neither a function nor a known name\n"
-            "Known: accuracy, cross_entropy.",
-        ),
-    ],
-)
-def test_a_loss_or_metric_that_is_none_is_named(task, said):
-    with pytest.raises(TaskError) as caught:
-        make_objective(task, "torch", TABLE)
-    assert str(caught.value) == said
-
-
-@pytest.mark.parametrize(
     ("returned", "found"),
     [
         (3.5, "a float"),

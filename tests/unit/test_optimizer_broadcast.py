@@ -83,13 +83,6 @@ def test_everything_is_the_roots(wire, kind, options, steps):
     assert described(other) == described(root)
 
 
-def test_slots_that_the_root_has_not_are_dropped(wire):
-    root, other = stepped(torch.optim.SGD, 2), stepped(torch.optim.SGD, 2, momentum=0.9)
-    sent(wire, root, other)
-    assert not any(other.state.values())
-    assert other.param_groups[0]["momentum"] == 0
-
-
 def test_options_that_are_tensors_or_numbers_of_the_optimizer_travel_and_functions_stay(wire):
     root, other = stepped(torch.optim.SGD, 1), stepped(torch.optim.SGD, 1)
     functions = [lambda: 0, lambda: 1]

@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from support.documents import ROOT, blocks
 from support.twins import keras, torch
 
 from hvdtrain.backends.base import OwnRates
@@ -97,18 +96,6 @@ def test_what_is_no_optimizer_is_shown_with_what_to_return(returned, found, reme
         of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
 
 
-def test_the_groups_that_the_documents_show_have_their_rates():
-    (block,) = [b.text for b in blocks(ROOT / "docs" / "tasks.md") if "def torch_optimizer(" in b.text]
-    names = {}
-    exec(block, names)  # the project's own document
-    body, head = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
-    task = SimpleNamespace(model=SimpleNamespace(body=body, head=head))
-    task.torch_optimizer = lambda parameters: names["torch_optimizer"](task, parameters)
-    optimizer = of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
-    rates = of_torch.take_own_rates(optimizer)
-    assert rates == OwnRates("AdamW", 1e-3, is_default=False, factors=pytest.approx((0.1, 1.0)))
-
-
 def test_a_rate_of_zero_is_refused():
     with pytest.raises(TaskError, match="has the learning rate 0, which must be greater than 0"):
         of_groups({}, {}, lr=0.0)
@@ -186,11 +173,6 @@ def test_the_config_goes_before_an_optimizers_default_and_its_own_rate_stands_wh
 def test_two_different_rates_are_refused_naming_both(own, said):
     with pytest.raises(ConfigError, match=f"learning_rate is 0.02, and .* {said}\nLeave learning_rate out"):
         with_learning_rate(Config(framework="torch", learning_rate=0.02), own)
-
-
-def test_no_rate_at_all_is_refused():
-    with pytest.raises(TaskError, match=r"neither the config nor .* Adafactor, has a learning rate"):
-        with_learning_rate(Config(framework="torch"), OwnRates("Adafactor", None, is_default=True))
 
 
 @pytest.mark.parametrize(("optimizer", "rate"), LEARNING_RATES.items())

@@ -2,12 +2,10 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from hvdtrain.tools.parity.command import conclusion
 from hvdtrain.tools.parity.explanation import place_of
 from hvdtrain.tools.parity.findings import different_settings
 from hvdtrain.tools.parity.observation import ForwardPass, LayerCall, Observation, StepState
@@ -164,14 +162,6 @@ def test_what_differs_is_named(changes, suspect, text):
     assert text in found[2]
 
 
-def test_a_loss_that_is_not_finite_ends_a_side_and_is_the_cause():
-    forward = observed("torch").forward
-    states = tuple(StepState(step, 1.0, {}, START) for step in (1, 10))
-    left = Observation("torch", forward, steps=states, batches={1: 5, 2: 6})
-    right = Observation("tf", forward, steps=(replace(states[0], loss=math.nan),), batches={1: 5})
-    assert [cause[0] for cause in causes(left, right)] == ["loss that is not finite"]
-
-
 def test_optimizers_that_state_other_numbers_are_named():
     sides = [observed(name, optimizer={"momentum": value}) for name, value in (("torch", 0.9), ("tf", 0.8))]
     (found,) = causes(*sides)
@@ -191,25 +181,6 @@ def test_small_updates_are_compared_with_their_movement():
     assert suspect == "update"
     assert "differs by 9.9e-03 after a step, relative to what these moved it" in text
     assert "AdamW in PyTorch, Adam in TensorFlow" in text
-
-
-def test_settings_of_optimizers_explain_updates():
-    sides = [
-        observed(name, moved=moved, optimizer={"weight decay": decay})
-        for name, moved, decay in (("torch", 1.0, 0.01), ("tf", 0.9, 0.0))
-    ]
-    assert [cause[0] for cause in causes(*sides)] == ["weight decay of the optimizer"]
-
-
-@pytest.mark.parametrize(("number", "said"), [(0, None), (1, "it is mended"), (2, "these are mended")])
-def test_a_cause_that_is_found_may_hide_others(number, said):
-    cause = SimpleNamespace(layer="conv", suspect="padding", text="one pads")
-    verdict = SimpleNamespace(has_parity=False, fp64=None, divergence="conv", findings=[cause] * number)
-    last = conclusion(verdict)[-1]
-    if said is None:
-        assert last == "no parity: 0 causes found"
-    else:
-        assert last == f"further causes may show when {said}: run parity again then"
 
 
 def test_parameters_that_one_framework_trains_are_one_cause():

@@ -8,7 +8,6 @@ from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.tensorflow.export import load_weights_file as load_keras
 from hvdtrain.backends.tensorflow.state.model_state import ModelState as KerasState
-from hvdtrain.backends.tensorflow.task_model import take_loss
 from hvdtrain.backends.torch.export import load_weights_file as load_torch
 from hvdtrain.backends.torch.state.model_state import ModelState as TorchState
 from hvdtrain.errors import CheckpointError
@@ -106,11 +105,6 @@ def test_a_head_of_another_shape_says_which_option_leaves_it_out(side, tmp_path,
     assert caught.value.remedy.endswith("To take the rest, add: --skip 'model/head/*'")
 
 
-def test_a_pattern_that_matches_nothing_is_named(side, tmp_path):
-    with pytest.raises(CheckpointError, match=r"--skip: the pattern 'head/\*' matches nothing"):
-        loaded(side, tmp_path, choice(skip=("head/*",)))
-
-
 def test_a_layer_of_keras_is_not_loaded_into_another_one(tmp_path):
     """Keras goes by the order of layers, which one more layer in front changes."""
     side, path = Keras(), tmp_path / "w.weights.h5"
@@ -124,10 +118,3 @@ def test_a_layer_of_keras_is_not_loaded_into_another_one(tmp_path):
         CheckpointError, match="its layer 'body' is at the place of the model's layer 'adapter'"
     ):
         side.load(longer, path, choice(skip=("model/body/*",)), side.state(longer).fields)
-
-
-def test_a_model_of_keras_without_layers_has_no_loss_to_take_out():
-    class Bare(keras.Model):
-        pass
-
-    assert take_loss(Bare()) == []

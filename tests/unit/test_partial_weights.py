@@ -6,7 +6,7 @@ from support.fakes import FakeBackend, on_every_rank, one_worker
 from support.states import make_record, make_state, saved
 
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.portable.partial import remedy_for_misfits, select
+from hvdtrain.backends.portable.partial import select
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError
@@ -62,16 +62,6 @@ def test_what_is_missing_in_the_source_is_not_left_initial_in_silence():
         chosen(("model/head/*",), (), MODEL, {"model/head/kernel": (8, 10)})
 
 
-def test_the_remedy_names_the_smallest_part_that_has_nothing_good():
-    model = {"model/enc/0/kernel": (2,), "model/enc/1/kernel": (2,), "model/enc/1/bias": (2,)}
-    found = {**model, "model/enc/1/kernel": (3,), "model/enc/1/bias": (3,), "model/head[0]": (1,)}
-    remedy = remedy_for_misfits(model, found, Choice())
-    assert remedy == "To take the rest, add: --init-skip 'model/enc/1/*' --init-skip 'model/head[[]0]'"
-    assert chosen((), ("model/enc/1/*", "model/head[[]0]"), model, found).names == ("model/enc/0/kernel",)
-    assert remedy_for_misfits(model, model, Choice()) == ""
-    assert remedy_for_misfits(model, {"model/other": (2,)}, Choice()) == ""
-
-
 @pytest.fixture
 def init(tmp_path):
     """A checkpoint with the value 5, and one with another head and an average of its weights."""
@@ -105,10 +95,3 @@ def test_all_workers_take_the_same_part(init):
     one, other = on_every_rank(["here"] * 2, work)
     assert one == other
     assert one[1] == 5.0
-
-
-def test_a_head_of_another_shape_says_which_option_takes_the_rest(init):
-    for workers in (1, 2):
-        outcomes = on_every_rank(["here"] * workers, lambda one: start(one, init / "other"))
-        assert all("does not fit the model" in error.problem for error in outcomes)
-        assert all("add: --init-skip 'model/a/bias'" in error.remedy for error in outcomes)

@@ -1,10 +1,9 @@
 """The schedule plateau: the policy by itself, and the loop that follows it."""
 
 import json
-import math
 
 import pytest
-from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
+from support.fakes import FakeBackend, make_loop_session, one_worker
 from support.twins import keras, torch
 
 from hvdtrain.checkpoints.manifest import Manifest
@@ -64,11 +63,6 @@ def test_it_lowers_as_keras_does():
     assert expected[-1] == 0.125
 
 
-def test_a_value_that_is_no_number_is_no_improvement_and_higher_may_be_better():
-    assert fractions([math.nan, math.nan], 2, 0.5, 0.0) == [1.0, 0.5]
-    assert fractions([0.5, 0.6, 0.55], 1, 0.5, 0.0, ACCURACY) == [1.0, 1.0, 0.5]
-
-
 def test_warm_up_and_floor_hold():
     rate = LearningRate(PEAK, "plateau", total_epochs=4, warmup_epochs=1, final_fraction=0.2)
     assert rate.at(0.5) == pytest.approx(PEAK / 2)
@@ -114,16 +108,6 @@ def test_the_step_after_the_evaluation_has_the_lower_rate_and_it_is_said(tmp_pat
         "learning rate 0.05 -> 0.025 from step 5 on: loss has not improved for 1 evaluation "
         "(best 0.4 at step 3)",
     ]
-
-
-def test_all_workers_have_the_same_rates(tmp_path):
-    def work(workers):
-        session = session_of(tmp_path, workers, [0.5, 0.6, 0.6])
-        run(session)
-        return session.backend.rates
-
-    one, other = on_every_rank(["here"] * 2, work)
-    assert one == other == pytest.approx([PEAK, PEAK, PEAK / 10])
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3, 4])

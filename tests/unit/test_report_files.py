@@ -5,8 +5,6 @@ import io
 import json
 import os
 import sys
-import threading
-import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -155,24 +153,6 @@ def test_the_summary_has_the_fields_of_the_contract(plain, tmp_path):
         "run_dir": "runs/x",
         "checkpoint": None,
     }
-
-
-def test_two_threads_write_one_summary_one_after_the_other(plain, tmp_path, monkeypatch):
-    writing, most = [], []
-
-    def write(path, values):
-        writing.append(path)
-        most.append(len(writing))
-        time.sleep(0.05)
-        writing.pop()
-
-    monkeypatch.setattr("hvdtrain.reporting.reporters.write_json", write)
-    threads = [threading.Thread(target=plain.report.write_summary, args=(summary(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1, 1, 1]
 
 
 def test_tensorboard_reads_hyperparameters_and_the_config(tmp_path, monkeypatch):

@@ -48,13 +48,6 @@ def spoil(path) -> None:
     (path / "model.safetensors").write_bytes(b"x")
 
 
-def test_a_new_run_starts_from_nothing(tmp_path):
-    make_run(tmp_path / "run")
-    backend = make_backend(9.0)
-    assert start(backend, run_dir="run") == ResumePoint()
-    assert equal(backend.local_state(), make_state(9.0))
-
-
 def test_auto_takes_the_newest_good_one(tmp_path):
     newest = make_run(tmp_path / "run")[-1].relative_to(tmp_path)
     backend = make_backend()
@@ -63,14 +56,6 @@ def test_auto_takes_the_newest_good_one(tmp_path):
     assert (found.progress, found.resumed_step, found.newest) == (Progress(120, 480), 120, newest)
     assert (found.notes, found.changes) == ((), ())
     assert equal(backend.local_state(), make_state(120.0))
-
-
-@pytest.mark.parametrize("made", [False, True])
-def test_auto_starts_from_nothing_where_there_is_none(tmp_path, made):
-    """In the directory that is there, if it is."""
-    if made:
-        (tmp_path / "run" / "checkpoints").mkdir(parents=True)
-    assert start(resume="auto", run_dir="run") == ResumePoint(resumed_step=0)
 
 
 def test_auto_sets_a_damaged_newest_one_aside_and_takes_the_one_before(tmp_path):
@@ -256,11 +241,6 @@ def test_init_takes_the_weights_and_leaves_optimizer_and_progress(tmp_path):
     assert equal(backend.local_state(), expected)
 
 
-def test_init_takes_weights_of_another_task_and_other_data(tmp_path):
-    make_run(tmp_path / "run")
-    assert start(init="run", task="text", data_size=7).progress == Progress()
-
-
 def test_init_from_another_shape_is_refused(tmp_path):
     make_run(tmp_path / "run")
     assert "does not fit" in refused(make_backend(**{"model/b": np.zeros(3)}), init="run").problem
@@ -273,13 +253,6 @@ def test_a_run_that_goes_on_does_not_start_from_init_again(tmp_path):
     backend = make_backend()
     assert start(backend, init="before", resume="auto", run_dir="run").progress.step == 120
     assert equal(backend.local_state(), make_state(120.0))
-
-
-def test_a_run_that_has_nothing_yet_starts_from_init(tmp_path):
-    make_run(tmp_path / "before", (500,))
-    found = start(init="before", resume="auto", run_dir="run")
-    assert found.origin == "weights of before/checkpoints/step-00000500, step 500"
-    assert found.resumed_step == 0
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,10 @@
 """The data behind a page's curves: what is drawn, what is thinned out, and what is said of gaps."""
 
-import math
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.stored_runs import evaluation, make_run, window
 
-from hvdtrain.tools.report.charts import plan_charts, thin
+from hvdtrain.tools.report.charts import plan_charts
 from hvdtrain.tools.report.run_log import read_log
 
 
@@ -55,27 +51,3 @@ def test_a_run_without_a_log_has_no_curves(tmp_path):
     assert (read_log(run).curves, read_log(run).problem) == ({}, "")
     (run / "metrics.jsonl").mkdir()
     assert "cannot be read" in read_log(run).problem
-
-
-def test_a_place_is_found_at_the_record_before(tmp_path):
-    log = read_log(make_run(tmp_path, window(10), window(20)))
-    assert log.place_of(15) == {"step": 15, "epoch": 1, "samples": 320, "seconds": 2}
-    assert log.place_of(5) == {"step": 5, "epoch": 0, "samples": 0, "seconds": 0}
-
-
-VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size=400)
-
-
-@given(VALUES, st.integers(4, 100))
-def test_thinning_loses_no_extreme(values, limit):
-    array = np.array(values)
-    kept = thin(array, limit)
-    assert kept.tolist() == sorted(set(kept.tolist()))
-    assert {0, len(values) - 1} <= set(kept.tolist())
-    finite = array[np.isfinite(array)]
-    assert np.isfinite(array[kept]).sum() <= limit
-    if len(finite):
-        assert np.nanmin(array[kept]) == finite.min()
-        assert np.nanmax(array[kept]) == finite.max()
-    if len(finite) < len(values):
-        assert np.isnan(array[kept]).any(), "a gap stays one"

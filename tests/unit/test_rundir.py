@@ -10,7 +10,6 @@ from support.fakes import on_every_rank
 from hvdtrain.config import Config
 from hvdtrain.config.layers import read_file, resolve
 from hvdtrain.errors import ConfigError, EnvironmentFault
-from hvdtrain.jobs.run_directory import folder as rundir
 from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.metrics import StepInfo
 
@@ -45,18 +44,6 @@ def refused(size: int = 3, **fields: object) -> Exception:
 def test_the_resolved_config_is_in_the_directory():
     opened(run_dir="run", seed=3)
     assert resolve([read_file(Path("run/config.yaml"))]) == config(seed=3)
-
-
-def test_two_runs_of_one_second_have_two_directories(monkeypatch):
-    class Noon(rundir.datetime):
-        @classmethod
-        def now(cls):
-            return cls(2026, 1, 2, 12, 0, 0)
-
-    monkeypatch.setattr(rundir, "datetime", Noon)
-    paths = [str(opened(size=1)[0][1]) for _ in range(3)]
-    stem = "runs/digits-torch-20260102-120000"
-    assert paths == [stem, f"{stem}-2", f"{stem}-3"]
 
 
 def test_a_directory_that_exists_and_holds_no_run_is_used(folder):
@@ -140,12 +127,6 @@ def test_a_run_that_goes_on_has_its_new_config_and_no_old_summary(earlier):
     gone_on(1, 2, seed=3)
     assert resolve([read_file(earlier / "config.yaml")]).seed == 3
     assert not (earlier / "summary.json").exists()
-
-
-def test_a_run_that_goes_on_leaves_checkpoints_and_other_files_alone(earlier):
-    gone_on(1, 2)
-    assert (earlier / "notes.txt").read_text() == "mine"
-    assert [path.name for path in (earlier / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 def test_a_run_that_starts_anew_in_its_directory_moves_its_logs_away(earlier):

@@ -13,7 +13,7 @@ from support.stored_runs import SUMMARY, evaluation, lines_of, make_run, window
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.remote.fetched import FetchedRun
 from hvdtrain.cli import cli
-from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
+from hvdtrain.errors import CheckpointError, UsageError
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.jobs.serving.outputs import (
     check_not_there,
@@ -27,7 +27,7 @@ from hvdtrain.storage import transfers as object_lines
 from hvdtrain.storage import urls as object_urls
 from hvdtrain.storage.text import printable
 from hvdtrain.storage.transfers import append_line
-from hvdtrain.storage.urls import ChangedObjectError, Patience
+from hvdtrain.storage.urls import ChangedObjectError
 from hvdtrain.tools.report.followed_run import FollowedRun, Kind
 
 pytest.importorskip("s3fs")
@@ -110,18 +110,6 @@ def test_what_is_fetched_over_connections_that_are_cut_is_whole(store, url, tmp_
         store.proxy.heal()
         assert {path.parent.name for path in cached(tmp_path)} == {"step-00000003"}
     assert store.proxy.cuts >= 4
-
-
-def test_what_is_not_there_or_not_reachable_is_told(store, url, monkeypatch):
-    with pytest.raises(CheckpointError, match=f"no checkpoint in {url}x"):
-        fetched.locate(f"{url}x")
-    with pytest.raises(EnvironmentFault, match=r"s3://nowhere/x does not exist: .*bucket"):
-        fetched.locate("s3://nowhere/x")
-    once = Patience(stall_seconds=5, tries=1)
-    store.proxy.is_down = True
-    monkeypatch.setattr(fetched, "entries", lambda url: object_urls.entries(url, once))
-    with pytest.raises(EnvironmentFault, match=url):
-        fetched.locate(url)
 
 
 def test_a_run_of_elsewhere_is_compared_and_reported(store, url, tmp_path):

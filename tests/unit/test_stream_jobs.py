@@ -5,7 +5,6 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
-from support.documents import ROOT, blocks, named_files
 from support.numpy_backend import Mlp
 
 import hvdtrain
@@ -122,29 +121,3 @@ def test_streams_are_found_among_all_data():
     assert streams_of(data, None) == {"training data": data}
     assert streams_of(other, data) == {"evaluation data": data}
     assert streams_of(other, other) == {}
-
-
-def test_the_documented_tasks_open_their_data(tmp_path, monkeypatch):
-    page = ROOT / "docs" / "streams.md"
-    for block in blocks(page):
-        compile(block.text, "streams.md", "exec")
-    tasks = {}
-    for name, text in named_files(page).items():
-        exec(text, space := {"__name__": name})
-        tasks[name] = space["Task"]()
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "digits").mkdir()
-    for number in range(8):
-        line = json.dumps({"pixels": [float(number)] * 64, "label": number})
-        (tmp_path / "digits" / f"{number:03}.jsonl").write_text(f"{line}\n" * 3)
-    stream = as_dataset(tasks["stream_task.py"].train_data())
-    assert stream.is_dealt(8)
-    assert stream[0]["inputs"].shape == (64,)
-    pa = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet")
-    table = pa.table({"pixels": [[1.0] * 64] * 5, "label": range(5)})
-    for name in ("train-0", "eval"):
-        pa.parquet.write_table(table, tmp_path / "digits" / f"{name}.parquet")
-    task = tasks["parquet_task.py"]
-    for data in (task.train_data(), task.eval_data()):
-        assert data.batch(np.arange(5))["inputs"].shape == (5, 64)

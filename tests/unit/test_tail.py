@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.reporting import records as tail
 from hvdtrain.reporting.records import cut_tail
 
 
@@ -55,14 +54,6 @@ def test_an_evaluation_that_is_done_again_goes_with_what_callbacks_logged_of_it(
     assert after_cut(tmp_path / "log", whole, 10, "eval") == whole
 
 
-def test_all_records_of_a_short_log_are_known(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(lines(1, 2, 3))
-    found = cut_tail(path, 2)
-    assert ([record["step"] for record in found.records], found.is_all) == ([1, 2], True)
-    assert cut_tail(tmp_path / "none", 2) == ([], True)
-
-
 def test_a_cut_at_the_end_keeps_the_file_and_another_makes_a_new_one(tmp_path):
     path = tmp_path / "log"
     path.write_bytes(lines(1, 2, 3))
@@ -73,11 +64,3 @@ def test_a_cut_at_the_end_keeps_the_file_and_another_makes_a_new_one(tmp_path):
     cut_tail(path, 2)
     assert path.read_bytes() == lines(1, 2)
     assert os.listdir(tmp_path) == ["log"]
-
-
-def test_a_line_that_is_too_long_is_no_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(tail, "LONGEST_LINE", 1 << 17)
-    path = tmp_path / "log"
-    path.write_bytes(lines(1) + b"x" * (1 << 18))
-    with pytest.raises(OSError, match="it has a line of more than"):
-        cut_tail(path, 1)

@@ -124,23 +124,6 @@ def test_a_place_that_is_not_there_is_named(folder, spec, said):
     assert refused(spec).startswith(said.format(folder=folder))
 
 
-@pytest.mark.parametrize("place", ["mine.py", "mine"])
-@pytest.mark.parametrize(
-    ("text", "line", "said"),
-    [
-        ("x = 1\nclass Good\n", 2, "expected ':'"),
-        ("x = 1\n\nraise RuntimeError('broken')\n", 3, "RuntimeError: broken"),
-        ("import sys\nsys.exit(0)\n", 2, "SystemExit: 0"),
-        ("import no_such_thing\n", 1, "ModuleNotFoundError: No module named 'no_such_thing'"),
-    ],
-)
-def test_a_task_that_does_not_import_is_named_with_its_line(folder, place, text, line, said):
-    path = write(folder / "mine.py", text)
-    message = refused(f"{place}:Good")
-    assert f"{place} cannot be imported: " in message
-    assert f"{path}, line {line}: {said}" in message
-
-
 @pytest.mark.parametrize(
     ("name", "said"),
     [

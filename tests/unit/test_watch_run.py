@@ -1,6 +1,5 @@
 """Following a run: its log as it grows and is cut back, how it stands, and when following ends."""
 
-import io
 import json
 import os
 import subprocess
@@ -10,14 +9,13 @@ import time
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from support.stored_runs import SUMMARY, change, evaluation, lines_of, make_run, window
 
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.stored_runs import FAR_SECONDS, LOST_SECONDS
 from hvdtrain.tools.report import watch as following
-from hvdtrain.tools.report.followed_run import FollowedRun, Kind, LogFollower, Standing, StandingWatch
-from hvdtrain.tools.report.watch import Ends, follow, open_view
+from hvdtrain.tools.report.followed_run import Kind, LogFollower, Standing, StandingWatch
+from hvdtrain.tools.report.watch import Ends, follow
 
 RUNNING = Standing(Kind.RUNNING, "running")
 
@@ -151,13 +149,6 @@ def test_the_lock_of_another_host_may_not_be_seen(tmp_path):
     assert watch.look(603.0, 3.0).kind is Kind.RUNNING, "a later job has taken the lock"
 
 
-def test_without_a_lock_nothing_is_claimed(tmp_path):
-    watch = StandingWatch(make_run(tmp_path, window(10), summary=None))
-    watch.look(0.0)
-    standing = watch.look(1000.0)
-    assert (standing.kind, "cannot be seen" in standing.text) == (Kind.RUNNING, True)
-
-
 STOPPED, LOST, ENDED, UNCLEAR = (
     Standing(kind, "") for kind in (Kind.STOPPED, Kind.KILLED, Kind.ENDED, Kind.UNCLEAR)
 )
@@ -222,19 +213,3 @@ def test_plain_lines_tell_a_run_to_its_end_over_a_resume(tmp_path, capsys, monke
     followed.join(60)
     assert not followed.is_alive()
     assert "20  epoch   2.00  loss 0.0500  lr 0.1  samples/s 160  data wait 10%  4 s left" in shown
-
-
-def test_the_live_view_shows_all_at_any_width(tmp_path):
-    run = make_run(
-        tmp_path, window(10, slowest_rank=1, wait_fraction=0.2), evaluation(10), change(10), summary=None
-    )
-    followed = FollowedRun(run)
-    standing = followed.poll()
-    followed.silent_seconds = 75.0
-    for width in (40, 120):
-        output = io.StringIO()
-        with open_view(run, Console(file=output, force_terminal=True, width=width)) as view:
-            view.show(followed, standing)
-        words = output.getvalue()
-        for word in ("25.0%", "0.1000", "accuracy", "slowest", "best", "1 min 15 s", "killed", "6 s left"):
-            assert word in words

@@ -107,11 +107,6 @@ def test_a_column_that_mixes_numbers_with_others_is_named(column):
         as_dataset(made)
 
 
-def test_an_unnamed_target_in_text_is_refused():
-    with pytest.raises(DataError, match=r"the column 'kind', which becomes 'targets', does not hold numbers"):
-        as_dataset(frame(age=B[:, 0], kind=list("abcde")), targets="kind")
-
-
 def hugging_face(columns: dict[str, list]) -> Any:
     pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # no thread that stays
     return pytest.importorskip("datasets").Dataset.from_dict(columns)
@@ -155,12 +150,6 @@ def test_what_cannot_be_used_is_named_with_the_way_out(source, said):
         as_dataset(source)
 
 
-def test_a_sparse_matrix_is_named():
-    sparse = pytest.importorskip("scipy.sparse").csr_matrix(A)
-    with pytest.raises(DataError, match=r"'inputs' is a sparse scipy\.sparse.*csr_matrix.*\n.*\.toarray\(\)"):
-        as_dataset((sparse, Y))
-
-
 COLUMNS = {"ids": WORDS, "mask": [[1] * len(word) for word in WORDS], "labels": Y.tolist()}
 PAD = {"ids": 0, "mask": 0}
 
@@ -185,21 +174,6 @@ def test_pad_fills_up_to_the_next_power_of_two(source):
     assert len(dataset) == SIZE
     assert dataset[2]["ids"].shape == (8,)
     assert not dataset.notes or "text is left out" in dataset.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("options", "length", "padded"),
-    [
-        ({}, 1, 1),
-        ({}, 5, 8),
-        ({}, 8, 8),
-        ({"multiple": 3}, 4, 6),
-        ({"longest": 6}, 5, 6),
-        ({"longest": 6}, 3, 4),
-    ],
-)
-def test_lengths_that_pad_gives(options, length, padded):
-    assert hvdtrain.pad(PAD, **options).length(length) == padded
 
 
 @pytest.mark.parametrize(

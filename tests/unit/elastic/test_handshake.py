@@ -49,14 +49,6 @@ def test_a_driver_without_the_key_is_not_trusted(ends):
             proved.result(10)
 
 
-def test_a_proof_counts_once_and_for_one_name():
-    first, second = DriverHandshake("the key"), DriverHandshake("the key")
-    line = _worker_line(first, "w7")
-    assert first.answer(line)[0] == "w7"
-    assert second.answer(line) is None  # another nonce
-    assert first.answer(line.replace(b"w7", b"w8")) is None
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -71,23 +63,3 @@ def test_a_proof_counts_once_and_for_one_name():
 )
 def test_what_is_no_proof_is_none(line):
     assert DriverHandshake("the key").answer(line) is None
-
-
-def test_a_line_has_a_limit(ends):
-    driver, worker = ends
-    worker.sendall(b"x" * 4096)
-    with pytest.raises(OSError, match="no line"):
-        receive_line(driver)
-
-
-def _worker_line(handshake, worker):
-    """Return what a worker with the key sends to a driver."""
-    driver, other = socket.socketpair()
-    with driver, other, ThreadPoolExecutor(1) as pool:
-        driver.sendall(handshake.opening)
-        proved = pool.submit(prove_to_driver, other, "the key", worker)
-        line = receive_line(driver)
-        driver.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(OSError, match="closed"):
-            proved.result(10)
-    return line

@@ -30,18 +30,6 @@ def test_a_line_is_a_host(line, host, slots):
     assert parse_hosts(f"# hosts\n\n{line}\n", 4).hosts == [HostSlots(host, slots)]
 
 
-@pytest.mark.parametrize(
-    "line",
-    ["-oProxyCommand=evil:2", "h1:two", "h1:-1", "h1:", "h1:1:2", "h1 2", "[h1]:2", "[::1]2", "h1:99999",
-     "h1:²", "a;b", "h1,h2", "error: no such command"],
-)  # fmt: skip
-def test_a_line_that_is_no_host_is_refused_and_quoted(line):
-    with pytest.raises(DiscoveryError, match="line 2") as refused:
-        parse_hosts(f"h0:1\n{line}\n")
-    assert repr(line) in refused.value.problem
-    assert "host:slots" in refused.value.remedy
-
-
 def test_a_host_without_slots_is_left_out():
     assert parse_hosts("h1:0\nh2:1").hosts == [("h2", 1)]
 
@@ -93,12 +81,6 @@ def test_a_script_that_fails_is_named_and_leaves_nothing_behind(tmp_path, text, 
     assert running() <= before
 
 
-def test_a_process_that_a_script_leaves_behind_holds_nobody_up(tmp_path):
-    since = time.monotonic()
-    assert ScriptHosts(script(tmp_path, "echo h1:1\nsleep 300 &")).find() == [("h1", 1)]
-    assert time.monotonic() - since < 120
-
-
 class Answers:
     """A discovery whose answers are given."""
 
@@ -139,19 +121,3 @@ def test_a_script_that_never_succeeded_is_an_error(tmp_path):
     watch = HostWatch(ScriptHosts(script(tmp_path, "exit 1")), lambda text: None)
     with pytest.raises(DiscoveryError, match="exit code 1"):
         watch.start()
-
-
-def test_hosts_are_looked_up_again_in_a_thread(tmp_path):
-    file = tmp_path / "hosts"
-    file.write_text("h1:1\n")
-    watch = HostWatch(ScriptHosts(f"cat {file}"), lambda text: None, every_seconds=0.02)
-    watch.start()
-    try:
-        assert watch.hosts() == [("h1", 1)]
-        file.write_text("h1:1\nh2:1\n")
-        until = time.monotonic() + 60
-        while len(watch.hosts()) == 1 and time.monotonic() < until:
-            time.sleep(0.01)
-        assert watch.hosts() == [("h1", 1), ("h2", 1)]
-    finally:
-        watch.close()

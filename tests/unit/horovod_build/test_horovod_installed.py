@@ -24,22 +24,6 @@ def test_a_build_of_ours_is_read_and_described(site):
     )
 
 
-def test_a_stock_horovod_is_identified_without_patches(site):
-    site.horovod(extensions=["torch"], pytorch=TORCH)
-    assert installed_build().identify() == installed_build().describe()
-
-
-def test_a_build_without_an_extension_was_not_built_for_it(site):
-    site.ours(extensions=["torch"])
-    assert installed_build().tensorflow is None
-
-
-def test_unreadable_metadata_does_not_raise(site):
-    site.ours()
-    (site.folder / "horovod" / "metadata.json").write_text("{")
-    assert installed_build().torch is None
-
-
 @pytest.mark.parametrize("framework", ["torch", "tf"])
 def test_a_fitting_build_is_accepted(site, framework):
     site.torch()
