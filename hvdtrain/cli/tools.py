@@ -12,13 +12,7 @@ from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
 from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.text import printable
-from hvdtrain.tools.bench.options import (
-    BenchOptions,
-    PlanOptions,
-    bench_options,
-    plan_options,
-    take_options,
-)
+from hvdtrain.tools.bench.options import BenchOptions, PlanOptions, bench_options, plan_options, take_options
 from hvdtrain.tools.search.options import BatchOptions, RateOptions, batch_options, rate_options
 
 

@@ -12,12 +12,11 @@ from hvdtrain.cli import cli
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.tools.bench import picture, sweep
-from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, notes_on
+from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, describe_job, doubtful_parts, notes_on
 from hvdtrain.tools.bench.launch import horovodrun
 from hvdtrain.tools.bench.measure import bench_config
 from hvdtrain.tools.bench.message_times import KIB, MIB, sizes_up_to, words_for_size
 from hvdtrain.tools.bench.options import BenchOptions, take_options
-from hvdtrain.tools.bench.result import describe_job, doubtful_parts
 from hvdtrain.tools.bench.spread import Block, Spread, split_of
 
 

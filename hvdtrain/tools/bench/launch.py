@@ -17,6 +17,7 @@ from typing import Any
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import host_name
+from hvdtrain.host.processes import kill_group, start_group
 
 _END_SECONDS = 15.0
 _POLL_SECONDS = 0.05
@@ -33,7 +34,7 @@ class Program:
         name: its name in messages.
         commands: the command of each process; of a launcher's one.
         limit_seconds: how long it may take.
-        environ: environment variables beside those of this process.
+        environ: environment variables in addition to those of this process.
     """
 
     name: str
@@ -69,7 +70,7 @@ def worker_command(specification: Path) -> list[str]:
 
 @contextmanager
 def exchange_folder(shared: bool) -> Iterator[Path]:
-    """Return a context with a folder for what programs are told and what they found.
+    """Return a context with a folder for what programs are to do and what they found.
 
     Args:
         shared: whether other hosts must see it: then it is in the working directory.
@@ -114,14 +115,8 @@ def _running(program: Program, output: Any) -> Iterator[list[subprocess.Popen[by
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for command in program.commands:
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, **program.environ},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            environ = {**os.environ, **program.environ}
+            process = start_group(command, env=environ, stdout=output, stderr=subprocess.STDOUT)
             processes.append(process)
         yield processes
     finally:
@@ -132,8 +127,7 @@ def _running(program: Program, output: Any) -> Iterator[list[subprocess.Popen[by
         while None in map(code_of, processes) and time.monotonic() < until:
             time.sleep(_POLL_SECONDS)
         for process in processes:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            kill_group(process)
 
 
 def _end_of(output: Any) -> str:

@@ -1,7 +1,7 @@
 """The options of the commands ``bench`` and ``plan``, in addition to those of a job."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,59 +60,47 @@ def parse_link(text: str) -> Link:
 USUAL_LINKS = tuple(map(parse_link, ("1gbit", "10gbit", "100gbit")))
 
 
-class Links(click.ParamType):  # type: ignore[type-arg]
-    """Links, such as 1gbit,10gbit/50us."""
+class Parsed(click.ParamType):  # type: ignore[type-arg]
+    """What a function makes of a text.
 
-    name = "links"
+    Args:
+        name: of the type.
+        parse: raises ValueError for a text that means nothing.
+    """
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[Any, ...]:
-        """Return the links, each once, in the order in which they are given."""
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value."""
         if not isinstance(value, str):
-            return tuple(value)
+            return value
         try:
-            return tuple(dict.fromkeys(parse_link(text) for text in value.split(",")))
+            return self._parse(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
 
 
-class Bytes(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes, such as 64K or 128M.
-
-    Args:
-        most: the largest, and as a text.
-    """
-
-    name = "bytes"
-
-    def __init__(self, most: int = _MOST_BYTES, as_text: str = "4G") -> None:
-        self._most, self._as_text = most, as_text
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number."""
-        if isinstance(value, int):
-            return value
-        found = _SIZE.fullmatch(str(value).strip())
-        size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
-        if not _LEAST_BYTES <= size <= self._most or size % 4:
-            self.fail(f"{value!r} is not a size from 4K to {self._as_text}, such as 64K or 128M.", param, ctx)
-        return size
+def parse_links(text: str) -> tuple[Link, ...]:
+    """Return links such as 1gbit,10gbit/50us, each once, in the order in which they are given."""
+    return tuple(dict.fromkeys(map(parse_link, text.split(","))))
 
 
-class Counts(click.ParamType):  # type: ignore[type-arg]
-    """Numbers of workers, such as 1,2,4."""
+def parse_size(text: str, most: int = _MOST_BYTES, as_text: str = "4G") -> int:
+    """Return a number of bytes such as 64K or 128M, at most so many, which are also given as a text."""
+    found = _SIZE.fullmatch(text.strip())
+    size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
+    if not _LEAST_BYTES <= size <= most or size % 4:
+        raise ValueError(f"{text!r} is not a size from 4K to {as_text}, such as 64K or 128M")
+    return size
 
-    name = "counts"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, ...]:
-        """Return the numbers, the smallest first."""
-        words = str(value).split(",")
-        if not all(word.strip().isdecimal() and int(word) > 0 for word in words):
-            self.fail(f"{value!r} is not a list of numbers of workers, such as 1,2,4.", param, ctx)
-        return tuple(sorted({int(word) for word in words}))
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Return numbers of workers such as 1,2,4, the smallest first."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise ValueError(f"{text!r} is not a list of numbers of workers, such as 1,2,4")
+    return tuple(sorted(set(map(int, words))))
 
 
 @dataclass(frozen=True)
@@ -277,9 +265,9 @@ _BENCH = (
                  help="Measure the parts of a step, for which a second model is built. [split]"),
     click.option("--all-reduce/--no-all-reduce", default=True,
                  help="Measure all-reduces from 4 KiB on. [all-reduce]"),
-    click.option("--max-bytes", type=Bytes(), metavar="SIZE",
+    click.option("--max-bytes", type=Parsed("size", parse_size), metavar="SIZE",
                  help="Largest all-reduce. [128M]"),
-    click.option("--sweep", type=Counts(), metavar="1,2,4",
+    click.option("--sweep", type=Parsed("counts", parse_counts), metavar="1,2,4",
                  help="Launch these numbers of workers, and show how the speed grows."),
     click.option("-H", "--hosts", metavar="HOSTS",
                  help="Hosts and slots for --sweep, such as host1:2,host2:2. [this host's cores]"),
@@ -292,7 +280,7 @@ _PLAN = (
                  help="Predict for up to N hosts. [as many as 64 workers need]"),
     click.option("--slots", type=click.IntRange(1, 128), metavar="N",
                  help="Workers of a host. [as many as were measured on one]"),
-    click.option("--link", type=Links(), metavar="LINKS",
+    click.option("--link", type=Parsed("links", parse_links), metavar="LINKS",
                  help="Speeds of the hosts' links, such as 200mbit,10gbit, or 10gbit/50us with the latency. "
                       "[1gbit,10gbit,100gbit; measured on several hosts: their network]"),
     click.option("--seconds", type=click.FloatRange(0.1, 3600), metavar="SECONDS",

@@ -1,7 +1,6 @@
 """The command ``plan``: what more hosts would bring, from a measurement of a few workers."""
 
 import os
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.launcher import launched_rank, stated_launch
+from hvdtrain.host.processes import run_limited
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
@@ -109,13 +109,8 @@ def check_hosts(options: PlanOptions, hosts: Sequence[str], local_sizes: Sequenc
 def count_gpus(framework: str) -> int:
     """Return how many GPUs a framework sees on this host; 0 if it cannot be loaded, which workers report."""
     code = f"from {bench_module_name(framework)} import count_gpus; print(count_gpus())"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_PROBE_SECONDS, check=True
-        )
-        return int(done.stdout.split()[-1])
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError):
-        return 0
+    ended = run_limited([sys.executable, "-c", code], _PROBE_SECONDS)
+    return int(ended.output.split()[-1]) if ended.code == 0 and ended.output.split() else 0
 
 
 def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) -> Documents:

@@ -15,7 +15,14 @@ from hvdtrain.host.launcher import check_is_not_launched, launched_rank
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.bench.job import Request, bench_job, check_before_launch
+from hvdtrain.tools.bench.job import (
+    VERSION,
+    Request,
+    bench_job,
+    check_before_launch,
+    describe_job,
+    notes_and_warnings,
+)
 from hvdtrain.tools.bench.launch import (
     Program,
     exchange_folder,
@@ -29,7 +36,6 @@ from hvdtrain.tools.bench.message_times import MOST_BYTES
 from hvdtrain.tools.bench.options import BenchOptions, check_writable, config_files
 from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
 from hvdtrain.tools.bench.picture import check_picture, draw
-from hvdtrain.tools.bench.result import VERSION, describe_job, notes_and_warnings
 from hvdtrain.tools.bench.spread import Spread
 from hvdtrain.tools.bench.worker import layers_to_json
 
