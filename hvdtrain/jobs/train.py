@@ -206,7 +206,8 @@ def _train_session(
         problem = f"{doing}: {where_raised(error)}"
         raise WorkerFailure(problem) from error
     finally:
-        problem = exchange_cause(session.run_dir, workers.rank, workers.host, problem, sys.exc_info()[1])
+        failure = None if in_order else sys.exc_info()[1]  # a caller may be handling another exception
+        problem = exchange_cause(session.run_dir, workers.rank, workers.host, problem, failure)
         summary = _report_end(session, status, problem, signals, in_order)
     return end_together(session, summary)
 

@@ -72,6 +72,16 @@ def test_the_summary_has_the_history_over_resumes(train, monkeypatch):
     assert "history" not in json.loads(Path("run/summary.json").read_text())
 
 
+def test_a_run_within_a_handler_does_not_end_with_the_exception_that_is_handled(train, monkeypatch):
+    seen = []
+    monkeypatch.setattr("hvdtrain.jobs.train.exchange_cause", lambda *words: seen.append(words[-1]))
+    try:
+        raise ValueError
+    except ValueError:
+        quiet(train, monkeypatch, steps=2)
+    assert seen == [None]
+
+
 def line(phase: str, step: int, **values: object) -> dict:
     return {"phase": phase, "step": step, "samples": 1, "epoch": 0.1, **values, "workers": 1, "seconds": 1.0}
 

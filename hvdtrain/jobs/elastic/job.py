@@ -5,7 +5,6 @@ as the driver of the job forms them, until training is complete, the job ends, o
 """
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -196,10 +195,13 @@ class Worlds:
             Removed: If this worker left and the others go on.
             JobEnded: If the driver ended the job.
         """
-        status, problem = "failed", None
+        status, problem, is_over = "failed", None, False
         try:
-            return self._train_in_worlds()
+            summary = self._train_in_worlds()
+            is_over = True
+            return summary
         except (Stopped, Removed):
+            is_over = True
             raise
         except Interrupted as interruption:
             status, problem = "stopped", f"interrupted by {interruption}"
@@ -220,7 +222,7 @@ class Worlds:
             self._membership.failed(failure)
             raise failure from error
         finally:
-            if not isinstance(sys.exc_info()[1], Stopped | Removed | None):
+            if not is_over:
                 self._end_badly(status, problem)
 
     def write_summary(self, problem: str) -> None:
