@@ -41,7 +41,11 @@ class MlflowTracker:
 
     def __init__(self, note: Callable[[str], None]) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
-        _check_uri(uri)
+        if not uri:  # the library would make a database in the working directory
+            raise EnvironmentFault("MLFLOW_TRACKING_URI is not set", "Set it to the server to send to.")
+        if uri.startswith(_DATABASES) and find_spec("sqlalchemy") is None:
+            remedy = "python -m pip install mlflow"
+            raise EnvironmentFault("mlflow-skinny cannot open the database of MLFLOW_TRACKING_URI", remedy)
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         import mlflow
@@ -66,7 +70,9 @@ class MlflowTracker:
         self._run = one.info.run_id
         if one.info.status != "RUNNING":
             self._client.update_run(self._run, status="RUNNING")
-        self._send_config(run.config, one.data.params)
+        fields = {mlflow_name(name): text for name, text in _flat(run.config) if text not in ("", "None")}
+        known = one.data.params  # which MLflow takes only once
+        self._log("params", [self._entities.Param(*one) for one in fields.items() if one[0] not in known])
         self._send_facts(run)
         if self._server.startswith("http"):
             return f"{self._server}/#/experiments/{experiment}/runs/{self._run}"
@@ -100,11 +106,6 @@ class MlflowTracker:
             return "0"
         known = self._client.get_experiment_by_name(name)
         return str(known.experiment_id if known is not None else self._client.create_experiment(name))
-
-    def _send_config(self, config: Mapping[str, Any], known: Mapping[str, str]) -> None:
-        """Send the fields that the run does not have: MLflow takes each only once."""
-        fields = {mlflow_name(name): text for name, text in _flat(config) if text not in ("", "None")}
-        self._log("params", [self._entities.Param(*one) for one in fields.items() if one[0] not in known])
 
     def _send_facts(self, run: TrackedRun) -> None:
         """Send what is known of the last job as tags; if it resumed, also what differs from before."""
@@ -148,20 +149,6 @@ def mlflow_name(name: str) -> str:
         return name
     end = "_" + hashlib.sha256(name.encode()).hexdigest()[:8]
     return path[: _LONGEST_NAME - len(end)].rstrip("/") + end
-
-
-def _check_uri(uri: str) -> None:
-    """Check that the client can send to what MLFLOW_TRACKING_URI names.
-
-    Raises:
-        EnvironmentFault: If it is empty, or a database without the package that opens it.
-    """
-    if not uri:  # the library would make a database in the working directory
-        raise EnvironmentFault("MLFLOW_TRACKING_URI is not set", "Set it to the server to send to.")
-    if uri.partition(":")[0].partition("+")[0] in _DATABASES and find_spec("sqlalchemy") is None:
-        raise EnvironmentFault(
-            f"mlflow-skinny cannot open {without_password(uri)}", "python -m pip install mlflow"
-        )
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:

@@ -71,12 +71,7 @@ class Tracker(Protocol):
         ...
 
     def end(self, status: str, error: str) -> None:
-        """Send how the run ended, and wait until all of it has arrived.
-
-        Args:
-            status: one of the words of ``reporting.run_status``; empty if another worker continues the run.
-            error: what went wrong, if something did.
-        """
+        """Send how the run ended, and wait for it; there is no status if another worker continues it."""
         ...
 
 
