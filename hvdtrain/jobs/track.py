@@ -69,7 +69,8 @@ def trackers_of(
 
     def make(run_dir: Path) -> Sequence[Reporter]:
         own = provenance or provenance_of(config, hosts, {}, is_instance=False)
-        facts: dict[str, Any] = {"hosts": list(hosts) or [host_name()], **_facts_of(own)}
+        facts: dict[str, Any] = {"framework": config.framework, "hosts": list(hosts) or [host_name()]}
+        facts |= _facts_of(own)
         facts |= {"changes": list(changes)} if changes else {}
         facts |= {"resumed_from": origin} if origin else {}
         facts |= {"step": done} if done is not None else {}

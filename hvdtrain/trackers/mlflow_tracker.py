@@ -15,7 +15,6 @@ from hvdtrain.trackers.tracker import Row, TrackedRun, without_password
 
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", UNSAVED: "FAILED"}  # any other end is KILLED
 _ID_TAG = "hvdtrain.id"
-_NOT_TAGGED = ("step", "changes")
 _MOST_VALUES, _MOST_TAGS = 1000, 100  # in one request
 _LONGEST_NAME, _LONGEST_TEXT, _LONGEST_REASON = 250, 4000, 200  # characters
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
@@ -44,8 +43,7 @@ class MlflowTracker:
         if not uri:  # the library would make a database in the working directory
             raise EnvironmentFault("MLFLOW_TRACKING_URI is not set", "Set it to the server to send to.")
         if uri.startswith(_DATABASES) and find_spec("sqlalchemy") is None:
-            remedy = "python -m pip install mlflow"
-            raise EnvironmentFault("mlflow-skinny cannot open the database of MLFLOW_TRACKING_URI", remedy)
+            raise EnvironmentFault("mlflow-skinny cannot open MLFLOW_TRACKING_URI", "pip install mlflow")
         for name, value in _SETTINGS.items():
             os.environ.setdefault(name, value)
         import mlflow
@@ -59,11 +57,10 @@ class MlflowTracker:
     def open(self, run: TrackedRun) -> str:
         """Find the run by its tag, or make it; send the config and what is known of the job."""
         experiment = self._experiment()
-        tags = f"tags.`{_ID_TAG}` = '{run.id}'"
-        found = self._client.search_runs([experiment], tags, max_results=1)
+        found = self._client.search_runs([experiment], f"tags.`{_ID_TAG}` = '{run.id}'", max_results=1)
         one = next(iter(found), None) or self._client.create_run(
             experiment,
-            start_time=_milliseconds(run.began_seconds),
+            start_time=round(1000 * run.began_seconds),
             run_name=os.environ.get("MLFLOW_RUN_NAME") or run.folder.resolve().name,
             tags={_ID_TAG: run.id, "mlflow.source.name": str(run.config.get("task", ""))},
         )
@@ -81,7 +78,7 @@ class MlflowTracker:
     def send(self, rows: Sequence[Row]) -> None:
         """Send numbers with the time at which they were logged: the same line twice is one point."""
         metrics = [
-            self._entities.Metric(mlflow_name(name), value, _milliseconds(row.seconds), row.step)
+            self._entities.Metric(mlflow_name(name), value, round(1000 * row.seconds), row.step)
             for row in rows
             for name, value in row.values.items()
         ]
@@ -101,15 +98,16 @@ class MlflowTracker:
         """Return the id of the experiment that the library's environment variables name."""
         if found := os.environ.get("MLFLOW_EXPERIMENT_ID"):
             return found
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
-        if not name:
+        if not (name := os.environ.get("MLFLOW_EXPERIMENT_NAME")):
             return "0"
         known = self._client.get_experiment_by_name(name)
         return str(known.experiment_id if known is not None else self._client.create_experiment(name))
 
     def _send_facts(self, run: TrackedRun) -> None:
         """Send what is known of the last job as tags; if it resumed, also what differs from before."""
-        facts = {name: value for name, value in run.facts.items() if name not in _NOT_TAGGED and value}
+        facts = {
+            name: value for name, value in run.facts.items() if name not in ("step", "changes") and value
+        }
         tags = {f"hvdtrain.{name}": _text(value) for name, value in facts.items()}
         if commit := run.facts.get("commit"):
             tags["mlflow.source.git.commit"] = str(commit)
@@ -163,7 +161,3 @@ def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, st
 def _text(value: object) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
-
-
-def _milliseconds(seconds: float) -> int:
-    return round(seconds * 1000)

@@ -50,8 +50,7 @@ class _Sent(BaseModel):
 
 def read_id(run_dir: Path) -> str | None:
     """Return the name that trackers know a run by; None if it has none, or none that can be read."""
-    run = _read(run_dir / FOLDER / ID_FILE, TrackedRun)
-    return run.id if run else None
+    return run.id if (run := _read(run_dir / FOLDER / ID_FILE, TrackedRun)) else None
 
 
 def note_start(run_dir: Path, run: TrackedRun) -> None:
@@ -89,8 +88,7 @@ class Abandoned(Exception):
 
 def _identity_of(run_dir: Path) -> tuple[int, int] | None:
     with suppress(OSError):
-        found = run_dir.stat()
-        return found.st_dev, found.st_ino
+        return (found := run_dir.stat()).st_dev, found.st_ino
     return None
 
 
@@ -103,6 +101,7 @@ class Sender:
         note: shows a line of text to the user, in any thread.
 
     Attributes:
+        title, note: the tracker's name in messages, and what shows a line that begins with it.
         checkpoint: the newest checkpoint that is to be sent; None if there is none.
         place: where the run is at the tracker; empty until that is known.
         is_abandoned: set when nothing more may be sent or written, since another process may do it now.
@@ -110,6 +109,7 @@ class Sender:
 
     def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
         self.title, self.place = TRACKERS[name].title, ""
+        self.note: Callable[[str], None] = lambda text: note(f"{self.title}: {text}")
         self.checkpoint: Path | None = None
         self.is_abandoned = threading.Event()
         self._run_dir, self._name, self._identity = run_dir, name, _identity_of(run_dir)
@@ -117,7 +117,6 @@ class Sender:
         self._log, self._path = run_dir / METRICS_FILE, run_dir / FOLDER / f"{name}.json"
         self._tracker: Tracker | None = None
         self._run: TrackedRun | None = None  # while it is open
-        self._show = note
         self._sent = _read(self._path, _Sent) or _Sent()
         self._offset = 0
         lines = self._unsent(self._sent.lines)  # fewer, if the log was cut back
@@ -145,20 +144,14 @@ class Sender:
         tracker.end(status, error)
         self._run = None
 
-    def note(self, text: str) -> None:
-        """Show something to the user, with the tracker's name before it."""
-        self._show(f"{self.title}: {text}")
-
     def describe_unsent(self, problem: str) -> str:
         """Return what is not sent of a run whose job is over and why, and the command that sends it."""
         what = "how the run ended is"
         with suppress(OSError):
             if lines := len(self._unsent(2**62)):
                 what = f"{lines:,} lines of {METRICS_FILE} and how the run ended are"
-        options = f"--to {self._name}" + (
-            " --checkpoints" if self.checkpoint != self._sent_checkpoint else ""
-        )
-        command = f"python -m hvdtrain track {self._run_dir} {options}"
+        options = " --checkpoints" * (self.checkpoint != self._sent_checkpoint)
+        command = f"python -m hvdtrain track {self._run_dir} --to {self._name}{options}"
         return f"{what} not sent ({problem}); to send the rest: {command}"
 
     def _check(self) -> None:
@@ -249,8 +242,7 @@ class JobTracking(Callback):
         """Note that the job starts, and start the threads."""
         self._note = context.note
         began = round(time.time() - context.seconds(), 3)
-        facts = {"step": context.steps_done, "framework": context.config.framework}
-        facts |= {"workers": context.workers, **self._facts}
+        facts = {"step": context.steps_done, "workers": context.workers, **self._facts}
         try:
             note_start(self._run_dir, TrackedRun(id=self._tracking_id, began_seconds=began, facts=facts))
         except OSError as error:

@@ -84,10 +84,8 @@ class WandbTracker:
 
     def end(self, status: str, error: str) -> None:
         """Send how the run ended, and wait some seconds for the library to send what it has."""
-        if status:
-            self._run.summary["hvdtrain/status"] = status
-        if error:
-            self._run.summary["hvdtrain/error"] = error
+        ending = {"hvdtrain/status": status, "hvdtrain/error": error}
+        self._run.summary.update({name: text for name, text in ending.items() if text})
         folder = self._folder
         try:
             self._run.finish(exit_code=_EXIT_CODES.get(status, _KILLED))
