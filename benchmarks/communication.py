@@ -27,7 +27,7 @@ from peer_programs import DECAY, MODELS, MOMENTUM, RATE
 from peers import ENVIRON
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.tools.bench.launch import Program, run_program
+from hvdtrain.tools.launch import Program, run_program
 
 BYTES_OF_A_NUMBER = 4
 

@@ -43,7 +43,7 @@ import peer_programs
 from peer_programs import FREE, MODELS, RESULT
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.tools.bench.launch import Program, run_program
+from hvdtrain.tools.launch import Program, run_program
 
 PEERS = {"torch": ("ddp", "horovod"), "tf": ("mwms", "mwms-free", "grouped")}
 OTHERS = {"torch": ("plain",), "tf": ("horovod", "flat", "plain")}

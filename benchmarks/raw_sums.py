@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.tools.bench.message_times import bench_module
+from hvdtrain.tools.message_times import bench_module
 
 WARM, SECONDS, REPEATS = 3, 0.4, (3, 300)  # of each size
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hvdtrain.tools.bench.forecast import ENDS, Cluster, Measured, Parts, parts_of
-from hvdtrain.tools.bench.message_times import buffers, local_steps, low_rank
 from hvdtrain.tools.bench.options import parse_link
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.message_times import buffers, local_steps, low_rank
+from hvdtrain.tools.spread import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = {"link": ROOT / "docs" / "speed-link.svg", "workers": ROOT / "docs" / "speed-workers.svg"}

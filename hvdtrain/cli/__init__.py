@@ -22,13 +22,14 @@ from hvdtrain.cli.tools import (
     watch,
 )
 from hvdtrain.errors import Interrupted, Removed, Stopped
+from hvdtrain.tools.output import installed
 
 _COMMANDS = (
     train, bench, plan, lr_find, batch_find, parity, evaluate, export, predict, import_,
     compare, report, watch, track, doctor, elastic, drill, build_horovod,
 )  # fmt: skip
 for _command in _COMMANDS:
-    cli.add_command(_command)
+    cli.add_command(installed(_command))
 
 
 def main() -> None:

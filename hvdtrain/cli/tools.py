@@ -1,4 +1,4 @@
-"""Commands that measure a job: its speed, and whether both frameworks compute the same."""
+"""Commands around training, which import a tool when they run, and those of hosts."""
 
 import os
 import sys
@@ -12,13 +12,12 @@ from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
 from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.text import printable
-from hvdtrain.tools.bench.options import BenchOptions, PlanOptions, bench_options, plan_options, take_options
-from hvdtrain.tools.search.options import BatchOptions, RateOptions, batch_options, rate_options
+from hvdtrain.tools.output import options_of, take_options
 
 
 @click.command("lr-find", cls=JobCommand)
 @click.argument("config_file", required=False, type=ExpandedPath())
-@rate_options
+@options_of("search.options", "rate_options")
 @config_options(*OPTIONS)
 def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
     """Suggest a learning rate, from a short training in which it rises until the loss diverges.
@@ -30,6 +29,7 @@ def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool,
     schedule do not matter.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
     from hvdtrain.tools.search.lr_find import run_lr_find
+    from hvdtrain.tools.search.options import RateOptions
 
     chosen, fields = take_options(options, RateOptions)
     run_lr_find(given_layers(assignments, fields, config_file), chosen)
@@ -37,7 +37,7 @@ def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool,
 
 @click.command("batch-find", cls=JobCommand)
 @click.argument("config_file", required=False, type=ExpandedPath())
-@batch_options
+@options_of("search.options", "batch_options")
 @config_options(*OPTIONS)
 def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
     """Find the largest micro-batch that fits into memory, and the fastest one.
@@ -49,10 +49,10 @@ def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bo
     micro-batch is tried by a job of its own. It takes the options of train and leaves no run directory.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
     from hvdtrain.tools.search.batch_find import run_batch_find
+    from hvdtrain.tools.search.options import BatchOptions
 
     chosen, fields = take_options(options, BatchOptions)
-    layers = given_layers(assignments, fields, config_file)
-    run_batch_find(layers, chosen)
+    run_batch_find(given_layers(assignments, fields, config_file), chosen)
 
 
 @click.command()
@@ -215,12 +215,10 @@ def drill(debug: bool, **options: Any) -> None:
               help="Frameworks to build for; auto: those installed. [auto]")  # fmt: skip
 @click.option("--mpi", type=click.Choice(["auto", "require", "none"]), default="auto",
               help="auto: with MPI if its compiler is found; none: with Gloo only. [auto]")  # fmt: skip
-@click.option(
-    "--gpu", type=click.Choice(["none", "nccl"]), default="none", help="nccl: build for CUDA GPUs. [none]"
-)
-@click.option(
-    "--jobs", type=click.IntRange(0), default=0, help="Parallel compilations; 0: by cores and memory. [0]"
-)
+@click.option("--gpu", type=click.Choice(["none", "nccl"]), default="none",
+              help="nccl: build for CUDA GPUs. [none]")  # fmt: skip
+@click.option("--jobs", type=click.IntRange(0), default=0,
+              help="Parallel compilations; 0: by cores and memory. [0]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Build even if it is installed or cached.")
 @click.option("--debug", is_flag=True, help="Show the traceback of errors.")
 def build_horovod(debug: bool, **request: Any) -> None:
@@ -232,7 +230,7 @@ def build_horovod(debug: bool, **request: Any) -> None:
 
 @click.command(cls=JobCommand)
 @click.argument("config_file", required=False, type=ExpandedPath())
-@bench_options
+@options_of("bench.options", "bench_options")
 @config_options(*OPTIONS)
 def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
     """Measure how fast a job trains, and what its steps wait for.
@@ -243,6 +241,7 @@ def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, *
 
     It takes the options of train and leaves no run directory behind.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
+    from hvdtrain.tools.bench.options import BenchOptions
     from hvdtrain.tools.bench.sweep import run_bench
 
     chosen, fields = take_options(options, BenchOptions)
@@ -251,7 +250,7 @@ def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, *
 
 @click.command(cls=JobCommand)
 @click.argument("config_file", required=False, type=ExpandedPath())
-@plan_options
+@options_of("bench.options", "plan_options")
 @config_options(*OPTIONS)
 def plan(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
     """Predict how fast a job trains with more hosts, from a measurement of a few workers.
@@ -265,6 +264,7 @@ def plan(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **
     with half as many, and predicts for the links of --link. Under a launcher it measures that job: on several
     hosts with their network. It takes the options of train and leaves no run directory behind.
     """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
+    from hvdtrain.tools.bench.options import PlanOptions
     from hvdtrain.tools.bench.plan_command import run_plan
 
     chosen, fields = take_options(options, PlanOptions)

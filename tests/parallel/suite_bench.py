@@ -15,7 +15,8 @@ from hvdtrain.config import Config
 from hvdtrain.jobs.opening.setup import JobSpec, build_together, open_task_data
 from hvdtrain.session import readers_for
 from hvdtrain.task import load_task_class
-from hvdtrain.tools.bench.measure import Recorder, bench_config, measure_steps, run_block, session_alone
+from hvdtrain.tools.bench.measure import measure_steps, session_alone
+from hvdtrain.tools.blocks import Recorder, bench_config, run_block
 from hvdtrain.training_plan import TrainingPlan
 
 FRAMEWORK = os.environ.get("HVDTRAIN_TEST_FRAMEWORK", "torch")

@@ -2,7 +2,7 @@
 
 from hvdtrain.tools.bench.forecast import Measured
 from hvdtrain.tools.bench.options import parse_link
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.spread import Spread
 
 MIB = 2**20
 SHAPES = [(1024, 1024), (1024,)]

@@ -11,13 +11,15 @@ from click.testing import CliRunner
 from hvdtrain.cli import cli
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.tools.bench import picture, sweep
+from hvdtrain.tools import picture
+from hvdtrain.tools.bench import sweep
 from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, describe_job, doubtful_parts, notes_on
-from hvdtrain.tools.bench.launch import horovodrun
-from hvdtrain.tools.bench.measure import bench_config
-from hvdtrain.tools.bench.message_times import KIB, MIB, sizes_up_to, words_for_size
-from hvdtrain.tools.bench.options import BenchOptions, take_options
-from hvdtrain.tools.bench.spread import Block, Spread, split_of
+from hvdtrain.tools.bench.options import BenchOptions
+from hvdtrain.tools.blocks import bench_config
+from hvdtrain.tools.launch import horovodrun
+from hvdtrain.tools.message_times import KIB, MIB, sizes_up_to, words_for_size
+from hvdtrain.tools.output import take_options
+from hvdtrain.tools.spread import Block, Spread, split_of
 
 
 def test_a_spread_is_the_median_and_the_range():

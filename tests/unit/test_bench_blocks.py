@@ -9,16 +9,10 @@ from hvdtrain.backends.step_metrics import StepMetrics, StepStatistics
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
 from hvdtrain.jobs.opening.setup import JobSpec
+from hvdtrain.tools import blocks
 from hvdtrain.tools.bench import job
-from hvdtrain.tools.bench import measure as blocks
-from hvdtrain.tools.bench.measure import (
-    Recorder,
-    bench_config,
-    check_rounds,
-    run_block,
-    steps_of_block,
-    whole_rounds,
-)
+from hvdtrain.tools.bench.measure import check_rounds
+from hvdtrain.tools.blocks import Recorder, bench_config, run_block, steps_of_block, whole_rounds
 
 PAUSE = 0.02
 

@@ -9,7 +9,7 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError
 from hvdtrain.tools.bench import sweep
 from hvdtrain.tools.bench.options import BenchOptions
-from hvdtrain.tools.bench.worker import layers_from_json, layers_to_json
+from hvdtrain.tools.launch import layers_from_json, layers_to_json
 
 LAYERS = [Layer("job.yaml", {"framework": "tf"}, is_file=True), Layer("options", {"batch_size": 8})]
 

@@ -7,8 +7,8 @@ import psutil
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.tools.bench import launch
-from hvdtrain.tools.bench.launch import Program, run_program
+from hvdtrain.tools import launch
+from hvdtrain.tools.launch import Program, run_program
 
 
 def python(text: str) -> list[str]:

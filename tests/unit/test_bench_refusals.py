@@ -13,7 +13,8 @@ from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.tools.bench import job, sweep
 from hvdtrain.tools.bench import job as before_launch
 from hvdtrain.tools.bench import plan_command as predict_command
-from hvdtrain.tools.bench.options import BenchOptions, PlanOptions, check_writable
+from hvdtrain.tools.bench.options import BenchOptions, PlanOptions
+from hvdtrain.tools.output import check_writable
 
 COMMANDS = [{"sweep": (1, 2)}, {}]
 

@@ -28,6 +28,7 @@ TO_SPLIT = {
 }
 # started by their names, which no import shows
 STARTED = {
+    "hvdtrain/tools/bench/worker.py",
     "hvdtrain/elastic/launch.py",
     "hvdtrain/horovod_build/patch_table.py",
     "hvdtrain/launching/starter.py",

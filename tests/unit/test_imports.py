@@ -19,8 +19,8 @@ FRAMEWORKS = {"torch", "tensorflow", "keras", "horovod", "mpi4py", "torchvision"
 OWNERS = {
     "hvdtrain.backends.torch": ("torch", "horovod.torch"),
     "hvdtrain.backends.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
-    "hvdtrain.tools.bench.torch": ("torch", "horovod.torch"),
-    "hvdtrain.tools.bench.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
+    "hvdtrain.tools.torch": ("torch", "horovod.torch"),
+    "hvdtrain.tools.tensorflow": ("tensorflow", "keras", "horovod.tensorflow"),
     "hvdtrain.tools.parity.torch": ("torch",),
     "hvdtrain.tools.parity.tensorflow": ("tensorflow", "keras"),
     "hvdtrain.elastic.driver.host_job": ("horovod.runner",),

@@ -16,12 +16,12 @@ from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.jobs.opening.setup import JobSpec
+from hvdtrain.tools import torch as torch_calls
 from hvdtrain.tools.bench import job, plan_command, sweep
-from hvdtrain.tools.bench import torch as torch_calls
 from hvdtrain.tools.bench.options import USUAL_LINKS, PlanOptions
 from hvdtrain.tools.bench.plan_command import check_hosts
 from hvdtrain.tools.bench.plan_result import check_cluster, make_plan, read_documents
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.spread import Spread
 
 OVER_MPI = {**DOCUMENT, "controller": "MPI", "warnings": []}
 

@@ -22,9 +22,9 @@ from hvdtrain.tools.bench.forecast import (
     unexplained,
     waiting_growth,
 )
-from hvdtrain.tools.bench.message_times import buffers, local_steps, low_rank, way_of
 from hvdtrain.tools.bench.options import USUAL_LATENCY, Link, parse_link
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.message_times import buffers, local_steps, low_rank, way_of
+from hvdtrain.tools.spread import Spread
 
 
 def test_waiting_grows_as_the_largest_of_normal_numbers_does():

@@ -6,38 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from hvdtrain.backends.recording import HorovodTimeline, Operation, timeline_requested
+from hvdtrain.backends.recording import Operation
 from hvdtrain.backends.torch.step_clock import operations_in
 from hvdtrain.config import Config
 from hvdtrain.jobs.train import run_job
 
 TIMELINE = "HOROVOD_TIMELINE"
-
-
-class FakeHorovod:
-    """Records into a file, if Horovod was started with a timeline."""
-
-    def __init__(self, is_ready: bool) -> None:
-        self._is_ready, self.path = is_ready, ""
-
-    def start_timeline(self, path: str) -> None:
-        if not self._is_ready:
-            raise ValueError("Set HOROVOD_TIMELINE=DYNAMIC to enable dynamic timeline usage.")
-        self.path = path
-
-    def stop_timeline(self) -> None:
-        with open(self.path, "w") as file:
-            file.write('[{"ph": "M"}]')
-
-
-def test_a_timeline_is_read_from_a_file_that_goes():
-    horovod = FakeHorovod(is_ready=True)
-    timeline = HorovodTimeline(horovod)
-    with timeline_requested(True):
-        timeline.start()
-    assert timeline.stop() == [{"ph": "M"}]
-    assert not os.path.exists(os.path.dirname(horovod.path))
-    assert timeline.stop() == []
 
 
 def test_a_trace_of_pytorch_becomes_spans():

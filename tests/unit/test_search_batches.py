@@ -10,7 +10,7 @@ import pytest
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.cores import free_bytes, is_out_of_memory, taken_bytes
-from hvdtrain.tools.bench.worker import layers_from_json
+from hvdtrain.tools.launch import layers_from_json
 from hvdtrain.tools.search import batch_find, batch_worker
 from hvdtrain.tools.search.batch_sizes import BatchSize, curve_difference, sizes_to_try
 from hvdtrain.tools.search.batch_worker import mark

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields, replace
 from statistics import NormalDist
 from typing import Any
 
-from hvdtrain.tools.bench.message_times import Way
 from hvdtrain.tools.bench.options import Link
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.message_times import Way
+from hvdtrain.tools.spread import Spread
 
 ENDS = ("median", "low", "high")
 MOST_WORKERS = 64  # unless the user names a number of hosts

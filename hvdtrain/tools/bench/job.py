@@ -18,8 +18,9 @@ from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_together, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.bench.measure import check_rounds, measure_steps, skips_warmup
-from hvdtrain.tools.bench.message_times import (
+from hvdtrain.tools.bench.measure import check_rounds, measure_steps
+from hvdtrain.tools.blocks import skips_warmup
+from hvdtrain.tools.message_times import (
     MIB,
     MOST_BYTES,
     Way,
@@ -28,7 +29,7 @@ from hvdtrain.tools.bench.message_times import (
     way_of,
     words_for_size,
 )
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.spread import Spread
 from hvdtrain.training_plan import TrainingPlan, batch_plan
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.seeding import seeded_frameworks

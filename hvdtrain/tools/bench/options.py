@@ -1,22 +1,19 @@
 """The options of the commands ``bench`` and ``plan``, in addition to those of a job."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from hvdtrain.config import Layer
 from hvdtrain.config.options import ExpandedPath
 from hvdtrain.errors import UsageError
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.output import Parsed, parse_size
+from hvdtrain.tools.spread import Spread
 
-Options = TypeVar("Options")  # a dataclass
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:i?B)?", re.IGNORECASE)
-_LEAST_BYTES, _MOST_BYTES = 4 * 2**10, 4 * 2**30
 _SECONDS = 20.0
 USUAL_LATENCY = Spread(50e-6, 20e-6, 100e-6)  # from program to program over TCP, in one data centre
 _BITS, _LINK_SECONDS = {"k": 1e3, "m": 1e6, "g": 1e9}, {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -60,39 +57,9 @@ def parse_link(text: str) -> Link:
 USUAL_LINKS = tuple(map(parse_link, ("1gbit", "10gbit", "100gbit")))
 
 
-class Parsed(click.ParamType):  # type: ignore[type-arg]
-    """What a function makes of a text.
-
-    Args:
-        name: of the type.
-        parse: raises ValueError for a text that means nothing.
-    """
-
-    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
-        self.name, self._parse = name, parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the value."""
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(f"{error}.", param, ctx)
-
-
 def parse_links(text: str) -> tuple[Link, ...]:
     """Return links such as 1gbit,10gbit/50us, each once, in the order in which they are given."""
     return tuple(dict.fromkeys(map(parse_link, text.split(","))))
-
-
-def parse_size(text: str, most: int = _MOST_BYTES, as_text: str = "4G") -> int:
-    """Return a number of bytes such as 64K or 128M, at most so many, which are also given as a text."""
-    found = _SIZE.fullmatch(text.strip())
-    size = int(found[1]) * _UNITS[found[2].upper()] if found else 0
-    if not _LEAST_BYTES <= size <= most or size % 4:
-        raise ValueError(f"{text!r} is not a size from 4K to {as_text}, such as 64K or 128M")
-    return size
 
 
 def parse_counts(text: str) -> tuple[int, ...]:
@@ -186,45 +153,6 @@ class PlanOptions:
             )
 
 
-def config_files(layers: Iterable[Layer]) -> list[Path]:
-    """Return the config files of a job."""
-    return [Path(layer.source) for layer in layers if layer.is_file]
-
-
-def check_writable(*paths: Path | None, read: Iterable[Path] = ()) -> None:
-    """Check that files can be written, and make the folders that they need.
-
-    Args:
-        paths: the files; None for one that is not named.
-        read: files that the command reads and that must stay.
-
-    Raises:
-        UsageError: If one cannot, is named twice, or is one of those that must stay.
-    """
-    given = [path for path in paths if path is not None]
-    kept = {path.resolve() for path in read}
-    for number, path in enumerate(given):
-        if path.resolve() in kept:
-            raise UsageError(
-                f"{path} is the config file of the job, which would be replaced", "Give another file's name."
-            )
-        if path.resolve() in [other.resolve() for other in given[:number]]:
-            raise UsageError(f"{path} is named twice", "Give each of the files a name of its own.")
-        try:
-            if not path.parent.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-            target = path.resolve()
-            if not target.exists():
-                target.open("xb").close()
-                target.unlink()
-            elif target.is_file() or target.is_dir():  # a pipe or a device is left alone: others may notice
-                target.open("ab").close()
-        except OSError as error:
-            raise UsageError(
-                f"{path} cannot be written: {error.strerror or error}", "Give a file in a folder of yours."
-            ) from None
-
-
 def bench_options(command: Any) -> Any:
     """Add the options of ``bench`` to a command."""
     for option in reversed(_BENCH):
@@ -237,18 +165,6 @@ def plan_options(command: Any) -> Any:
     for option in reversed(_PLAN):
         command = option(command)
     return command
-
-
-def take_options(options: Mapping[str, Any], of: type[Options]) -> tuple[Options, dict[str, Any]]:
-    """Return a command's own options, and the rest, which are fields of the job.
-
-    Args:
-        options: the values of all options; None for what is not given.
-        of: the dataclass that has the own options.
-    """
-    names = {field.name for field in fields(of)}  # type: ignore[arg-type]
-    own = {name: options[name] for name in names if options[name] is not None}
-    return of(**own), {name: value for name, value in options.items() if name not in names}
 
 
 _CONTROLLER = click.Choice(["mpi", "gloo"])

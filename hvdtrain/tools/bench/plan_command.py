@@ -17,13 +17,13 @@ from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.tools.bench.job import Request, bench_job, check_before_launch
-from hvdtrain.tools.bench.launch import exchange_folder, horovodrun
-from hvdtrain.tools.bench.message_times import bench_module_name
-from hvdtrain.tools.bench.options import PlanOptions, check_writable, config_files
-from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
-from hvdtrain.tools.bench.picture import check_picture, draw
+from hvdtrain.tools.bench.options import PlanOptions
 from hvdtrain.tools.bench.plan_result import check_cluster, make_plan, read_documents
-from hvdtrain.tools.bench.sweep import check_slots, run_job
+from hvdtrain.tools.bench.sweep import run_job
+from hvdtrain.tools.launch import check_slots, exchange_folder, horovodrun
+from hvdtrain.tools.message_times import bench_module_name
+from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.picture import check_picture, draw
 
 _PROBE_SECONDS = 120.0
 Documents = list[dict[str, Any]]

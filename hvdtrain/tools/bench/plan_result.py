@@ -19,7 +19,7 @@ from hvdtrain.tools.bench.forecast import (
     unexplained,
 )
 from hvdtrain.tools.bench.options import USUAL_LINKS, Link, PlanOptions
-from hvdtrain.tools.bench.spread import Spread, in_digits
+from hvdtrain.tools.spread import Spread, in_digits
 
 VERSION = 3  # of the documents
 _GOOD = 0.9  # of a step, what computing takes if nothing limits a job

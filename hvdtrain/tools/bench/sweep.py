@@ -3,14 +3,12 @@
 In a sweep each number of workers is a job that is launched here.
 """
 
-import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.config import Layer
-from hvdtrain.errors import UsageError
-from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import check_is_not_launched, launched_rank
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
@@ -23,22 +21,23 @@ from hvdtrain.tools.bench.job import (
     describe_job,
     notes_and_warnings,
 )
-from hvdtrain.tools.bench.launch import (
+from hvdtrain.tools.bench.measure import check_rounds
+from hvdtrain.tools.bench.options import BenchOptions
+from hvdtrain.tools.launch import (
     Program,
+    check_slots,
     exchange_folder,
     horovodrun,
+    layers_to_json,
     run_program,
-    worker_command,
     write_specification,
 )
-from hvdtrain.tools.bench.measure import check_rounds
-from hvdtrain.tools.bench.message_times import MOST_BYTES
-from hvdtrain.tools.bench.options import BenchOptions, check_writable, config_files
-from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
-from hvdtrain.tools.bench.picture import check_picture, draw
-from hvdtrain.tools.bench.spread import Spread
-from hvdtrain.tools.bench.worker import layers_to_json
+from hvdtrain.tools.message_times import MOST_BYTES
+from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
+from hvdtrain.tools.picture import check_picture, draw
+from hvdtrain.tools.spread import Spread
 
+_WORKER = "hvdtrain.tools.bench.worker"
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # of a job's limit: to start and to compile; of --seconds
 
 
@@ -121,7 +120,9 @@ def run_job(
     to.unlink(missing_ok=True)
     write_specification(path, {"layers": layers_to_json(layers), "request": request, "found": str(to)})
     limit = _FACTOR * request["seconds"] + _MORE_SECONDS
-    program = Program(f"the job with {workers}", [[*launcher, *worker_command(path)]], limit)
+    program = Program(
+        f"the job with {workers}", [[*launcher, sys.executable, "-m", _WORKER, str(path)]], limit
+    )
     document: dict[str, Any] = run_program(program, to)
     return document
 
@@ -167,30 +168,3 @@ def note_on_threads(documents: Sequence[dict[str, Any]]) -> list[str]:
         f"a worker has more threads in some jobs ({given}): efficiency compares unlike workers; "
         f"with --set threads={min(filter(None, threads.values()), default=1)} they are alike"
     ]
-
-
-def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True) -> str:
-    """Return hosts and slots, as horovodrun takes them.
-
-    Args:
-        counts: numbers of workers, the largest last.
-        hosts: the user's hosts and slots; None for this host's cores.
-        may_share: whether the user may name more slots than cores.
-
-    Raises:
-        UsageError: If there are fewer slots than workers.
-    """
-    if hosts is None:
-        slots = len(os.sched_getaffinity(0))
-        share = f" To share cores, which makes all slower: -H localhost:{counts[-1]}."
-        where, noun, remedy = "this host has", "core", share if may_share else ""
-        hosts = f"localhost:{max(slots, 1)}"
-    else:
-        slots = sum(host.slots for host in parse_host_list(hosts))
-        where, noun, remedy = "the hosts of -H have", "slot", " Name more hosts or slots."
-    if counts[-1] > slots:
-        raise UsageError(
-            f"{counted(counts[-1], 'worker')} need a slot each; {where} {counted(slots, noun)}",
-            f"Give a smaller number of workers.{remedy}",
-        )
-    return hosts

@@ -128,7 +128,7 @@ def _exit_reason(code: int, stderr: str) -> str:
 def _measure(framework: str, speed: bool) -> dict[str, Any]:
     import numpy as np
 
-    from hvdtrain.tools.bench.message_times import time_sums
+    from hvdtrain.tools.message_times import time_sums
 
     hvd = import_module(FRAMEWORKS[framework].horovod)
     hvd.init()

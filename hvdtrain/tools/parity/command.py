@@ -14,8 +14,7 @@ from hvdtrain.errors import EXIT_DONE, EXIT_TRAINING, HvdtrainError
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.opening.setup import check_may_be_elastic
 from hvdtrain.storage.text import counted, printable
-from hvdtrain.tools.bench.options import check_writable, config_files
-from hvdtrain.tools.bench.output import said_if_interrupted, write_json
+from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, write_json
 from hvdtrain.tools.parity.job import Result, parity_job
 from hvdtrain.tools.parity.observation import Difference
 from hvdtrain.tools.parity.rows import Row

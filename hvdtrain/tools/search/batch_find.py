@@ -16,17 +16,16 @@ from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.tools.bench.launch import (
+from hvdtrain.tools.launch import (
     Program,
+    check_slots,
     exchange_folder,
     horovodrun,
+    layers_to_json,
     run_program,
     write_specification,
 )
-from hvdtrain.tools.bench.options import check_writable, config_files
-from hvdtrain.tools.bench.output import said_if_interrupted, say, show_found
-from hvdtrain.tools.bench.sweep import check_slots
-from hvdtrain.tools.bench.worker import layers_to_json
+from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
 from hvdtrain.tools.search import batch_sizes
 from hvdtrain.tools.search.batch_sizes import BatchSize, BatchSizes, Tried, curve_difference
 from hvdtrain.tools.search.batch_worker import MARKER, OUT_OF_MEMORY_CODE

@@ -14,9 +14,8 @@ import psutil
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.host.cores import is_out_of_memory, taken_bytes
 from hvdtrain.metrics import StepInfo
-from hvdtrain.tools.bench.measure import Recorder, bench_config, run_block, steps_of_block
-from hvdtrain.tools.bench.worker import layers_from_json, run_worker
-from hvdtrain.tools.search.job import SearchRun, opened_run
+from hvdtrain.tools.blocks import OpenRun, Recorder, bench_config, opened_run, run_block, steps_of_block
+from hvdtrain.tools.launch import layers_from_json, run_worker
 
 OUT_OF_MEMORY_CODE = 12  # ENOMEM
 MARKER = ".out-of-memory"
@@ -92,7 +91,7 @@ def work(specification: dict[str, Any]) -> None:
         found.write_text(json.dumps(measured), encoding="utf-8")
 
 
-def _measured(run: SearchRun, watch: MemoryWatch, seconds: float) -> dict[str, Any] | None:
+def _measured(run: OpenRun, watch: MemoryWatch, seconds: float) -> dict[str, Any] | None:
     """Collective. Train, and return what was found on rank 0, None on other ranks."""
     session, recorder = run.session, _LossRecorder()
     session.report = recorder

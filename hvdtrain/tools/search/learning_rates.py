@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hvdtrain.errors import UsageError
-from hvdtrain.tools.bench.picture import new_figure, save_figure
+from hvdtrain.tools.picture import new_figure, save_figure
 from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS
 
 VERSION = 1

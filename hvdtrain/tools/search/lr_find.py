@@ -19,11 +19,9 @@ from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.task import task_class_of, task_spec
-from hvdtrain.tools.bench.measure import bench_config
-from hvdtrain.tools.bench.options import check_writable, config_files
-from hvdtrain.tools.bench.output import said_if_interrupted, show_found
-from hvdtrain.tools.bench.picture import check_picture
-from hvdtrain.tools.search.job import SearchRun, opened_run
+from hvdtrain.tools.blocks import OpenRun, bench_config, opened_run
+from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, show_found
+from hvdtrain.tools.picture import check_picture
 from hvdtrain.tools.search.learning_rates import (
     BatchScale,
     Curve,
@@ -168,7 +166,7 @@ def batch_scale(config: Config, plan: TrainingPlan, workers: int) -> BatchScale:
     return BatchScale(workers, plan.batch.global_batch, plan.base_batch, config.lr_scaling, factor)
 
 
-def _notes(run: SearchRun) -> list[str]:
+def _notes(run: OpenRun) -> list[str]:
     notes, config, own = [], run.config, run.model.own_rates
     if config.resume:
         notes.append("the steps start from the initial weights, not from --resume; --init is taken")

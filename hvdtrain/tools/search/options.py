@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hvdtrain.config.options import ExpandedPath
-from hvdtrain.tools.bench.options import Parsed, parse_size
+from hvdtrain.tools.output import Parsed, parse_size
 
 _MEMORY = Parsed("size", partial(parse_size, most=2**50, as_text="1024T"))
 LOWEST_RATE, HIGHEST_RATE, RISING_STEPS = 1e-6, 10.0, 200

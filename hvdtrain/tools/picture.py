@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.errors import UsageError
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.spread import Spread
 
 _SUFFIXES = (".png", ".svg", ".html")
 

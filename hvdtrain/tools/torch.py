@@ -1,4 +1,4 @@
-"""What ``bench`` and ``plan`` do with PyTorch: a worker alone, and all-reduces as a step calls them."""
+"""What tools do with PyTorch: a worker alone, and all-reduces as a step calls them."""
 
 from collections.abc import Callable
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What ``bench`` and ``plan`` do with TensorFlow: a worker alone, and all-reduces in a compiled function."""
+"""What tools do with TensorFlow: a worker alone, and all-reduces in a compiled function."""
 
 from collections.abc import Callable
 from typing import Any

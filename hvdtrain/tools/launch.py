@@ -1,4 +1,4 @@
-"""Launching jobs that are measured: each with a time limit, and nothing left running after it."""
+"""Launching jobs that are measured: with a time limit, nothing left running after them; and their workers."""
 
 import json
 import os
@@ -8,22 +8,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.errors import EnvironmentFault
+import yaml
+
+from hvdtrain.config import Layer
+from hvdtrain.config.yaml_reader import parse_yaml, write_yaml
+from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import host_name
+from hvdtrain.host.output import make_output_tolerant
 from hvdtrain.host.processes import kill_group, start_group
+from hvdtrain.storage.text import counted
 
 _END_SECONDS = 15.0
 _POLL_SECONDS = 0.05
 _LINES = 15  # of the output, in an error
 _BYTES = 2**16  # of its end, among which they are
-WORKER = "hvdtrain.tools.bench.worker"
 
 
 @dataclass(frozen=True)
@@ -61,11 +66,6 @@ def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
     if launcher is None:
         raise EnvironmentFault("there is no horovodrun", "Run: python -m hvdtrain build-horovod")
     return [launcher, *([f"--{controller}"] if controller else []), "-np", str(workers), "-H", hosts]
-
-
-def worker_command(specification: Path) -> list[str]:
-    """Return the command of a worker that does what a file says."""
-    return [sys.executable, "-m", WORKER, str(specification)]
 
 
 @contextmanager
@@ -169,3 +169,72 @@ def write_specification(path: Path, values: Mapping[str, Any]) -> None:
         values: what JSON can hold.
     """
     path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True) -> str:
+    """Return hosts and slots, as horovodrun takes them.
+
+    Args:
+        counts: numbers of workers, the largest last.
+        hosts: the user's hosts and slots; None for this host's cores.
+        may_share: whether the user may name more slots than cores.
+
+    Raises:
+        UsageError: If there are fewer slots than workers.
+    """
+    if hosts is None:
+        slots = len(os.sched_getaffinity(0))
+        share = f" To share cores, which makes all slower: -H localhost:{counts[-1]}."
+        where, noun, remedy = "this host has", "core", share if may_share else ""
+        hosts = f"localhost:{max(slots, 1)}"
+    else:
+        slots = sum(host.slots for host in parse_host_list(hosts))
+        where, noun, remedy = "the hosts of -H have", "slot", " Name more hosts or slots."
+    if counts[-1] > slots:
+        raise UsageError(
+            f"{counted(counts[-1], 'worker')} need a slot each; {where} {counted(slots, noun)}",
+            f"Give a smaller number of workers.{remedy}",
+        )
+    return hosts
+
+
+def layers_to_json(layers: Iterable[Layer]) -> list[dict[str, Any]]:
+    """Return config layers as JSON holds them: values as YAML, which keeps keys that are numbers, and dates.
+
+    Raises:
+        ConfigError: If a value is none that YAML can hold.
+    """
+    found = []
+    for layer in layers:
+        try:
+            values = write_yaml(dict(layer.values))
+        except yaml.YAMLError as error:
+            raise ConfigError(
+                f"{layer.source}: its values cannot be handed on: {error}",
+                "Use numbers, text, lists and mappings.",
+            ) from None
+        found.append({"source": layer.source, "values": values, "is_file": layer.is_file})
+    return found
+
+
+def layers_from_json(found: Iterable[Mapping[str, Any]]) -> list[Layer]:
+    """Return what ``layers_to_json`` was given."""
+    return [
+        Layer(one["source"], parse_yaml(one["values"], one["source"]), is_file=one["is_file"])
+        for one in found
+    ]
+
+
+def run_worker(work: Callable[[dict[str, Any]], None]) -> None:
+    """Do what the file says that the command line names, and end this worker as the command line would.
+
+    Args:
+        work: is given what the file says.
+    """
+    make_output_tolerant()
+    try:
+        work(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except BaseException as error:
+        from hvdtrain.jobs.failures import end_worker
+
+        end_worker(error, debug=False)

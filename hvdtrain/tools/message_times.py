@@ -14,7 +14,7 @@ from hvdtrain.backends.reduction.shards import divide
 from hvdtrain.config import Config
 from hvdtrain.config.values import rank_of
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.tools.bench.spread import Spread
+from hvdtrain.tools.spread import Spread
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import Workers
 
@@ -102,7 +102,7 @@ def bench_module(framework: str) -> Any:
 
 def bench_module_name(framework: str) -> str:
     """Return the name of a framework's own part of this package."""
-    return f"hvdtrain.tools.bench.{FRAMEWORKS[framework].module.split('.')[-2]}"
+    return f"hvdtrain.tools.{FRAMEWORKS[framework].module.split('.')[-2]}"
 
 
 def sizes_up_to(most: int) -> Iterator[int]:

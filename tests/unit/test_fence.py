@@ -1,0 +1,87 @@
+"""The fence around hvdtrain/tools: nothing else imports it, and each of its folders can be deleted."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TOOLS = sorted(path.parent.name for path in (ROOT / "hvdtrain" / "tools").glob("*/__init__.py"))
+# names of the package, each of which is looked up when it is used
+LAZY = "__init__.py"
+# the command line is in --help; frameworks take seconds to load
+IMPORTS = """
+import importlib, pkgutil, hvdtrain
+def failed(name):
+    raise
+for module in pkgutil.walk_packages(hvdtrain.__path__, "hvdtrain.", onerror=failed):
+    words = module.name.split(".")
+    if not {"torch", "tensorflow", "cli", "__main__"} & set(words):
+        importlib.import_module(module.name)
+"""
+
+
+def imported(path: Path) -> set[str]:
+    """Return what a file imports anywhere, modules and names of them."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_a_folder_of_tools_is_imported_by_itself_and_the_command_line_alone():
+    for path in (ROOT / "hvdtrain").rglob("*.py"):
+        name = path.relative_to(ROOT / "hvdtrain").as_posix()
+        if name.startswith("cli/") or name == LAZY:
+            continue
+        own = ".".join(["hvdtrain", *name.split("/")[:2]]) if name.startswith("tools/") else ""
+        folders = {f"hvdtrain.tools.{folder}" for folder in TOOLS} if own else {"hvdtrain.tools"}
+        found = {one for one in imported(path) if any(f"{one}.".startswith(f"{f}.") for f in folders - {own})}
+        assert not found, name
+
+
+def copy_without(target: Path, *folders: str) -> None:
+    """Copy the package, without some folders of its tools."""
+    shutil.copytree(ROOT / "hvdtrain", target / "hvdtrain", ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in folders:
+        shutil.rmtree(target / "hvdtrain" / "tools" / folder)
+
+
+def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with the copy of the package."""
+    environ = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environ, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", TOOLS)
+def test_a_folder_of_tools_can_be_deleted(folder, tmp_path):
+    copy_without(tmp_path, folder)
+    shown = python(tmp_path, "-m", "hvdtrain", "--help")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    done = python(tmp_path, "-W", "ignore", "-c", IMPORTS)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_job_needs_no_tools(tmp_path):
+    copy_without(tmp_path, *TOOLS)
+    words = ("--framework", "torch", "--steps", "2", "--eval-every", "null", "--run-dir", "run")
+    done = python(tmp_path, "-m", "hvdtrain", *words)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "metrics.jsonl").is_file()
+    refused = python(tmp_path, "-m", "hvdtrain", *words, "--profile", "1")
+    assert refused.returncode == 2
+    assert "--profile needs hvdtrain.tools.profile" in refused.stderr
+    refused = python(tmp_path, "-m", "hvdtrain", "lr-find", "--rising-steps", "9")
+    assert refused.returncode == 2
+    assert "lr-find needs hvdtrain.tools.search" in refused.stderr
