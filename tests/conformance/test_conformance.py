@@ -3,8 +3,8 @@
 A case is a model in one framework. It proves that the losses of four steps and of two evaluations are those
 that a loop of the framework computes on whole batches; so initial values, gradients, the optimizer, what the
 model keeps, and padding are right. Two steps are those of one worker, unless the model says otherwise; then
-the job is resumed from their checkpoint by two, whose parts of 25 samples are unequal. ``evaluate`` with one
-worker must find the same from the last checkpoint.
+the job is resumed from their checkpoint by two, whose parts of 25 samples are unequal. In the first framework
+of the model ``evaluate`` with one worker must find the same from the last checkpoint.
 
 Or it proves that the job ends before the first step, with the words that name what is wrong and the remedy.
 """
@@ -92,7 +92,7 @@ def test_a_model_trains_as_in_a_plain_loop_or_is_refused(model, framework, worke
         wanted = expected(model, framework)
     assert found["train"] == pytest.approx(wanted["train"], rel=judge.rtol, abs=1e-6), last.output
     assert found["eval"] == pytest.approx(wanted["eval"], rel=judge.rtol, abs=1e-6), last.output
-    if wanted["eval"]:
+    if wanted["eval"] and framework == kind.frameworks()[0]:
         done = job(first, "evaluate", str(folder), "--output", str(output))
         assert done.returncode == 0, done.output
         loss = json.loads(output.read_text())["loss"]

@@ -82,7 +82,7 @@ def test_a_worker_that_leaves_with_the_code_of_success_is_a_failure_with_a_name(
     assert re.fullmatch(problem, ending.summary["error"])
 
 
-@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize("controller", ["gloo"])
 def test_an_only_worker_that_leaves_with_the_code_of_success_is_a_failure(controller, tmp_path):
     ending = end_of(1, controller, "LeavesAlone", "--framework", "torch", cwd=tmp_path)
     assert ending.returncode == 3

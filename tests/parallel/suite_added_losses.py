@@ -137,34 +137,6 @@ def curve(backend, task, steps=2, **fields):
     return found
 
 
-def kernel_of(backend):
-    return backend._state.snapshot().read()["model/dense/kernel"]
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_a_regularizer_is_added_once_to_loss_and_gradient(started, accumulate):
-    build(started, Plain(), accumulate=accumulate)
-    before = kernel_of(started)
-    plain = means(started.train_step(batch(started, 0, accumulate), 0.1).read())
-    gradient = (before - kernel_of(started)) / 0.1
-    build(started, Regularized(), accumulate=accumulate)
-    found = means(started.train_step(batch(started, 0, accumulate), 0.1).read())
-    added = DECAY * float((before**2).sum())
-    assert found == pytest.approx({"loss": plain["loss"] + added, "regularization_loss": added}, rel=1e-5)
-    expected = before - 0.1 * (gradient + 2 * DECAY * before)
-    np.testing.assert_allclose(kernel_of(started), expected, atol=1e-6)
-
-
-def test_an_evaluation_has_it_too(started):
-    build(started, Regularized())
-    found = means(started.eval_metrics(started.eval_step(batch(started))).read())
-    assert found["regularization_loss"] == pytest.approx(DECAY * float((kernel_of(started) ** 2).sum()))
-
-
-def test_a_model_without_losses_has_no_such_metric(started):
-    assert all(found.keys() == {"loss"} for found in curve(started, Plain()))
-
-
 @pytest.fixture(scope="module")
 def expected(started):
     return curve(started, Activities())
@@ -175,11 +147,6 @@ def test_other_ways_to_compute_have_the_same_curve(started, expected, fields):
     for found, plain in zip(curve(started, Activities(), **fields), expected, strict=True):
         assert found == pytest.approx(plain, rel=1e-5)
         assert found["regularization_loss"] > 0.1
-
-
-def test_half_precision_is_near(started, expected):
-    for found, plain in zip(curve(started, Activities(), precision="bf16"), expected, strict=True):
-        assert found == pytest.approx(plain, rel=0.03)
 
 
 def test_two_calls_add_their_losses_and_an_objective_that_reads_them_adds_them_itself(started):

@@ -22,7 +22,7 @@ def test_they_join_the_objective_of_one_worker(tmp_path):
     run_suite(HERE / "suite_added_losses.py", 1, "none", "tf", cwd=tmp_path, timeout=500)
 
 
-@pytest.mark.parametrize(("workers", "options"), [(1, ()), (2, ()), (2, ("--accumulate", "2")), (3, ())])
+@pytest.mark.parametrize(("workers", "options"), [(2, ("--accumulate", "2"))])
 def test_the_curve_does_not_depend_on_the_workers_and_is_that_of_the_objective_by_hand(workers, options):
     expected, found = curve(trained("torch", 1)), curve(trained("tf", workers, *options))
     assert len(found) == 2 * 9

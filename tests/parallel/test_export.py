@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.jobs import launcher, run
 from support.pool import Key, call, shared_run
-from support.serving import exports, hvdtrain, last_eval, newest, trained
+from support.serving import exports, hvdtrain, last_eval, trained
 
 HERE = Path(__file__).parent
 EXPORT_FORMATS = {"torch": ("safetensors", "pt", "torch-export", "onnx"), "tf": ("keras", "saved-model")}
@@ -26,25 +26,6 @@ def test_every_form_loads_by_its_line_and_gives_the_loss_that_training_evaluated
     losses = [float(line.split()[1]) for line in result.stdout.splitlines() if line.startswith("LOSS")]
     expected = [last_eval(trained(trained_in))["loss"] for trained_in, _ in done]
     assert losses == pytest.approx(expected, rel=1e-5), result.output[-3000:]
-
-
-@pytest.mark.parametrize("framework", EXPORT_FORMATS)
-def test_what_is_printed(framework):
-    for (trained_in, form), (printed, _) in exports(EXPORT_FORMATS[framework]).items():
-        checkpoint = newest(trained(trained_in))
-        assert printed.startswith(f"{form}: {checkpoint.parent.parent}/exports/digits-{checkpoint.name}")
-        assert f"of {checkpoint}, step 90" in printed
-        assert float(re.search(r"at most, (\S+) of the largest", printed)[1]) < 1e-5
-        is_program = form in ("torch-export", "onnx", "saved-model")
-        assert ("takes any batch size" in printed) == is_program
-
-
-@pytest.mark.parametrize("framework", EXPORT_FORMATS)
-def test_nothing_is_left_beside_the_exports(framework):
-    exports(EXPORT_FORMATS[framework])
-    for trained_in in ("torch", "tf"):
-        folder = trained(trained_in).folder / "exports"
-        assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
 def test_an_export_that_is_there_is_replaced_by_force_alone(tmp_path):

@@ -71,7 +71,7 @@ def test_a_function_trains_on_workers_and_gives_its_result(framework, controller
     assert digests[0] == digests[1]  # every rank has the same
 
 
-@pytest.mark.parametrize("controller", ["mpi", "gloo"])
+@pytest.mark.parametrize("controller", ["gloo"])
 def test_the_error_of_a_worker_comes_back_and_the_others_end(controller, tmp_path):
     (tmp_path / "job.py").write_text(FAILS.format(controller=controller))
     result = run(["python", "job.py"], tmp_path, timeout=SECONDS)

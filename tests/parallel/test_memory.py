@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import pool
-from support.jobs import FRAMEWORKS, run
+from support.jobs import run
 
 # the outputs of the first layer, and the gradient of the loss with respect to them
 LARGEST = {"torch": r"addmm \(64, 65536\) float32 \(16.0 MiB\)", "tf": r"\(64, 65536\) float32 \(16.0 MiB\)"}
@@ -17,7 +17,6 @@ TASKS = Path(__file__).with_name("memory_tasks.py")
     ("framework", "task", "where"),
     [
         ("torch", "Early", "the first batch of the training data fails, out of memory: "),
-        ("torch", "Late", "training failed at step "),
         ("tf", "Late", "training failed at step "),
     ],
 )
@@ -35,7 +34,7 @@ def test_a_lack_of_memory_is_named_with_what_helps(framework, task, where, tmp_p
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["torch"])
 def test_the_log_and_the_summary_have_the_peak_of_the_heaviest_worker(framework, tmp_path):
     words = ["--framework", framework, "--task", f"{TASKS}:Uneven", "--batch-size", "4"]
     made = pool.train(

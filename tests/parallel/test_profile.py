@@ -28,7 +28,7 @@ def spans(trace: dict, process: int, name: str) -> list[tuple[float, float]]:
     return sorted((event["ts"], event["ts"] + event["dur"]) for event in found)
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo"), ("tf", "mpi")])
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo")])
 def test_one_trace_of_all_workers_names_the_slow_one(framework, controller, tmp_path):
     task = f"{straggler_tasks.__file__}:SlowLoss"
     job = train(2, controller, "--framework", framework, "--task", task, *OPTIONS, cwd=tmp_path)

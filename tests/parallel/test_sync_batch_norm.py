@@ -36,9 +36,3 @@ def test_the_curve_depends_on_neither_workers_nor_framework(framework, workers):
     assert difference(found.losses, expected.losses) < TOLERANCE
     # of the moving statistics
     assert difference([found.metrics[-1]["loss"]], [expected.metrics[-1]["loss"]]) < TOLERANCE
-
-
-def test_without_it_the_curve_depends_on_the_workers_as_the_plan_says():
-    expected, found = trained("torch", 1, "--sync-batch-norm"), trained("torch", 2)
-    assert difference(found.losses, expected.losses) > 100 * TOLERANCE
-    assert "--sync-batch-norm" in found.result.stdout
