@@ -55,8 +55,9 @@ def tracker(monkeypatch):
     pytest.importorskip("mlflow")
     monkeypatch.setattr(mlflow_tracker, "_SETTINGS", {})  # environment variables that it sets
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    made = MlflowTracker(lambda text: made.notes.append(text))
-    made.notes = []
+    notes: list[str] = []
+    made = MlflowTracker(notes.append)
+    made.notes = notes
     made._client = Client()
     return made
 

@@ -430,7 +430,8 @@ def test_trackers_are_sent_where_the_code_comes_from(run_dir, is_dirty, changes)
 
 def test_a_run_of_the_tasks_own_stays_apart(run_dir, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name, value in (("WANDB_SILENT", "true"), ("WANDB_MODE", "offline")):
+        monkeypatch.setenv(name, value)
     own = wandb.init(dir=tmp_path)
     try:
         tracker = WandbTracker(print)
