@@ -47,7 +47,8 @@ def make(folder: Path, *broken: str) -> Path:
 def watched(run: Path, is_terminal: bool) -> str:
     followed, output = FollowedRun(run), io.StringIO()
     console = Console(file=output, width=200, force_terminal=is_terminal)
-    with open_view(run, console) as view:
+    view = open_view(run, console)
+    with view.screen:
         for _ in range(2):
             view.show(followed, followed.poll())
     return output.getvalue()

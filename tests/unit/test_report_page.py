@@ -45,7 +45,7 @@ def test_a_page_names_results_differences_and_config(write, tmp_path):
     assert "0.9750 at step 40" in text
     assert "seed 1 2" in text
     assert "task_options.a x unknown" in text
-    assert "config.yaml python -m hvdtrain --seed 1" in text
+    assert "comment python -m hvdtrain --seed 1" in text
     assert "two unknown" in text
 
 

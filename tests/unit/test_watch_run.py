@@ -27,17 +27,17 @@ def steps(records):
 def test_new_lines_come_when_they_are_whole(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = LogFollower(path)
-    assert log.poll() == ([], False, 0)
+    assert log.poll() == ([], None)
     path.write_text(lines_of(window(10)))
-    assert steps(log.poll().records) == [10]
+    assert steps(log.poll()[0]) == [10]
     text = lines_of(window(20))
     with path.open("a") as file:
         file.write(text[:20])
         file.flush()
-        assert log.poll() == ([], False, 0)
+        assert log.poll() == ([], None)
         file.write(text[20:])
-    assert steps(log.poll().records) == [20]
-    assert log.poll() == ([], False, 0)
+    assert steps(log.poll()[0]) == [20]
+    assert log.poll() == ([], None)
 
 
 def test_a_log_that_is_cut_back_is_read_anew_even_if_it_has_grown_since(tmp_path):
@@ -49,15 +49,15 @@ def test_a_log_that_is_cut_back_is_read_anew_even_if_it_has_grown_since(tmp_path
         file.truncate(len(lines_of(window(10))))
         file.seek(0, os.SEEK_END)
         file.write(lines_of(*(window(step, loss=0.5) for step in (20, 30, 40))))
-    news = log.poll()
-    assert (steps(news.records), news.is_cut, news.kept) == ([10, 20, 30, 40], True, 1)
+    records, kept = log.poll()
+    assert (steps(records), kept) == ([10, 20, 30, 40], 1)
     other = tmp_path / "new"  # another file in its place
     other.write_text(lines_of(*(window(step) for step in (10, 20, 30, 40, 50, 60))))
     other.replace(path)
-    assert log.poll().is_cut
+    assert log.poll()[1] == 1
     path.unlink()
-    assert log.poll() == ([], True, 0)
-    assert log.poll() == ([], False, 0)
+    assert log.poll() == ([], 0)
+    assert log.poll() == ([], None)
 
 
 HOLD = """

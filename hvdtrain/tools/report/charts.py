@@ -21,23 +21,15 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#
 _DASHES = ((), (8, 4), (2, 3), (9, 3, 2, 3), (14, 4))
 _POINTS = 14_000  # of all curves of a page together: each takes about 40 bytes of it
 _FEWEST, _MOST = 40, 2_000  # points that a curve may have; the library leaves some out of more than 2,000
-_TOGETHER = 3  # runs whose training and evaluation are in one chart
 _MOST_CHARTS = 60
 _LOGARITHMIC = 300.0  # times the lowest value, from which on losses have a logarithmic axis
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _PHASES = {TRAIN: "training", EVAL: "evaluation", CALLBACK: "callback"}
-# of training; evaluations have a learning rate and a speed, too, which are not drawn
-_MEASURES = {
-    "learning_rate": "learning rate",
-    "samples_per_second": "throughput (samples/s)",
-    "data_wait_fraction": "waiting for data (fraction of the time)",
-    "wait_fraction": "waiting for the slowest worker (fraction of the time)",
-    "slowest_rank": "slowest rank",
-    PEAK_MEMORY: "peak memory of a worker (MiB)",
-    PEAK_DEVICE_MEMORY: "peak memory of a worker's GPU (MiB)",
-    BAD_SAMPLES: "samples that could not be read and were skipped",
-    WORKERS: "workers",
-}
+# of training, in the order of their charts; those of evaluations are not drawn
+_MEASURES = (
+    "learning_rate", "samples_per_second", "data_wait_fraction", "wait_fraction", "slowest_rank", PEAK_MEMORY,
+    PEAK_DEVICE_MEMORY, BAD_SAMPLES, WORKERS,
+)  # fmt: skip
 _DOTS = ("slowest_rank", BAD_SAMPLES)  # without lines between the points
 
 
@@ -78,7 +70,7 @@ def plan_charts(names: Sequence[str], logs: Sequence[RunLog]) -> tuple[list[Char
     groups: dict[tuple[int, int, str], list[Line]] = {}
     for run, log in enumerate(logs):
         for curve in log.curves.values():
-            if (key := _key_of(curve, is_apart=len(logs) > _TOGETHER)) is not None:
+            if (key := _key_of(curve)) is not None:
                 groups.setdefault(key, []).append(Line(run, curve))
     in_order = sorted(groups.items(), key=lambda group: group[0][:2])
     shown = [(title, lines) for (*_, title), lines in in_order if _is_shown(lines)]
@@ -94,15 +86,14 @@ def plan_charts(names: Sequence[str], logs: Sequence[RunLog]) -> tuple[list[Char
     return [_chart(title, lines, limit) for title, lines in shown], notes
 
 
-def _key_of(curve: Curve, is_apart: bool) -> tuple[int, int, str] | None:
+def _key_of(curve: Curve) -> tuple[int, int, str] | None:
     """Return where the chart of a curve is among the others, and its title; None for one without a chart."""
     if curve.phase == CALLBACK:
         return None if curve.name == WORKERS else (2, 0, f"{curve.name} of a callback")
     if curve.name in _MEASURES:
-        place = 1, list(_MEASURES).index(curve.name)
-        return (*place, _MEASURES[curve.name]) if curve.phase == TRAIN else None
-    ending = f" in {_PHASES[curve.phase]}" if is_apart else ""
-    return 0, curve.name.count("/") + (curve.name != "loss"), f"{curve.name}{ending}"
+        place = 1, _MEASURES.index(curve.name), curve.name.replace("_", " ")
+        return place if curve.phase == TRAIN else None
+    return 0, curve.name.count("/") + (curve.name != "loss"), curve.name
 
 
 def _is_shown(lines: Sequence[Line]) -> bool:

@@ -1,40 +1,25 @@
 """A run as its directory shows it now: new records of its log, its progress, and whether a job trains it."""
 
 import math
-import os
 import time
 from array import array
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdtrain.checkpoints.remote.fetched import FetchedRun
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.reporting import stored_runs as stored
 from hvdtrain.reporting.comparison import Best, goal_of
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
 from hvdtrain.reporting.log_records import BrokenLines, describe_event, metrics_in, number, parse_record
 from hvdtrain.reporting.records import EVAL, EVENT, TRAIN
 from hvdtrain.reporting.report import METRICS_FILE
-from hvdtrain.reporting.stored_runs import (
-    KILLED,
-    LOST_SECONDS,
-    RUNNING,
-    STOPPED,
-    UNKNOWN,
-    access_remedy,
-    holds_run,
-    is_outdated,
-    load_summary,
-    metrics_text,
-    number_text,
-    plain,
-    read_run,
-    silent_seconds_of,
-    status_of,
-)
+from hvdtrain.reporting.stored_runs import metrics_text, number_text, plain
 from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.text import counted
 
@@ -46,24 +31,8 @@ _EVENTS = 5  # that are kept
 _LONGEST_SECONDS = 1e11  # no training takes 3,000 years
 
 
-class News(NamedTuple):
-    """What came since a log was last read.
-
-    Attributes:
-        records: new records, in order; all of them if the log was cut.
-        is_cut: whether what was read before is no longer there, or is now another file's.
-        kept: how many of the records are the same as before the cut.
-    """
-
-    records: list[dict[str, Any]]
-    is_cut: bool
-    kept: int = 0
-
-
 class LogFollower:
-    """Reads what comes to a log.
-
-    A log that is replaced, or shorter, or has other bytes than those that were read, is read from its start.
+    """Reads what comes to a log. One that has other bytes than those that were read is read from its start.
 
     Args:
         path: the log; there may be none yet.
@@ -74,41 +43,38 @@ class LogFollower:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._restart(None)
+        self._restart()
 
-    def _restart(self, identity: tuple[int, int] | None) -> None:
-        self._identity, self._offset, self._before = identity, 0, b""
+    def _restart(self) -> None:
+        self._offset, self._before = 0, b""
         self._lines, self.broken = array("q"), BrokenLines()  # hashes of the lines that were read
 
-    def poll(self) -> News:
+    def poll(self) -> tuple[list[dict[str, Any]], int | None]:
         """Read whole lines that are new; one that is not written out waits for the next time.
+
+        Returns:
+            New records, and None; if the log was cut back or replaced, all its records, and how many of them
+            were there before.
 
         Raises:
             OSError: If the log cannot be read.
         """
-        was_read, lines = self._identity is not None, self._lines
+        lines = self._lines
         try:
             with open_regular(self._path) as file:
-                status = os.fstat(file.fileno())
                 file.seek(self._offset - len(self._before))
-                is_same = self._identity == (status.st_dev, status.st_ino)
-                if not is_same or file.read(len(self._before)) != self._before:
-                    is_same = False
+                if is_cut := file.read(len(self._before)) != self._before:
                     file.seek(0)
                 content = file.read()
         except FileNotFoundError:
-            self._restart(None)
-            return News([], was_read)
-        if not is_same:
-            self._restart((status.st_dev, status.st_ino))
+            is_cut, content = bool(lines), b""
+        if is_cut:
+            self._restart()
         numbered = self._take(content[: content.rfind(b"\n") + 1])
-        is_cut = was_read and not is_same
-        pairs = enumerate(zip(lines, self._lines, strict=False))
-        same = next(
-            (index for index, (one, other) in pairs if one != other), min(len(lines), len(self._lines))
-        )
-        kept = sum(line <= same for line, _ in numbered) if is_cut else 0
-        return News([record for _, record in numbered], is_cut, kept)
+        if not is_cut:
+            return [record for _, record in numbered], None
+        same = sum(takewhile(bool, map(int.__eq__, lines, self._lines)))
+        return [record for _, record in numbered], sum(line <= same for line, _ in numbered)
 
     def _take(self, content: bytes) -> list[tuple[int, dict[str, Any]]]:
         """Return the records of new lines, with the lines' numbers from 1."""
@@ -125,14 +91,9 @@ class LogFollower:
 
 
 class Kind(Enum):
-    """Whether a run trains."""
+    """Whether a run trains; that is unclear for a moment between two jobs, or worlds of one."""
 
-    ABSENT = "absent"
-    RUNNING = "running"
-    UNCLEAR = "unclear"  # whether it trains will be clear in a moment
-    ENDED = "ended"
-    STOPPED = "stopped"
-    KILLED = "killed"
+    ABSENT, RUNNING, UNCLEAR, ENDED, STOPPED, KILLED = range(6)
 
 
 class Standing(NamedTuple):
@@ -151,8 +112,8 @@ class StandingWatch:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._lock = LockState(None)
-        self._lock_seconds: float | None = None  # when the lock was first seen as it is
+        self._lock: LockState | None = None
+        self._lock_seconds = 0.0  # when the lock was first seen as it is
         self._ended_seconds: float | None = None  # when a summary was first seen with it
 
     def look(self, now_seconds: float, silent_seconds: float = math.inf) -> Standing:
@@ -165,28 +126,34 @@ class StandingWatch:
         Raises:
             OSError: If the directory cannot be read.
         """
-        if not holds_run(self._run_dir):
-            self._lock_seconds = None
+        if not stored.holds_run(self._run_dir):
+            self._lock = None
             return Standing(Kind.ABSENT, f"{plain(str(self._run_dir))} holds no run yet")
         lock = look_at_lock(self._run_dir)
-        if lock != self._lock or self._lock_seconds is None:
+        if lock != self._lock:
             self._lock, self._lock_seconds, self._ended_seconds = lock, now_seconds, None
-        summary, problem = (None, "") if is_outdated(self._run_dir, lock) else load_summary(self._run_dir)
+        summary, problem = (
+            (None, "") if stored.is_outdated(self._run_dir, lock) else stored.load_summary(self._run_dir)
+        )
         watched_seconds = now_seconds - self._lock_seconds
-        status = status_of(summary, lock, silent_seconds, watched_seconds, problem)
+        status = stored.status_of(summary, lock, silent_seconds, watched_seconds, problem)
         holder = plain(f": process {lock.process} on {lock.host} since {lock.since}") if lock.host else ""
         if summary is not None or problem:
             self._ended_seconds = now_seconds if self._ended_seconds is None else self._ended_seconds
             if lock.is_held and now_seconds - self._ended_seconds < _LEFT_SECONDS:
                 return Standing(Kind.RUNNING, f"{status}; its job is about to end{holder}")
             text = "; ".join(filter(None, [status, problem, describe_results(summary or {})]))
-            return Standing(Kind.STOPPED if status == STOPPED else Kind.ENDED, text)
+            return Standing(Kind.STOPPED if status == stored.STOPPED else Kind.ENDED, text)
         self._ended_seconds = None
-        if status == KILLED and watched_seconds >= LOST_SECONDS:
+        if status == stored.KILLED and watched_seconds >= stored.LOST_SECONDS:
             text = "no job holds the lock of the run directory, and there is no summary; the last job"
             return Standing(Kind.KILLED, f"{status}: {text}{holder or ': unknown'}")
-        if lock.is_held is False and status != RUNNING and (status == KILLED or lock.is_free_here):
-            return Standing(Kind.UNCLEAR, f"{UNKNOWN}: no job holds the lock of the run directory now")
+        if (
+            lock.is_held is False
+            and status != stored.RUNNING
+            and (status == stored.KILLED or lock.is_free_here)
+        ):
+            return Standing(Kind.UNCLEAR, f"{stored.UNKNOWN}: no job holds the lock of the run directory now")
         unseen = "" if lock.is_held else "; whether its job is alive cannot be seen here"
         return Standing(Kind.RUNNING, f"{status}{holder}{unseen}")
 
@@ -210,15 +177,14 @@ class RunProgress:
         config: fields of the run's config.
         step, epoch, seconds, workers: those of the last record.
         train: values of the last window.
-        evaluation: metrics of the last evaluation.
-        evaluated_step: its step.
+        evaluation, evaluated_step: metrics of the last evaluation, and its step.
         best: best values of the metrics.
         events: the last events, with their steps.
         problem: what is left out of the log; empty if nothing is.
     """
 
-    def __init__(self, config: Mapping[str, Any] | None = None) -> None:
-        self.config: Mapping[str, Any] = config or {}
+    def __init__(self) -> None:
+        self.config: Mapping[str, Any] = {}
         self.step, self.epoch, self.seconds, self.workers = 0, 0.0, 0.0, 0
         self.train: dict[str, Any] = {}
         self.evaluation: dict[str, Any] = {}
@@ -327,7 +293,7 @@ class FollowedRun:
         except OSError as error:
             self._failed_seconds = now_seconds if self._failed_seconds is None else self._failed_seconds
             if not self._has_read or now_seconds - self._failed_seconds >= _RETRY_SECONDS:
-                remedy = access_remedy(error, self._run_dir)
+                remedy = stored.access_remedy(error, self._run_dir)
                 raise EnvironmentFault(f"cannot read the run {self._run_dir}: {error}", remedy) from None
             return Standing(Kind.UNCLEAR, plain(f"cannot be read now, is tried again: {error}"))
         self._has_read, self._failed_seconds = True, None
@@ -337,18 +303,20 @@ class FollowedRun:
         if self._fetched is not None:
             self._fetched.refresh()
         # a clock of a file server may differ from this host's
-        self.silent_seconds = min(silent_seconds_of(self._run_dir), now_seconds - self._changed_seconds)
+        self.silent_seconds = min(
+            stored.silent_seconds_of(self._run_dir), now_seconds - self._changed_seconds
+        )
         # before the log: its last lines then are there
         standing = self._standing.look(now_seconds, self.silent_seconds)
-        news = self._log.poll()
-        if self._has_read and (news.records or news.is_cut):
+        records, kept = self._log.poll()
+        if self._has_read and (records or kept is not None):
             self._changed_seconds, self.silent_seconds = now_seconds, 0.0
-        if news.is_cut:
+        if kept is not None:
             self.progress = RunProgress()
-            self.cut_step = news.records[news.kept - 1]["step"] if news.kept else 0
-        self.progress.config = read_run(self._run_dir).config
-        for record in news.records:
+            self.cut_step = records[kept - 1]["step"] if kept else 0
+        self.progress.config = stored.read_run(self._run_dir).config
+        for record in records:
             self.progress.take(record)
-        self.records = news.records[news.kept :]
+        self.records = records[kept:]
         self.progress.problem = self._log.broken.describe()
         return standing

@@ -25,7 +25,7 @@ from hvdtrain.tools.report.events import RunEvent, history_of
 from hvdtrain.tools.report.run_log import RunLog, read_log
 
 _LARGE_MB = 2.0
-_MANY = 16  # runs, beyond which the page has no whole configs
+_MANY = 16  # runs, the configs of which are in the page
 
 
 def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
@@ -140,12 +140,18 @@ def render(runs: Sequence[RunOnPage]) -> str:
         notes=[*problems, *notes],
         results=tables.results_table(rows, [run.status for run in stored]),
         differences=tables.differences_table(rows),
-        environment=tables.environment_table(stored, names, checkpoints),
         checkpoints=tables.checkpoints_table(names, checkpoints),
         checkpoint_notes=[f"{run.row.name}: {note}" for run in runs for note in run.checkpoint_notes],
-        configs=[flat(run.config) for run in stored] if len(runs) <= _MANY else [],
-        paths=[plain(str(run.path)) for run in stored],
+        configs=[_config_rows(run) for run in stored[:_MANY]],
     )
+
+
+def _config_rows(run: StoredRun) -> dict[str, str]:
+    """Return where a run is, its last job, the comment above its config, and all fields of it."""
+    lock, rows = run.lock, {"directory": plain(str(run.path))}
+    if lock.host:
+        rows["last job"] = plain(f"process {lock.process} on {lock.host}, since {lock.since}")
+    return rows | {"comment": "; ".join(run.header)} | flat(run.config)
 
 
 def _part(name: str) -> str:

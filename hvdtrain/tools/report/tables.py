@@ -1,10 +1,10 @@
-"""The tables of a page: results, differences of the configs, checkpoints, environment."""
+"""The tables of a page: results, differences of the configs, checkpoints."""
 
 import os
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.filesize import decimal
 
@@ -14,8 +14,6 @@ from hvdtrain.checkpoints.verification import read_manifest, verify
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.comparison import FACTS, Row, differing_fields, metric_names
 from hvdtrain.reporting.stored_runs import (
-    CONFIG_FILE,
-    StoredRun,
     metric_text,
     metrics_text,
     number_text,
@@ -153,25 +151,3 @@ def differences_table(rows: Sequence[Row]) -> Table | None:
 
 def _field(config: Mapping[str, str], name: str) -> str:
     return (config[name] or "null") if name in config else "unknown"
-
-
-def environment_table(
-    runs: Sequence[StoredRun], names: Sequence[str], checkpoints: Sequence[Sequence[StoredCheckpoint]]
-) -> Table:
-    """Return what trained each run, as far as its newest checkpoint, its config and its lock say.
-
-    Args:
-        runs: the runs.
-        names: their names.
-        checkpoints: checkpoints of each run.
-    """
-    columns: list[dict[str, Any]] = []
-    for run, of_run in zip(runs, checkpoints, strict=True):
-        versions = next((one.manifest.versions for one in reversed(of_run) if one.manifest), {})
-        column = {plain(name): plain(text) for name, text in versions.items()}
-        lock = run.lock
-        if lock.host:
-            column["last job"] = plain(f"process {lock.process} on {lock.host}, since {lock.since}")
-        columns.append(column | ({CONFIG_FILE: "; ".join(run.header)} if run.header else {}))
-    known = dict.fromkeys(name for column in columns for name in column)
-    return Table(["", *names], [[name, *(column.get(name, "") for column in columns)] for name in known])

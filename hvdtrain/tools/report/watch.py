@@ -3,9 +3,8 @@
 import math
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group
@@ -55,7 +54,8 @@ def follow(place: Path | str, wait: float | None = None) -> None:
             f"{place}: no run (none of {', '.join(FILES)})",
             "Name a run directory. With --wait SECONDS, watch waits for the run to begin.",
         )
-    with open_view(run_dir) as view:
+    view = open_view(run_dir)
+    with view.screen:
         while True:
             view.show(followed, standing)
             if ends.is_over(standing, time.monotonic()):
@@ -97,56 +97,52 @@ def open_view(run_dir: Path, console: Console | None = None) -> "PlainView":
     return LiveView(console, name) if console.is_terminal else PlainView(console, name)
 
 
-class PlainView(AbstractContextManager["PlainView"]):
+class PlainView:
     """Lines, if there is no terminal: evaluations, events, and progress every few seconds.
 
     Args:
         console: where lines are printed.
         name: the run's name.
+
+    Attributes:
+        screen: a context in which the view is shown.
     """
 
     def __init__(self, console: Console, name: str) -> None:
+        self.screen: AbstractContextManager[Any] = nullcontext()
         self._console, self._name = console, name
-        self._said: set[str] = set()
-        self._standing = ""
+        self._said: dict[str, str] = {}
         self._line_seconds = self._silent_seconds = -math.inf
-        self._window: Mapping[str, Any] = {}
+        self._has_window = False
 
     def show(self, run: FollowedRun, standing: Standing) -> None:
         """Print what is new."""
         if run.cut_step is not None:
             self._say(_cut_text(run.cut_step))
-        if standing.text != self._standing:
-            self._say(f"{self._name}: {standing.text}")
-            self._standing = standing.text
-        for text in (_facts(run.progress), run.progress.problem):
-            if text and text not in self._said:
+        texts = {"standing": standing.text, "facts": _facts(run.progress), "problem": run.progress.problem}
+        for kind, text in texts.items():
+            if text and self._said.get(kind) != text:
                 self._say(f"{self._name}: {text}")
-                self._said.add(text)
-        evaluations = [record for record in run.records if record.get("phase") == EVAL]
-        if len(evaluations) > _EVALUATIONS:
-            self._say(f"{counted(len(evaluations) - _EVALUATIONS, 'earlier evaluation')} left out")
-        shown = evaluations[-_EVALUATIONS:]
+            self._said[kind] = text
+        left_out = sum(record.get("phase") == EVAL for record in run.records) - _EVALUATIONS
+        if left_out > 0:
+            self._say(f"{counted(left_out, 'earlier evaluation')} left out")
         for record in run.records:
-            if record.get("phase") == EVENT:
-                self._say(f"event step {record['step']:>6,}  {describe_event(record)}")
-            elif record in shown:
-                self._say(f"eval  step {record['step']:>6,}  {metrics_text(metrics_in(record))}")
-            elif record.get("phase") == TRAIN:
-                self._window = record
+            phase, step = record.get("phase"), f"step {record['step']:>6,}"
+            self._has_window = self._has_window or phase == TRAIN
+            left_out -= phase == EVAL
+            if phase == EVENT:
+                self._say(f"event {step}  {describe_event(record)}")
+            elif phase == EVAL and left_out < 0:
+                self._say(f"eval  {step}  {metrics_text(metrics_in(record))}")
         now = time.monotonic()
         has_ended = standing.kind not in (Kind.RUNNING, Kind.UNCLEAR)
-        if self._window and (now - self._line_seconds >= _LINE_SECONDS or has_ended):
+        if self._has_window and (now - self._line_seconds >= _LINE_SECONDS or has_ended):
+            self._has_window, self._line_seconds = False, now
             self._say(_line_of(run.progress, standing))
-            self._window, self._line_seconds = {}, now
         if _is_silent(run, standing) and now - self._silent_seconds >= _SILENT_SECONDS:
             self._silent_seconds = now
             self._say(f"{self._name}: last record {duration(run.silent_seconds)} ago")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        pass
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -157,57 +153,39 @@ class LiveView(PlainView):
 
     def __init__(self, console: Console, name: str) -> None:
         super().__init__(console, name)
-        self._live = Live(console=console, auto_refresh=False)
+        self.screen: Live = Live(console=console, auto_refresh=False)
 
     def show(self, run: FollowedRun, standing: Standing) -> None:
         """Show the run as it is now."""
         if run.cut_step is not None:
             self._say(_cut_text(run.cut_step))
-        self._live.update(self._page(run, standing), refresh=True)
-
-    def __enter__(self) -> "LiveView":
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        self.screen.update(self._page(run, standing), refresh=True)
 
     def _page(self, run: FollowedRun, standing: Standing) -> Group:
         progress = run.progress
         title = Text(self._name, style="bold").append(f"  {_facts(progress)}", style="dim")
-        parts: list[Any] = [title, Text(standing.text, style=_STYLES.get(standing.kind, "bold"))]
+        table = Table.grid(padding=(0, 2))
+        table.add_row("step", f"{progress.step:,}   epoch {progress.epoch:.2f}")
         if (fraction := progress.fraction()) is not None:
-            bar = Table.grid(padding=(0, 1))
-            bar.add_row(
-                ProgressBar(total=1.0, completed=fraction, width=min(40, self._console.width // 2)),
-                Text(f"{fraction:.1%}  {_left_text(progress, standing)}"),
+            table.add_row(
+                "done", ProgressBar(total=1.0, completed=fraction, width=min(40, self._console.width // 2))
             )
-            parts.append(bar)
-        parts.append(_values_table(progress))
+            table.add_row("", Text(f"{fraction:.1%}  {_left_text(progress, standing)}"))
+        if progress.train:
+            table.add_row("train", Text(metrics_text(progress.metrics)))
+            table.add_row("speed", Text(_speed_text(progress.train)))
+        if progress.evaluation:
+            metrics = metrics_text(progress.evaluation)
+            table.add_row("eval", Text(f"{metrics}   at step {progress.evaluated_step:,}"))
+            best = (f"{name} {best.value:.4g} at step {best.step:,}" for name, best in progress.best.items())
+            table.add_row("best", Text("  ".join(best)))
+        parts: list[Any] = [title, Text(standing.text, style=_STYLES.get(standing.kind, "bold")), table]
         if math.isfinite(run.silent_seconds):
             style = "yellow" if _is_silent(run, standing) else "dim"
             parts.append(Text(f"last record {duration(run.silent_seconds)} ago", style=style))
-        if progress.problem:
-            parts.append(Text(progress.problem, style="yellow"))
+        parts += [Text(progress.problem, style="yellow")] if progress.problem else []
         parts += [Text(f"step {step:,}: {event}", style="cyan") for step, event in progress.events]
         return Group(*parts)
-
-
-def _values_table(progress: RunProgress) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_row("step", f"{progress.step:,}   epoch {progress.epoch:.2f}")
-    if progress.train:
-        table.add_row("train", Text(metrics_text(progress.metrics)))
-        table.add_row("speed", Text(_speed_text(progress.train)))
-    if progress.evaluation:
-        table.add_row(
-            "eval", Text(f"{metrics_text(progress.evaluation)}   at step {progress.evaluated_step:,}")
-        )
-        best = (f"{name} {best.value:.4g} at step {best.step:,}" for name, best in progress.best.items())
-        table.add_row("best", Text("  ".join(best)))
-    return table
 
 
 def _line_of(progress: RunProgress, standing: Standing) -> str:
