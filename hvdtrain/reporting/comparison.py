@@ -1,25 +1,24 @@
 """What is compared of runs: facts, results and config fields, a row for each run."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 from hvdtrain.early_stopping import PEAK_MEMORY, MetricGoal
-from hvdtrain.reporting.log_records import LogReader, metrics_in, number, parse_record
+from hvdtrain.reporting.log_records import LogReader, metrics_in, number
 from hvdtrain.reporting.records import EVAL, TRAIN
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import StoredRun, flat, names_of, plain, read_run, value_text
-from hvdtrain.storage.files import read_tail
 
 # facts of a run: those that are equal in all runs are shown once, below the table
 FACTS = ("framework", "task", "status", "workers", "changes", "steps", "eval sets")
 # fields of the config that are not shown as differences: facts, and where a run starts from
 _NOT_COMPARED = {"framework", "task", "epochs", "steps"}
 _GOALS = ("keep_best", "early_stopping", "plateau_metric")  # config fields that say which end is better
-_TAIL_BYTES = 1_000_000  # of metrics.jsonl
 
 
 class Best(NamedTuple):
@@ -72,79 +71,82 @@ def read_rows(paths: Sequence[Path]) -> list[Row]:
 
 def row_of(name: str, run: StoredRun) -> Row:
     """Return what is compared of a run; what its summary does not say is taken from its log."""
-    facts = {key: value_text(run.config[key]) for key in ("framework", "task") if key in run.config}
-    fields = flat({key: value for key, value in run.config.items() if key not in _NOT_COMPARED})
-    facts["status"] = run.status
-    log, problems = LogReader(run.path), list(run.problems)
+    reader, problems = LogReader(run.path), list(run.problems)
+    log = LogState(run.config)
     try:
-        best = _best(run, log)
+        for record in reader.records():
+            log.take(record)
     except OSError as error:
-        best = {}
         problems.append(f"cannot read {METRICS_FILE}: {error}")
-    problem = "; ".join(filter(None, [*problems, log.broken.describe()]))
-    row = Row(name, run.path, facts, {}, best, config=fields, problem=problem)
-    if run.summary is None:
-        return _with_log(row)
-    summary = run.summary
-    facts |= {key: value_text(summary[key]) for key in FACTS if key in summary and key != "status"}
+    summary = run.summary or {
+        **{key: log.last[key] for key in ("workers", "seconds", PEAK_MEMORY) if key in log.last},
+        "steps": log.last.get("step", 0),
+        "samples_per_second": median(log.speeds) if log.speeds else None,
+        "final": metrics_in(log.evaluation),
+    }
+    last = {plain(str(key)): value for key, value in summary["final"].items()}
+    if not log.best:
+        log.take_best(summary.get("steps"), last)
+    facts = {key: value_text(run.config[key]) for key in ("framework", "task") if key in run.config}
+    facts |= {key: value_text(summary[key]) for key in FACTS if key in summary}
+    facts["status"] = run.status
     if isinstance(sets := summary.get("eval_sets"), list):
         facts["eval sets"] = plain(", ".join(map(str, sets)))
-    last = {plain(str(key)): value for key, value in summary["final"].items()}
-    return replace(
-        row,
-        last=last or _last_window(run.path),
+    return Row(
+        name,
+        run.path,
+        facts,
+        last=last or metrics_in(log.window),
+        best=log.best,
         is_trained_only=not last,
         seconds=summary.get("seconds"),
         samples_per_second=summary.get("samples_per_second"),
         peak_memory_mib=summary.get(PEAK_MEMORY),
+        config=flat({key: value for key, value in run.config.items() if key not in _NOT_COMPARED}),
+        problem="; ".join(filter(None, [*problems, reader.broken.describe()])),
     )
 
 
-def _with_log(row: Row) -> Row:
-    """Return a row with what the last lines of its log say, for a run without a summary."""
-    last: dict[str, Any] = {}
-    metrics: dict[str, Any] = {}
-    window: dict[str, Any] = {}
-    speeds: list[float] = []
-    for record in _last_records(row.path):
-        last = record
-        if record.get("phase") == EVAL:
-            metrics = metrics_in(record)
-        elif record.get("phase") == TRAIN:
-            window = metrics_in(record)
-            speed = number(record.get("samples_per_second"))
-            speeds += [speed] if speed is not None and math.isfinite(speed) else []
-    known = {"workers": value_text(last["workers"])} if "workers" in last else {}
-    known["steps"] = value_text(last.get("step", 0))
-    return replace(
-        row,
-        facts={**row.facts, **known},
-        last=metrics or window,
-        is_trained_only=not metrics,
-        seconds=last.get("seconds"),
-        samples_per_second=median(speeds) if speeds else None,
-        peak_memory_mib=last.get(PEAK_MEMORY),
-    )
+class LogState:
+    """What the records of a log say until now.
 
+    Args:
+        config: fields of the run's config.
 
-def _best(run: StoredRun, log: LogReader) -> dict[str, Best]:
-    """Return the best values of the metrics of all evaluations.
-
-    Raises:
-        OSError: If the log cannot be read.
+    Attributes:
+        last: the last record.
+        window: the last record of a window.
+        evaluation: the last record of an evaluation.
+        best: best values of the metrics of evaluations.
+        speeds: samples per second of each window.
     """
-    best: dict[str, Best] = {}
-    final = run.summary["final"] if run.summary else {}
-    step = run.summary.get("steps") if run.summary else None
-    evaluations = [(record.get("step"), metrics_in(record)) for record in log.records(EVAL)]
-    if not evaluations:
-        evaluations = [(step, {plain(str(name)): value for name, value in final.items()})]
-    for at_step, metrics in evaluations:
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.config = config
+        self.last: Mapping[str, Any] = {}
+        self.window: Mapping[str, Any] = {}
+        self.evaluation: Mapping[str, Any] = {}
+        self.best: dict[str, Best] = {}
+        self.speeds = array("d")
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take a record."""
+        self.last = record
+        if record.get("phase") == EVAL:
+            self.evaluation = record
+            self.take_best(record["step"], metrics_in(record))
+        elif record.get("phase") == TRAIN:
+            self.window = record
+            speed = number(record.get("samples_per_second"))
+            if speed is not None and math.isfinite(speed):
+                self.speeds.append(speed)
+
+    def take_best(self, step: Any, metrics: Mapping[str, Any]) -> None:
+        """Take the metrics of an evaluation."""
         for name, value in metrics.items():
-            found, known = number(value), best.get(name)
-            if found is not None and goal_of(run.config, name).improves(found, known and known.value):
-                best[name] = Best(found, at_step if isinstance(at_step, int) else None)
-    return best
+            found, known = number(value), self.best.get(name)
+            if found is not None and goal_of(self.config, name).improves(found, known and known.value):
+                self.best[name] = Best(found, step if isinstance(step, int) else None)
 
 
 def goal_of(config: Mapping[str, Any], metric: str) -> MetricGoal:
@@ -157,24 +159,6 @@ def goal_of(config: Mapping[str, Any], metric: str) -> MetricGoal:
         if goal.metric == metric:
             return goal
     return MetricGoal(metric, MetricGoal.parse(metric.partition(":")[0] or "metric").highest)
-
-
-def _last_window(path: Path) -> dict[str, Any]:
-    window: dict[str, Any] = {}
-    for record in _last_records(path):
-        window = metrics_in(record) if record.get("phase") == TRAIN else window
-    return window
-
-
-def _last_records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the last records of a run, without lines that are cut off or half written."""
-    try:
-        lines = read_tail(path / METRICS_FILE, _TAIL_BYTES).splitlines()
-    except OSError:
-        return
-    for line in lines:
-        if (record := parse_record(line)) is not None:
-            yield record
 
 
 def differing_fields(rows: Sequence[Row]) -> list[str]:

@@ -220,13 +220,17 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
     write_whole(path, to_json(values, indent=2) + "\n")
 
 
-def lines_of(path: Path) -> Iterator[bytes]:
+def lines_of(path: Path, follow: bool = False) -> Iterator[bytes]:
     """Yield the lines of a log.
+
+    Args:
+        path: the log.
+        follow: whether it can be a symbolic link.
 
     Raises:
         OSError: If it cannot be read, is no regular file, or has a line that none of hvdtrain's can be.
     """
-    with open_regular(path, follow=False) as file:
+    with open_regular(path, follow=follow) as file:
         while line := file.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:
                 raise OSError(errno.EINVAL, f"it has a line of more than {LONGEST_LINE:,} bytes", str(path))

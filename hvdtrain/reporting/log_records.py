@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.reporting.jsonl import parse_line
+from hvdtrain.reporting.jsonl import lines_of, parse_line
 from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import plain
-from hvdtrain.storage.files import open_regular
 
-MAX_LINE = 1_000_000  # bytes of a line; the longest names the workers of a large job
 _MAX_COUNT = 1 << 53  # beyond it, floats are not exact
 
 
@@ -58,32 +56,20 @@ class LogReader:
         self._path = path / METRICS_FILE
         self.broken = BrokenLines()
 
-    def records(self, phase: str = "") -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records in the order of the log.
-
-        Args:
-            phase: only records of this phase; of all if it is empty.
 
         Raises:
             OSError: If the log cannot be read. One that does not exist has no records.
         """
         try:
-            file = open_regular(self._path)
+            for number, line in enumerate(lines_of(self._path, follow=True), 1):
+                if (record := parse_record(line)) is not None:
+                    yield record
+                elif line.endswith(b"\n"):  # or it is being written
+                    self.broken = self.broken.with_line(number)
         except FileNotFoundError:
             return
-        with file:
-            number, is_rest = 0, False  # of a line that is too long
-            while line := file.readline(MAX_LINE):
-                was_rest, is_rest = is_rest, not line.endswith(b"\n")
-                if was_rest:
-                    continue
-                number += 1
-                record = parse_record(line)
-                if record is None:
-                    if not is_rest or len(line) == MAX_LINE:
-                        self.broken = self.broken.with_line(number)
-                elif not phase or record.get("phase") == phase:
-                    yield record
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:

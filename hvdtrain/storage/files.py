@@ -185,13 +185,6 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
     return content
 
 
-def read_tail(path: Path, limit_bytes: int) -> bytes:
-    """Return the last bytes of a file, up to that many; raises as ``read_regular`` does."""
-    with open_regular(path) as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - limit_bytes))
-        return file.read(limit_bytes)
-
-
 def check_link(folder: Path, root: Path) -> None:
     """Check that a folder in another one is no symbolic link that leads out of it.
 

@@ -29,8 +29,8 @@ def test_starts_and_resumes_are_read_from_event_files(tmp_path, start):
     start(tmp_path)
     start(tmp_path, 0)
     start(tmp_path, 123_456_789)
-    assert [session.resumed_step for session in sessions_in(tmp_path)] == [None, 0, 123_456_789]
-    assert sessions_in(tmp_path)[0].began == 1_700_000_000
+    assert [step for _, step in sessions_in(tmp_path)] == [None, 0, 123_456_789]
+    assert sessions_in(tmp_path)[0][0] == 1_700_000_000
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from google.protobuf.message import DecodeError
 from tensorboard.compat.proto.event_pb2 import Event
 
@@ -22,7 +21,6 @@ from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.run_log import AXES, RunLog, place_in
 
 _MOST = 200  # events that are listed
-_MOST_STEPS = 20  # of skipped samples, that are listed
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\.\d+\.hvdtrain")
 _FIRST_BYTES = 4096  # they hold the first record, and the second unless it has many scalars
 
@@ -48,18 +46,6 @@ class RunEvent(NamedTuple):
         return form.format(value) if math.isfinite(value) else ""
 
 
-class Session(NamedTuple):
-    """That a process began to write an event file.
-
-    Attributes:
-        began: when, in seconds since 1970.
-        resumed_step: steps that were done, if the run resumed; None if it began.
-    """
-
-    began: float
-    resumed_step: int | None
-
-
 def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> list[RunEvent]:
     """Return what happened to a run, in the order of its steps."""
     placed = [*_starts(sessions_in(path), log), *_skips(log)]
@@ -71,10 +57,11 @@ def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> li
     return [*events, *_of_summary(summary or {}, log)]
 
 
-def sessions_in(folder: Path) -> list[Session]:
-    """Return when processes began to write event files in a run directory, in order.
+def sessions_in(folder: Path) -> list[tuple[float, int | None]]:
+    """Return when processes began to write event files in a run directory, and after how many steps, in order.
 
-    Files that cannot be read, or are not hvdtrain's, are left out.
+    The steps are None if the run began then, and did not resume. Files that cannot be read, or are not
+    hvdtrain's, are left out.
     """
     try:
         matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
@@ -89,7 +76,7 @@ def sessions_in(folder: Path) -> list[Session]:
             continue
         if first.wall_time and math.isfinite(first.wall_time):
             step = second.step - 1 if second.HasField("session_log") else None
-            found.append(Session(first.wall_time, step))
+            found.append((first.wall_time, step))
     return found
 
 
@@ -102,21 +89,21 @@ def _first_records(content: bytes) -> Iterator[bytes]:
         place += 16 + length
 
 
-def _starts(sessions: Sequence[Session], log: RunLog) -> list[tuple[int, RunEvent]]:
+def _starts(sessions: Sequence[tuple[float, int | None]], log: RunLog) -> list[tuple[int, RunEvent]]:
     """Return starts and resumes with the steps to sort them by.
 
     Those of a new rank 0 of an elastic job are not among them: the log has a change of the workers there.
     """
     changes = Counter(record["step"] for record in log.events)
     events = []
-    for index, session in enumerate(sessions):
-        time = _time_text(session.began)
+    for index, (began, resumed_step) in enumerate(sessions):
+        time = _time_text(began)
         # with --resume in a new directory, a job begins after step 0
-        if session.resumed_step is None or (index == 0 and session.resumed_step == 0):
+        if resumed_step is None or (index == 0 and resumed_step == 0):
             events.append((0, RunEvent("started", "training started", dict.fromkeys(AXES, 0.0), time)))
             continue
-        step = count_of(session.resumed_step) or 0
-        later = min((other.resumed_step or 0 for other in sessions[index + 1 :]), default=step)
+        step = count_of(resumed_step) or 0
+        later = min((other or 0 for _, other in sessions[index + 1 :]), default=step)
         if later < step:
             text = f"resumed after step {step:,}; what it trained was done again from step {later + 1:,} on"
             events.append((later, RunEvent("resumed", text, {}, time)))
@@ -133,16 +120,14 @@ def _skips(log: RunLog) -> list[tuple[int, RunEvent]]:
     """Return in which windows and evaluations samples were skipped, with the steps to sort by."""
     events = []
     for phase, where in ((TRAIN, "in the windows up to"), (EVAL, "in evaluations at")):
-        if (curve := log.curves.get((phase, BAD_SAMPLES))) is None:
-            continue
-        chosen = np.flatnonzero(curve.values > 0)
-        steps = [int(step) for step in curve.axes["step"][chosen]]
-        if steps:
-            shown = ", ".join(f"{step:,}" for step in steps[:_MOST_STEPS])
-            more = f" and {len(steps) - _MOST_STEPS:,} more" if len(steps) > _MOST_STEPS else ""
-            skipped = counted(int(curve.values[chosen].sum()), "unreadable sample")
-            text = f"{skipped} skipped {where} step{'s' if len(steps) > 1 else ''} {shown}{more}"
-            events.append((steps[-1], RunEvent("problem", text, log.place_of(steps[-1]))))
+        curve = log.curves.get((phase, BAD_SAMPLES))
+        found = [] if curve is None else list(zip(curve.axes["step"], curve.values, strict=True))
+        found = [(int(step), int(count)) for step, count in found if count > 0]
+        if found:
+            last, steps = found[-1][0], ", ".join(f"{step:,}" for step, _ in found)
+            skipped = counted(sum(count for _, count in found), "unreadable sample")
+            text = plain(f"{skipped} skipped {where} step{'s' if len(found) > 1 else ''} {steps}")
+            events.append((last, RunEvent("problem", text, log.place_of(last))))
     return events
 
 

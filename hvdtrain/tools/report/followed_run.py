@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdtrain.checkpoints.remote.fetched import FetchedRun
-from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting import stored_runs as stored
-from hvdtrain.reporting.comparison import Best, goal_of
+from hvdtrain.reporting.comparison import LogState
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
-from hvdtrain.reporting.log_records import BrokenLines, describe_event, metrics_in, number, parse_record
-from hvdtrain.reporting.records import EVAL, EVENT, TRAIN
+from hvdtrain.reporting.log_records import BrokenLines, number, parse_record
+from hvdtrain.reporting.records import EVENT, TRAIN
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import metrics_text, number_text, plain
 from hvdtrain.storage.files import open_regular
@@ -27,7 +26,6 @@ _COMPARED_BYTES = 256  # before the place where reading continues
 _LEFT_SECONDS = 30.0  # after which a summary counts, though a process keeps the lock
 _RETRY_SECONDS = 60.0  # for a directory that cannot be read for the moment
 _WINDOWS = 50  # of the last windows, how fast training is
-_EVENTS = 5  # that are kept
 _LONGEST_SECONDS = 1e11  # no training takes 3,000 years
 
 
@@ -170,55 +168,36 @@ def describe_results(summary: Mapping[str, Any]) -> str:
     return "; ".join([*parts, *(plain(str(reason).splitlines()[0]) for reason in reasons if reason)])
 
 
-class RunProgress:
-    """What the records of a run say.
+class RunProgress(LogState):
+    """What the records of a run say, and how fast it trains.
 
     Attributes:
-        config: fields of the run's config.
-        step, epoch, seconds, workers: those of the last record.
-        train: values of the last window.
-        evaluation, evaluated_step: metrics of the last evaluation, and its step.
-        best: best values of the metrics.
-        events: the last events, with their steps.
+        epoch, seconds, workers: those of the last record that has them.
         problem: what is left out of the log; empty if nothing is.
     """
 
     def __init__(self) -> None:
-        self.config: Mapping[str, Any] = {}
-        self.step, self.epoch, self.seconds, self.workers = 0, 0.0, 0.0, 0
-        self.train: dict[str, Any] = {}
-        self.evaluation: dict[str, Any] = {}
-        self.evaluated_step = 0
-        self.best: dict[str, Best] = {}
-        self.events: deque[tuple[int, str]] = deque(maxlen=_EVENTS)
+        super().__init__({})
+        self.epoch, self.seconds, self.workers = 0.0, 0.0, 0
         self.problem = ""
         self._places: deque[tuple[float, float, float]] = deque(maxlen=_WINDOWS)  # step, epoch, seconds
 
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.last.get("step", 0))
+
     def take(self, record: Mapping[str, Any]) -> None:
         """Take a record."""
-        self.step = record["step"]
+        super().take(record)
         self.epoch = _finite(record.get("epoch"), self.epoch)
         self.seconds = _finite(record.get("seconds"), self.seconds)
         workers = record.get("workers")
         self.workers = workers if isinstance(workers, int) else self.workers
-        phase = record.get("phase")
-        if phase == TRAIN:
-            self.train = {name: value for name, value in record.items() if name not in LINE_FIELDS}
-            self._places.append((float(self.step), self.epoch, self.seconds))
-        elif phase == EVAL:
-            self.evaluation, self.evaluated_step = metrics_in(record), self.step
-            for name, value in self.evaluation.items():
-                found, known = number(value), self.best.get(name)
-                if found is not None and goal_of(self.config, name).improves(found, known and known.value):
-                    self.best[name] = Best(found, self.step)
-        elif phase == EVENT:
-            self.events.append((self.step, describe_event(record)))
+        if record.get("phase") == TRAIN:
+            self._places.append((self.step, self.epoch, self.seconds))
+        elif record.get("phase") == EVENT:
             self._places.clear()  # other workers have another speed
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """Means of the last window."""
-        return metrics_in({"epoch": 0, **self.train})
 
     def fraction(self) -> float | None:
         """Return how much of the training is done, from 0 to 1; None if its length is not known."""

@@ -1,15 +1,13 @@
 """The tables of a page: results, differences of the configs, checkpoints."""
 
-import os
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.filesize import decimal
 
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
-from hvdtrain.checkpoints.storage import MANIFEST_FILE, checkpoints_in
+from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.checkpoints.verification import read_manifest, verify
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.comparison import FACTS, Row, differing_fields, metric_names
@@ -18,7 +16,6 @@ from hvdtrain.reporting.stored_runs import (
     metrics_text,
     number_text,
     plain,
-    value_text,
 )
 from hvdtrain.storage.text import url_of
 
@@ -81,34 +78,18 @@ def _state(path: Path, verified: bool) -> str:
 
 
 def checkpoints_table(names: Sequence[str], checkpoints: Sequence[Sequence[StoredCheckpoint]]) -> Table:
-    """Return a row for each checkpoint of each run, the newest first.
-
-    Args:
-        names: the runs' names.
-        checkpoints: the checkpoints of each of them.
-    """
-    head = ["run", "checkpoint", "checked", "epoch", "evaluation", "framework", "workers", "size", "saved"]
+    """Return a row for each checkpoint of each run, the newest first."""
     named = [(name, one) for name, of_run in zip(names, checkpoints, strict=True) for one in reversed(of_run)]
-    return Table(head, [[name, one.path.name, one.state, *_contents(one)] for name, one in named])
+    head = ["run", "checkpoint", "checked", "epoch", "evaluation", "size"]
+    return Table(head, [[name, one.path.name, one.state, *_contents(one.manifest)] for name, one in named])
 
 
-def _contents(checkpoint: StoredCheckpoint) -> list[str]:
-    manifest = checkpoint.manifest
+def _contents(manifest: Manifest | None) -> list[str]:
     if manifest is None:
-        return [""] * 6
-    try:
-        seconds = os.stat(checkpoint.path / MANIFEST_FILE).st_mtime
-        saved = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OSError, OverflowError, ValueError):
-        saved = ""
-    return [
-        "" if manifest.epoch is None else f"{manifest.epoch:.2f}",
-        metrics_text(manifest.metrics or manifest.last_metrics, ", "),
-        plain(str(manifest.config.get("framework", ""))),
-        value_text(manifest.workers),
-        decimal(sum(info.bytes for info in manifest.files.values())),
-        saved,
-    ]
+        return [""] * 3
+    epoch = "" if manifest.epoch is None else f"{manifest.epoch:.2f}"
+    size = sum(info.bytes for info in manifest.files.values())
+    return [epoch, metrics_text(manifest.metrics or manifest.last_metrics, ", "), decimal(size)]
 
 
 def results_table(rows: Sequence[Row], statuses: Sequence[str]) -> Table:

@@ -171,12 +171,12 @@ class LiveView(PlainView):
                 "done", ProgressBar(total=1.0, completed=fraction, width=min(40, self._console.width // 2))
             )
             table.add_row("", Text(f"{fraction:.1%}  {_left_text(progress, standing)}"))
-        if progress.train:
-            table.add_row("train", Text(metrics_text(progress.metrics)))
-            table.add_row("speed", Text(_speed_text(progress.train)))
+        if progress.window:
+            table.add_row("train", Text(metrics_text(metrics_in(progress.window))))
+            table.add_row("speed", Text(_speed_text(progress.window)))
         if progress.evaluation:
-            metrics = metrics_text(progress.evaluation)
-            table.add_row("eval", Text(f"{metrics}   at step {progress.evaluated_step:,}"))
+            metrics, step = metrics_text(metrics_in(progress.evaluation)), progress.evaluation["step"]
+            table.add_row("eval", Text(f"{metrics}   at step {step:,}"))
             best = (f"{name} {best.value:.4g} at step {best.step:,}" for name, best in progress.best.items())
             table.add_row("best", Text("  ".join(best)))
         parts: list[Any] = [title, Text(standing.text, style=_STYLES.get(standing.kind, "bold")), table]
@@ -190,8 +190,8 @@ class LiveView(PlainView):
 
 def _line_of(progress: RunProgress, standing: Standing) -> str:
     parts = [
-        f"train step {progress.step:>6,}", f"epoch {progress.epoch:6.2f}", metrics_text(progress.metrics),
-        _speed_text(progress.train), _left_text(progress, standing),
+        f"train step {progress.step:>6,}", f"epoch {progress.epoch:6.2f}", metrics_text(metrics_in(progress.window)),
+        _speed_text(progress.window), _left_text(progress, standing),
     ]  # fmt: skip
     return "  ".join(filter(None, parts))
 
@@ -201,15 +201,15 @@ def _facts(progress: RunProgress) -> str:
     return ", ".join([*names, *([counted(progress.workers, "worker")] if progress.workers else [])])
 
 
-def _speed_text(train: Mapping[str, Any]) -> str:
+def _speed_text(window: Mapping[str, Any]) -> str:
     parts = [
-        f"{label} {number_text(train[name], form)}"
+        f"{label} {number_text(window[name], form)}"
         for name, label, form in (
             ("learning_rate", "lr", ".3g"), ("samples_per_second", "samples/s", ",.0f"),
             ("data_wait_fraction", "data wait", ".0%"), ("slowest_rank", "slowest rank", ".0f"),
             ("wait_fraction", "waiting for it", ".0%"), ("peak_memory_mib", "peak MiB", ",.0f"),
         )
-        if name in train
+        if name in window
     ]  # fmt: skip
     return "  ".join(parts)
 
