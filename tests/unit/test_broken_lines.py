@@ -11,7 +11,7 @@ from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_table
 from hvdtrain.tools.report.followed_run import FollowedRun
 from hvdtrain.tools.report.page import write_report
-from hvdtrain.tools.report.watch import open_view
+from hvdtrain.tools.report.watch import View
 from hvdtrain.trackers import sender
 
 TORN = '{"phase": "train", "st'
@@ -47,7 +47,7 @@ def make(folder: Path, *broken: str) -> Path:
 def watched(run: Path, is_terminal: bool) -> str:
     followed, output = FollowedRun(run), io.StringIO()
     console = Console(file=output, width=200, force_terminal=is_terminal)
-    view = open_view(run, console)
+    view = View(run, console)
     with view.screen:
         for _ in range(2):
             view.show(followed, followed.poll())

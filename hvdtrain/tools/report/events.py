@@ -58,10 +58,10 @@ def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> li
 
 
 def sessions_in(folder: Path) -> list[tuple[float, int | None]]:
-    """Return when processes began to write event files in a run directory, and after how many steps, in order.
+    """Return when processes began to write event files in a run directory, in order.
 
-    The steps are None if the run began then, and did not resume. Files that cannot be read, or are not
-    hvdtrain's, are left out.
+    With each time are the steps that were done; None if the run began then, and did not resume. Files that
+    cannot be read, or are not hvdtrain's, are left out.
     """
     try:
         matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]

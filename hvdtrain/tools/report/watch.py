@@ -1,9 +1,9 @@
-"""The command ``watch``: a live view of a run on a terminal, plain lines elsewhere."""
+"""The command ``watch``: evaluations, events and progress of a run."""
 
 import math
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ _WAIT_SECONDS = 60.0  # for a run that stopped or was killed while it was follow
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _SILENT_SECONDS = 60.0  # without a record, after which plain lines say so; likewise between them
 _EVALUATIONS = 100  # that plain lines show of those before
-_STYLES = {Kind.RUNNING: "green", Kind.UNCLEAR: "yellow", Kind.KILLED: "bold red", Kind.STOPPED: "yellow"}
 
 
 def follow(place: Path | str, wait: float | None = None) -> None:
@@ -54,7 +53,7 @@ def follow(place: Path | str, wait: float | None = None) -> None:
             f"{place}: no run (none of {', '.join(FILES)})",
             "Name a run directory. With --wait SECONDS, watch waits for the run to begin.",
         )
-    view = open_view(run_dir)
+    view = View(run_dir)
     with view.screen:
         while True:
             view.show(followed, standing)
@@ -90,35 +89,32 @@ class Ends:
         return now_seconds - self._since >= (otherwise if self._wait is None else self._wait)
 
 
-def open_view(run_dir: Path, console: Console | None = None) -> "PlainView":
-    """Return the view for the console."""
-    console = console or Console()
-    name = plain(run_dir.resolve().name)
-    return LiveView(console, name) if console.is_terminal else PlainView(console, name)
-
-
-class PlainView:
-    """Lines, if there is no terminal: evaluations, events, and progress every few seconds.
+class View:
+    """Lines: evaluations, events, and progress, which stays in its place on a terminal.
 
     Args:
+        run_dir: the run directory.
         console: where lines are printed.
-        name: the run's name.
 
     Attributes:
         screen: a context in which the view is shown.
     """
 
-    def __init__(self, console: Console, name: str) -> None:
-        self.screen: AbstractContextManager[Any] = nullcontext()
-        self._console, self._name = console, name
+    def __init__(self, run_dir: Path, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._name = plain(run_dir.resolve().name)
+        self.screen = (
+            Live(console=self._console, auto_refresh=False) if self._console.is_terminal else nullcontext()
+        )
         self._said: dict[str, str] = {}
         self._line_seconds = self._silent_seconds = -math.inf
         self._has_window = False
 
     def show(self, run: FollowedRun, standing: Standing) -> None:
-        """Print what is new."""
+        """Show what is new."""
         if run.cut_step is not None:
-            self._say(_cut_text(run.cut_step))
+            text = "the run was resumed from there, or begun again"
+            self._say(f"the log was cut back to step {run.cut_step:,}: {text}")
         texts = {"standing": standing.text, "facts": _facts(run.progress), "problem": run.progress.problem}
         for kind, text in texts.items():
             if text and self._said.get(kind) != text:
@@ -135,12 +131,18 @@ class PlainView:
                 self._say(f"event {step}  {describe_event(record)}")
             elif phase == EVAL and left_out < 0:
                 self._say(f"eval  {step}  {metrics_text(metrics_in(record))}")
-        now = time.monotonic()
-        has_ended = standing.kind not in (Kind.RUNNING, Kind.UNCLEAR)
-        if self._has_window and (now - self._line_seconds >= _LINE_SECONDS or has_ended):
+        if isinstance(self.screen, Live):
+            self.screen.update(_page(run, standing, self._console.width), refresh=True)
+        else:
+            self._show_progress(run, standing)
+
+    def _show_progress(self, run: FollowedRun, standing: Standing) -> None:
+        now, is_training = time.monotonic(), standing.kind in (Kind.RUNNING, Kind.UNCLEAR)
+        if self._has_window and (now - self._line_seconds >= _LINE_SECONDS or not is_training):
             self._has_window, self._line_seconds = False, now
             self._say(_line_of(run.progress, standing))
-        if _is_silent(run, standing) and now - self._silent_seconds >= _SILENT_SECONDS:
+        is_silent = standing.kind is Kind.RUNNING and _SILENT_SECONDS <= run.silent_seconds < math.inf
+        if is_silent and now - self._silent_seconds >= _SILENT_SECONDS:
             self._silent_seconds = now
             self._say(f"{self._name}: last record {duration(run.silent_seconds)} ago")
 
@@ -148,50 +150,24 @@ class PlainView:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-class LiveView(PlainView):
-    """A view that stays in its place on a terminal."""
-
-    def __init__(self, console: Console, name: str) -> None:
-        super().__init__(console, name)
-        self.screen: Live = Live(console=console, auto_refresh=False)
-
-    def show(self, run: FollowedRun, standing: Standing) -> None:
-        """Show the run as it is now."""
-        if run.cut_step is not None:
-            self._say(_cut_text(run.cut_step))
-        self.screen.update(self._page(run, standing), refresh=True)
-
-    def _page(self, run: FollowedRun, standing: Standing) -> Group:
-        progress = run.progress
-        title = Text(self._name, style="bold").append(f"  {_facts(progress)}", style="dim")
-        table = Table.grid(padding=(0, 2))
-        table.add_row("step", f"{progress.step:,}   epoch {progress.epoch:.2f}")
-        if (fraction := progress.fraction()) is not None:
-            table.add_row(
-                "done", ProgressBar(total=1.0, completed=fraction, width=min(40, self._console.width // 2))
-            )
-            table.add_row("", Text(f"{fraction:.1%}  {_left_text(progress, standing)}"))
-        if progress.window:
-            table.add_row("train", Text(metrics_text(metrics_in(progress.window))))
-            table.add_row("speed", Text(_speed_text(progress.window)))
-        if progress.evaluation:
-            metrics, step = metrics_text(metrics_in(progress.evaluation)), progress.evaluation["step"]
-            table.add_row("eval", Text(f"{metrics}   at step {step:,}"))
-            best = (f"{name} {best.value:.4g} at step {best.step:,}" for name, best in progress.best.items())
-            table.add_row("best", Text("  ".join(best)))
-        parts: list[Any] = [title, Text(standing.text, style=_STYLES.get(standing.kind, "bold")), table]
-        if math.isfinite(run.silent_seconds):
-            style = "yellow" if _is_silent(run, standing) else "dim"
-            parts.append(Text(f"last record {duration(run.silent_seconds)} ago", style=style))
-        parts += [Text(progress.problem, style="yellow")] if progress.problem else []
-        parts += [Text(f"step {step:,}: {event}", style="cyan") for step, event in progress.events]
-        return Group(*parts)
+def _page(run: FollowedRun, standing: Standing, width: int) -> Group:
+    progress, parts = run.progress, []
+    if (fraction := progress.fraction()) is not None:
+        bar = Table.grid(padding=(0, 1))
+        bar.add_row(ProgressBar(total=1.0, completed=fraction, width=min(40, width // 2)), f"{fraction:.1%}")
+        parts.append(bar)
+    best = (f"{name} {best.value:.4g} at step {best.step:,}" for name, best in progress.best.items())
+    texts = [_line_of(progress, standing)] if progress.window else []
+    texts += [f"best {'  '.join(best)}"] if progress.best else []
+    texts += [f"last record {duration(run.silent_seconds)} ago"] if math.isfinite(run.silent_seconds) else []
+    return Group(*parts, *map(Text, texts))
 
 
 def _line_of(progress: RunProgress, standing: Standing) -> str:
     parts = [
-        f"train step {progress.step:>6,}", f"epoch {progress.epoch:6.2f}", metrics_text(metrics_in(progress.window)),
-        _speed_text(progress.window), _left_text(progress, standing),
+        f"train step {progress.step:>6,}", f"epoch {progress.epoch:6.2f}",
+        metrics_text(metrics_in(progress.window)), _speed_text(progress.window),
+        _left_text(progress, standing),
     ]  # fmt: skip
     return "  ".join(filter(None, parts))
 
@@ -217,14 +193,6 @@ def _speed_text(window: Mapping[str, Any]) -> str:
 def _left_text(progress: RunProgress, standing: Standing) -> str:
     seconds = progress.seconds_left() if standing.kind is Kind.RUNNING else None
     return "" if seconds is None else f"{duration(seconds)} left"
-
-
-def _is_silent(run: FollowedRun, standing: Standing) -> bool:
-    return standing.kind is Kind.RUNNING and _SILENT_SECONDS <= run.silent_seconds < math.inf
-
-
-def _cut_text(step: int) -> str:
-    return f"the log was cut back to step {step:,}: the run was resumed from there, or begun again"
 
 
 def duration(seconds: float) -> str:
