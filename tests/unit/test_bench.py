@@ -18,7 +18,6 @@ from hvdtrain.tools.bench.options import BenchOptions
 from hvdtrain.tools.blocks import bench_config
 from hvdtrain.tools.launch import horovodrun
 from hvdtrain.tools.message_times import KIB, MIB, sizes_up_to, words_for_size
-from hvdtrain.tools.output import take_options
 from hvdtrain.tools.spread import Block, Spread, split_of
 
 
@@ -79,18 +78,12 @@ def test_a_busy_machine_is_said(of_ranks, said):
     assert all(text.startswith(start) for text, start in zip(found, said, strict=True))
 
 
-def test_the_clocks_of_this_process_count():
-    before = CpuTimes.now("here")
-    sum(range(3_000_000))
-    spent = CpuTimes.now("here").since(before)
-    assert 0 < spent.own <= spent.seconds + 0.1
-    assert spent.busy >= 0
-
-
 def test_processes_that_have_ended_count():
     before = CpuTimes.now("here")
     subprocess.run([sys.executable, "-c", "sum(range(30_000_000))"], check=True)
-    assert CpuTimes.now("here").since(before).own > 0.1
+    spent = CpuTimes.now("here").since(before)
+    assert 0.1 < spent.own <= spent.busy + 1
+    assert spent.host == "here"
 
 
 def of(*three: float) -> dict:
@@ -292,21 +285,6 @@ def test_what_was_measured_is_shown_before_it_is_written(monkeypatch, capsys):
     with pytest.raises(EnvironmentFault, match="/dev/full cannot be written: No space left on device"):
         sweep.run_bench([], BenchOptions(json_path=Path("/dev/full")))
     assert "64 samples a step" in capsys.readouterr().out
-
-
-def test_options_that_are_not_given_have_their_defaults():
-    taken, rest = take_options(
-        {"seconds": 20.0, "sweep": None, "framework": "torch", **_none_given()}, BenchOptions
-    )
-    assert taken == BenchOptions()
-    assert rest == {"framework": "torch"}
-
-
-def _none_given() -> dict:
-    names = ("hosts", "controller", "json_path", "picture")
-    names += ("max_bytes",)
-    given = {"split": True, "all_reduce": True}
-    return {**dict.fromkeys(names), **given}
 
 
 def test_what_launches_workers_refuses_a_launcher(monkeypatch):

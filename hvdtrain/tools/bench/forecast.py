@@ -71,21 +71,17 @@ class Measured:
         parts, sums, workers = document["part_seconds"], document["all_reduce"], document["workers"]
         few, many = (Spread(**one["horovod_seconds"]) for one in (sums[0], sums[-1]))
         size = sums[-1]["bytes"] - sums[0]["bytes"]
-        bytes_ = [max(0.0, getattr(many, end) - getattr(few, end)) / size for end in ENDS]
+        rates = [max(0.0, getattr(many, end) - getattr(few, end)) / size for end in ENDS]
+        own: dict[str, Any] = {name: document[name] for name in ("workers", "hosts", "slots", "controller")}
+        own |= {name: Spread(**parts[name]) for name in ("data", "compute", "slowest")}
         found = cls(
-            workers=workers,
-            hosts=document["hosts"],
-            slots=document["slots"],
-            controller=document["controller"],
+            **own,
             on_gpu=not document["device"].endswith(" on the CPU"),
             samples=document["global_batch"] / workers,
             way=Way(**document["exchange"]),
             step=Spread(**document["mean_step_seconds"]),
-            data=Spread(**parts["data"]),
-            compute=Spread(**parts["compute"]),
-            slowest=Spread(**parts["slowest"]),
             smallest=few,
-            byte=Spread(bytes_[0], min(bytes_), max(bytes_)),
+            byte=Spread(rates[0], min(rates), max(rates)),
         )
         if workers < 2 or not found.way.sizes:
             raise ValueError("it is no measurement of two workers or more")

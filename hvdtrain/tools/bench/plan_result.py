@@ -143,10 +143,7 @@ class Table:
         """Return its predictions and its advice for the JSON document."""
         name, share = self.limit
         limit, helps = _LIMITS.get(name, ("", ()))
-        of = {
-            "controller": self.measured.controller,
-            "link": None if self.link is None else self.link.name,
-        }
+        of = {"controller": self.measured.controller, "link": self.link and self.link.name}
         rows = [
             {
                 **of,
