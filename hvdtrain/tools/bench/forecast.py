@@ -100,13 +100,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Where the workers of a prediction run.
-
-    Attributes:
-        workers: number of workers.
-        slots: workers of a host; the last one may have fewer.
-        link: the link of each host; None for the network that was measured.
-    """
+    """Where the workers of a prediction run; without a link, in the network that was measured."""
 
     workers: int
     slots: int
@@ -183,10 +177,7 @@ def forecast(measured: Measured, cluster: Cluster) -> Forecast:
 def counts_for(hosts: int | None, slots: int, *, measured_network: bool) -> list[int]:
     """Return the numbers of workers to predict for: 2, 4, 8 and so on, and all slots of all hosts.
 
-    Args:
-        hosts: the largest number of hosts; None for as many as ``MOST_WORKERS`` need.
-        slots: workers of a host.
-        measured_network: whether the network is the one that was measured: then one host is not predicted.
+    Without a number of hosts, they are as 64 workers need. Of a measured network one host is left out.
     """
     most = slots * (-(-MOST_WORKERS // slots) if hosts is None else hosts)
     powers = [1 << k for k in range(1, most.bit_length())]
@@ -197,11 +188,7 @@ def counts_for(hosts: int | None, slots: int, *, measured_network: bool) -> list
 def parts_of(measured: Measured, cluster: Cluster, end: str = "median") -> Parts:
     """Return the parts of a step.
 
-    Args:
-        measured: what was measured.
-        cluster: where the workers run.
-        end: "median", or "low" or "high": all that is uncertain at the end that makes the step shorter, or
-            longer.
+    At the end "low" or "high" all that is uncertain makes the step shorter, or longer.
     """
     parts = _without_rest(measured, cluster, end)
     if cluster.workers == 1:
@@ -273,10 +260,9 @@ def volume_factor(workers: int) -> float:
 
 
 def halving_volume_factor(workers: int) -> float:
-    """Return how many times a buffer's bytes the busiest worker sends or receives if MPI halves and doubles.
+    """Return the same of MPI's halving and doubling (Rabenseifner's algorithm).
 
-    If the number of workers is no power of two, the others' data goes to them first and the sum back last
-    (Rabenseifner's algorithm), while they do nothing else.
+    If the number of workers is no power of two, the others' data goes to them first and the sum back last.
     """
     power = 2 ** (workers.bit_length() - 1)
     return volume_factor(power) + (0 if power == workers else 2)

@@ -320,11 +320,7 @@ class CpuTimes:
 
 
 def busy_hosts(of_ranks: Sequence[CpuTimes]) -> list[str]:
-    """Return a warning for each host that was busy with something else than the job's workers.
-
-    Args:
-        of_ranks: what each worker measured over the same time.
-    """
+    """Return a warning for each host that was busy with something else than the job's workers."""
     warnings = []
     for host in dict.fromkeys(one.host for one in of_ranks):
         workers = [one for one in of_ranks if one.host == host]

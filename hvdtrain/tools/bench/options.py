@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,7 @@ _MOST_BITS, _MOST_LATENCY = 1e13, 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """The link of each host to the others, in each direction.
-
-    Attributes:
-        name: as it was given.
-        bits_per_second: what the wire carries.
-        latency: seconds from the sending program to the receiving one, for a small message.
-    """
+    """The link of each host to the others, in each direction; seconds from program to program."""
 
     name: str
     bits_per_second: float
@@ -126,11 +121,7 @@ class PlanOptions:
         return _SECONDS if self.seconds is None else self.seconds
 
     def check(self, layers: Sequence[Layer], *, launched: bool) -> None:
-        """Check that the options go together.
-
-        Args:
-            layers: the job's config values.
-            launched: whether a launcher started this process.
+        """Check that the options go together, with the job's values and with a launcher if there is one.
 
         Raises:
             UsageError: If not.
@@ -155,16 +146,12 @@ class PlanOptions:
 
 def bench_options(command: Any) -> Any:
     """Add the options of ``bench`` to a command."""
-    for option in reversed(_BENCH):
-        command = option(command)
-    return command
+    return reduce(lambda found, option: option(found), reversed(_BENCH), command)
 
 
 def plan_options(command: Any) -> Any:
     """Add the options of ``plan`` to a command."""
-    for option in reversed(_PLAN):
-        command = option(command)
-    return command
+    return reduce(lambda found, option: option(found), reversed(_PLAN), command)
 
 
 _CONTROLLER = click.Choice(["mpi", "gloo"])

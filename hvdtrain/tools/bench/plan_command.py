@@ -34,10 +34,6 @@ def run_plan(layers: list[Layer], options: PlanOptions) -> None:
 
     Under a launcher its workers are measured; without one, jobs on this host are launched.
 
-    Args:
-        layers: the job's config values, weakest source first.
-        options: the options of the command.
-
     Raises:
         UsageError: If options contradict each other, the job has what a plan does not predict, or the
             launcher started an elastic job.
@@ -83,7 +79,7 @@ def check_hosts(options: PlanOptions, hosts: Sequence[str], local_sizes: Sequenc
     Args:
         options: the options, which must go with them.
         hosts: by rank, the worker's host.
-        local_sizes: by rank, how many workers its host has.
+        local_sizes: by rank, the workers there.
 
     Raises:
         UsageError: If not.
@@ -116,12 +112,8 @@ def count_gpus(framework: str) -> int:
 def measure_here(layers: list[Layer], options: PlanOptions, *, gpus: int = 0) -> Documents:
     """Launch a job on this host over each controller.
 
-    If one of them fails, what the other measured is returned, with a note.
-
-    Args:
-        layers: the job's config values, weakest source first.
-        options: the options of the command.
-        gpus: how many GPUs there are to compute on; 0 for a job on the CPU.
+    There are so many GPUs to compute on; none for a job on the CPU. If one of the jobs fails, what the other
+    measured is returned, with a note.
 
     Raises:
         UsageError: If there are fewer GPUs or cores than workers, or fewer than two workers.

@@ -74,13 +74,9 @@ def read_documents(path: Path) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Table:
-    """The predictions over one controller and one link, from few to many workers.
+    """The predictions over one controller and one link, from few to many workers, with what was measured.
 
-    Attributes:
-        document: the document of the measured job.
-        measured: what it says.
-        link: the link of each host; None for the network that was measured, or on one host.
-        rows: the predictions.
+    There is no link for the network that was measured, or on one host.
     """
 
     document: Mapping[str, Any]
@@ -230,12 +226,7 @@ def make_plan(documents: Sequence[Mapping[str, Any]], options: PlanOptions) -> P
 
 
 def check_cluster(hosts: int, slots: int, options: PlanOptions) -> None:
-    """Check that what the options name follows from a measurement.
-
-    Args:
-        hosts: the hosts that are measured.
-        slots: the workers of each.
-        options: the options.
+    """Check that what the options name follows from a measurement of so many hosts and workers of each.
 
     Raises:
         UsageError: If it does not.

@@ -44,10 +44,6 @@ _MORE_SECONDS, _FACTOR = 300.0, 10.0  # of a job's limit: to start and to compil
 def run_bench(layers: list[Layer], options: BenchOptions) -> None:
     """Measure, show what was found, and write it where the options say.
 
-    Args:
-        layers: the job's config values, weakest source first.
-        options: the options of the command.
-
     Raises:
         UsageError: If options contradict each other, a launcher started what launches workers itself, or it
             started an elastic job.
@@ -79,10 +75,6 @@ def _draw(document: dict[str, Any], path: Path) -> None:
 def run_sweep(layers: list[Layer], options: BenchOptions) -> dict[str, Any]:
     """Launch a job for each number of workers, and return the document of what they found.
 
-    Args:
-        layers: the job's config values, weakest source first.
-        options: the options of the command.
-
     Raises:
         UsageError: If there are fewer slots than workers, or the job would be refused.
         EnvironmentFault: If a job fails.
@@ -106,12 +98,7 @@ def run_job(
 ) -> dict[str, Any]:
     """Launch a job that is measured, and return its document.
 
-    Args:
-        layers: the job's config values, weakest source first.
-        request: the fields of ``Request``.
-        launcher: the words that start the workers.
-        folder: where the workers find what to do.
-        workers: how many they are, as a text.
+    The request has fields of ``Request``; how many the workers are is a text, for messages.
 
     Raises:
         EnvironmentFault: If it fails or takes too long.
