@@ -70,7 +70,7 @@ def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, sa
     monkeypatch.setenv("COLUMNS", "80")
     print_table([run])
     shown = {"compare": capsys.readouterr().out}
-    write_report([run], tmp_path / "page.html", verify=False)
+    write_report([run], tmp_path / "page.html", verified=False)
     shown["report"] = (tmp_path / "page.html").read_text().partition('<script type="application/json"')[0]
     shown["watch"] = watched(run, is_terminal=False)
     shown["watch live"] = watched(run, is_terminal=True)

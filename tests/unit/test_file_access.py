@@ -54,7 +54,7 @@ def private(request, tmp_path, monkeypatch):
 def test_every_command_names_the_owner_and_the_remedy(private, tmp_path):
     for command in (
         lambda: print_table([private]),
-        lambda: write_report([private], tmp_path / "page.html", verify=False),
+        lambda: write_report([private], tmp_path / "page.html", verified=False),
         lambda: follow(private),
         lambda: track_runs([private], [], False, print),
     ):

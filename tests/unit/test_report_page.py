@@ -19,8 +19,8 @@ from hvdtrain.tools.report.page import read_for_page, write_report
 def write(tmp_path):
     """Writes the page of some runs; gives its text, without its script."""
 
-    def page(*runs, verify=True):
-        write_report(list(runs), tmp_path / "page.html", verify)
+    def page(*runs, verified=True):
+        write_report(list(runs), tmp_path / "page.html", verified)
         return (tmp_path / "page.html").read_text().partition('<script type="application/json"')[0]
 
     return page
@@ -70,7 +70,7 @@ def test_only_a_run_seen_to_be_dead_is_called_killed(tmp_path, monkeypatch, lock
 def test_a_folder_stands_for_its_runs_and_others_are_named(tmp_path):
     usual(tmp_path / "runs" / "a")
     usual(tmp_path / "runs" / "b")
-    said = write_report([tmp_path / "runs", tmp_path / "none"], tmp_path / "page.html", verify=True)
+    said = write_report([tmp_path / "runs", tmp_path / "none"], tmp_path / "page.html", verified=True)
     assert re.search(r"page\.html: 2 runs, 1\.\d MB", said)
     assert f"note: {tmp_path / 'none'}: left out, it holds no run" in said
 
@@ -104,14 +104,14 @@ def test_checkpoints_are_verified(write, train, tmp_path):
     text = words(write(run))
     assert f"{second.name} verified" in text
     assert f"{first.name} damaged: the content of model.safetensors has changed" in text
-    assert f"{first.name} not checked" in words(write(run, verify=False))
+    assert f"{first.name} not checked" in words(write(run, verified=False))
     assert sorted((run / "checkpoints").iterdir()) == [first, second], "nothing is quarantined"
 
 
 def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"hvdtrain\[report\]") as error:
-        write_report([usual(tmp_path / "run")], tmp_path / "page.html", verify=True)
+        write_report([usual(tmp_path / "run")], tmp_path / "page.html", verified=True)
     assert error.value.exit_code == 2
 
 

@@ -7,8 +7,7 @@ from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting.event_file import EventFile
-from hvdtrain.tools.report.events import history_of, sessions_in
-from hvdtrain.tools.report.run_log import read_log
+from hvdtrain.tools.report.run_log import history_of, read_log, sessions_in
 
 
 @pytest.fixture

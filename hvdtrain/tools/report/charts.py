@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.early_stopping import BAD_SAMPLES, PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.reporting.records import CALLBACK, EVAL, TRAIN
-from hvdtrain.tools.report.events import RunEvent
-from hvdtrain.tools.report.run_log import AXES, WORKERS, Curve, Numbers, RunLog
+from hvdtrain.tools.report.run_log import AXES, WORKERS, Curve, Numbers, RunEvent, RunLog
 
 # of Okabe and Ito, which colour-blind people tell apart; without yellow, which is too light on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")

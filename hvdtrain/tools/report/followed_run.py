@@ -6,6 +6,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
+from io import BytesIO
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.text import counted
 
 _COMPARED_BYTES = 256  # before the place where reading continues
+_LINES = 1_000  # of the last lines, windows are kept
 _LEFT_SECONDS = 30.0  # after which a summary counts, though a process keeps the lock
 _RETRY_SECONDS = 60.0  # for a directory that cannot be read for the moment
 _WINDOWS = 50  # of the last windows, how fast training is
@@ -75,14 +77,16 @@ class LogFollower:
         return [record for _, record in numbered], sum(line <= same for line, _ in numbered)
 
     def _take(self, content: bytes) -> list[tuple[int, dict[str, Any]]]:
-        """Return the records of new lines, with the lines' numbers from 1."""
+        """Return the records of new lines, without windows of long ago, with the lines' numbers from 1."""
         found = []
-        for line in content.split(b"\n")[:-1]:
+        last = len(self._lines) + content.count(b"\n")
+        for line in BytesIO(content):
             self._lines.append(hash(line))
+            count = len(self._lines)
             if (record := parse_record(line)) is None:
-                self.broken = self.broken.with_line(len(self._lines))
-            else:
-                found.append((len(self._lines), record))
+                self.broken = self.broken.with_line(count)
+            elif record.get("phase") != TRAIN or count > last - _LINES:
+                found.append((count, record))
         self._offset += len(content)
         self._before = (self._before + content)[-_COMPARED_BYTES:]
         return found

@@ -7,34 +7,48 @@ only the scripts that are part of it, by their hashes, and fetch nothing.
 import base64
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.filesize import decimal
+
 import hvdtrain
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
+from hvdtrain.checkpoints.storage import checkpoints_in
+from hvdtrain.checkpoints.verification import read_manifest, verify
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.reporting.comparison import Row, row_of
+from hvdtrain.reporting.comparison import FACTS, Row, differing_fields, metric_names, row_of
 from hvdtrain.reporting.jsonl import write_whole
-from hvdtrain.reporting.stored_runs import StoredRun, find_runs, flat, names_of, plain, read_run
-from hvdtrain.storage.text import counted
-from hvdtrain.tools.report import tables
-from hvdtrain.tools.report.events import RunEvent, history_of
-from hvdtrain.tools.report.run_log import RunLog, read_log
+from hvdtrain.reporting.stored_runs import (
+    StoredRun,
+    find_runs,
+    flat,
+    metric_text,
+    metrics_text,
+    names_of,
+    number_text,
+    plain,
+    read_run,
+)
+from hvdtrain.storage.text import counted, url_of
+from hvdtrain.tools.report.run_log import RunEvent, RunLog, history_of, read_log
 
 _LARGE_MB = 2.0
+_MOST = 100  # checkpoints of a run that are listed, the newest
 _MANY = 16  # runs, the configs of which are in the page
 
 
-def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
+def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
     """Write a page of runs; return a text that says what was written.
 
     Args:
         run_dirs: directories of runs, or folders that hold such directories.
         output: the file to write.
-        verify: whether to check every byte of the checkpoints.
+        verified: whether to check every byte of the checkpoints.
 
     Raises:
         UsageError: If there is no run, the file has a wrong name, or Bokeh is not installed.
@@ -51,7 +65,7 @@ def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
         raise UsageError(f"-o {output}: it is there and is no file")
     paths, left_out = find_runs(run_dirs)
 
-    page = render(read_for_page(paths, verify))
+    page = render(read_for_page(paths, verified))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         write_whole(output, page)
@@ -62,6 +76,118 @@ def write_report(run_dirs: Sequence[Path], output: Path, verify: bool) -> str:
     if size > _LARGE_MB:
         lines.append("note: the page is large; of fewer runs it is smaller")
     return "\n".join([*lines, *(f"note: {note}" for note in left_out)])
+
+
+class Table(NamedTuple):
+    """A table: titles of its columns, and the cells of each row, the first of which names the row."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+class StoredCheckpoint(NamedTuple):
+    """What is known of a checkpoint.
+
+    Attributes:
+        path: its directory.
+        state: "verified", "not checked", or what is wrong with it.
+        manifest: its manifest; None if that cannot be read.
+    """
+
+    path: Path
+    state: str
+    manifest: Manifest | None
+
+
+def stored_checkpoints(run_dir: Path, verified: bool = True) -> tuple[list[StoredCheckpoint], list[str]]:
+    """Return the checkpoints of a run, the newest last, and what to say of others.
+
+    Args:
+        run_dir: the run directory.
+        verified: whether to check every byte, if they are on this host.
+    """
+    folder = run_dir / "checkpoints"
+    verified = verified and not url_of(run_dir)  # of those at a URL, only the manifests are here
+    try:
+        paths = checkpoints_in(folder)
+        set_aside = sorted(path.name for path in folder.iterdir() if path.name.startswith("set-aside-"))
+    except FileNotFoundError:
+        return [], []
+    except OSError as error:
+        return [], [plain(f"checkpoints cannot be read: {error}")]
+    notes = [f"{len(paths) - _MOST:,} older checkpoints are left out"] if len(paths) > _MOST else []
+    notes += [plain(f"damaged, and set aside: {', '.join(set_aside)}")] if set_aside else []
+    found = [StoredCheckpoint(path, _state(path, verified), read_manifest(path)) for path in paths[-_MOST:]]
+    return [one for one in found if one.path.exists()], notes  # the run may have deleted it meanwhile
+
+
+def _state(path: Path, verified: bool) -> str:
+    if not verified:
+        return "not checked"
+    try:
+        verify(path)
+    except CorruptCheckpoint as error:
+        return plain(f"damaged: {error}")
+    except EnvironmentFault as error:
+        return plain(f"cannot be read: {error.problem}")
+    return "verified"
+
+
+def checkpoints_table(names: Sequence[str], checkpoints: Sequence[Sequence[StoredCheckpoint]]) -> Table:
+    """Return a row for each checkpoint of each run, the newest first."""
+    named = [(name, one) for name, of_run in zip(names, checkpoints, strict=True) for one in reversed(of_run)]
+    head = ["run", "checkpoint", "checked", "epoch", "evaluation", "size"]
+    return Table(head, [[name, one.path.name, one.state, *_contents(one.manifest)] for name, one in named])
+
+
+def _contents(manifest: Manifest | None) -> list[str]:
+    if manifest is None:
+        return [""] * 3
+    epoch = "" if manifest.epoch is None else f"{manifest.epoch:.2f}"
+    size = sum(info.bytes for info in manifest.files.values())
+    return [epoch, metrics_text(manifest.metrics or manifest.last_metrics, ", "), decimal(size)]
+
+
+def results_table(rows: Sequence[Row], statuses: Sequence[str]) -> Table:
+    """Return a row for each run, with its last and best metrics.
+
+    Args:
+        rows: what is compared of the runs.
+        statuses: the word for how each of them ended or stands.
+    """
+    facts = [name for name in FACTS if name != "status" and any(row.facts.get(name) for row in rows)]
+    metrics, trained = metric_names(rows), metric_names(rows, is_trained_only=True)
+    head = ["run", "status", *facts, "seconds", "samples/s", "peak MiB"]
+    head += [f"{which} {name}" for name in metrics for which in ("last", "best")]
+    head += [f"last {name} in training" for name in trained]
+    return Table(head, [
+        [row.name, status, *(row.facts.get(name, "") for name in facts), number_text(row.seconds, ",.1f"),
+         number_text(row.samples_per_second, ",.0f"), number_text(row.peak_memory_mib, ",.0f"),
+         *(cell for name in metrics for cell in (_last(row, name, row.is_trained_only), _best(row, name))),
+         *(_last(row, name, not row.is_trained_only) for name in trained)]
+        for row, status in zip(rows, statuses, strict=True)
+    ])  # fmt: skip
+
+
+def _last(row: Row, name: str, is_of_others: bool) -> str:
+    return "" if is_of_others or name not in row.last else metric_text(row.last[name])
+
+
+def _best(row: Row, name: str) -> str:
+    if (best := row.best.get(name)) is None:
+        return ""
+    return metric_text(best.value) + (f" at step {best.step:,}" if best.step is not None else "")
+
+
+def differences_table(rows: Sequence[Row]) -> Table | None:
+    """Return the config fields that differ, a column for each run; None if none does."""
+    fields = differing_fields(rows)
+    cells = [[name, *(_field(row.config, name) for row in rows)] for name in fields]
+    return Table(["field", *(row.name for row in rows)], cells) if cells else None
+
+
+def _field(config: Mapping[str, str], name: str) -> str:
+    return (config[name] or "null") if name in config else "unknown"
 
 
 class RunOnPage(NamedTuple):
@@ -80,7 +206,7 @@ class RunOnPage(NamedTuple):
     row: Row
     log: RunLog
     history: Sequence[RunEvent]
-    checkpoints: Sequence[tables.StoredCheckpoint]
+    checkpoints: Sequence[StoredCheckpoint]
     checkpoint_notes: Sequence[str]
 
 
@@ -95,7 +221,7 @@ def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
     for name, path in zip(names_of(paths), paths, strict=True):
         stored, log = read_run(path), read_log(path)
         history = history_of(path, log, stored.summary)
-        checkpoints = tables.stored_checkpoints(path, verified)
+        checkpoints = stored_checkpoints(path, verified)
         found.append(RunOnPage(stored, row_of(name, stored), log, history, *checkpoints))
     return found
 
@@ -138,9 +264,9 @@ def render(runs: Sequence[RunOnPage]) -> str:
         runs=runs,
         styles=[style_of(number) for number in range(len(runs))],
         notes=[*problems, *notes],
-        results=tables.results_table(rows, [run.status for run in stored]),
-        differences=tables.differences_table(rows),
-        checkpoints=tables.checkpoints_table(names, checkpoints),
+        results=results_table(rows, [run.status for run in stored]),
+        differences=differences_table(rows),
+        checkpoints=checkpoints_table(names, checkpoints),
         checkpoint_notes=[f"{run.row.name}: {note}" for run in runs for note in run.checkpoint_notes],
         configs=[_config_rows(run) for run in stored[:_MANY]],
     )

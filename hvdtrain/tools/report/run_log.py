@@ -1,23 +1,35 @@
-"""What the log of a run holds: curves and events."""
+"""What the files of a run say: its curves, and what happened to it from its start to its end."""
 
+import math
+import re
+import struct
 from array import array
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
+from tensorboard.compat.proto.event_pb2 import Event
 
-from hvdtrain.early_stopping import LINE_FIELDS
-from hvdtrain.reporting.log_records import LogReader, number
+from hvdtrain.early_stopping import BAD_SAMPLES, LINE_FIELDS
+from hvdtrain.reporting.log_records import LogReader, count_of, describe_event, number
 from hvdtrain.reporting.records import CALLBACK, EVAL, EVENT, TRAIN
-from hvdtrain.reporting.stored_runs import plain
+from hvdtrain.reporting.stored_runs import ending_of, plain, value_text
+from hvdtrain.storage.files import open_regular
+from hvdtrain.storage.text import counted
 
 Numbers = NDArray[np.float64]
 AXES = ("step", "epoch", "samples", "seconds")
 WORKERS = "workers"
 _NO_CURVES = LINE_FIELDS - {WORKERS}
+_MOST = 200  # events that are listed
+_NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\.\d+\.hvdtrain")
+_FIRST_BYTES = 4096  # they hold the first record, and the second unless it has many scalars
 _LARGEST = 1e30  # beyond it, numbers are not drawn: the others would be a line
 
 
@@ -93,3 +105,136 @@ def _curve(phase: str, name: str, column: "array[float]") -> Curve:
     with np.errstate(invalid="ignore"):
         drawn = np.where(np.abs(values) <= _LARGEST, values, np.nan)
     return Curve(phase, plain(name), dict(zip(AXES, places, strict=True)), drawn)
+
+
+class RunEvent(NamedTuple):
+    """Something that happened to a run.
+
+    Attributes:
+        kind: "started", "resumed", "workers", "problem" or "ended".
+        text: what happened.
+        place: where it happened, by axis; empty if that is not known.
+        time: when, in UTC; empty if that is not known.
+    """
+
+    kind: str
+    text: str
+    place: Mapping[str, float] = {}
+    time: str = ""
+
+    def at(self, axis: str, form: str) -> str:
+        """Return where it happened on an axis, as text; nothing if that is not known."""
+        value = self.place.get(axis, math.nan)
+        return form.format(value) if math.isfinite(value) else ""
+
+
+def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> list[RunEvent]:
+    """Return what happened to a run, in the order of its steps."""
+    placed = [*_starts(sessions_in(path), log), *_skips(log)]
+    for record in log.events:
+        placed.append((record["step"], RunEvent("workers", describe_event(record), place_in(record))))
+    events = [event for _, event in sorted(placed, key=lambda found: found[0])]
+    if (left_out := len(events) - _MOST) > 0:
+        events = [RunEvent("problem", f"{counted(left_out, 'earlier event')} left out"), *events[left_out:]]
+    return [*events, *_of_summary(summary or {}, log)]
+
+
+def sessions_in(folder: Path) -> list[tuple[float, int | None]]:
+    """Return when processes began to write event files in a run directory, in order.
+
+    With each time are the steps that were done; None if the run began then, and did not resume. Files that
+    cannot be read, or are not hvdtrain's, are left out.
+    """
+    try:
+        matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
+    except OSError:
+        return []
+    found = []
+    for _, path in sorted((int(match[1]), path) for match, path in matches if match):
+        try:
+            with open_regular(path) as file:
+                first, second = map(Event.FromString, _first_records(file.read(_FIRST_BYTES)))
+        except (OSError, ValueError, DecodeError, struct.error):
+            continue
+        if first.wall_time and math.isfinite(first.wall_time):
+            step = second.step - 1 if second.HasField("session_log") else None
+            found.append((first.wall_time, step))
+    return found
+
+
+def _first_records(content: bytes) -> Iterator[bytes]:
+    """Yield the data of two records; the second is empty if there is none."""
+    place = 0
+    for _ in range(2):
+        length = struct.unpack_from("<Q", content, place)[0] if place < len(content) else 0
+        yield content[place + 12 : place + 12 + length]
+        place += 16 + length
+
+
+def _starts(sessions: Sequence[tuple[float, int | None]], log: RunLog) -> list[tuple[int, RunEvent]]:
+    """Return starts and resumes with the steps to sort them by.
+
+    Those of a new rank 0 of an elastic job are not among them: the log has a change of the workers there.
+    """
+    changes = Counter(record["step"] for record in log.events)
+    events = []
+    for index, (began, resumed_step) in enumerate(sessions):
+        time = _time_text(began)
+        # with --resume in a new directory, a job begins after step 0
+        if resumed_step is None or (index == 0 and resumed_step == 0):
+            events.append((0, RunEvent("started", "training started", dict.fromkeys(AXES, 0.0), time)))
+            continue
+        step = count_of(resumed_step) or 0
+        later = min((other or 0 for _, other in sessions[index + 1 :]), default=step)
+        if later < step:
+            text = f"resumed after step {step:,}; what it trained was done again from step {later + 1:,} on"
+            events.append((later, RunEvent("resumed", text, {}, time)))
+        elif changes[step]:
+            changes[step] -= 1
+        else:
+            events.append(
+                (step, RunEvent("resumed", f"resumed after step {step:,}", log.place_of(step), time))
+            )
+    return events
+
+
+def _skips(log: RunLog) -> list[tuple[int, RunEvent]]:
+    """Return in which windows and evaluations samples were skipped, with the steps to sort by."""
+    events = []
+    for phase, where in ((TRAIN, "in the windows up to"), (EVAL, "in evaluations at")):
+        curve = log.curves.get((phase, BAD_SAMPLES))
+        found = [] if curve is None else list(zip(curve.axes["step"], curve.values, strict=True))
+        found = [(int(step), int(count)) for step, count in found if count > 0]
+        if found:
+            last, steps = found[-1][0], ", ".join(f"{step:,}" for step, _ in found)
+            skipped = counted(sum(count for _, count in found), "unreadable sample")
+            text = plain(f"{skipped} skipped {where} step{'s' if len(found) > 1 else ''} {steps}")
+            events.append((last, RunEvent("problem", text, log.place_of(last))))
+    return events
+
+
+def _of_summary(summary: Mapping[str, Any], log: RunLog) -> list[RunEvent]:
+    """Return what a summary says: of the whole run, without a step."""
+    problems = []
+    if isinstance(skipped := summary.get("bad_samples"), int) and skipped:
+        problems.append(f"{counted(skipped, 'unreadable sample')} skipped since the last start")
+    if isinstance(failed := summary.get("failed_saves"), int) and failed:
+        problems.append(f"{counted(failed, 'checkpoint')} could not be written")
+    if summary.get("save_error"):
+        problems.append(str(summary["save_error"]))
+    events = [RunEvent("problem", plain(text)) for text in problems]
+    if summary.get("stopped_early"):
+        events.append(RunEvent("ended", plain(f"stopped early: {summary['stopped_early']}")))
+    if summary:
+        text = f"{ending_of(summary)} after {value_text(summary.get('steps'))} steps"
+        error = f": {summary['error']}" if summary.get("error") else ""
+        steps = count_of(summary.get("steps"))
+        events.append(RunEvent("ended", plain(text + error), {} if steps is None else log.place_of(steps)))
+    return events
+
+
+def _time_text(seconds: float) -> str:
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return ""
