@@ -66,32 +66,23 @@ _MOST_PARTS = 9_000  # S3 takes 10,000
 _PARTS_AT_ONCE = 4
 
 
-def download(
-    url: str,
-    path: Path,
-    *,
-    sha256: str | None = None,
-    size_bytes: int | None = None,
-    patience: Patience = PATIENCE,
-) -> None:
+def download(url: str, path: Path, *, sha256: str | None = None, patience: Patience = PATIENCE) -> None:
     """Download an object to a file, which takes its name when it is whole and on the disk.
 
     Args:
         url: the object.
         path: the file, in a folder that exists; one of that name is replaced.
         sha256: what the content must have; None checks only that it was not changed meanwhile.
-        size_bytes: what it must have.
         patience: how long each request may take.
 
     Raises:
         MissingObjectError: If there is no such object.
         ChangedObjectError: If it is not what it must be.
-        StoreError: If it cannot be read.
-        OSError: If the file cannot be written.
+        OSError: If it cannot be read, or the file not be written.
     """
     partial = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
-        _twice(lambda: _download(url, partial, sha256, size_bytes, patience))
+        _twice(lambda: _download(url, partial, sha256, patience))
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -117,10 +108,9 @@ def upload(path: Path, url: str, *, sha256: str | None = None, patience: Patienc
 
 def digest(url: str, patience: Patience = PATIENCE) -> tuple[str, int]:
     """Return the SHA-256 of an object and how many bytes it has; raises as ``download`` does."""
-    found, size_bytes = hashlib.sha256(), 0
-    for block in _blocks(url, info(url, patience).size_bytes, patience):
+    found, size_bytes = hashlib.sha256(), info(url, patience).size_bytes
+    for block in _blocks(url, size_bytes, patience):
         found.update(block)
-        size_bytes += len(block)
     return found.hexdigest(), size_bytes
 
 
@@ -132,14 +122,10 @@ def _twice(transfer: Callable[[], None]) -> None:
         transfer()
 
 
-def _download(
-    url: str, partial: Path, sha256: str | None, size_bytes: int | None, patience: Patience
-) -> None:
+def _download(url: str, partial: Path, sha256: str | None, patience: Patience) -> None:
     before = info(url, patience)
     if before.is_folder:
         raise MissingObjectError(f"{shown(url)} is a folder, not an object")
-    if size_bytes is not None and before.size_bytes != size_bytes:
-        raise ChangedObjectError(f"{shown(url)} has {before.size_bytes:,} bytes, of {size_bytes:,}")
     found = hashlib.sha256()
     with partial.open("wb") as file:
         for block in _blocks(url, before.size_bytes, patience):
@@ -157,13 +143,8 @@ def _download(
 def _blocks(url: str, size_bytes: int, patience: Patience) -> Iterator[bytes]:
     for first in range(0, size_bytes, BLOCK_BYTES):
         end = min(first + BLOCK_BYTES, size_bytes)
-        block = cast(bytes, request(url, "read", patience, "cat_file", start=first, end=end))
-        if len(block) != end - first:
-            raise ChangedObjectError(
-                f"{shown(url)} is cut short or changed meanwhile: {len(block):,} bytes of {end - first:,}"
-            )
+        yield cast(bytes, request(url, "read", patience, "cat_file", start=first, end=end))
         ACTIVITY.progress()
-        yield block
 
 
 def _upload(path: Path, url: str, size_bytes: int, sha256: str | None, patience: Patience) -> None:
@@ -175,11 +156,8 @@ def _upload(path: Path, url: str, size_bytes: int, sha256: str | None, patience:
         part_bytes = max(BLOCK_BYTES, -(-size_bytes // _MOST_PARTS))
         options = {"chunksize": part_bytes, "max_concurrency": _PARTS_AT_ONCE}
     request(url, "written", patience, "put_file", str(path), progress=moved, callback=moved, **options)
-    if sha256 is not None:
-        found = digest(url, patience)
-        if found != (sha256, size_bytes):
-            raise ChangedObjectError(
-                f"{shown(url)} is not what was uploaded: {found[1]:,} bytes of {size_bytes:,}"
-            )
-    elif (stored := info(url, patience).size_bytes) != size_bytes:
-        raise ChangedObjectError(f"{shown(url)} has {stored:,} bytes, of {size_bytes:,} that were uploaded")
+    found = (None, info(url, patience).size_bytes) if sha256 is None else digest(url, patience)
+    if found != (sha256, size_bytes):
+        raise ChangedObjectError(
+            f"{shown(url)} is not what was uploaded: {found[1]:,} bytes of {size_bytes:,}"
+        )

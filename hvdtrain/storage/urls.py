@@ -308,6 +308,8 @@ def request(
                 progress.absolute_update(0)
             count = partial(TRAFFIC.count, url, method)
             found = _awaited(system, call, patience, progress, count) if is_asynchronous else call()
+            if "end" in options and len(found) != options["end"] - options["start"]:
+                raise OSError(f"{len(found):,} bytes came, of {options['end'] - options['start']:,}")
             if progress is not None:
                 count(progress.value)
             elif isinstance(found, bytes):

@@ -66,7 +66,7 @@ def test_a_file_goes_and_comes_back(url, tmp_path, size):
     content, sha256 = file_of(tmp_path / "there", size)
     upload(tmp_path / "there", f"{url}/file", sha256=sha256)
     assert digest(f"{url}/file") == (sha256, size)
-    download(f"{url}/file", tmp_path / "back", sha256=sha256, size_bytes=size)
+    download(f"{url}/file", tmp_path / "back", sha256=sha256)
     assert (tmp_path / "back").read_bytes() == content
     assert {path.name for path in tmp_path.iterdir()} >= {"there", "back"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -95,15 +95,25 @@ def test_what_is_not_as_expected_is_refused(url, tmp_path):
     object_urls.write(f"{url}/one", b"1", over="")
     with pytest.raises(ExistingObjectError):
         object_urls.write(f"{url}/one", b"2", over="")
-    for asked in ({"sha256": "0" * 64}, {"size_bytes": 2}):
-        with pytest.raises(ChangedObjectError):
-            download(f"{url}/one", tmp_path / "back", **asked)
+    with pytest.raises(ChangedObjectError):
+        download(f"{url}/one", tmp_path / "back", sha256="0" * 64)
     for missing in (f"{url}/two", url):
         with pytest.raises(MissingObjectError):
             download(missing, tmp_path / "back")
     with pytest.raises(ChangedObjectError):
         object_urls.read(f"{url}/one", 0)
     assert not (tmp_path / "back").exists()
+
+
+def test_a_version_that_is_no_longer_there_is_not_written_over(store):
+    url = store.url("versions")
+    object_urls.write(url, b"1", over="")
+    _, first = object_urls.read_version(url, 1)
+    object_urls.write(url, b"2", over=first)
+    for old in (first, ""):
+        with pytest.raises((ChangedObjectError, ExistingObjectError)):
+            object_urls.write(url, b"3", over=old)
+    assert store.objects("versions") == {"versions": b"2"}
 
 
 def test_another_clients_objects_are_seen_at_once(store):

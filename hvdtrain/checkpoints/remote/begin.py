@@ -7,9 +7,8 @@ import shutil
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
@@ -44,6 +43,7 @@ class CopyState:
 
     Attributes:
         url: the run directory.
+        claim: the claim of the last job here, which has ended when another process has the copy's lock.
         writers: claims of the last jobs that changed the run in the store and whose work is here.
         is_uploaded: whether the store had all that is here when the last job here ended.
         later: checkpoints in the store that are of a later step than the run went back to, and are to be set
@@ -51,23 +51,18 @@ class CopyState:
     """
 
     url: str = ""
+    claim: str = ""
     writers: list[str] = field(default_factory=list)
     is_uploaded: bool = False
     later: list[str] = field(default_factory=list)
 
 
 class WorkingCopy:
-    """The working copy of a run directory at a URL. One process at a time uploads it.
-
-    Args:
-        folder: the directory; it exists.
+    """The working copy of a run directory at a URL, an existing folder. One process at a time uploads it.
 
     Attributes:
         scratch: a folder in it for what is not part of the run.
         state: what it knows of the store.
-
-    Raises:
-        OSError: If it cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,14 +78,16 @@ class WorkingCopy:
             EnvironmentFault: If it does not end.
         """
         until_seconds = time.monotonic() + _LOCK_SECONDS
-        with suppress(OSError):  # a file system without locks
+        try:
             while not self._is_locked():
                 if time.monotonic() > until_seconds:
                     raise EnvironmentFault(
                         f"the job before still uploads {self.folder}", "Wait until its process has ended."
                     )
                 time.sleep(_LOOK_SECONDS)
-        self.state = self._read()
+            self.state = self._read()
+        except OSError:  # a file system without locks: who has the copy is not known
+            self.state = replace(self._read(), claim="")
 
     def _is_locked(self) -> bool:
         with suppress(BlockingIOError):
@@ -105,11 +102,7 @@ class WorkingCopy:
             os.close(lock)
 
     def write_state(self) -> None:
-        """Write down what it knows of the store.
-
-        Raises:
-            OSError: If it cannot be written.
-        """
+        """Write down what it knows of the store; raises an OSError if it cannot be written."""
         write_json(self.scratch / _STATE, asdict(self.state))
 
     def holds_run(self) -> bool:
@@ -121,11 +114,7 @@ class WorkingCopy:
         return [path.name for path in storage.checkpoints_in(self.folder / FOLDER)]
 
     def move_aside(self) -> Path:
-        """Move the run in it to a directory beside it, which is returned.
-
-        Raises:
-            OSError: If it cannot be moved.
-        """
+        """Move the run in it to a directory beside it, which is returned."""
         number = 1
         while (beside := self.folder.with_name(f"{self.folder.name}-set-aside-{number}")).exists():
             number += 1
@@ -145,21 +134,13 @@ AUTO, NEW = "auto", ""  # continue if there is a run; there must be none
 
 @dataclass(frozen=True)
 class StoredRun:
-    """A run directory at a URL, whose claim the caller has.
-
-    Attributes:
-        url: the run directory.
-        copy: its working copy, locked.
-        checkpoints: its checkpoints in the store.
-        logs: its other files.
-        note: is told at once what takes long.
-    """
+    """A run directory at a URL, whose claim the caller has, and its working copy, locked."""
 
     url: str
     copy: WorkingCopy
     checkpoints: StoredCheckpoints
-    logs: LogFiles
-    note: Callable[[str], None] = lambda text: None
+    logs: LogFiles  # its other files
+    note: Callable[[str], None] = lambda text: None  # called at once with what takes long
 
 
 @dataclass
@@ -167,7 +148,7 @@ class Begun:
     """Where a run stands when a job begins.
 
     Attributes:
-        notes: what to tell the user.
+        notes: what the user should know.
         values: the metric that keep_best names, by the name of a checkpoint in the store.
         newest: the newest good checkpoint, which is in the working copy; empty if there is none.
         passed_over: newer ones in the store that did not verify as they were read; they stay as they are.
@@ -226,45 +207,26 @@ def begin(
 
 
 def _check_is_free(url: str, copy: WorkingCopy, found: set[str], begun: Begun) -> None:
-    """Check that there is no run in the store, and none in the working copy that was never there.
-
-    Raises:
-        ConfigError: If there is one.
-    """
-    held = next((one for one in RUN_FILES if one in found), None)
-    if held is not None:
+    """Raise a ConfigError if there is a run in the store, or one in the copy that was never there."""
+    if held := [one for one in RUN_FILES if one in found]:
         raise ConfigError(
-            f"run_dir: {shown(url)} already holds a run ({held})",
+            f"run_dir: {shown(url)} already holds a run ({held[0]})",
             "Add --resume to continue it, choose another --run-dir, or move it away.",
         )
-    if not copy.holds_run():
-        return
-    if copy.state.is_uploaded:
-        begun.notes.append(
-            f"{shown(url)} no longer has the run that this host has a copy of: the copy is moved to "
-            f"{copy.move_aside()}"
+    if copy.holds_run() and not copy.state.is_uploaded:
+        raise ConfigError(
+            f"run_dir: {copy.folder} on this host holds a run of {shown(url)} that is not in the store",
+            "Add --resume to continue and upload it, choose another --run-dir, or remove that directory.",
         )
-        return
-    raise ConfigError(
-        f"run_dir: {copy.folder} on this host holds a run of {shown(url)} that is not in the store",
-        "Add --resume to continue and upload it, choose another --run-dir, or remove that directory.",
-    )
+    if copy.holds_run():
+        text = f"{shown(url)} no longer has the run that this host has a copy of: the copy is moved to "
+        begun.notes.append(f"{text}{copy.move_aside()}")
 
 
 def _give_way(beside: Path, folder: Path, was_uploaded: bool, begun: Begun) -> None:
-    """Remove a copy that was moved aside as the run went on elsewhere, if the store's run continues it.
-
-    Args:
-        beside: that copy.
-        folder: the working copy, with the logs that the store has.
-        was_uploaded: whether the store had all of that copy when the last job with it ended.
-        begun: is told if it stays.
-    """
-    if (
-        was_uploaded
-        and not never_uploaded(beside)
-        and begins_with(folder / METRICS_FILE, beside / METRICS_FILE)
-    ):
+    """Remove a copy that was moved aside as the run went on elsewhere, if the store's run continues it."""
+    is_continued = begins_with(folder / METRICS_FILE, beside / METRICS_FILE)
+    if was_uploaded and is_continued and not never_uploaded(beside):
         shutil.rmtree(beside, ignore_errors=True)
         return
     why = "which it does not continue" if was_uploaded else "of which not all was uploaded"
@@ -290,52 +252,42 @@ def _manifests(run: StoredRun, begun: Begun) -> dict[str, Manifest]:
     found: dict[str, Manifest] = {}
     names = run.checkpoints.names()
     run.copy.state.later = later = [one for one in run.copy.state.later if one in names]
-    for one in names:
-        if one in later:
-            continue
+    for one in [one for one in names if one not in later]:
         try:
-            manifest = run.checkpoints.manifest(one)
+            if (manifest := run.checkpoints.manifest(one)) is not None:
+                found[one] = manifest
         except CorruptCheckpoint as corruption:
             _pass_over(run, one, corruption, begun)
-            continue
-        if manifest is not None:
-            found[one] = manifest
     return found
 
 
 def _fetch_newest(run: StoredRun, manifests: dict[str, Manifest], resume: str, begun: Begun) -> str:
     """Bring the newest good checkpoint into the working copy, and return its name; empty if there is none."""
-    url, copy, stored = run.url, run.copy, run.checkpoints
-    folder = copy.folder / FOLDER
-    local = set(copy.steps())
-    names = sorted(local | set(manifests), key=step_in)
-    if resume != AUTO:
-        if resume not in names:
-            known = f"There are: {', '.join(names[-4:])}." if names else ""
-            raise CheckpointError(f"there is no checkpoint {shown(url)}/{FOLDER}/{resume}", known)
-        names = [resume]
-    for one in reversed(names):
+    folder, local, place = run.copy.folder / FOLDER, run.copy.steps(), shown(run.checkpoints.url)
+    names = sorted({*local, *manifests}, key=step_in)
+    if resume != AUTO and resume not in names:
+        known = f"There are: {', '.join(names[-4:])}." if names else ""
+        raise CheckpointError(f"there is no checkpoint {place}/{resume}", known)
+    for one in reversed(names if resume == AUTO else [resume]):
         if one in local and _is_good_here(folder / one, begun):
             if one not in manifests:
-                begun.notes.append(f"{one} is not in {shown(url)} yet: it is uploaded from {copy.folder}")
+                note = f"{one} is not in {shown(run.url)} yet: it is uploaded from {run.copy.folder}"
+                begun.notes.append(note)
             return one
         if one not in manifests:
             continue
-        run.note(f"downloading {shown(url)}/{FOLDER}/{one}")
+        run.note(f"downloading {place}/{one}")
         try:
-            stored.fetch(one, folder)
+            run.checkpoints.fetch(one, folder)
+            return one
         except CorruptCheckpoint as corruption:
             if resume != AUTO:
-                raise CheckpointError(
-                    f"checkpoint {shown(url)}/{FOLDER}/{one} is damaged: {corruption}"
-                ) from None
+                raise CheckpointError(f"checkpoint {place}/{one} is damaged: {corruption}") from None
             _pass_over(run, one, corruption, begun)
             del manifests[one]
-            continue
-        return one
     if begun.passed_over:
         raise CheckpointError(
-            f"no checkpoint in {shown(url)}/{FOLDER} verifies: {'; '.join(begun.notes[-4:])}",
+            f"no checkpoint in {place} verifies: {'; '.join(begun.notes[-4:])}",
             "They were left as they are. Try again, also on another host, or choose another --run-dir.",
         )
     return ""
@@ -359,13 +311,12 @@ def _pass_over(run: StoredRun, one: str, corruption: CorruptCheckpoint, begun: B
     )
 
 
-def problem_of(error: Exception, url: str) -> dict[str, Any]:
-    """Return an error as the process that begins tells it to the job: its kind, problem and remedy."""
+def problem_of(error: Exception, url: str) -> dict[str, str]:
+    """Return an error as the process that begins reports it to the job: its kind, problem and remedy."""
+    problem, remedy = f"run_dir: {shown(url)}: {type(error).__name__}: {error}", ""
     for kind in (ConfigError, CheckpointError, EnvironmentFault):
         if isinstance(error, kind):
             return {"kind": kind.__name__, "problem": error.problem, "remedy": error.remedy}
     if isinstance(error, StoreError):
-        problem = f"run_dir: {error.problem}"
-        return {"kind": "EnvironmentFault", "problem": problem, "remedy": error.remedy}
-    text = f"{type(error).__name__}: {error}"
-    return {"kind": "EnvironmentFault", "problem": f"run_dir: {shown(url)}: {text}", "remedy": ""}
+        problem, remedy = f"run_dir: {error.problem}", error.remedy
+    return {"kind": EnvironmentFault.__name__, "problem": problem, "remedy": remedy}

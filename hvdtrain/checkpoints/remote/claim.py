@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
 
@@ -54,8 +53,6 @@ class Holder:
         id: a random name of the claim of one job; empty if this version cannot read the claim.
         host: the host of the process that uploads.
         process: its number.
-        started: when the process started, in the system's own unit.
-        system: what numbers the processes: a boot of a host, or a container of it.
         since: when the job claimed the run directory, in seconds since 1970 by that host's clock.
         beat: the number of signs of life.
         writer: the claim of the last job that has changed the run.
@@ -66,8 +63,6 @@ class Holder:
     id: str = ""
     host: str = ""
     process: int = 0
-    started: int = 0
-    system: str = ""
     since: Annotated[float, Field(ge=0, lt=_YEAR_10000)] = 0.0
     beat: int = 0
     writer: str = ""
@@ -85,23 +80,7 @@ class Holder:
     @classmethod
     def of_this_process(cls) -> "Holder":
         """Return a new claim of this process."""
-        process = os.getpid()
-        started = _start_of(process) or 0
-        return cls(uuid4().hex, socket.gethostname(), process, started, _system(), time.time())
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its process is known to be no more: it is one of this system and is not there."""
-        if not self.system or self.system != _system() or self.process <= 0 or self.started <= 0:
-            return False
-        try:
-            os.kill(self.process, 0)
-        except ProcessLookupError:
-            return True
-        except (OSError, OverflowError):
-            return False
-        start = _start_of(self.process)
-        return start is not None and start != self.started
+        return cls(uuid4().hex, socket.gethostname(), os.getpid(), time.time())
 
     def describe(self) -> str:
         """Return who it is, as what follows "another job"."""
@@ -117,6 +96,7 @@ class Claim:
     Args:
         url: the run directory.
         note: called with what the user should know.
+        ended: the claim of a job of this host that is known to have ended; empty if none is.
 
     Attributes:
         holder: what the claim says of this job.
@@ -125,10 +105,9 @@ class Claim:
         is_held: whether this job has the run directory.
     """
 
-    def __init__(self, url: str, note: Callable[[str], None] = lambda text: None) -> None:
-        self._url = url
+    def __init__(self, url: str, note: Callable[[str], None] = lambda text: None, ended: str = "") -> None:
+        self._url, self._note, self._ended = url, note, ended
         self._object = join(url, CLAIM_FILE)
-        self._note = note
         self._lock = threading.Lock()
         self.holder = Holder.of_this_process()
         self.before: Holder | None = None
@@ -143,7 +122,7 @@ class Claim:
             StoreError: If the store cannot be read or written.
         """
         found, tag = self._read()
-        if found is not None and not (found.is_released or found.has_ended):
+        if found is not None and not self._has_ended(found):
             found, tag = self._wait_for(found, tag)
         self.before = found
         self.holder = replace(self.holder, writer="" if found is None else found.writer)
@@ -238,7 +217,7 @@ class Claim:
         while time.monotonic() < dead_seconds:
             time.sleep(_LOOK_SECONDS)
             now, tag = self._read()
-            if now is None or now.is_released or now.has_ended:
+            if now is None or self._has_ended(now):
                 return now, tag
             if (now.id, now.beat) != (found.id, found.beat):
                 if not now.is_ending or time.monotonic() > began + _MOST_WAIT_SECONDS:
@@ -246,25 +225,12 @@ class Claim:
                 found, dead_seconds = now, time.monotonic() + FRESH_SECONDS
         return found, tag
 
+    def _has_ended(self, found: Holder) -> bool:
+        is_of_this_host = bool(found.id) and found.id == self._ended and found.host == self.holder.host
+        return found.is_released or is_of_this_host
+
     def _in_use(self, holder: Holder) -> EnvironmentFault:
         return EnvironmentFault(
             f"run_dir: {shown(self._url)} is in use by another job{holder.describe()}",
             "Wait until it has ended or end it, or choose another --run-dir.",
         )
-
-
-def _system() -> str:
-    """Return a name of what numbers this process; empty if that cannot be found out."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
-    return ""
-
-
-def _start_of(process: int) -> int | None:
-    """Return when a process started, in ticks since the system did; 0 if it has ended, None if not known."""
-    with suppress(OSError, ValueError, IndexError):
-        stat = Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
-        state, *fields = stat.rpartition(")")[2].split()
-        return 0 if state in "ZX" else int(fields[18])
-    return None

@@ -49,14 +49,7 @@ def main(
 
 
 class UploadService:
-    """Uploads what a job writes until it is over.
-
-    Args:
-        url: the run directory.
-        folder: its working copy.
-        retention: which checkpoints are kept in the store.
-        output: a descriptor to which reports are written, which is made non-blocking.
-    """
+    """Uploads what a job writes until it is over; reports go to a descriptor, which is made non-blocking."""
 
     def __init__(self, url: str, folder: Path, retention: Retention, output: int) -> None:
         os.set_blocking(output, False)
@@ -129,9 +122,8 @@ class UploadService:
             self._note_problem(uploader, error)
             return False
         if self._problem:
-            self._notes.append(
-                f"{shown(self._url)}: it answers again, and has all that was written meanwhile"
-            )
+            text = "it answers again, and has all that was written meanwhile"
+            self._notes.append(f"{shown(self._url)}: {text}")
         self._problem, self._failures = "", 0
         if flush is not None and not uploader.unfinished():
             self._flush = None
@@ -144,9 +136,8 @@ class UploadService:
             reason = f"{self._folder}: {error.strerror or reason}"  # such as a full disk, of the working copy
         if not self._problem and not uploader.claim.lost:
             self._failing_since = time.monotonic()
-            self._notes.append(
-                f"{reason}; training continues, what it writes stays in {self._folder} until the store has it"
-            )
+            stays = f"what it writes stays in {self._folder} until the store has it"
+            self._notes.append(f"{reason}; training continues, {stays}")
         self._problem = reason
 
     def _end(self, uploader: Uploader, until: float) -> bool:

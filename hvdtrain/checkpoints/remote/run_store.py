@@ -259,24 +259,13 @@ _FAILING_SECONDS = 120.0  # after which on_save_error: stop stops a job whose st
 
 
 class UploadingSaver(BackgroundSaver):
-    """The saver of rank 0 if the run directory is at a URL.
-
-    Args:
-        folder: where checkpoints lie in the working copy.
-        report: where to say what a person should know.
-        store: the run directory.
-        stop_on_error: whether training should stop if a checkpoint cannot be written, or the store does not
-            answer for long.
-        options: as ``BackgroundSaver`` takes them.
-    """
+    """The saver of rank 0 if the run directory is at a URL; ``stop_on_error`` is of the store, too."""
 
     def __init__(
         self, folder: Path, report: Report, store: RunStore, *, stop_on_error: bool = False, **options: Any
     ) -> None:
         super().__init__(folder, report, stop_on_error=stop_on_error, **options)
-        self._store = store
-        self._stops = stop_on_error
-        self._has_given_up = False
+        self._store, self._stops, self._has_given_up = store, stop_on_error, False
 
     def poll(self) -> bool:
         """Report what was written or went wrong since the last call; return whether to stop for it."""

@@ -55,11 +55,7 @@ class StoredCheckpoints:
         self._patience = patience
 
     def names(self) -> list[str]:
-        """Return the names of the folders of checkpoints, whole or not, the newest last.
-
-        Raises:
-            StoreError: If the store cannot be read.
-        """
+        """Return the names of the folders of checkpoints, whole or not, the newest last."""
         found = [name(one.url) for one in entries(self.url, self._patience) if one.is_folder]
         return sorted((one for one in found if NAME.fullmatch(one)), key=step_in)
 
@@ -71,9 +67,11 @@ class StoredCheckpoints:
             EnvironmentFault: If another version of hvdtrain wrote it.
             StoreError: If the store cannot be read.
         """
-        place = join(self.url, checkpoint)
         content = self.manifest_bytes(checkpoint)
-        return None if content is None else manifests.parse(content, MANIFEST_FILE, shown(place))
+        return None if content is None else self._parse(checkpoint, content)
+
+    def _parse(self, checkpoint: str, content: bytes) -> Manifest:
+        return manifests.parse(content, MANIFEST_FILE, shown(join(self.url, checkpoint)))
 
     def manifest_bytes(self, checkpoint: str) -> bytes | None:
         """Return what the manifest of a checkpoint holds; None if it has none; raises as ``manifest``."""
@@ -98,7 +96,7 @@ class StoredCheckpoints:
         content = self.manifest_bytes(checkpoint)
         if content is None:
             raise CorruptCheckpoint(f"{MANIFEST_FILE} is missing")
-        manifest = manifests.parse(content, MANIFEST_FILE, shown(join(self.url, checkpoint)))
+        manifest = self._parse(checkpoint, content)
         folder.mkdir(parents=True, exist_ok=True)
         beside = storage.unfinished(folder, checkpoint)
         beside.mkdir()
@@ -181,11 +179,7 @@ class StoredCheckpoints:
         return new
 
     def delete(self, checkpoint: str) -> None:
-        """Delete a checkpoint: its manifest first, so that one that is half deleted does not exist.
-
-        Raises:
-            StoreError: If that fails; it may be called again.
-        """
+        """Delete a checkpoint: its manifest first, so that one that is half deleted does not exist."""
         for file in (MANIFEST_FILE, *_FILES):
             remove(join(self.url, checkpoint, file), self._patience)
 
@@ -212,14 +206,7 @@ _NOT_FETCHED = (FOLDER, "exports", "evaluations.jsonl", "predictions", "profile"
 
 
 class LogFiles:
-    """The files of a run directory at a URL that are no checkpoints.
-
-    Args:
-        folder: the working copy of the run directory.
-        url: the run directory.
-        scratch: a folder of the same file system for a copy of the file that is being uploaded.
-        patience: how long requests may take.
-    """
+    """The files of a run directory at a URL, and of its working copy, that are no checkpoints."""
 
     def __init__(self, folder: Path, url: str, scratch: Path, patience: Patience = PATIENCE) -> None:
         self._folder, self._url, self._scratch, self._patience = folder, url, scratch, patience
@@ -252,12 +239,7 @@ class LogFiles:
         return any(True for _ in self._changed())
 
     def fetch(self) -> None:
-        """Download the files that are not here.
-
-        Raises:
-            StoreError: If the store cannot be read.
-            OSError: If they cannot be written.
-        """
+        """Download the files that are not here."""
         for one in self._stored(self._url, is_top=True):
             relative = one.url[len(self._url) :].strip("/")
             parts = relative.split("/")

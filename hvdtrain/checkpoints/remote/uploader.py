@@ -31,17 +31,11 @@ _Version = tuple[int, int]  # of a checkpoint's manifest
 
 @dataclass(frozen=True)
 class Retention:
-    """Which checkpoints are kept in the store.
+    """Which checkpoints are kept in the store."""
 
-    Attributes:
-        keep_last: how many of the newest; None keeps all.
-        goal: the metric whose best one is kept, too.
-        spared: names of others.
-    """
-
-    keep_last: int | None = None
-    goal: MetricGoal | None = None
-    spared: Sequence[str] = ()
+    keep_last: int | None = None  # how many of the newest; None keeps all
+    goal: MetricGoal | None = None  # the metric whose best one is kept, too
+    spared: Sequence[str] = ()  # names of others
 
 
 class Uploader:
@@ -51,7 +45,7 @@ class Uploader:
         url: the run directory.
         folder: its working copy.
         retention: which checkpoints are kept in the store.
-        note: is told what the user should know.
+        note: called with what the user should know.
         patience: how long requests may take.
 
     Attributes:
@@ -88,22 +82,18 @@ class Uploader:
     def begin(self, resume: str) -> Begun:
         """Claim the run directory and bring the working copy to where the run stands.
 
-        Args:
-            resume: as ``begin`` takes it.
-
-        Raises:
-            HvdtrainError: as ``Claim.acquire`` and ``begin`` do.
-            OSError: If the store or the working copy cannot be read or written.
+        It takes and raises what ``hvdtrain.checkpoints.remote.begin.begin`` and ``Claim.acquire`` do.
         """
         self.copy.lock()
         state = self.copy.state
+        self.claim = Claim(self._url, self._note, ended=state.claim)
         self.claim.acquire()
-        writer = self.claim.holder.writer
+        state.url, state.claim = self._url, self.claim.holder.id
+        self.copy.write_state()
         run = StoredRun(self._url, self.copy, self._stored, self._logs, self._note)
         self._is_new = resume == NEW
-        begun, self._manifests = begin(run, writer, resume, self._retention.goal)
+        begun, self._manifests = begin(run, self.claim.holder.writer, resume, self._retention.goal)
         self._passed_over = begun.passed_over
-        state.url = self._url
         self.copy.write_state()
         return begun
 
@@ -113,9 +103,6 @@ class Uploader:
         Args:
             step: the steps that are done if the run goes on in this directory; later checkpoints in the store
                 are set aside before anything is uploaded.
-
-        Raises:
-            OSError: If the working copy cannot be written.
         """
         state = self.copy.state
         state.writers = [*filter(None, [self.claim.holder.writer]), self.claim.holder.id]
@@ -139,8 +126,8 @@ class Uploader:
             OSError: If something cannot be read or written here.
         """
         self._catch_up()
-        while (path := self._next()) is not None:
-            self._upload(path)
+        while names := self.unfinished():
+            self._upload(self.copy.folder / FOLDER / names[-1])
             self._retain()  # also while uploads lag behind: the store does not fill up
         if is_last or time.monotonic() >= self._next_logs:
             self._upload_logs()
@@ -148,25 +135,16 @@ class Uploader:
 
     def unfinished(self) -> list[str]:
         """Return the names of the checkpoints that are here and not whole in the store, the newest last."""
-        paths = storage.checkpoints_in(self.copy.folder / FOLDER)
-        return [path.name for path in paths if not self._is_known(path)]
-
-    def _is_known(self, path: Path) -> bool:
-        """Return whether a checkpoint that is here is whole in the store, or known to be damaged."""
-        version = _version(path)
-        return version in (self.whole.get(path.name), self._bad.get(path.name))
+        versions = {path.name: _version(path) for path in storage.checkpoints_in(self.copy.folder / FOLDER)}
+        known = (self.whole.items(), self._bad.items())  # whole there, or damaged here
+        return [one for one in versions if not any((one, versions[one]) in some for some in known)]
 
     def is_done(self) -> bool:
         """Return whether the store has all that is here."""
         return self._has_begun and not self._bad and not self.unfinished() and not self._logs.has_changed()
 
     def close(self) -> None:
-        """Let other jobs have the run directory.
-
-        Raises:
-            StoreError: If the store does not answer.
-            OSError: If the working copy cannot be written.
-        """
+        """Let other jobs have the run directory; raises an OSError if it cannot."""
         try:
             if self._has_begun:
                 self.copy.state.is_uploaded = self.is_done()
@@ -198,11 +176,6 @@ class Uploader:
                 remove(join(self._url, _SUMMARY), self._patience)  # of the job before: the run goes on
             except StorePermissionError as error:
                 self._note_refused(error)
-
-    def _next(self) -> Path | None:
-        """Return the newest checkpoint that the store does not have."""
-        names = self.unfinished()
-        return self.copy.folder / FOLDER / names[-1] if names else None
 
     def _upload(self, path: Path) -> None:
         version = _version(path)
@@ -282,7 +255,6 @@ class Uploader:
         return sorted({*names, *cut} - keep, key=step_in)
 
     def _note_refused(self, error: StoreError) -> None:
-        """Say once that the store does not delete what is no longer needed."""
         if not self._is_refused:
             self._note(f"{error.problem}; it stays in the store, and uploads go on")
         self._is_refused = True

@@ -1,11 +1,13 @@
 """Who has a run directory at a URL: one job at a time, and who takes over from a dead one."""
 
 import json
+import socket
 import threading
 import time
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
+from support.store_jobs import Job
 
 from hvdtrain.checkpoints.remote import claim
 from hvdtrain.checkpoints.remote.claim import CLAIM_FILE, Claim, Holder
@@ -14,7 +16,7 @@ from hvdtrain.storage.urls import StoreError, StorePermissionError
 
 
 def other(**fields):
-    values = {"id": "another", "host": "h9", "process": 77, "system": "another", "started": 5}
+    values = {"id": "another", "host": "h9", "process": 77}
     return Holder(**{**values, "since": time.time(), **fields})
 
 
@@ -69,19 +71,20 @@ def test_a_job_that_gives_no_sign_of_life_is_succeeded_after_some_time(store, mo
     assert not [name for name in store.objects() if name != CLAIM_FILE]  # the clock's probe
 
 
-def test_a_process_of_this_system_that_has_ended_is_succeeded_at_once(store, monkeypatch):
+def test_the_job_before_on_this_host_is_succeeded_at_once(store, tmp_path, monkeypatch):
     monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
-    own = Holder.of_this_process()
-    put(store, replace(own, id="another", started=own.started + 1))
-    Claim(store.url).acquire()
+    job = Job(store, tmp_path / "copy")
+    job.uploader.copy.unlock()  # as its end does, though it was killed
+    Job(store, tmp_path / "copy", "auto")
 
 
-def test_a_process_of_another_system_is_not_taken_for_dead(store):
-    own = Holder.of_this_process()
-    assert not own.has_ended
-    assert not other().has_ended
-    assert not replace(own, system="", started=0).has_ended
-    assert replace(own, started=own.started + 1).has_ended
+@pytest.mark.parametrize(("host", "waits"), [("h9", True), (socket.gethostname(), False)])
+def test_a_job_of_another_host_is_not_taken_for_dead(store, monkeypatch, host, waits):
+    monkeypatch.setattr(claim, "FRESH_SECONDS", 0.1)
+    put(store, other(host=host))
+    notes = []
+    Claim(store.url, notes.append, ended="another").acquire()
+    assert bool(notes) is waits
 
 
 def test_a_job_that_uploads_what_is_left_is_waited_for(store, monkeypatch):
