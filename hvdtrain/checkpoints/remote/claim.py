@@ -51,8 +51,7 @@ class Holder:
 
     Attributes:
         id: a random name of the claim of one job; empty if this version cannot read the claim.
-        host: the host of the process that uploads.
-        process: its number.
+        host, process: the host of the process that uploads, and its number.
         since: when the job claimed the run directory, in seconds since 1970 by that host's clock.
         beat: the number of signs of life.
         writer: the claim of the last job that has changed the run.

@@ -9,12 +9,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
-from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.remote.begin import begins_with
@@ -64,54 +63,38 @@ def fetch(url: str) -> Checkpoint:
         CheckpointError: If there is none, or the one that was named is corrupt.
         EnvironmentFault: If it cannot be fetched.
     """
+    return _newest(url, _fetched)
+
+
+def find_unverified(url: str) -> Checkpoint:
+    """Return the checkpoint at a URL, or the newest one of the run there, by its manifest alone.
+
+    Nothing is fetched: what its path is for is to name it. It raises what ``fetch`` does.
+    """
+    found = _newest(url, _by_manifest)
+    return Checkpoint(found.path, found.manifest)
+
+
+def _newest(url: str, read: Callable[[str], Checkpoint | None]) -> Checkpoint:
+    """Return the first checkpoint there that can be read; one that does not exist is read as None."""
     with _reading_checkpoints(url):
         for _ in range(_LISTINGS):
             problems: list[str] = []
             removed = False
             for one in _candidates(url):
                 try:
-                    found = _fetched(one)
+                    if (found := read(one)) is not None:
+                        return Checkpoint(found.path, found.manifest, tuple(problems))
                 except CorruptCheckpoint as corruption:
                     removed = removed or not _is_whole(one)  # by its run, meanwhile
                     problems.append(f"{name(one)}: {corruption}")
-                    continue
-                if found is not None:
-                    return Checkpoint(found.path, found.manifest, tuple(problems))
             if not removed:
                 break
     raise _none_at(url, problems)
 
 
-def find_unverified(url: str) -> Checkpoint:
-    """Return the checkpoint at a URL, or the newest one of the run there, by its manifest alone.
-
-    Nothing is fetched: what its path is for is to name it.
-
-    Raises:
-        CheckpointError: If there is none whose manifest can be read.
-        EnvironmentFault: If the store cannot be read.
-    """
-    problems: list[str] = []
-    with _reading_checkpoints(url):
-        for one in _candidates(url):
-            try:
-                content = _stored(one).manifest_bytes(name(one))
-                if content is not None:
-                    manifest = manifests.parse(content, MANIFEST_FILE, shown(one))
-                    return Checkpoint(_place(one), manifest)
-            except CorruptCheckpoint as corruption:
-                problems.append(f"{name(one)}: {corruption}")
-    raise _none_at(url, problems)
-
-
 def manifests_in(url: str) -> dict[str, Manifest]:
-    """Return what the checkpoints of a run at a URL say of themselves, by URL, the newest last.
-
-    Damaged ones are left out.
-
-    Raises:
-        EnvironmentFault: If the store cannot be read.
-    """
+    """Return the manifests of the checkpoints of a run at a URL, by URL, the newest last; no damaged ones."""
     found: dict[str, Manifest] = {}
     with _reading_checkpoints(url):
         for one in reversed(_candidates(url)):
@@ -163,17 +146,16 @@ def _stored(url: str) -> StoredCheckpoints:
     return found
 
 
-def _fetched(url: str) -> Checkpoint | None:
-    """Return a verified copy of a checkpoint; None if it does not exist.
+def _by_manifest(url: str) -> Checkpoint | None:
+    manifest = _stored(url).manifest(name(url))
+    return None if manifest is None else Checkpoint(_place(url), manifest)
 
-    Raises:
-        CorruptCheckpoint: If it is not what was written.
-    """
+
+def _fetched(url: str) -> Checkpoint | None:
     if _stored(url).manifest_bytes(name(url)) is None:
         return None
     path = _place(url)
-    fetched = _stored(url).fetch(name(url), path.parent)
-    return verification.verify(fetched.rename(path))
+    return verification.verify(_stored(url).fetch(name(url), path.parent).rename(path))
 
 
 def _place(url: str) -> Path:
@@ -242,14 +224,11 @@ def _reading_checkpoints(url: str) -> Iterator[None]:
 
 
 class FetchedRun:
-    """A copy of the small files of a run at a URL.
+    """A copy of the small files of a run at a URL, at ``path``.
 
     Args:
         url: the run directory.
         for_report: whether the events of TensorBoard and the manifests of the checkpoints are fetched, too.
-
-    Attributes:
-        path: the copy.
     """
 
     def __init__(self, url: str, for_report: bool = False) -> None:
@@ -259,16 +238,11 @@ class FetchedRun:
         self._versions: dict[str, str] = {}
 
     def refresh(self) -> None:
-        """Fetch what is new, and remove what is no longer there.
-
-        Raises:
-            StoreError: If the store cannot be read.
-            OSError: If the copy cannot be written.
-        """
+        """Fetch what is new, and remove what is no longer there."""
         self.take(entries(self.url))
 
     def take(self, listing: Iterable[ObjectInfo]) -> None:
-        """Make the copy what a listing of the run directory says; raises as ``refresh`` does."""
+        """Make the copy what a listing of the run directory says."""
         found = {name(one.url): one for one in listing if not one.is_folder and self._is_wanted(one)}
         if self._for_report:
             found |= self._manifests()
@@ -288,12 +262,9 @@ class FetchedRun:
     def _manifests(self) -> Mapping[str, ObjectInfo]:
         folders = [one for one in entries(join(self.url, FOLDER)) if one.is_folder]
         newest = sorted((one.url for one in folders if NAME.fullmatch(name(one.url))), key=name)
-        found = {}
-        for folder in newest[-_MOST_CHECKPOINTS:]:
-            for one in entries(folder):
-                if name(one.url) == MANIFEST_FILE:
-                    found[f"{FOLDER}/{name(folder)}/{MANIFEST_FILE}"] = one
-        return found
+        listed = [(folder, one) for folder in newest[-_MOST_CHECKPOINTS:] for one in entries(folder)]
+        found = [(name(folder), one) for folder, one in listed if name(one.url) == MANIFEST_FILE]
+        return {f"{FOLDER}/{folder}/{MANIFEST_FILE}": one for folder, one in found}
 
     def _fetch(self, key: str, one: ObjectInfo) -> None:
         path = self.path / key
@@ -312,13 +283,7 @@ class FetchedRun:
 
 
 def local_runs(places: Sequence[Path | str], for_report: bool = False) -> list[Path]:
-    """Return the paths of run directories, and copies of those at URLs.
-
-    A URL of a folder of runs stands for all of them.
-
-    Args:
-        places: paths and URLs.
-        for_report: as of ``FetchedRun``.
+    """Return the paths of run directories, and of copies of those at URLs: also of a folder of runs.
 
     Raises:
         EnvironmentFault: If a store cannot be read.

@@ -79,20 +79,17 @@ def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -
 
 
 def _resume_in_place(config: Config) -> str:
-    """Return what the store is asked for: "auto", the name of a checkpoint, or nothing for a new run."""
-    if config.resume is None or config.run_dir is None or not is_url(config.run_dir):
+    """Return what to resume in the run directory: "auto", the name of a checkpoint, or nothing."""
+    if config.run_dir is None or not is_url(config.run_dir):
         return ""
-    if config.resume in ("auto", config.run_dir, join(config.run_dir, CHECKPOINTS)):
-        return "auto"
-    return _named_checkpoint(config)
+    whole = ("auto", config.run_dir, join(config.run_dir, CHECKPOINTS))
+    return "auto" if config.resume in whole else _named_checkpoint(config)
 
 
 def _named_checkpoint(config: Config) -> str:
     """Return the name of the checkpoint in the run directory's own folder that resume names; or nothing."""
-    if config.resume is None or config.run_dir is None:
-        return ""
-    for folder in (join(config.run_dir, CHECKPOINTS), config.run_dir):
-        name = config.resume.removeprefix(f"{folder}/")
+    for folder in (join(config.run_dir, CHECKPOINTS), config.run_dir) if config.run_dir is not None else ():
+        name = (config.resume or "").removeprefix(f"{folder}/")
         if name != config.resume and NAME.fullmatch(name):
             return name
     return ""
@@ -121,27 +118,15 @@ def origin_of(config: Config, path: Path) -> str:
 
 
 def values_in_store(store: "RunStore", folder: Path, last_step: int) -> dict[Path, float | None]:
-    """Return the metric that keep_best names of the checkpoints in the store up to a step.
-
-    Args:
-        store: the run directory.
-        folder: where they would be in the working copy.
-        last_step: the step.
-    """
+    """Return the metric that keep_best names of the checkpoints in the store up to a step, by their paths."""
     paths = {folder / name: value for name, value in store.begun.values.items()}
     return {path: value for path, value in paths.items() if step_of(path) <= last_step}
 
 
 def publish(session: Session, status: str, signals: Signals) -> str:
-    """Wait until a run directory at a URL has all that was written. Local: rank 0 has something to wait for.
+    """Wait until a run directory at a URL has all that was written; return why it has not. Local.
 
-    Args:
-        session: the run.
-        status: how training ended, on which it depends how long to wait.
-        signals: what signals want of this worker: one that comes meanwhile shortens the wait.
-
-    Returns:
-        Why not all is there; empty if it is.
+    How long depends on how training ended, and on the signals that come meanwhile.
     """
     limits = {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY)
     return session.saver.publish(lambda: limits if signals.number is None else min(limits, _STOPPED))
@@ -149,6 +134,5 @@ def publish(session: Session, status: str, signals: Signals) -> str:
 
 def end_uploads(saver: Saver, report: Report, seconds: float = _LAST_SECONDS) -> None:
     """Upload what was written last, and let other jobs have the run directory. Local: rank 0 has one."""
-    text = saver.close(seconds)
-    if text:
+    if text := saver.close(seconds):
         report.note(text)
