@@ -90,7 +90,7 @@ def _key_of(curve: Curve) -> tuple[int, int, str] | None:
     if curve.phase == CALLBACK:
         return None if curve.name == WORKERS else (2, 0, f"{curve.name} of a callback")
     if curve.name in _MEASURES:
-        place = 1, _MEASURES.index(curve.name), curve.name.replace("_", " ")
+        place = 1, _MEASURES.index(curve.name), curve.name.replace("_", " ").replace("mib", "MiB")
         return place if curve.phase == TRAIN else None
     return 0, curve.name.count("/") + (curve.name != "loss"), curve.name
 

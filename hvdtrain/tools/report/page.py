@@ -7,14 +7,12 @@ only the scripts that are part of it, by their hashes, and fetch nothing.
 import base64
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
-
-from rich.filesize import decimal
 
 import hvdtrain
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
@@ -78,13 +76,6 @@ def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
     return "\n".join([*lines, *(f"note: {note}" for note in left_out)])
 
 
-class Table(NamedTuple):
-    """A table: titles of its columns, and the cells of each row, the first of which names the row."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
 class StoredCheckpoint(NamedTuple):
     """What is known of a checkpoint.
 
@@ -133,40 +124,21 @@ def _state(path: Path, verified: bool) -> str:
     return "verified"
 
 
-def checkpoints_table(names: Sequence[str], checkpoints: Sequence[Sequence[StoredCheckpoint]]) -> Table:
-    """Return a row for each checkpoint of each run, the newest first."""
-    named = [(name, one) for name, of_run in zip(names, checkpoints, strict=True) for one in reversed(of_run)]
-    head = ["run", "checkpoint", "checked", "epoch", "evaluation", "size"]
-    return Table(head, [[name, one.path.name, one.state, *_contents(one.manifest)] for name, one in named])
-
-
-def _contents(manifest: Manifest | None) -> list[str]:
-    if manifest is None:
-        return [""] * 3
-    epoch = "" if manifest.epoch is None else f"{manifest.epoch:.2f}"
-    size = sum(info.bytes for info in manifest.files.values())
-    return [epoch, metrics_text(manifest.metrics or manifest.last_metrics, ", "), decimal(size)]
-
-
-def results_table(rows: Sequence[Row], statuses: Sequence[str]) -> Table:
-    """Return a row for each run, with its last and best metrics.
-
-    Args:
-        rows: what is compared of the runs.
-        statuses: the word for how each of them ended or stands.
-    """
+def results_table(rows: Sequence[Row]) -> list[list[str]]:
+    """Return the titles of columns, and a row for each run with its last and best metrics."""
     facts = [name for name in FACTS if name != "status" and any(row.facts.get(name) for row in rows)]
     metrics, trained = metric_names(rows), metric_names(rows, is_trained_only=True)
     head = ["run", "status", *facts, "seconds", "samples/s", "peak MiB"]
     head += [f"{which} {name}" for name in metrics for which in ("last", "best")]
     head += [f"last {name} in training" for name in trained]
-    return Table(head, [
-        [row.name, status, *(row.facts.get(name, "") for name in facts), number_text(row.seconds, ",.1f"),
-         number_text(row.samples_per_second, ",.0f"), number_text(row.peak_memory_mib, ",.0f"),
+    return [head, *(
+        [row.name, *(row.facts.get(name, "") for name in ("status", *facts)),
+         number_text(row.seconds, ",.1f"), number_text(row.samples_per_second, ",.0f"),
+         number_text(row.peak_memory_mib, ",.0f"),
          *(cell for name in metrics for cell in (_last(row, name, row.is_trained_only), _best(row, name))),
          *(_last(row, name, not row.is_trained_only) for name in trained)]
-        for row, status in zip(rows, statuses, strict=True)
-    ])  # fmt: skip
+        for row in rows
+    )]  # fmt: skip
 
 
 def _last(row: Row, name: str, is_of_others: bool) -> str:
@@ -177,17 +149,6 @@ def _best(row: Row, name: str) -> str:
     if (best := row.best.get(name)) is None:
         return ""
     return metric_text(best.value) + (f" at step {best.step:,}" if best.step is not None else "")
-
-
-def differences_table(rows: Sequence[Row]) -> Table | None:
-    """Return the config fields that differ, a column for each run; None if none does."""
-    fields = differing_fields(rows)
-    cells = [[name, *(_field(row.config, name) for row in rows)] for name in fields]
-    return Table(["field", *(row.name for row in rows)], cells) if cells else None
-
-
-def _field(config: Mapping[str, str], name: str) -> str:
-    return (config[name] or "null") if name in config else "unknown"
 
 
 class RunOnPage(NamedTuple):
@@ -234,8 +195,8 @@ def render(runs: Sequence[RunOnPage]) -> str:
 
     from hvdtrain.tools.report.charts import draw, plan_charts, style_of
 
-    rows, stored = [run.row for run in runs], [run.stored for run in runs]
-    names, checkpoints = [row.name for row in rows], [run.checkpoints for run in runs]
+    rows = [run.row for run in runs]
+    names = [row.name for row in rows]
     charts, notes = plan_charts(names, [run.log for run in runs])
     documents, items, places = draw(charts, names, [run.history for run in runs])
     library = _inline("\n".join(Resources(mode="inline", components=["bokeh"], minified=True).js_raw))
@@ -264,11 +225,10 @@ def render(runs: Sequence[RunOnPage]) -> str:
         runs=runs,
         styles=[style_of(number) for number in range(len(runs))],
         notes=[*problems, *notes],
-        results=results_table(rows, [run.status for run in stored]),
-        differences=differences_table(rows),
-        checkpoints=checkpoints_table(names, checkpoints),
-        checkpoint_notes=[f"{run.row.name}: {note}" for run in runs for note in run.checkpoint_notes],
-        configs=[_config_rows(run) for run in stored[:_MANY]],
+        results=results_table(rows),
+        differences=differing_fields(rows),
+        configs=[_config_rows(run.stored) for run in runs[:_MANY]],
+        metrics_text=metrics_text,
     )
 
 
