@@ -1,5 +1,6 @@
 """Who has a run directory at a URL: one job at a time, and who takes over from a dead one."""
 
+import itertools
 import json
 import socket
 import threading
@@ -15,9 +16,8 @@ from hvdtrain.errors import EnvironmentFault
 from hvdtrain.storage.urls import StoreError, StorePermissionError
 
 
-def other(**fields):
-    values = {"id": "another", "host": "h9", "process": 77}
-    return Holder(**{**values, "since": time.time(), **fields})
+def other(host="h9", **fields):
+    return Holder("another", host, 77, time.time(), **fields)
 
 
 def put(store, holder):
@@ -41,13 +41,11 @@ def test_a_free_run_directory_is_claimed_and_released(store):
 def test_a_job_that_lives_is_named_to_the_second_one(store, monkeypatch):
     monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
     put(store, other())
-    is_over = threading.Event()
+    is_over, beats = threading.Event(), itertools.count(1)
 
     def beat():
-        number = 0
         while not is_over.wait(0.02):
-            number += 1
-            put(store, other(beat=number))
+            put(store, other(beat=next(beats)))
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -78,13 +76,12 @@ def test_the_job_before_on_this_host_is_succeeded_at_once(store, tmp_path, monke
     Job(store, tmp_path / "copy", "auto")
 
 
-@pytest.mark.parametrize(("host", "waits"), [("h9", True), (socket.gethostname(), False)])
+@pytest.mark.parametrize(("host", "waits"), [("h9", 1), (socket.gethostname(), 0)])
 def test_a_job_of_another_host_is_not_taken_for_dead(store, monkeypatch, host, waits):
     monkeypatch.setattr(claim, "FRESH_SECONDS", 0.1)
     put(store, other(host=host))
-    notes = []
-    Claim(store.url, notes.append, ended="another").acquire()
-    assert bool(notes) is waits
+    Claim(store.url, (notes := []).append, ended="another").acquire()
+    assert len(notes) == waits
 
 
 def test_a_job_that_uploads_what_is_left_is_waited_for(store, monkeypatch):

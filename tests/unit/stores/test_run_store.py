@@ -11,11 +11,6 @@ from hvdtrain.checkpoints.remote.run_store import RunStore
 from hvdtrain.errors import ConfigError, EnvironmentFault
 
 
-def long():
-    """Return how long to wait for what comes."""
-    return 120.0, 240.0
-
-
 @pytest.fixture
 def url(tmp_path):
     return f"file://{tmp_path}/store/a run"
@@ -66,7 +61,7 @@ def test_what_a_job_writes_is_whole_when_it_was_waited_for(opened, tmp_path):
     store = opened()
     store.start(None)
     save(store, 3)
-    assert store.flush(long)
+    assert store.flush(lambda: (120.0, 240.0))
     assert store.newest() == f"{store.url}/checkpoints/step-00000003"
     assert store.close(60.0)
     with pytest.raises(ConfigError, match="already holds a run"):
