@@ -24,7 +24,8 @@ _FINAL_ERRORS = (  # the same request would fail again
 _NO_CREDENTIALS = re.compile("(NoCredentials|PartialCredentials|DefaultCredentials)Error|ProfileNotFound")
 _S3 = ("s3", "s3a")
 _UNMET = ("PreconditionFailed", "412")  # answers to a condition that does not hold
-_CONDITIONS = {"mode", "IfMatch"}
+_NOT_KNOWN = {"NotImplemented", "501", "TypeError", "ParamValidationError"}  # of old clients, too
+_AZURE = ("az", "abfs")  # adlfs takes conditions for options of its client
 _WRITES = ("pipe_file", "put_file", "cp_file", "rm_file")
 READ_ONLY = ("http", "https")
 BLOCK_BYTES = 8_000_000
@@ -203,7 +204,6 @@ def entries(url: str, patience: Patience = PATIENCE) -> list[ObjectInfo]:
 
     Raises:
         MissingBucketError: If there is no such bucket, as far as the store says so.
-        StoreError: If the store cannot be asked.
     """
     try:
         found = request(url, "listed", patience, "ls", detail=True)
@@ -225,12 +225,7 @@ def objects_below(url: str) -> list[ObjectInfo]:
 
 
 def read(url: str, limit_bytes: int, patience: Patience = PATIENCE) -> bytes:
-    """Return the content of a small object.
-
-    Raises:
-        MissingObjectError: If there is none.
-        StoreError: If it cannot be read, or has more bytes than that.
-    """
+    """Return the content of a small object; raises a StoreError also if it has more bytes than that."""
     return read_version(url, limit_bytes, patience)[0]
 
 
@@ -260,7 +255,10 @@ def write(url: str, content: bytes, patience: Patience = PATIENCE, *, over: str 
         ChangedObjectError, ExistingObjectError: If there is another version now.
         StoreError: If it cannot be written.
     """
-    condition = {"mode": "create"} if over == "" else {"IfMatch": over} if over and is_s3(url) else {}
+    if over == "" and scheme_of(url) not in _AZURE:
+        condition = {"mode": "create"}
+    else:
+        condition = {"IfMatch": over} if over and is_s3(url) else {}
     request(url, "written", patience, "pipe_file", content, **condition)
 
 
@@ -316,8 +314,8 @@ def request(
                 count((options.get("start") or 0) + len(found))
             return found
         except Exception as error:
-            is_unknown = isinstance(error, TypeError) or _code_of(error) in ("NotImplemented", "501")
-            if is_unknown and not _CONDITIONS.isdisjoint(options):
+            is_unknown = not _NOT_KNOWN.isdisjoint({type(error).__name__, _code_of(error)})
+            if is_unknown and not {"mode", "IfMatch"}.isdisjoint(options):
                 return request(url, done, patience, method, *arguments)  # without the condition
             if number == patience.tries or not _is_passing(error):
                 raise _named(url, done, error, number) from error
