@@ -1,1 +1,1 @@
-"""Run directories in object stores: a process beside rank 0 keeps the run at a URL as it is on the disk."""
+"""Run directories in object stores: a process on rank 0's host keeps the run at a URL as on the disk."""

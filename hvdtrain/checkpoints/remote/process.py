@@ -1,8 +1,8 @@
-"""The process beside rank 0 that keeps a run directory at a URL as its working copy is.
+"""The process on the host of rank 0 that keeps a run directory at a URL as its working copy is.
 
 All that is read from and written to the store goes through it, so that no client and no event loop of a store
-lives beside Horovod, and what is written last goes up although the job was killed. Its standard input has
-the job's messages; if the job was killed, the input ends. Its standard output has a line for each change.
+lives in Horovod's process, and what is written last goes up although the job was killed. Its input has the
+job's messages; if the job was killed, it ends. Its output has a line for each change.
 """
 
 import json

@@ -123,7 +123,7 @@ class RunStore:
         """Begin to upload what the job writes.
 
         Args:
-            step: the steps that are done if the run goes on in this directory.
+            step: the steps that are done if the run continues in this directory.
         """
         self._send(START, step)
 

@@ -101,7 +101,7 @@ class Uploader:
         """Begin to upload: from now on the job changes the run.
 
         Args:
-            step: the steps that are done if the run goes on in this directory; later checkpoints in the store
+            step: the steps done if the run continues in this directory; later checkpoints in the store
                 are set aside before anything is uploaded.
         """
         state = self.copy.state
@@ -173,7 +173,7 @@ class Uploader:
         if not self._is_new and self._next_logs == 0.0 and not (self.copy.folder / _SUMMARY).exists():
             self.claim.check()
             try:
-                remove(join(self._url, _SUMMARY), self._patience)  # of the job before: the run goes on
+                remove(join(self._url, _SUMMARY), self._patience)  # of the job before: the run continues
             except StorePermissionError as error:
                 self._note_refused(error)
 
