@@ -255,7 +255,7 @@ def check(job: Job, *, everywhere: bool = True) -> None:
     Raises:
         HvdtrainError: naming the first two features that cannot be combined, why, and what to do.
     """
-    settled = Job(job.config)
+    settled = Job(job.config)  # what the config alone says
     for row in ROWS:
         if row.holds(job) and (job.task is None or not row.holds(settled)):
             raise row.error(job, everywhere)
@@ -283,7 +283,7 @@ def unused_options(
     """
     own = dict.fromkeys(_BUILT_IN if own_optimizer else (), "the task brings its own optimizer")
     found = {name: reason for names, holds, reason in _UNUSED if holds(config) for name in names}
-    reasons = {**own, **found, **own}
+    reasons = {**own, **found, **own}  # the task's own optimizer comes first, and its reason counts
     if not has_eval_data:
         reasons |= dict.fromkeys(("eval_every", "eval_batch_size"), "the task has no evaluation data")
     job = Job(config)
