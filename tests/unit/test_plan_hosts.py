@@ -43,7 +43,9 @@ def test_a_plan_is_computed_again_without_measuring(measured, tmp_path):
     result = invoke("--from", str(measured), "--hosts", "8", "--link", "1gbit,10gbit/20us", "--json", str(to))
     assert result.exit_code == 0, result.output
     text = result.output
-    assert "plan: digits with PyTorch on the CPU, 32 samples of each worker in a step; exchange: none" in text
+    assert (
+        "plan: digits with PyTorch on the CPU, 32 samples of each worker in a step; compression none" in text
+    )
     assert "its parts explain 26.5 ms: ranges are widened by 13%" in text
     for title in ("Gloo, 1gbit", "Gloo, 10gbit/20us", "MPI, 1gbit", "MPI, 10gbit/20us"):
         busy = "; measured on a busy machine, see the warnings" if title.startswith("Gloo") else ""

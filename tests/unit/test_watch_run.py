@@ -161,13 +161,10 @@ STOPPED, LOST, ENDED, UNCLEAR = (
         (None, [(STOPPED, 0)], True),
         (None, [(RUNNING, 0), (STOPPED, 1), (STOPPED, 50)], False),
         (None, [(RUNNING, 0), (LOST, 1), (LOST, 61)], True),
-        (None, [(UNCLEAR, 0), (UNCLEAR, 9)], False),
-        (None, [(UNCLEAR, 0), (LOST, 10)], True),
         (None, [(RUNNING, 0), (UNCLEAR, 1), (LOST, 11), (LOST, 70)], False),
         (None, [(RUNNING, 0), (STOPPED, 1), (RUNNING, 50), (STOPPED, 55), (STOPPED, 80)], False),
         (100.0, [(STOPPED, 0), (STOPPED, 99)], False),
         (100.0, [(STOPPED, 0), (STOPPED, 100)], True),
-        (0.0, [(RUNNING, 0), (STOPPED, 1)], True),
     ],
 )
 def test_following_ends_with_the_run(wait, standings, over):
@@ -175,9 +172,10 @@ def test_following_ends_with_the_run(wait, standings, over):
     assert [ends.is_over(standing, float(now)) for standing, now in standings][-1] == over
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+@pytest.mark.parametrize("wait", [None, 0.0])
+def test_what_is_no_run_is_refused(wait, tmp_path):
     with pytest.raises(UsageError, match=r"no run \(none of summary"):
-        follow(tmp_path / "missing")
+        follow(tmp_path / "missing", wait)
 
 
 def test_plain_lines_tell_a_run_to_its_end_over_a_resume(tmp_path, capsys, monkeypatch, hold):

@@ -169,7 +169,7 @@ class Plan:
         first = Measured.of(self.documents[0])
         task, device = (self.documents[0][name] for name in ("task", "device"))
         samples = f"{in_digits(first.samples, 6)} samples of each worker in a step"
-        lines = [f"plan: {task} with {device}, {samples}; exchange: {first.way.name}"]
+        lines = [f"plan: {task} with {device}, {samples}; compression {first.way.name}"]
         for one in map(Measured.of, self.documents):
             step, compute = (each.times(1e3).describe_rounded() for each in (one.step, one.compute))
             lines.append(

@@ -48,27 +48,23 @@ def follow(place: Path | str, wait: float | None = None) -> None:
     run_dir = Path(place) if fetched is None else fetched.path
     followed, ends = FollowedRun(run_dir, fetched), Ends(wait)
     standing = followed.poll()
-    if standing.kind is Kind.ABSENT and wait is None:
-        raise UsageError(
-            f"{place}: no run (none of {', '.join(FILES)})",
-            "Name a run directory. With --wait SECONDS, watch waits for the run to begin.",
-        )
     view = View(run_dir)
     with view.screen:
-        while True:
+        while standing.kind is not Kind.ABSENT or wait is not None:
             view.show(followed, standing)
             if ends.is_over(standing, time.monotonic()):
                 break
             time.sleep(_POLL_SECONDS if fetched is None else _POLL_URL_SECONDS)
             standing = followed.poll()
+    if standing.kind is Kind.ABSENT:
+        raise UsageError(
+            f"{place}: no run (none of {', '.join(FILES)})",
+            "Name a run directory. With --wait SECONDS, watch waits for the run to begin.",
+        )
 
 
 class Ends:
-    """When following ends.
-
-    Args:
-        wait: as of ``follow``.
-    """
+    """When following ends, with ``wait`` as of ``follow``."""
 
     def __init__(self, wait: float | None) -> None:
         self._wait = wait
@@ -95,9 +91,6 @@ class View:
     Args:
         run_dir: the run directory.
         console: where lines are printed.
-
-    Attributes:
-        screen: a context in which the view is shown.
     """
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
@@ -115,11 +108,9 @@ class View:
         if run.cut_step is not None:
             text = "the run was resumed from there, or begun again"
             self._say(f"the log was cut back to step {run.cut_step:,}: {text}")
-        texts = {"standing": standing.text, "facts": _facts(run.progress), "problem": run.progress.problem}
-        for kind, text in texts.items():
-            if text and self._said.get(kind) != text:
-                self._say(f"{self._name}: {text}")
-            self._said[kind] = text
+        if standing.kind is not Kind.ENDED:
+            self._say_changes(standing=standing.text)
+        self._say_changes(facts=_facts(run.progress), problem=run.progress.problem)
         left_out = sum(record.get("phase") == EVAL for record in run.records) - _EVALUATIONS
         if left_out > 0:
             self._say(f"{counted(left_out, 'earlier evaluation')} left out")
@@ -135,6 +126,14 @@ class View:
             self.screen.update(_page(run, standing, self._console.width), refresh=True)
         else:
             self._show_progress(run, standing)
+        if standing.kind is Kind.ENDED:  # the last line says how
+            self._say_changes(standing=standing.text)
+
+    def _say_changes(self, **texts: str) -> None:
+        for kind, text in texts.items():
+            if text and self._said.get(kind) != text:
+                self._say(f"{self._name}: {text}")
+            self._said[kind] = text
 
     def _show_progress(self, run: FollowedRun, standing: Standing) -> None:
         now, is_training = time.monotonic(), standing.kind in (Kind.RUNNING, Kind.UNCLEAR)
