@@ -65,7 +65,7 @@ class WandbTracker:
             before = [text for text in self._run.config.get("resumed") or [] if text != run.resumed]
             self._run.config.update({"resumed": [*before, run.resumed]}, allow_val_change=True)
         if self._run.offline:
-            self._note(f"it is offline; to send this run later: wandb sync {self._folder}")
+            self._note(f"it is offline; later: wandb sync {self._folder.with_name(f'*-{self._run.id}')}")
             return f"{self._run.id} of {self._run.project}, offline"
         return str(self._run.url)
 

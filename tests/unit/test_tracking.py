@@ -460,7 +460,7 @@ def test_a_run_that_was_never_tracked_is_sent_by_the_command(run_dir, command, t
     (run_dir / "tracking" / "id.json").unlink()
     write(run_dir, 1, 2)
     (run_dir / "summary.json").write_text('{"status": "completed", "final": {}}')
-    assert command() == [f"MLflow: {run_dir} is sent; this run is here"]
+    assert command() == [f"MLflow: has all of {run_dir}; this run is here"]
     assert [step for step, _ in tracker.rows] == [1, 2]
     assert tracker.ends == ["completed"]
     assert read_id(run_dir) == tracker.runs[0].id
