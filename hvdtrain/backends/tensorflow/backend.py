@@ -12,8 +12,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.step_metrics import PendingVector
-from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.host.output import quiet_stderr
 
 os.environ["KERAS_BACKEND"] = "tensorflow"  # read when keras is imported
@@ -61,7 +59,7 @@ from hvdtrain.backends.reduction.local_steps import LoneWorker, describe_local_s
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.start import start_horovod
-from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums, PendingVector
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import (
     BatchMaker,
@@ -113,6 +111,7 @@ from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.reduction.reducers import choose_reducer
 from hvdtrain.backends.tensorflow.replica_state import StateTensors, TrainedSet
+from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.state.moving_state import MovingState
