@@ -1,26 +1,16 @@
-"""TensorFlow / Keras 3 behind the Backend protocol, over ``horovod.tensorflow``.
-
-Only this folder and ``bench/tensorflow/`` import tensorflow and keras when they are loaded. ``torch/`` has
-the same files with the same names in the same order.
-"""
+"""TensorFlow / Keras 3 behind the Backend protocol, over ``horovod.tensorflow``."""
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.host.output import quiet_stderr
-
-os.environ["KERAS_BACKEND"] = "tensorflow"  # read when keras is imported
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-with quiet_stderr():  # TensorFlow's native start-up notices
-    import tensorflow as tf
 import horovod.tensorflow as hvd
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 

@@ -1,8 +1,4 @@
-"""PyTorch behind the Backend protocol, over ``horovod.torch``.
-
-Only this folder and ``bench/torch/`` import torch when they are loaded. ``tensorflow/`` has the same files
-with the same names in the same order.
-"""
+"""PyTorch behind the Backend protocol, over ``horovod.torch``."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
