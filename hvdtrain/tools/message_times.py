@@ -147,7 +147,6 @@ def time_sums(
     sizes: Iterable[int],
     seconds: float,
     longest_of: Callable[[float], float],
-    most_repeats: int = _MOST_REPEATS,
 ) -> Iterator[tuple[int, list[float]]]:
     """Collective. Yield sizes with how long this worker's calls of Horovod took, as steps call it.
 
@@ -157,7 +156,6 @@ def time_sums(
         sizes: bytes, the least first.
         seconds: when so much time is spent, larger sizes are left out.
         longest_of: returns the largest of the numbers that the workers give; it is collective.
-        most_repeats: of each size.
     """
     all_reduce_of = bench_module(framework).all_reduce_of
     begun = time.perf_counter()
@@ -167,7 +165,7 @@ def time_sums(
         for _ in range(_WARM):
             call()
         longest = longest_of(_seconds_of(call))
-        repeats = min(max(round(_SIZE_SECONDS / max(longest, 1e-6)), _LEAST_REPEATS), most_repeats)
+        repeats = min(max(round(_SIZE_SECONDS / max(longest, 1e-6)), _LEAST_REPEATS), _MOST_REPEATS)
         yield size, [_seconds_of(call) for _ in range(repeats)]
         if longest_of(time.perf_counter() - begun) > seconds:
             break

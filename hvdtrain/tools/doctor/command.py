@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -46,7 +47,7 @@ from hvdtrain.tools.doctor.speed import SIZES
 from hvdtrain.tools.doctor.table import show, to_json
 
 _START_SECONDS = 60.0
-_ALLREDUCE_SECONDS, _REPEATS = 60.0, 20  # where workers share cores, a sum may wait for a second
+_ALLREDUCE_SECONDS, _SIZE_SECONDS, _REPEATS = 60.0, 0.4, 20
 _PREFIX = "hvdtrain-horovod:"
 _TIMED_OUT = "it did not finish within {:.0f} s"
 
@@ -126,28 +127,38 @@ def _exit_reason(code: int, stderr: str) -> str:
 
 
 def _measure(framework: str, speed: bool) -> dict[str, Any]:
-    import numpy as np
-
-    from hvdtrain.tools.message_times import time_sums
-
     hvd = import_module(FRAMEWORKS[framework].horovod)
     hvd.init()
+    seconds: dict[str, float] = {}
+    for size in SIZES if speed else SIZES[:1]:
+        tensor = _tensor(framework, size)
+        taken: list[float] = []
+        repeats = _REPEATS
+        while len(taken) < repeats:
+            start = time.perf_counter()
+            hvd.allreduce(tensor, op=hvd.Sum, name=f"hvdtrain.doctor.{size}")
+            taken.append(time.perf_counter() - start)
+            if (
+                len(taken) == 1
+            ):  # the first one includes negotiation; all workers must agree on the number of repeats
+                repeats = _agreed_repeats(hvd, framework, taken[0])
+        seconds[str(size)] = median(taken[1:])
+    controller = "MPI" if hvd.mpi_enabled() else "Gloo"
+    return {"seconds": seconds, "workers": hvd.size(), "controller": controller}
 
-    def longest_of(own: float) -> float:
-        tensor = _tensor(framework, own)
-        return float(np.asarray(hvd.allreduce(tensor, op=hvd.Max, name="hvdtrain.doctor.longest"))[0])
 
-    sizes = SIZES if speed else SIZES[:1]
-    limits = {"seconds": _ALLREDUCE_SECONDS / 2, "most_repeats": _REPEATS}
-    found = time_sums(framework, on_gpu=False, sizes=sizes, longest_of=longest_of, **limits)
-    seconds = {str(size): median(times) for size, times in found}
-    return {"seconds": seconds, "workers": hvd.size(), "controller": "MPI" if hvd.mpi_enabled() else "Gloo"}
-
-
-def _tensor(framework: str, value: float) -> Any:
+def _agreed_repeats(hvd: Any, framework: str, first_seconds: float) -> int:
     import numpy as np
 
-    array = np.full(1, value, "float32")
+    own_repeats = max(2, min(_REPEATS, int(_SIZE_SECONDS / max(first_seconds, 1e-6))))
+    least = hvd.allreduce(_tensor(framework, 4, own_repeats), op=hvd.Min, name="hvdtrain.doctor.repeats")
+    return int(np.asarray(least)[0])
+
+
+def _tensor(framework: str, size: int, value: float = 0.0) -> Any:
+    import numpy as np
+
+    array = np.full(size // 4, value, "float32")
     if framework == "torch":
         return import_module("torch").from_numpy(array)
     return import_module("tensorflow").constant(array)
