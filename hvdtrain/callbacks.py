@@ -8,15 +8,15 @@ supplies callbacks as ``callbacks``, a script as ``hvdtrain.train(callbacks=[...
 
 import difflib
 import inspect
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.errors import NOT_THE_TASKS, TaskError
+from hvdtrain.storage.files import parse_line
 from hvdtrain.workers.user_errors import where_raised
 from hvdtrain.workers.wire_types import travels
 
@@ -25,17 +25,10 @@ if TYPE_CHECKING:
     from hvdtrain.config import Config
     from hvdtrain.metrics import StepInfo
 
+TRAIN, EVAL, CALLBACK, EVENT = "train", "eval", "callback", "event"  # phases of the lines of metrics.jsonl
 SHOULD_STOP = "should_stop"
 ON_STEP, ON_WINDOW = "on_step", "on_window"
-HOOKS = (
-    "on_start",
-    ON_STEP,
-    ON_WINDOW,
-    "on_evaluation",
-    "on_checkpoint",
-    "on_workers_changed",
-    "on_end",
-)
+HOOKS = ("on_start", ON_STEP, ON_WINDOW, "on_evaluation", "on_checkpoint", "on_workers_changed", "on_end")
 
 
 def _ignore(*_: Any) -> None:
@@ -129,8 +122,7 @@ class Summary:
         changes of the workers, also from before the run was resumed in its directory. Only what
         ``hvdtrain.train`` returns has them, the same on every worker.
         """
-        records = [json.loads(line) for line in self.metrics_log.splitlines()]
-        return [record if record["phase"] == "event" else _with_nan(record) for record in records]
+        return parse_lines(self.metrics_log.splitlines())
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready values; what is not so in every run, such as an error, only where it is.
@@ -144,6 +136,16 @@ class Summary:
         left_out = ("best", "metrics_log")
         values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
         return {name: value for name, value in values.items() if name not in rare or value}
+
+
+def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
+    """Return the records of lines, with NaN where a number is not finite; a line that is cut is left out."""
+    records = []
+    for line in lines:
+        record = parse_line(line)
+        if record is not None and isinstance(record.get("step"), int):
+            records.append(record if record.get("phase") == EVENT else _with_nan(record))
+    return records
 
 
 def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:

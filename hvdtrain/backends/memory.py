@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.backends.reduction import shards
-from hvdtrain.backends.reduction import shards as buckets
 from hvdtrain.backends.step_metrics import StepStatistics
 from hvdtrain.config import Config
 from hvdtrain.config.values import rank_of
@@ -15,7 +14,7 @@ from hvdtrain.early_stopping import PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.workers.wire_types import travels
 
-_MEBIBYTE = 1 << 20
+MEBIBYTE = 1 << 20
 
 
 class MemoryPeak(LoopHook):
@@ -65,7 +64,7 @@ class MemoryPeak(LoopHook):
 def own_peak_mib(backend: Backend) -> tuple[float, float]:
     """Return the most memory that this worker has had on its host and on its GPU, in MiB. Local."""
     device = backend.device_memory()
-    return peak_bytes() / _MEBIBYTE, 0.0 if device is None else device.peak / _MEBIBYTE
+    return peak_bytes() / MEBIBYTE, 0.0 if device is None else device.peak / MEBIBYTE
 
 
 def is_turn(number: int, sync_every: int, rank: int, workers: int) -> bool:
@@ -80,7 +79,6 @@ def is_turn(number: int, sync_every: int, rank: int, workers: int) -> bool:
     return number % sync_every == 0 and number // sync_every % workers == rank
 
 
-MEBIBYTE = 1 << 20
 _NUMBER_BYTES = 4  # weights, gradients and slots are fp32
 # roughly, by jobs of six models: five operations for each slot of each parameter, as the others of a step
 _COMPILED_SLOT_BYTES = 150_000
@@ -290,7 +288,7 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     if workers == 1:
         return 0
     whole = plan.trained_bytes
-    joined = min(whole, 2 * buckets.BUCKET_BYTES) if config.compression == "none" else whole
+    joined = min(whole, 2 * shards.BUCKET_BYTES) if config.compression == "none" else whole
     return joined if config.shard == "none" else joined + min(whole, shards.PART_BYTES)
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.memory import own_peak_mib
 from hvdtrain.backends.step_metrics import ControlFlags
-from hvdtrain.callbacks import Best, Summary
+from hvdtrain.callbacks import EVAL, Best, Summary, parse_lines
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.config import Config
@@ -24,7 +24,7 @@ from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError
 from hvdtrain.jobs.failures import do_in_time
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.reporting.jsonl import lines_of, write_json
-from hvdtrain.reporting.records import EVAL, KEPT, key_of, line_of, parse_lines
+from hvdtrain.reporting.records import KEPT, key_of, line_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.session import Session
 from hvdtrain.workers.agreement import waiting_for_rank_zero
@@ -38,12 +38,12 @@ def read_lines(path: Path, recent: Iterable[Mapping[str, Any]] = ()) -> NDArray[
     """Return the lines of a metrics.jsonl, as bytes to send to other workers.
 
     Args:
-        path: the file. A line of it that cannot be read is left out.
+        path: the file. What of it cannot be read is left out.
         recent: the last records of the run; those that the file lacks, on a full disk, are appended.
     """
     lines: list[bytes] = []
     with contextlib.suppress(OSError):
-        lines.extend(line for line in lines_of(path) if parse_lines([line]))
+        lines.extend(lines_of(path))
     tail = parse_lines(lines[-_TAIL_LINES:])
     known = {key_of(record) for record in tail}
     first = tail[0]["step"] if tail and len(lines) > _TAIL_LINES else 0

@@ -15,7 +15,6 @@ from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.early_stopping import PlateauState
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.opening import elastic_plan
-from hvdtrain.jobs.opening import elastic_plan as local_steps_plan
 from hvdtrain.jobs.opening.data_sets import is_dealt, known_size, promises
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
@@ -119,7 +118,7 @@ def describe_plan(
         "memory": "" if session.heaviest is None else session.heaviest.describe(),
         "sharded": describe_sharding(config, session.backend.workers.size),
         "stages": _indented(describe_stages(config, session.backend.workers.size, model.stages)),
-        "local steps": local_steps_plan.describe(config, plan),
+        "local steps": elastic_plan.describe(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
         "set for you": _set_for_you(session, settings),
@@ -311,7 +310,7 @@ def _learning_rate(
     if rate.peak != base:
         text = (
             f"{rate.peak:g} = {quoted} x {rate.peak / base:g} ({config.lr_scaling} rule: "
-            f"{local_steps_plan.learning_rate_of(config, plan)}, quoted for {plan.base_batch})"
+            f"{elastic_plan.learning_rate_of(config, plan)}, quoted for {plan.base_batch})"
         )
     if rate.warmup_epochs:
         steps = config.warmup_steps

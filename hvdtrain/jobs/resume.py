@@ -22,7 +22,7 @@ from hvdtrain.config import Config
 from hvdtrain.config.values import rank_of
 from hvdtrain.data.stream import is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError, TaskError
-from hvdtrain.jobs.opening import elastic_plan as local_steps_plan
+from hvdtrain.jobs.opening import elastic_plan
 from hvdtrain.jobs.opening.data_identity import same_field, same_task
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.run_directory.stored import origin_of, resumed_checkpoint
@@ -228,7 +228,7 @@ def _find(
         state = without_outer(state)
     elif not has_outer(state):
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
-    notes += local_steps_plan.notes_on_resuming(config, found.manifest.workers, backend.workers.size)
+    notes += elastic_plan.notes_on_resuming(config, found.manifest.workers, backend.workers.size)
     before = rank_of(str(found.manifest.config.get("compression")))
     state, said = fitting_state(state, rank_of(config.compression), before)
     notes += [said] if said else []

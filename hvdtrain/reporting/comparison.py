@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from hvdtrain.callbacks import EVAL, TRAIN
 from hvdtrain.early_stopping import PEAK_MEMORY, MetricGoal
 from hvdtrain.reporting.log_records import LogReader, metrics_in, number
-from hvdtrain.reporting.records import EVAL, TRAIN
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import StoredRun, flat, names_of, plain, read_run, value_text
 

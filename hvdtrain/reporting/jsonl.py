@@ -12,7 +12,6 @@ from typing import Any
 
 from hvdtrain.storage.files import not_followed, open_regular
 
-_decode = json.JSONDecoder().raw_decode
 LONGEST_LINE = 1 << 26  # bytes; a trace has the indices of a step's samples in one line
 
 
@@ -235,22 +234,6 @@ def lines_of(path: Path, follow: bool = False) -> Iterator[bytes]:
             if len(line) > LONGEST_LINE:
                 raise OSError(errno.EINVAL, f"it has a line of more than {LONGEST_LINE:,} bytes", str(path))
             yield line
-
-
-def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of a log holds; None if it was cut, or is not a JSON object."""
-    try:
-        try:  # a line as hvdtrain writes it, in half the time
-            text = line.decode("ascii")
-            found, end = _decode(text)
-            is_whole = text[end:] in ("", "\n")
-        except ValueError:
-            is_whole = False
-        if not is_whole:
-            found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def _is_kept(line: bytes, last_step: int) -> bool:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.reporting.jsonl import lines_of, parse_line
+from hvdtrain.reporting.jsonl import lines_of
 from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import plain
+from hvdtrain.storage.files import parse_line
 
 _MAX_COUNT = 1 << 53  # beyond it, floats are not exact
 

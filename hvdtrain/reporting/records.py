@@ -2,7 +2,6 @@
 
 import errno
 import json
-import math
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,8 +11,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdtrain.callbacks import CALLBACK, EVENT
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.jsonl import LONGEST_LINE, parse_line, to_json, write_parts
+from hvdtrain.reporting.jsonl import LONGEST_LINE, to_json, write_parts
 from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.text import counted
 
@@ -166,7 +166,6 @@ def _stays(record: dict[str, Any] | None, step: int, redone: Sequence[str]) -> b
 
 
 KEPT = 64
-TRAIN, EVAL, CALLBACK, EVENT = "train", "eval", "callback", "event"
 
 Key = tuple[Any, ...]
 
@@ -237,20 +236,6 @@ def record_of(phase: str, step: StepInfo, values: Mapping[str, Any], seconds: fl
 def line_of(record: Mapping[str, Any]) -> bytes:
     """Return a record as metrics.jsonl has it."""
     return (to_json(record) + "\n").encode()
-
-
-def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Return the records of lines, with NaN where a number is not finite; a line that is cut is left out."""
-    records = []
-    for line in lines:
-        record = parse_line(line)
-        if record is not None and isinstance(record.get("step"), int):
-            records.append(record if record.get("phase") == EVENT else _with_nan(record))
-    return records
-
-
-def _with_nan(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: math.nan if value is None else value for name, value in record.items()}
 
 
 def key_of(record: Mapping[str, Any]) -> Key:

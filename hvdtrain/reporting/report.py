@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.callbacks import Summary
+from hvdtrain.callbacks import EVAL, EVENT, TRAIN, Summary
 from hvdtrain.early_stopping import BAD_SAMPLES
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.records import EVAL, EVENT, TRAIN, RecentRecords, WorkersChange, record_of
+from hvdtrain.reporting.records import RecentRecords, WorkersChange, record_of
 
 
 class RunFolder:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.callbacks import Callback, RunContext, Summary
+from hvdtrain.callbacks import EVENT, Callback, RunContext, Summary
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.event_file import EventFile, session_end, session_start, text_summary
 from hvdtrain.reporting.jsonl import AppendFile, write_json
-from hvdtrain.reporting.records import EVENT, line_of, record_of
+from hvdtrain.reporting.records import line_of, record_of
 from hvdtrain.reporting.report import RunFolder
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.backends.workers import peer_errors
-from hvdtrain.callbacks import HOOKS, RunContext, Summary, hook_of, name_of
+from hvdtrain.callbacks import CALLBACK, EVENT, HOOKS, RunContext, Summary, hook_of, name_of
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import is_muted
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.console import Console
-from hvdtrain.reporting.records import CALLBACK, EVENT, WorkersChange
+from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, RunFolder
 from hvdtrain.reporting.reporters import JsonlLog, SummaryFile, TensorBoard
 from hvdtrain.storage.text import printable

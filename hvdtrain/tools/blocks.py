@@ -1,20 +1,21 @@
 """A job as a tool trains it: opened by all its workers, in blocks of steps, leaving nothing behind."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hvdtrain.backends.base import ModelInfo
+from hvdtrain.backends.base import Backend, ModelInfo
 from hvdtrain.backends.reduction.low_rank import has_warmup
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.values import rank_of
+from hvdtrain.data.readers import Readers
 from hvdtrain.jobs.opening.dry_run import dry_run
 from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.setup import check_may_be_elastic, open_together, prepare, started
+from hvdtrain.jobs.opening.setup import TaskData, check_may_be_elastic, open_together, prepare, started
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.training_run import new_session
@@ -30,9 +31,8 @@ _LEAST_STEPS, MOST_STEPS = 10, 1000  # of a block
 _LONG_SECONDS, _LEAST_LONG_STEPS = 1.0, 3  # where steps are so long, a block may have fewer
 _ENDLESS = 10**9
 SMALL_RATE = 1e-3  # of the learning rate, where a model must not diverge
-Own = tuple[
-    list[float], float
-]  # a worker's step times, and how long all waited for data in a step on average
+# a worker's step times, and how long all waited for data in a step on average
+Own = tuple[list[float], float]
 
 
 @dataclass(frozen=True)
@@ -66,16 +66,23 @@ def opened_run(
             job = replace(job, config=job.config.model_copy(update={"profile": None}))
         with started(job, signals) as backend, signals.signals_take_precedence():
             task_data, model, _ = open_together(job, backend)
-            task_data = replace(task_data, eval_data=None)
             own = with_learning_rate(job.config, model.own_rates)
-            config = change(own)
-            restore(config, backend, len(task_data.train_data))
-            seed_host_generators(config.seed, f"step 0, rank {backend.workers.rank}")
-            with readers_for(config, task_data.train_data, None) as readers:
-                session = new_session(config, backend, task_data, ResumePoint(), readers)
-                ACTIVITY.enter("in the dry run", is_long=True)
-                notes = dry_run(session, task_data.task).notes
+            with tried_session(change(own), backend, task_data) as (session, _, notes):
                 yield OpenRun(own, session, model, (*job.notes, *model.notes, *task_data.notes, *notes))
+
+
+@contextmanager
+def tried_session(
+    config: Config, backend: Backend, task_data: TaskData
+) -> Iterator[tuple[Session, Readers, Sequence[str]]]:
+    """Collective. Return a context with a run from initial weights, its readers and the dry run's notes."""
+    task_data = replace(task_data, eval_data=None)
+    restore(config, backend, len(task_data.train_data))
+    seed_host_generators(config.seed, f"step 0, rank {backend.workers.rank}")
+    with readers_for(config, task_data.train_data, None) as readers:
+        session = new_session(config, backend, task_data, ResumePoint(), readers)
+        ACTIVITY.enter("in the dry run", is_long=True)
+        yield session, readers, dry_run(session, task_data.task).notes
 
 
 class Recorder(Report):

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel, Field, FiniteFloat
 
+from hvdtrain.callbacks import EVENT
 from hvdtrain.early_stopping import LINE_FIELDS
-from hvdtrain.reporting.records import EVENT
 
 _ADDRESS = re.compile(r"(?<=://)\S+")
 

@@ -11,7 +11,6 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import Interrupted, UsageError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.tools.bench import job, sweep
-from hvdtrain.tools.bench import job as before_launch
 from hvdtrain.tools.bench import plan_command as predict_command
 from hvdtrain.tools.bench.options import BenchOptions, PlanOptions
 from hvdtrain.tools.output import check_writable
@@ -71,7 +70,7 @@ def test_a_batch_that_is_too_small_for_one_of_the_jobs_is_refused_before_any_sta
 @pytest.mark.parametrize("controller", ["mpi", "gloo"])
 def test_a_controller_that_horovod_lacks_is_refused_before_it_starts(controller, nothing_starts, monkeypatch):
     lacking = InstalledBuild("0.28.1", "2.0", "2.0", None, False, False)
-    monkeypatch.setattr(before_launch, "installed_build", lambda: lacking)
+    monkeypatch.setattr(job, "installed_build", lambda: lacking)
     layers = [Layer("options", {"framework": "torch"})]
     said = f"--controller {controller}: Horovod was built without {'MPI' if controller == 'mpi' else 'Gloo'}"
     with pytest.raises(UsageError, match=said):

@@ -13,12 +13,10 @@ from support.faked_horovod import FakedHorovod
 from hvdtrain.backends.tensorflow import step_clock as tensorflow_step_clock
 from hvdtrain.backends.tensorflow.reduction import bfloat16 as tensorflow_bfloat16
 from hvdtrain.backends.tensorflow.reduction import low_rank as tensorflow_low_rank
-from hvdtrain.backends.tensorflow.reduction import low_rank as tensorflow_orthonormal
 from hvdtrain.backends.tensorflow.state.model_state import Field as TensorFlowField
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.backends.torch.reduction import bfloat16 as torch_bfloat16
 from hvdtrain.backends.torch.reduction import low_rank as torch_low_rank
-from hvdtrain.backends.torch.reduction import low_rank as torch_orthonormal
 from hvdtrain.backends.torch.state.layouts import Layout
 from hvdtrain.backends.torch.state.model_state import Field as TorchField
 
@@ -181,8 +179,8 @@ def test_directions_are_orthonormal_and_those_of_other_numbers_are_not_finite(fr
     arrays[0][:, 2] = arrays[0][:, 0] + 1e-4 * arrays[0][:, 1]  # depends on those before it
     arrays[0][:, 3] += arrays[0][:, 0] * 1000
     module, of = {
-        "torch": (torch_orthonormal, torch.from_numpy),
-        "tensorflow": (tensorflow_orthonormal, tf.constant),
+        "torch": (torch_low_rank, torch.from_numpy),
+        "tensorflow": (tensorflow_low_rank, tf.constant),
     }[framework]
     for found in module.orthonormal([of(array) for array in arrays]):
         products = found.numpy().astype(np.float64).T @ found.numpy()

@@ -17,7 +17,6 @@ import hvdtrain
 from hvdtrain import errors
 from hvdtrain.errors import EnvironmentFault, UsageError, WorkerFailure
 from hvdtrain.launching import channel, launch, worker
-from hvdtrain.launching import launch as running
 
 
 def nothing() -> None:
@@ -187,7 +186,7 @@ def test_what_workers_still_say_when_the_script_is_ended_is_shown(monkeypatch):
     code = f"import signal, sys, time; {says}; print('begun', flush=True); time.sleep(600)"
     monkeypatch.setattr(sys, "stdout", Interrupts())
     with pytest.raises(SystemExit):
-        running.run_command([sys.executable, "-c", code], dict(os.environ))
+        launch.run_command([sys.executable, "-c", code], dict(os.environ))
     assert sys.stdout.getvalue().endswith("xsaved\n")
 
 

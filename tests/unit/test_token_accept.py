@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdtrain.elastic.watch import connections as token_accept
 from hvdtrain.elastic.watch import connections as worker_connections
 from hvdtrain.elastic.watch.connections import accept_with_token, greeting
 
@@ -42,7 +41,7 @@ class Accepting:
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """Gives connections as long as a busy machine needs to send their token."""
-    monkeypatch.setattr(token_accept, "_TOKEN_SECONDS", 60)
+    monkeypatch.setattr(worker_connections, "_TOKEN_SECONDS", 60)
 
 
 @pytest.fixture

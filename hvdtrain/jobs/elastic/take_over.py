@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.callbacks import RunContext
+from hvdtrain.callbacks import EVAL, RunContext
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
@@ -16,7 +16,7 @@ from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, fill_anew
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.track import trackers_of
 from hvdtrain.reporting.index_trace import INDICES, cut_traces
-from hvdtrain.reporting.records import EVAL, RecentRecords, Tail, cut_tail, key_of
+from hvdtrain.reporting.records import RecentRecords, Tail, cut_tail, key_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import CallbackReport, RunReport
 from hvdtrain.session import Session

@@ -22,8 +22,8 @@ import numpy as np
 
 from hvdtrain.config import Config
 from hvdtrain.host.processes import run_limited
-from hvdtrain.reporting.jsonl import AppendFile, lines_of, parse_line, to_json, write_parts
-from hvdtrain.storage.files import check_link, read_regular
+from hvdtrain.reporting.jsonl import AppendFile, lines_of, to_json, write_parts
+from hvdtrain.storage.files import check_link, parse_line, read_regular
 from hvdtrain.storage.urls import is_url
 
 LIMIT_SECONDS = 2.0

@@ -14,6 +14,7 @@ from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
@@ -24,7 +25,6 @@ from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 if TYPE_CHECKING:
     from hvdtrain.checkpoints.remote.run_store import RunStore
 
-CHECKPOINTS = "checkpoints"
 # seconds to wait for uploads: while the store takes nothing, and in all
 _COMPLETED, _STOPPED, _ENDED_EARLY = (60.0, 3600.0), (30.0, 300.0), (5.0, 20.0)
 _LAST_SECONDS = 10.0  # for what trackers and event files wrote when they were closed

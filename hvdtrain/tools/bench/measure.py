@@ -9,11 +9,10 @@ from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import UsageError
-from hvdtrain.jobs.opening.dry_run import dry_run
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, build
-from hvdtrain.jobs.resume import ResumePoint, restore
+from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.training_run import new_session
-from hvdtrain.session import Session, readers_for
+from hvdtrain.session import Session
 from hvdtrain.tools.blocks import (
     MOST_STEPS,
     SMALL_RATE,
@@ -21,13 +20,13 @@ from hvdtrain.tools.blocks import (
     bench_config,
     run_block,
     steps_of_block,
+    tried_session,
     whole_rounds,
 )
 from hvdtrain.tools.message_times import bench_module
 from hvdtrain.tools.spread import PARTS, Block, Spread, split_of
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.seeding import seed_host_generators
 
 _FIRST_STEPS = 5  # which show how many fit into the time
 _BLOCKS = 5  # with the other workers, and as many without
@@ -107,13 +106,7 @@ def measure_steps(
         splits: whether to measure the parts of a step, for which a second model is built.
     """
     config, workers = bench_config(job.config), backend.workers
-    task_data = replace(task_data, eval_data=None)
-    restore(config, backend, len(task_data.train_data))
-    seed_host_generators(config.seed, f"step 0, rank {workers.rank}")
-    with readers_for(config, task_data.train_data, None) as readers:
-        session = new_session(config, backend, task_data, ResumePoint(), readers)
-        ACTIVITY.enter("in the dry run", is_long=True)
-        notes = dry_run(session, task_data.task).notes
+    with tried_session(config, backend, task_data) as (session, readers, notes):
         sessions = [session]
         if splits and workers.size > 1:
             ACTIVITY.enter("building a second model", is_long=True)

@@ -11,8 +11,8 @@ from bokeh.models import BasicTickFormatter, ColumnDataSource, DataRange1d, Hove
 from bokeh.plotting import figure
 from numpy.typing import NDArray
 
+from hvdtrain.callbacks import CALLBACK, EVAL, TRAIN
 from hvdtrain.early_stopping import BAD_SAMPLES, PEAK_DEVICE_MEMORY, PEAK_MEMORY
-from hvdtrain.reporting.records import CALLBACK, EVAL, TRAIN
 from hvdtrain.tools.report.run_log import AXES, WORKERS, Curve, Numbers, RunEvent, RunLog
 
 # of Okabe and Ito, which colour-blind people tell apart; without yellow, which is too light on white

@@ -11,13 +11,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hvdtrain.callbacks import EVENT, TRAIN
 from hvdtrain.checkpoints.remote.fetched import FetchedRun
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting import stored_runs as stored
 from hvdtrain.reporting.comparison import LogState
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
 from hvdtrain.reporting.log_records import BrokenLines, number, parse_record
-from hvdtrain.reporting.records import EVENT, TRAIN
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import metrics_text, number_text, plain
 from hvdtrain.storage.files import open_regular

@@ -16,9 +16,9 @@ from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event
 
+from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, TRAIN
 from hvdtrain.early_stopping import BAD_SAMPLES, LINE_FIELDS
 from hvdtrain.reporting.log_records import LogReader, count_of, describe_event, number
-from hvdtrain.reporting.records import CALLBACK, EVAL, EVENT, TRAIN
 from hvdtrain.reporting.stored_runs import ending_of, plain, value_text
 from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.text import counted

@@ -13,10 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hvdtrain.callbacks import EVAL, EVENT, TRAIN
 from hvdtrain.checkpoints.remote.fetched import FetchedRun, reading
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.log_records import describe_event, metrics_in
-from hvdtrain.reporting.records import EVAL, EVENT, TRAIN
 from hvdtrain.reporting.stored_runs import FILES, metrics_text, number_text, plain
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.followed_run import FollowedRun, Kind, RunProgress, Standing

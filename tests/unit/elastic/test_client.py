@@ -15,7 +15,6 @@ import pytest
 from hvdtrain.elastic.handshake import DriverHandshake
 from hvdtrain.elastic.member import client as clients
 from hvdtrain.elastic.member import orders as orders_module
-from hvdtrain.elastic.member import thread as lease
 from hvdtrain.elastic.member import thread as member_thread
 from hvdtrain.elastic.member.client import connect, current
 from hvdtrain.elastic.member.orders import Orders
@@ -110,7 +109,7 @@ def _soon(monkeypatch):
     monkeypatch.setattr(member_thread, "_NOTICE_SECONDS", 0.5)
     monkeypatch.setattr(member_thread, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(clients, "_ANSWER_SECONDS", 0.5)
-    for module in (lease, clients):
+    for module in (member_thread, clients):
         monkeypatch.setattr(module, "REGAINED_SECONDS", 0.3)
 
 
@@ -436,8 +435,8 @@ def test_a_driver_that_does_not_answer_costs_the_lease(driver, join):
 def test_nobody_waits_for_ever_for_a_lease(driver, join, monkeypatch, is_member_thread, seconds):
     """The thread that would hear the driver has ended, or is the one that asks."""
     worker = join()
-    monkeypatch.setattr(lease.Lease, "may_be_regained", True)
-    monkeypatch.setattr(lease.Lease, "is_lost", True)
+    monkeypatch.setattr(member_thread.Lease, "may_be_regained", True)
+    monkeypatch.setattr(member_thread.Lease, "is_lost", True)
     asked = threading.Thread(target=lambda: worker.client.lost_lease, daemon=True)
     if is_member_thread:
         monkeypatch.setattr(worker.client._thread, "_thread", asked)

@@ -7,7 +7,6 @@ import pytest
 
 from hvdtrain.config import Config
 from hvdtrain.elastic.member import client as clients
-from hvdtrain.elastic.member import client as interface
 from hvdtrain.elastic.member.client import interface_for
 from hvdtrain.elastic.watch.liveness import Told, Watching
 from hvdtrain.errors import DataError, UsageError
@@ -101,9 +100,9 @@ def test_a_job_that_cannot_be_elastic_is_refused(backend, monkeypatch):
 )
 def test_several_hosts_connect_over_the_interface_between_them(monkeypatch, routes, expected):
     found = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "eth1": ["10.1.0.1/24"]}
-    monkeypatch.setattr(interface, "interfaces", lambda loopback: found)
-    monkeypatch.setattr(interface, "own_addresses", lambda: {"eth0": [], "eth1": []})
-    monkeypatch.setattr(interface, "_address_towards", routes.__getitem__)
+    monkeypatch.setattr(clients, "interfaces", lambda loopback: found)
+    monkeypatch.setattr(clients, "own_addresses", lambda: {"eth0": [], "eth1": []})
+    monkeypatch.setattr(clients, "_address_towards", routes.__getitem__)
     members = tuple(MemberInfo(worker=f"w{n}", rank=n, host=f"h{n + 1}", pid=1) for n in range(2))
     one = world(one_host=False, store=("10.0.0.9", 1), members=members)
     assert interface_for(one) == expected

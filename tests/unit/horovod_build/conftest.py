@@ -11,7 +11,6 @@ import pytest
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build import plan, toolchain
-from hvdtrain.horovod_build import plan as mpi
 from hvdtrain.horovod_build.cache import BuildCache, default_cache_folder, fetch_source, unpack
 from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
@@ -103,7 +102,7 @@ def the_plan() -> plan.Plan:
             "torch": InstalledFramework("torch", "2.13.0+cpu"),
             "tf": InstalledFramework("tf", "2.21.0"),
         },
-        mpi=mpi.Mpi("Open MPI", "5.0.11", prefix / "bin", (prefix / "lib",)),
+        mpi=plan.Mpi("Open MPI", "5.0.11", prefix / "bin", (prefix / "lib",)),
         gpu=None,
         toolchain=toolchain.Toolchain("c++", "c++ 12.2.0", Path("cmake")),
         arch_flags="-mavx",
@@ -184,7 +183,7 @@ def no_programs(tmp_path, monkeypatch):
     for name in ("CXX", "HOROVOD_CMAKE", "MPI_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(toolchain, "scripts_folder", lambda: empty)
-    monkeypatch.setattr(mpi, "scripts_folder", lambda: empty)
+    monkeypatch.setattr(plan, "scripts_folder", lambda: empty)
     return empty
 
 

@@ -9,9 +9,6 @@ from hvdtrain.horovod_build import (
     build_horovod,
     building,
 )
-from hvdtrain.horovod_build import (
-    building as checking,
-)
 
 
 def test_the_check_is_not_part_of_an_outer_job(the_plan):
@@ -22,7 +19,7 @@ def test_the_check_is_not_part_of_an_outer_job(the_plan):
         "OMPI_MCA_btl": "tcp",
         "A": "b",
     }
-    env = checking.check_environment(the_plan, outer)
+    env = building.check_environment(the_plan, outer)
     assert not {"HOROVOD_RANK", "SLURM_JOB_ID", "OMPI_COMM_WORLD_RANK"} & set(env)
     assert (env["OMPI_MCA_btl"], env["A"]) == ("tcp", "b")
     assert env["PATH"].startswith(str(the_plan.mpi.programs))
@@ -30,8 +27,8 @@ def test_the_check_is_not_part_of_an_outer_job(the_plan):
 
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_mpirun_may_run_as_root_only_for_root(the_plan, monkeypatch, uid):
-    monkeypatch.setattr(checking.os, "getuid", lambda: uid)
-    env = checking.check_environment(the_plan, {})
+    monkeypatch.setattr(building.os, "getuid", lambda: uid)
+    env = building.check_environment(the_plan, {})
     assert ("OMPI_ALLOW_RUN_AS_ROOT" in env, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM" in env) == (uid == 0, uid == 0)
 
 
@@ -41,7 +38,7 @@ def horovodrun(tmp_path, program, monkeypatch):
 
     def make(text: str) -> None:
         program(tmp_path / "bin" / "horovodrun", text)
-        monkeypatch.setattr(checking, "scripts_folder", lambda: tmp_path / "bin")
+        monkeypatch.setattr(building, "scripts_folder", lambda: tmp_path / "bin")
 
     return make
 
@@ -49,7 +46,7 @@ def horovodrun(tmp_path, program, monkeypatch):
 def test_every_framework_is_checked_with_every_controller(horovodrun, the_plan):
     horovodrun("echo all-reduce works; echo all-reduce works")
     said = []
-    checking.check_build(the_plan, said.append)
+    building.check_build(the_plan, said.append)
     assert [line.split("works with ")[1] for line in said] == [
         "PyTorch over MPI.",
         "PyTorch over Gloo.",
@@ -72,10 +69,10 @@ def test_a_check_that_does_not_work_is_an_error_with_the_output(
 ):
     horovodrun(script)
     if fault.startswith("not done"):
-        monkeypatch.setattr(checking, "CHECK_LIMIT_SECONDS", 1)
-        monkeypatch.setattr(checking, "CHECK_GRACE_SECONDS", 0)
+        monkeypatch.setattr(building, "CHECK_LIMIT_SECONDS", 1)
+        monkeypatch.setattr(building, "CHECK_GRACE_SECONDS", 0)
     with pytest.raises(HorovodBuildError, match=fault) as error:
-        checking.check_build(the_plan, lambda line: None)
+        building.check_build(the_plan, lambda line: None)
     assert "sleep" in script or script.split()[1] in error.value.problem
 
 

@@ -9,8 +9,6 @@ import pytest
 
 from hvdtrain.errors import ConfigError, HorovodBuildError
 from hvdtrain.horovod_build import BuildRequest, plan, toolchain
-from hvdtrain.horovod_build import plan as mpi
-from hvdtrain.horovod_build import toolchain as gpu
 from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import horovod_patches
 
@@ -18,8 +16,8 @@ TORCH = InstalledFramework("torch", "2.13.0+cpu")
 TENSORFLOW = InstalledFramework("tf", "2.21.0")
 
 
-MPI = mpi.Mpi("Open MPI", "5.0.11", Path(sys.prefix) / "bin", (Path(sys.prefix) / "lib",))
-GPU = gpu.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")
+MPI = plan.Mpi("Open MPI", "5.0.11", Path(sys.prefix) / "bin", (Path(sys.prefix) / "lib",))
+GPU = toolchain.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")
 CHANGES = {
     "torch": {"frameworks": {"torch": InstalledFramework("torch", "2.12.0"), "tf": TENSORFLOW}},
     "torch cuda": {
@@ -181,19 +179,19 @@ def cuda(tmp_path, no_programs, monkeypatch, program):
     monkeypatch.setenv("CUDA_HOME", str(home))
     for name in ("HOROVOD_CUDA_HOME", "HOROVOD_NCCL_HOME", "NCCL_HOME", "HOROVOD_BUILD_CUDA_CC_LIST"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(gpu, "packages_folder", lambda: tmp_path / "none")
+    monkeypatch.setattr(toolchain, "packages_folder", lambda: tmp_path / "none")
     return home
 
 
 def test_the_toolkit_and_nccl_are_found(cuda):
-    found = gpu.find_gpu("13")
+    found = toolchain.find_gpu("13")
     assert (found.cuda_home, found.cuda, found.nccl) == (cuda, "13.0", "2.28.9")
     assert found.nccl_library == cuda / "lib" / "libnccl.so.2"
 
 
 def test_a_toolkit_of_another_major_version_is_refused_and_named(cuda):
     with pytest.raises(HorovodBuildError, match=f"needs the CUDA 12 toolkit.*CUDA 13.0 in {cuda}"):
-        gpu.find_gpu("12")
+        toolchain.find_gpu("12")
 
 
 def test_nccl_without_its_header_is_refused(cuda):
@@ -201,4 +199,4 @@ def test_nccl_without_its_header_is_refused(cuda):
     if Path("/usr/include/nccl.h").exists():
         pytest.skip("this machine has NCCL's header in /usr")
     with pytest.raises(HorovodBuildError, match=r"nccl\.h"):
-        gpu.find_gpu("13")
+        toolchain.find_gpu("13")
