@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.base import PendingMetrics, local_steps
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.numeric import describe_not_finite
@@ -124,7 +124,7 @@ class LocalResults:
         self._take(self._delayed.flush())
         # a framework may compile it when it is done first
         with ACTIVITY.during("averaging after step", last.step, is_long=not self._has_synchronized):
-            metrics = self._session.backend.synchronize().read()
+            metrics = local_steps(self._session.backend).synchronize().read()
         self._has_synchronized = True
         first = self._first or last
         step = replace(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.base import PendingMetrics, probes, trained_parameters
 from hvdtrain.backends.common import check_replicas, follow_trained
 from hvdtrain.backends.options import speaks_for_replica
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
@@ -63,7 +63,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     with session.hooks, session.train_feed(plan) as feed:
         session.hooks.before_step(first)
         ACTIVITY.enter(READING_DATA, first, is_long=True)
-        backend.restart_clock()
+        probes(backend).restart_clock()
         for batch in backend.to_device(feed):
             number = session.state.progress.step + 1
             ACTIVITY.enter(TRAINING, number, is_long=_may_compile(session, plan, number, first))
@@ -81,7 +81,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
                 if _is_passed(config.check_replicas_every, step):
                     with ACTIVITY.during("comparing parameters after step", number):
                         check_replicas(backend)
-                    backend.restart_clock()
+                    probes(backend).restart_clock()
                 if finish_step(session, plan, results):
                     break
             session.hooks.before_step(number + 1)
@@ -102,8 +102,10 @@ def _train_step(
     a collective for it, and a worker on which they have not finds it in the metrics.
     """
     backend = session.backend
-    if ON_STEP in session.watched and any(backend.trained_change()):
-        backend.undone_step(batch, learning_rate, encode_signals(ControlFlags(trained=True)))
+    if ON_STEP in session.watched and any(trained_parameters(backend).trained_change()):
+        trained_parameters(backend).undone_step(
+            batch, learning_rate, encode_signals(ControlFlags(trained=True))
+        )
         _follow_trained(session, session.state.progress.step + 1)
     return backend.train_step(batch, learning_rate, signals)
 
@@ -310,12 +312,12 @@ def _follow_trained(session: Session, number: int) -> None:
     """Collective. Follow what callbacks have frozen or thawed since the last step."""
     if note := follow_trained(session.backend, session.config, number):
         session.report.note(note)
-        session.backend.restart_clock()
+        probes(session.backend).restart_clock()
 
 
 def _combine_state(session: Session) -> None:
     """Collective. Give all workers one state of what no optimizer updates: what is evaluated is saved."""
-    if late := session.backend.combine_state():
+    if late := session.backend.sync_statistics():
         session.report.note(
             f"training also changes {', '.join(late)}, on each worker by itself: from here on, all take rank "
             "0's before each evaluation and save; the task's state_reductions can combine them"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import hvdtrain
-from hvdtrain.backends.base import Backend
+from hvdtrain.backends.base import Backend, probes, trained_parameters
 from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.options import replica, replicas, speaks_for_replica
@@ -187,7 +187,7 @@ class Session:
         paused_seconds = time.perf_counter()
         yield
         self.state.window.started_seconds += time.perf_counter() - paused_seconds
-        self.backend.restart_clock()
+        probes(self.backend).restart_clock()
 
     @property
     def is_stream(self) -> bool:
@@ -236,7 +236,7 @@ class Session:
             versions=versions_with(self.backend),
             seconds=self.report.seconds(),
             data=self.fingerprints,
-            trained=self.backend.trained_state(),
+            trained=trained_parameters(self.backend).trained_state(),
         )
 
     def train_feed(self, plan: TrainingPlan) -> Feed:

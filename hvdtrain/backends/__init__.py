@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
-from hvdtrain.backends.base import Backend, ModelFiles
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.choice import quick_imports
 from hvdtrain.config import Config
 from hvdtrain.elastic.member.membership import Membership
-from hvdtrain.errors import HorovodBuildError, UsageError
+from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND
-from hvdtrain.host.frameworks import EXPORT, FRAMEWORKS, Framework, require_triton_before_tensorflow
+from hvdtrain.host.frameworks import FRAMEWORKS, require_triton_before_tensorflow
 from hvdtrain.workers.activity import ACTIVITY
 
 
@@ -40,14 +40,3 @@ def load_backend(config: Config, membership: Membership | None = None, ranks: Se
         ) from error
     with ACTIVITY.during("starting Horovod, which waits for all workers"):
         return cast(Backend, module.start(config, membership, ranks))
-
-
-def model_files(backend: Backend, framework: Framework) -> ModelFiles:
-    """Return what reads and writes the framework's own files of models.
-
-    Raises:
-        UsageError: If the framework's backend cannot.
-    """
-    if EXPORT not in framework.capabilities:
-        raise UsageError(f"hvdtrain cannot export or import models of {framework.title}")
-    return cast(ModelFiles, backend)

@@ -4,194 +4,32 @@ Methods that every rank must call, in the same order, have docstrings that start
 "Collective."
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast, runtime_checkable
 
 from numpy.typing import NDArray
 
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.recording import StepRecorder
+from hvdtrain.backends.records import (
+    BackendInfo,
+    DeviceMemory,
+    DryRun,
+    Exported,
+    ModelInfo,
+    PortableState,
+    Shapes,
+    StatePart,
+)
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, StepMetrics
 from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import UsageError
 from hvdtrain.workers.agreement import Workers
-
-PortableState = dict[str, NDArray[Any]]
-# a portable state, or a part of one, that is only read: an array may be fetched when it is asked for
-StateArrays = Mapping[str, NDArray[Any]]
-Shapes = Mapping[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class BackendInfo:
-    """What a backend knows when it has started.
-
-    Attributes:
-        description: framework, version and device, such as "PyTorch 2.13.0 on the CPU".
-        versions: by name, what must be equal on all workers.
-    """
-
-    description: str
-    versions: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class OwnRates:
-    """The learning rates of a task's own optimizer.
-
-    Attributes:
-        optimizer: the name of its class.
-        base: the largest rate of its parameter groups; None if it has none.
-        is_default: whether all groups have the rate that its constructor sets by default.
-        factors: what each group's rate is multiplied by, relative to the base.
-    """
-
-    optimizer: str
-    base: float | None
-    is_default: bool
-    factors: tuple[float, ...] = (1.0,)
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a backend knows when it has built the model.
-
-    Attributes:
-        parameter_shapes: shapes of the trainable parameters by portable name.
-        batch_norm_layers: number of batch-norm layers.
-        reduction: how gradients are reduced, for the plan.
-        own_rates: the learning rates of the task's own optimizer, if it brings one.
-        notes: what the user should know of the model before training, as sentences.
-        frozen_parameters: number of parameters, as numbers and not as tensors, that are not trained.
-        groups: the parameter groups of the config, for the plan.
-        stages: what each stage of a split model has, for the plan.
-        stage_shapes: shapes of the trainable parameters of each stage; empty if the model is not split.
-        stage_cuts: the first block of each stage but the first.
-        slot_bytes: what the state of the task's own optimizers takes; 0 if that is not known.
-        synchronized_layers: number of batch-norm layers that normalise over all workers.
-        float_bits: bits of the floating-point numbers that the model takes, 32 or 64.
-        leaves_out_padding: whether steps give the model no padding while there are samples.
-    """
-
-    parameter_shapes: Mapping[str, tuple[int, ...]]
-    batch_norm_layers: int
-    reduction: str
-    own_rates: OwnRates | None = None
-    notes: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    frozen_parameters: int = 0
-    stages: tuple[str, ...] = ()
-    stage_shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
-    stage_cuts: tuple[int, ...] = ()
-    synchronized_layers: int = 0
-    slot_bytes: int = 0
-    float_bits: int = 32
-    leaves_out_padding: bool = False
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What came of an export that was loaded back.
-
-    Attributes:
-        difference: largest difference between outputs of the model and of what was loaded back;
-            infinite where they do not compare.
-        scale: largest number in the output that differs most.
-        batch: the batch sizes and lengths that it takes, in words; empty where it holds weights only.
-        inputs: the program's inputs, each with its type and shape; none where it holds weights only.
-        outputs: its outputs, likewise.
-        arguments: names of the inputs.
-        is_plain: whether it is called with one tensor, without its name.
-        checked: on what it was compared, in words.
-        notes: what else to tell the user.
-    """
-
-    difference: float
-    scale: float
-    batch: str = ""
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    is_plain: bool = True
-    checked: str = ""
-    notes: tuple[str, ...] = ()
-
-    @property
-    def relative(self) -> float:
-        """The difference relative to the output's largest number."""
-        return self.difference / self.scale if self.difference else 0.0
-
-    def joined(self, other: "Exported") -> "Exported":
-        """Return the worse of two comparisons of one model."""
-        return max(self, other, key=lambda one: one.relative)
-
-
-@dataclass(frozen=True)
-class StepMemory:
-    """What the forward and the backward pass of a micro-batch take of memory, in bytes.
-
-    Attributes:
-        activations: the most that tensors take at once which the passes make, without the gradients of
-            parameters: what the backward pass needs of the forward pass, and what both need meanwhile.
-        compiling: roughly, what the framework takes in addition to tensors when it compiles the step.
-        idle: what the framework keeps of freed memory for tensors that are made later.
-        largest: the largest tensors that the passes make: what they are and how many, and bytes of each.
-    """
-
-    activations: int
-    compiling: int = 0
-    idle: int = 0
-    largest: Sequence[tuple[str, int]] = ()
-
-
-@dataclass(frozen=True)
-class DeviceMemory:
-    """The memory of a worker's GPU, in bytes.
-
-    Attributes:
-        peak: the most that tensors have had.
-        limit: how much it has; None if that is not known.
-    """
-
-    peak: int
-    limit: int | None = None
-
-
-@dataclass(frozen=True)
-class DryRun:
-    """What came of one micro-batch that was computed without changing anything.
-
-    Attributes:
-        outputs: what the model's last call returned, with arrays in place of tensors; None if the model
-            was not called or its outputs cannot be read.
-        values: name to array (samples,); "loss" and the task's metrics. Empty after an error.
-        last_activation: "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise.
-        error: the exception that ended the computation, or None.
-        note: what the user should know of the computation, as a sentence; empty if nothing.
-        memory: what it took of memory in training; None if that is not known, as in a step of the task's own.
-            After an error, it has the largest tensors alone.
-        changed: checksums, by portable name, of the state that it changed before it was put back.
-        refusal: what makes the model one that cannot be trained as it is, though nothing failed.
-        changed_inputs: names of the arrays that it changed in place.
-        weighted: names of those values that have weights of their own, as a mean of the batch has.
-    """
-
-    outputs: Any
-    values: Mapping[str, NDArray[Any]]
-    last_activation: str = ""
-    error: Exception | None = None
-    note: str = ""
-    memory: StepMemory | None = None
-    changed: Mapping[str, int] = field(default_factory=dict)
-    refusal: TaskError | None = None
-    changed_inputs: tuple[str, ...] = ()
-    weighted: tuple[str, ...] = ()
 
 
 class PendingMetrics(Protocol):
@@ -227,12 +65,14 @@ class Backend(Protocol):
         info: what is known when the backend has started.
         model: the framework's own model after ``build``; for callbacks, the loop leaves it alone.
         replica_state: the workers' copies of the model's state that no optimizer updates, after ``build``.
+        weight_shapes: the shapes of the whole model's arrays by portable name, after ``build``.
     """
 
     workers: Workers
     info: BackendInfo
     model: Any
     replica_state: ReplicaState
+    weight_shapes: Shapes
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Build model, optimizer and compiled steps, with their initial values.
@@ -253,30 +93,6 @@ class Backend(Protocol):
         """Yield the device batches of the steps, each with its ``samples``, one ahead of the host's."""
         ...
 
-    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
-        """Collective. Compute the first micro-batch without changing state.
-
-        Model, loss and metrics are computed, in training also this worker's gradient. Parameters,
-        moving statistics, the framework's random generators and the optimizer are as before when it
-        returns. The only collectives are those of the model itself, such as synchronised batch norm.
-        Metrics of a whole evaluation are computed of the micro-batch alone.
-
-        Args:
-            batch: a batch of training or evaluation data.
-            training: whether to compute it as ``train_step`` or as ``eval_step`` does.
-
-        Raises:
-            PeerLostError: If another worker went away. Any other exception is in the result.
-        """
-        ...
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on other samples, or "".
-
-        It follows a dry run of a task that has a loss or metric of its own.
-        """
-        ...
-
     def train_step(
         self, batch: Any, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
     ) -> PendingMetrics:
@@ -290,29 +106,6 @@ class Backend(Protocol):
         With local steps, this is local: the gradient is the mean over this worker's samples, and the metrics
         are its own. ``synchronize`` brings those of all workers.
         """
-        ...
-
-    def synchronize(self) -> PendingMetrics:
-        """Collective. Make the workers equal after local steps; return the sums of all of them.
-
-        The workers average their parameters and what their optimizers keep, or take the outer optimizer's
-        step. Only for a job with local steps.
-        """
-        ...
-
-    def restart_clock(self) -> None:
-        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective.
-
-        The loop calls it before the first step and after each pause, such as an evaluation.
-        """
-        ...
-
-    def device_memory(self) -> DeviceMemory | None:
-        """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
-        ...
-
-    def recorder(self) -> StepRecorder:
-        """Return what records this worker's steps. Local: no collective."""
         ...
 
     def eval_step(self, batch: Any, partial: Any = None) -> Any:
@@ -340,13 +133,111 @@ class Backend(Protocol):
         """
         ...
 
-    def combine_state(self) -> list[str]:
+    def sync_statistics(self) -> list[str]:
         """Collective. Give all workers one state of what no optimizer updates, which is then saved.
 
         Returns:
             The names of what training changes on each worker by itself, which the dry run did not find.
         """
         ...
+
+    def parameter_checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order.
+
+        Local: no collective.
+        """
+        ...
+
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
+        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread.
+
+        What this costs is a plain copy of the tensors; layouts are changed when the copy is read.
+        Steps that follow do not change it.
+
+        Args:
+            spool: a folder on rank 0. Sharded state is gathered into a temporary file there, so that rank 0's
+                memory does not hold what belongs to all workers; if None, its memory does.
+
+        Returns:
+            The copy on rank 0, None on other ranks.
+
+        Raises:
+            TaskError: If the optimizer holds something that cannot be saved.
+        """
+        ...
+
+    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
+        """Collective. Load rank 0's portable state, or a part of it, into every worker.
+
+        Everything is checked before anything changes. Names that are private to a framework
+        (``PRIVATE``) may be missing; so may the moving average, which then starts from the weights.
+
+        Args:
+            state: the state on rank 0; not looked at on other ranks.
+            part: which part of a whole state it is, and is loaded.
+
+        Raises:
+            TaskError: On every worker, listing missing, unexpected and misshapen names.
+        """
+        ...
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
+        ...
+
+    @staticmethod
+    def close() -> None:
+        """Collective. Leave Horovod. Whoever keeps this function does not keep the model."""
+        ...
+
+
+@runtime_checkable
+class Probes(Protocol):
+    """What looks at a model and its steps without training it: dry run, memory, recorder and clock."""
+
+    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
+        """Collective. Compute the first micro-batch without changing state.
+
+        Model, loss and metrics are computed, in training also this worker's gradient. Parameters,
+        moving statistics, the framework's random generators and the optimizer are as before when it
+        returns. The only collectives are those of the model itself, such as synchronised batch norm.
+        Metrics of a whole evaluation are computed of the micro-batch alone.
+
+        Args:
+            batch: a batch of training or evaluation data.
+            training: whether to compute it as ``train_step`` or as ``eval_step`` does.
+
+        Raises:
+            PeerLostError: If another worker went away. Any other exception is in the result.
+        """
+        ...
+
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return a sentence on how a value of a sample depends on other samples, or "".
+
+        It follows a dry run of a task that has a loss or metric of its own.
+        """
+        ...
+
+    def device_memory(self) -> DeviceMemory | None:
+        """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""
+        ...
+
+    def recorder(self) -> StepRecorder:
+        """Return what records this worker's steps. Local: no collective."""
+        ...
+
+    def restart_clock(self) -> None:
+        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective.
+
+        The loop calls it before the first step and after each pause, such as an evaluation.
+        """
+        ...
+
+
+@runtime_checkable
+class TrainedParameters(Protocol):
+    """What follows callbacks that freeze, thaw or replace parameters during training."""
 
     def trained_change(self) -> Change:
         """Return what has been frozen, thawed or replaced since ``follow_trained``. Local: no collective."""
@@ -376,66 +267,23 @@ class Backend(Protocol):
         """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
         ...
 
-    def checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order.
 
-        Local: no collective.
+@runtime_checkable
+class LocalSteps(Protocol):
+    """Local SGD: steps that are local, and what makes the workers equal after some of them."""
+
+    def synchronize(self) -> PendingMetrics:
+        """Collective. Make the workers equal after local steps; return the sums of all of them.
+
+        The workers average their parameters and what their optimizers keep, or take the outer optimizer's
+        step. Only for a job with local steps.
         """
         ...
 
-    def gather_state(self, spool: Path | None = None) -> PendingState | None:
-        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread.
 
-        What this costs is a plain copy of the tensors; layouts are changed when the copy is read.
-        Steps that follow do not change it.
-
-        Args:
-            spool: a folder on rank 0. Sharded state is gathered into a temporary file there, so that rank 0's
-                memory does not hold what belongs to all workers; if None, its memory does.
-
-        Returns:
-            The copy on rank 0, None on other ranks.
-
-        Raises:
-            TaskError: If the optimizer holds something that cannot be saved.
-        """
-        ...
-
-    def scatter_state(self, state: PortableState | None) -> None:
-        """Collective. Load rank 0's portable state into every worker's model and optimizer.
-
-        Everything is checked before anything changes. Names that are private to a framework
-        (``PRIVATE``) may be missing; so may the moving average, which then starts from the weights.
-
-        Args:
-            state: the state on rank 0; not looked at on other ranks.
-
-        Raises:
-            TaskError: On every worker, listing missing, unexpected and misshapen names.
-        """
-        ...
-
-    def weight_shapes(self) -> Shapes:
-        """Return the shapes of the whole model's arrays, by portable name. Collective if it is split."""
-        ...
-
-    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
-        """Collective. Load rank 0's weights into every worker's model; its optimizer stays as it is.
-
-        Everything is checked before anything changes. A moving average starts from these weights.
-
-        Args:
-            weights: the model's part of a portable state on rank 0; not looked at on other ranks.
-            is_part: whether arrays of the model may be missing, which then stay as rank 0 has them.
-
-        Raises:
-            TaskError: On every worker, listing missing, unexpected and misshapen names.
-        """
-        ...
-
-    def broadcast_state(self, root: int) -> None:
-        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
-        ...
+@runtime_checkable
+class Resizable(Protocol):
+    """What lets training continue with other workers, in an elastic job."""
 
     def enter_world(self) -> None:
         """Forget what a step that failed had begun, and take the number of workers anew. Local.
@@ -455,12 +303,8 @@ class Backend(Protocol):
         """
         ...
 
-    @staticmethod
-    def close() -> None:
-        """Collective. Leave Horovod. Whoever keeps this function does not keep the model."""
-        ...
 
-
+@runtime_checkable
 class ModelFiles(Protocol):
     """Models in files of a framework's own: what exporting and importing need, and training does not."""
 
@@ -506,3 +350,58 @@ class ModelFiles(Protocol):
     def plain_model(self) -> Any:
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         ...
+
+
+def probes(backend: Backend) -> Probes:
+    """Return what looks at a backend's model and steps.
+
+    Raises:
+        UsageError: If it has none.
+    """
+    return cast(Probes, _having(backend, Probes, "a dry run and measurements"))
+
+
+def trained_parameters(backend: Backend) -> TrainedParameters:
+    """Return what lets a backend follow callbacks that freeze and thaw.
+
+    Raises:
+        UsageError: If it has none.
+    """
+    return cast(TrainedParameters, _having(backend, TrainedParameters, "freezing during training"))
+
+
+def local_steps(backend: Backend) -> LocalSteps:
+    """Return what makes a backend's workers equal after local steps.
+
+    Raises:
+        UsageError: If it has none.
+    """
+    return cast(LocalSteps, _having(backend, LocalSteps, "local SGD"))
+
+
+def resizable(backend: Backend) -> Resizable:
+    """Return what lets a backend continue with other workers.
+
+    Raises:
+        UsageError: If it has none.
+    """
+    return cast(Resizable, _having(backend, Resizable, "elastic jobs"))
+
+
+def model_files(backend: Backend) -> ModelFiles:
+    """Return what reads and writes a framework's own files of models.
+
+    Raises:
+        UsageError: If the backend has none.
+    """
+    return cast(ModelFiles, _having(backend, ModelFiles, "export and import"))
+
+
+def _having(backend: Backend, protocol: type, capability: str) -> Any:
+    if isinstance(backend, protocol):
+        return backend
+    raise UsageError(
+        f"{backend.info.description}: this backend does not have {capability}",
+        "Use --framework torch or tf, or leave out what needs it.",
+        everywhere=True,
+    )

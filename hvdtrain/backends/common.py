@@ -5,10 +5,11 @@ from collections import Counter
 from hashlib import blake2b
 from typing import Any
 
-from hvdtrain.backends.base import Backend, PendingMetrics, PortableState, Shapes
+from hvdtrain.backends.base import Backend, PendingMetrics, trained_parameters
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.metric_states import Collectives
 from hvdtrain.backends.optimizers import MAIN
+from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.local_steps import OuterOptimizer, check_averaged
 from hvdtrain.backends.replica_state import ReplicaState, Talking
@@ -37,6 +38,7 @@ class CommonBackend:
     workers: Workers
     model: Any
     replica_state: ReplicaState
+    weight_shapes: Shapes
     _clock: Any
     _ema: Any
     _evaluation: EvaluationMetrics
@@ -84,27 +86,22 @@ class CommonBackend:
         change: Change = self._trained_set.change()
         return change
 
-    def checksums(self) -> list[tuple[str, int]]:
+    def parameter_checksums(self) -> list[tuple[str, int]]:
         """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
         fields = self._state.model.trainable_fields()
         trained = [(field.name, zlib.crc32(field.read().data)) for field in fields]
         return [*trained, *self.replica_state.checksums()]
 
-    def scatter_state(self, state: PortableState | None) -> None:
-        """Collective. Load rank 0's portable state into every worker's model and optimizer."""
-        run_on_rank_zero(self.workers, lambda: self._load(state or {}))
+    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
+        """Collective. Load rank 0's portable state, or a part of it, into every worker."""
+        given = state or {}
+        if part is StatePart.ALL:
+            run_on_rank_zero(self.workers, lambda: self._load(given))
+        else:
+            run_on_rank_zero(self.workers, lambda: self._load_weights(given, part is StatePart.SOME_WEIGHTS))
         self.broadcast_state(0)
-        self._state.distribute(state)
-
-    def weight_shapes(self) -> Shapes:
-        """Return the shapes of the model's arrays, by portable name. Local: no collective."""
-        shapes: Shapes = self._state.weight_shapes()
-        return shapes
-
-    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
-        """Collective. Load rank 0's weights into every worker's model; its optimizer stays as it is."""
-        run_on_rank_zero(self.workers, lambda: self._load_weights(weights or {}, is_part))
-        self.broadcast_state(0)
+        if part is StatePart.ALL:
+            self._state.distribute(state)
 
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
@@ -146,13 +143,13 @@ def follow_trained(backend: Backend, config: Config, step: int) -> str:
         TaskError: On every worker alike, if workers have changed different parameters, a layer was replaced,
             or the job cannot follow.
     """
-    workers, change = backend.workers, backend.trained_change()
+    workers, change = backend.workers, trained_parameters(backend).trained_change()
     gathered = workers.allgather_object((workers.host, change))
     if not any(any(of_rank) for _, of_rank in gathered):
         return ""
     if (error := refused_change(gathered, config, workers.is_elastic)) is not None:
         raise error
-    return describe_change(change, step, backend.follow_trained())
+    return describe_change(change, step, trained_parameters(backend).follow_trained())
 
 
 def check_replicas(backend: Backend) -> None:
@@ -166,7 +163,7 @@ def check_replicas(backend: Backend) -> None:
     workers = backend.workers
     if workers.size == 1:
         return
-    checksums = backend.checksums()
+    checksums = backend.parameter_checksums()
     digest = blake2b(repr(checksums).encode(), digest_size=16).digest()
     digests = workers.allgather_object(digest)
     if len(set(digests)) == 1:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hvdtrain.backends.base import Backend
+from hvdtrain.backends.base import Backend, probes
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.backends.reduction import shards
 from hvdtrain.backends.step_metrics import StepStatistics
@@ -63,7 +63,7 @@ class MemoryPeak(LoopHook):
 
 def own_peak_mib(backend: Backend) -> tuple[float, float]:
     """Return the most memory that this worker has had on its host and on its GPU, in MiB. Local."""
-    device = backend.device_memory()
+    device = probes(backend).device_memory()
     return peak_bytes() / MEBIBYTE, 0.0 if device is None else device.peak / MEBIBYTE
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hvdtrain.backends.base import OwnRates, Shapes
 from hvdtrain.backends.options import adapts
+from hvdtrain.backends.records import OwnRates, Shapes
 from hvdtrain.config import Config, ParameterGroup
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS

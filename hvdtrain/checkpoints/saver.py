@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain.backends.base import Backend, PendingState, PortableState
+from hvdtrain.backends.base import Backend, PendingState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal

@@ -20,8 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import is_private
+from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction.low_rank import PREFIX
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.base import Backend, probes
 from hvdtrain.backends.memory import MemoryPlan, mebibytes
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
 from hvdtrain.host.cores import peak_bytes
@@ -119,7 +120,7 @@ def _describe(
 def _limit(backend: Backend) -> str:
     """Return how much memory each worker has, in words."""
     limit = memory_limit(backend)
-    if backend.device_memory() is None:
+    if probes(backend).device_memory() is None:
         return f"each worker of this host may take {mebibytes(limit or 0)}"
     return "how much memory a GPU has is not known" if limit is None else f"a GPU has {mebibytes(limit)}"
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import hvdtrain
-from hvdtrain.backends.base import ModelInfo, OwnRates
 from hvdtrain.backends.pipeline.pipeline import bubble
+from hvdtrain.backends.records import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.order import Draws

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.base import Backend, PortableState, Shapes
+from hvdtrain.backends.base import Backend, trained_parameters
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, without_ema
 from hvdtrain.backends.portable.names import OF_LAYERS, is_private
 from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
+from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
 from hvdtrain.backends.reduction.low_rank import fitting_state
 from hvdtrain.checkpoints import storage, verification
@@ -51,7 +52,7 @@ def load_initial_weights(
     Raises:
         CheckpointError: If what is chosen does not fit the model.
     """
-    expected, shapes = backend.weight_shapes(), _shapes(weights or {})
+    expected, shapes = backend.weight_shapes, _shapes(weights or {})
     text = remedy = ""
     if choice.is_all:
         remedy = run_on_rank_zero(backend.workers, lambda: remedy_for_misfits(expected, shapes, choice))
@@ -64,7 +65,8 @@ def load_initial_weights(
         weights = {name: array for name, array in (weights or {}).items() if name in names}
         text = "\n".join([selection.text, *(f"  taken    {name}" for name in of_layers)])
     try:
-        backend.scatter_weights(weights, is_part=not choice.is_all)
+        part = StatePart.WEIGHTS if choice.is_all else StatePart.SOME_WEIGHTS
+        backend.scatter_state(weights, part)
     except TaskError as error:
         raise CheckpointError(
             f"checkpoint {found.path}: {error.problem}",
@@ -181,7 +183,7 @@ def restore(
     else:
         with _misfits_named(source):
             if (trained := source.manifest.trained) is not None:
-                count = counted(backend.follow_trained(trained), "parameter")
+                count = counted(trained_parameters(backend).follow_trained(trained), "parameter")
                 note = f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"
                 point = replace(point, notes=(*point.notes, note))
             backend.scatter_state(state)
@@ -307,7 +309,7 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
         CheckpointError: If they do not fit the model.
     """
     with _misfits_named(found):
-        backend.scatter_weights(weights)
+        backend.scatter_state(weights, StatePart.WEIGHTS)
 
 
 def changed_outputs(found: Checkpoint, backend: Backend, config: Config, is_ema: bool) -> list[str]:

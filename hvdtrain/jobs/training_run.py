@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import LoopHook, LoopHooks
 from hvdtrain.backends.memory import MemoryPeak
 from hvdtrain.backends.options import speaks_for_replica
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import (
     ON_STEP,
     ON_WINDOW,

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.backends.reduction.low_rank import has_warmup
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer

@@ -16,6 +16,7 @@ import pytest
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.common import check_replicas
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.records import StatePart
 from hvdtrain.backends.step_metrics import ControlFlags, StepStatistics, encode_signals
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -604,7 +605,7 @@ def test_moving_statistics_are_averaged(started):
     step(backend, global_batch(backend, SAMPLES))
     local = state_of(backend)
     everyone = backend.workers.allgather_object(local)
-    backend.combine_state()
+    backend.sync_statistics()
     for name in ("model/norm/moving_mean", "model/norm/moving_variance"):
         expected = np.mean([state[name] for state in everyone], axis=0)
         np.testing.assert_allclose(state_of(backend)[name], expected, rtol=1e-6)
@@ -736,11 +737,12 @@ def test_scattered_weights_leave_the_optimizer_as_it_is(started, part):
     backend = build(started, Linear(), optimizer="adamw")
     step(backend, global_batch(backend, SAMPLES))
     before = state_of(backend)
-    shapes = backend.weight_shapes()
+    shapes = backend.weight_shapes
     assert {name: value.shape for name, value in before.items() if name in shapes} == shapes
     names = {"all": list(shapes), "bias": ["model/dense/bias"]}[part]
     given = {name: before[name] + 1 for name in names}
-    backend.scatter_weights(given if backend.workers.rank == 0 else None, is_part=part != "all")
+    of_state = StatePart.WEIGHTS if part == "all" else StatePart.SOME_WEIGHTS
+    backend.scatter_state(given if backend.workers.rank == 0 else None, of_state)
     found = state_of(backend)
     assert found.keys() == before.keys()
     for name, value in found.items():
@@ -752,15 +754,15 @@ def test_scattered_weights_leave_the_optimizer_as_it_is(started, part):
     ("change", "said"),
     [({"model/other": np.zeros(3)}, "unexpected"), ({"model/dense/bias": np.zeros(4)}, "misshapen")],
 )
-@pytest.mark.parametrize("is_part", [False, True])
-def test_scattered_weights_that_do_not_fit_are_refused_on_every_worker(started, change, said, is_part):
+@pytest.mark.parametrize("part", [StatePart.WEIGHTS, StatePart.SOME_WEIGHTS])
+def test_scattered_weights_that_do_not_fit_are_refused_on_every_worker(started, change, said, part):
     backend = build(started, Linear())
     before = state_of(backend)
-    given = {name: before[name] + 1 for name in backend.weight_shapes()} | change
+    given = {name: before[name] + 1 for name in backend.weight_shapes} | change
     with pytest.raises(TaskError, match=f"{said}: {next(iter(change))}"):
-        backend.scatter_weights(given if backend.workers.rank == 0 else None, is_part)
+        backend.scatter_state(given if backend.workers.rank == 0 else None, part)
     with pytest.raises(TaskError, match="missing: model/dense/kernel"):
-        backend.scatter_weights({"model/dense/bias": given["model/dense/bias"]})
+        backend.scatter_state({"model/dense/bias": given["model/dense/bias"]}, StatePart.WEIGHTS)
     for name, value in state_of(backend).items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
 
@@ -768,12 +770,12 @@ def test_scattered_weights_that_do_not_fit_are_refused_on_every_worker(started, 
 @pytest.mark.local
 def test_checksums_tell_parameters_apart(started):
     backend = build(started, Linear())
-    before = backend.checksums()
+    before = backend.parameter_checksums()
     assert sorted(name for name, _ in before) == ["model/dense/bias", "model/dense/kernel"]
-    assert before == backend.checksums()
+    assert before == backend.parameter_checksums()
     assert before == backend.workers.broadcast_object(before)
     step(backend, global_batch(backend, SAMPLES))
-    assert all(one != other for one, other in zip(before, backend.checksums(), strict=True))
+    assert all(one != other for one, other in zip(before, backend.parameter_checksums(), strict=True))
 
 
 @pytest.mark.local
@@ -797,7 +799,7 @@ def test_portable_names_and_layouts(started):
     assert shapes == expected
     assert info.parameter_shapes == {f"model/{name}": shape for name, shape in model.items()}
     assert info.batch_norm_layers == 1
-    names = [name for name, _ in backend.checksums()]
+    names = [name for name, _ in backend.parameter_checksums()]
     assert sorted(names) == sorted(f"model/{name}" for name in model)
 
 

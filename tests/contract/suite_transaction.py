@@ -338,7 +338,7 @@ def test_statistics_are_averaged_on_all_workers_or_not_at_all(elastic, failures)
     build(elastic, Norms())
     train(elastic, batch(elastic, 0))
     # mean and variance, in one sum
-    assert at_each_failure(elastic, failures, elastic.combine_state) >= 1
+    assert at_each_failure(elastic, failures, elastic.sync_statistics) >= 1
 
 
 KEPT, SENT_AS_FP16 = {"momentum": 0.9, "ema_decay": 0.9}, {"compression": "fp16"}

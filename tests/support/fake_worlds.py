@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hvdtrain.backends.records import StatePart
 from hvdtrain.backends.step_metrics import NO_SIGNALS
 from hvdtrain.errors import JobEnded, PeerLostError, Removed
 from hvdtrain.workers.wire import decode, encode
@@ -307,22 +308,16 @@ class ElasticNumpyBackend(NumpyBackend):
         state = super().gather_state(spool)
         return state if self.workers.rank == 0 else None
 
-    def scatter_state(self, state):
+    def scatter_state(self, state, part=StatePart.ALL):
         self.workers.barrier()
         if self.workers.rank == 0:
-            self._load(state)
-        self.broadcast_state(0)
-
-    def scatter_weights(self, weights, is_part=False):
-        self.workers.barrier()
-        if self.workers.rank == 0:
-            super().scatter_weights(weights, is_part)
+            super().scatter_state(state, part)
         self.broadcast_state(0)
 
     def broadcast_state(self, root):
         self._before("broadcast_state")
         self._load(self.workers.broadcast_object(self._state() if self.workers.rank == root else None, root))
 
-    def checksums(self):
+    def parameter_checksums(self):
         self._before("checksums")
-        return super().checksums()
+        return super().parameter_checksums()

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.base import BackendInfo, DeviceMemory, DryRun, ModelInfo
 from hvdtrain.backends.objective.stateful_metrics import Samples
+from hvdtrain.backends.records import BackendInfo, DeviceMemory, DryRun, ModelInfo, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, ControlFlags, StepMetrics
 from hvdtrain.config import Config
@@ -158,6 +158,12 @@ class FakeBackend:
     def synchronize(self):
         raise NotImplementedError("a job without local steps")
 
+    def find_comparing(self, batch, training):
+        return ""
+
+    def recorder(self):
+        raise NotImplementedError("a profile")
+
     def device_memory(self) -> DeviceMemory | None:
         return None
 
@@ -191,7 +197,7 @@ class FakeBackend:
     def ema_weights(self):
         return nullcontext()
 
-    def combine_state(self) -> list[str]:
+    def sync_statistics(self) -> list[str]:
         self.calls.append("average")
         return []
 
@@ -207,7 +213,7 @@ class FakeBackend:
     def trained_state(self) -> None:
         return None
 
-    def checksums(self) -> list[tuple[str, int]]:
+    def parameter_checksums(self) -> list[tuple[str, int]]:
         self.calls.append("compare")
         return [(name, zlib.crc32(array.tobytes())) for name, array in self.state.items()]
 
@@ -220,16 +226,18 @@ class FakeBackend:
     def local_state(self) -> dict[str, np.ndarray]:
         return {name: array.copy() for name, array in self.state.items()}
 
-    def scatter_state(self, state) -> None:
-        run_on_rank_zero(self.workers, lambda: self._load(state))
-        self.broadcast_state(0)
-
+    @property
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: array.shape for name, array in self.state.items() if name.startswith("model/")}
 
-    def scatter_weights(self, weights, is_part=False) -> None:
-        own = {name: a for name, a in self.state.items() if is_part or not name.startswith("model/")}
-        run_on_rank_zero(self.workers, lambda: self._load({**own, **weights}))
+    def scatter_state(self, state, part=StatePart.ALL) -> None:
+        is_kept = {
+            StatePart.ALL: lambda name: False,
+            StatePart.WEIGHTS: lambda name: not name.startswith("model/"),
+            StatePart.SOME_WEIGHTS: lambda name: True,
+        }[part]
+        own = {name: array for name, array in self.state.items() if is_kept(name)}
+        run_on_rank_zero(self.workers, lambda: self._load({**own, **state}))
         self.broadcast_state(0)
 
     def _load(self, state) -> None:

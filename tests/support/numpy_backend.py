@@ -14,17 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.base import (
-    Backend,
-    BackendInfo,
-    DryRun,
-    ModelInfo,
-    PendingMetrics,
-    PendingState,
-    PortableState,
-    Shapes,
-)
+from hvdtrain.backends.base import Backend, PendingMetrics, PendingState
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.records import BackendInfo, DryRun, ModelInfo, PortableState, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, SIGNALS, StepMetrics
 from hvdtrain.backends.trained_set import Change
@@ -86,6 +78,7 @@ class NumpyBackend:
         self._velocity = {name: np.zeros_like(weight) for name, weight in self._weights.items()}
         self._load(with_initial_values(self._state(), config.seed))
         shapes = {name: weight.shape for name, weight in self._weights.items()}
+        self.weight_shapes = shapes
         return ModelInfo(shapes, batch_norm_layers=0, reduction="fp32, one worker")
 
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
@@ -122,6 +115,12 @@ class NumpyBackend:
             np.subtract(weight, np.float32(learning_rate) * self._velocity[name], out=weight)
         return _pending(vector.tolist(), batch.total_weight)
 
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        return ""
+
+    def recorder(self) -> Any:
+        raise NotImplementedError("a profile")
+
     def device_memory(self) -> None:
         return None
 
@@ -146,7 +145,7 @@ class NumpyBackend:
     def ema_weights(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def combine_state(self) -> list[str]:
+    def sync_statistics(self) -> list[str]:
         return []
 
     def trained_change(self) -> Change:
@@ -161,23 +160,16 @@ class NumpyBackend:
     def trained_state(self) -> None:
         return None
 
-    def checksums(self) -> list[tuple[str, int]]:
+    def parameter_checksums(self) -> list[tuple[str, int]]:
         return [(name, zlib.crc32(weight.tobytes())) for name, weight in self._weights.items()]
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         state = self._state()
         return SimpleNamespace(read=lambda: state)
 
-    def scatter_state(self, state: PortableState | None) -> None:
+    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
         assert state is not None  # this is rank 0
-        self._load(state)
-
-    def weight_shapes(self) -> Shapes:
-        return {name: array.shape for name, array in self._state().items() if name.startswith("model/")}
-
-    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
-        assert weights is not None  # this is rank 0
-        self._load({**self._state(), **weights})
+        self._load(state if part is StatePart.ALL else {**self._state(), **state})
 
     def broadcast_state(self, root: int) -> None:
         pass

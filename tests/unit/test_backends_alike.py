@@ -122,14 +122,17 @@ def is_collective(function: ast.FunctionDef) -> bool:
 
 
 SEAM = definitions("base.py")
+OF_BACKENDS = ("Backend", "Probes", "TrainedParameters", "LocalSteps", "Resizable", "ModelFiles")
 PROTOCOLS = {
-    "Backend": ("backend.py", "Backend"),
-    "ModelFiles": ("backend.py", "Backend"),
+    **dict.fromkeys(OF_BACKENDS, ("backend.py", "Backend")),
     "PendingMetrics": ("batches.py", "Pending"),
     "PendingState": ("state/model_state.py", "Snapshot"),
 }
 # what both frameworks share of them
-SHARED = {"Backend": ("common.py", "CommonBackend"), "PendingMetrics": ("step_metrics.py", "PendingVector")}
+SHARED = {
+    **dict.fromkeys(OF_BACKENDS, ("common.py", "CommonBackend")),
+    "PendingMetrics": ("step_metrics.py", "PendingVector"),
+}
 METHODS = [(protocol, name) for protocol in PROTOCOLS for name in methods(SEAM[protocol])]
 
 
@@ -148,13 +151,14 @@ def test_both_folders_have_the_same_files():
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_backend_has_the_methods_of_the_seam_in_its_order_and_no_others(framework):
-    expected = [*methods(SEAM["Backend"]), *methods(SEAM["ModelFiles"])]
     own, shared = (
         methods(definitions(file)[name])
         for file, name in ((f"{framework}/backend.py", "Backend"), SHARED["Backend"])
     )
-    assert list(own) == [name for name in expected if name in own]
-    assert {*own, *shared} == {*expected}
+    protocols = [list(methods(SEAM[protocol])) for protocol in OF_BACKENDS]
+    for expected in protocols:
+        assert [name for name in own if name in expected] == [name for name in expected if name in own]
+    assert {*own, *shared} == {name for names in protocols for name in names}
     assert list(definitions(f"{framework}/backend.py")) == ["start", "Backend"]
     assert FRAMEWORKS[framework] in {
         getattr(node, "name", None) for node in tree(f"{framework}/backend.py").body

@@ -3,8 +3,9 @@
 from types import SimpleNamespace
 
 import numpy as np
+from support.fakes import FakeBackend
 
-from hvdtrain.backends.base import BackendInfo, DryRun
+from hvdtrain.backends.records import BackendInfo, DryRun
 from hvdtrain.checkpoints.digest import describe_changes, digest_of, forms_of
 from hvdtrain.workers.seeding import seed_host_step
 
@@ -15,7 +16,7 @@ ARRAYS = {
 CONFIG = SimpleNamespace(stages=1, precision="fp32", framework="torch")
 
 
-class Backend:
+class Backend(FakeBackend):
     """Computes x + a constant, and a loss."""
 
     def __init__(self, added=0.0, loss=1.0, info="PyTorch 2.13 on the CPU", fails=None):

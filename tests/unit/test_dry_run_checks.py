@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.base import DryRun
+from hvdtrain.backends.records import DryRun
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.numeric import describe_not_finite

@@ -8,7 +8,7 @@ import pytest
 from support import numpy_backend
 from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
 
-from hvdtrain.backends.base import DryRun
+from hvdtrain.backends.records import DryRun
 from hvdtrain.config import Layer
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hvdtrain.backends.base import Exported
 from hvdtrain.backends.portable.files import check_fit, compare
+from hvdtrain.backends.records import Exported
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.jobs.serving import export
 

@@ -13,10 +13,10 @@ from hvdtrain.run_state import JUDGED, SAVED, STEPPED
 
 COLLECTIVE = (
     "train_step",
-    "combine_state",
+    "sync_statistics",
     "eval_metrics",
     "gather_state",
-    "checksums",
+    "parameter_checksums",
 )
 REPORTED = ("on_start", "on_step", "on_window", "on_evaluation")
 

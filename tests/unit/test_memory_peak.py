@@ -4,7 +4,7 @@ import pytest
 from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank
 
 from hvdtrain.backends import memory as memory_peak
-from hvdtrain.backends.base import DeviceMemory
+from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.loop import run
 
 

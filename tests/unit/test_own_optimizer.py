@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from support.twins import keras, torch
 
-from hvdtrain.backends.base import OwnRates
+from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
 from hvdtrain.backends.torch.state.slots import try_step
 from hvdtrain.backends.torch.steps import optimizers as of_torch

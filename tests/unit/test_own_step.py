@@ -7,7 +7,7 @@ from support.fakes import one_worker
 
 from hvdtrain.backends import optimizers as named_optimizers
 from hvdtrain.backends import own_step
-from hvdtrain.backends.base import OwnRates
+from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 

@@ -104,7 +104,9 @@ def test_what_one_worker_changes_is_left_for_the_check_which_names_it():
         if workers.rank == 1:
             arrays["table"][0] = 9
         assert state.combine() == []
-        check_replicas(SimpleNamespace(workers=workers, replica_state=state, checksums=state.checksums))
+        check_replicas(
+            SimpleNamespace(workers=workers, replica_state=state, parameter_checksums=state.checksums)
+        )
 
     for error in replicas(work):
         assert isinstance(error, ReplicaDriftError)

@@ -6,7 +6,7 @@ from pathlib import Path
 from support.fakes import FakeWorkers, make_session
 from support.states import make_record
 
-from hvdtrain.backends.base import ModelInfo, OwnRates
+from hvdtrain.backends.records import ModelInfo, OwnRates
 from hvdtrain.jobs.plan_text import describe_model, describe_plan
 from hvdtrain.jobs.resume import ResumePoint
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.base import Shapes
+from hvdtrain.backends.records import Shapes
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.text import counted

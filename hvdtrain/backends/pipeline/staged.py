@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
-from hvdtrain.backends.base import DryRun, ModelInfo, PendingState, PortableState, Shapes
+from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup
 from hvdtrain.backends.pipeline.messages import Messenger
 from hvdtrain.backends.pipeline.pipeline import Pipeline, check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.state import StateOfStage
+from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.config import Config
@@ -111,6 +112,7 @@ class Staged:
     _stage_shapes: list[dict[str, tuple[int, ...]]]
     _owners: dict[str, list[int]]
     _accumulate: int
+    weight_shapes: Shapes
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state.
@@ -139,23 +141,13 @@ class Staged:
         state: StateOfStage = self._state
         return state.gather({}, spool, is_root=self.workers.rank == 0)
 
-    def scatter_state(self, state: PortableState | None) -> None:
-        """Collective. Load this worker's part of rank 0's portable state."""
-        rest, _ = split_state(state or {})
+    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
+        """Collective. Load this worker's part of rank 0's portable state, or of a part of that."""
         own: StateOfStage = self._state
-        own.scatter(rest)
-        self.broadcast_state(0)
-
-    def weight_shapes(self) -> Shapes:
-        """Collective. Return the shapes of the whole model's arrays, by portable name."""
-        own: StateOfStage = self._state
-        of_ranks = self.workers.allgather_object(dict(own.weight_shapes()))
-        return {name: tuple(shape) for shapes in of_ranks for name, shape in shapes.items()}
-
-    def scatter_weights(self, weights: PortableState | None, is_part: bool = False) -> None:
-        """Collective. Load this worker's part of rank 0's weights; its optimizer stays as it is."""
-        own: StateOfStage = self._state
-        own.scatter_weights(weights, is_part)
+        if part is StatePart.ALL:
+            own.scatter(split_state(state or {})[0])
+        else:
+            own.scatter_weights(state, part is StatePart.SOME_WEIGHTS)
         self.broadcast_state(0)
 
     def broadcast_state(self, root: int) -> None:
@@ -176,7 +168,9 @@ class Staged:
         self._forms: dict[bool, Form] = {}
 
     def _told(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of this worker's stage with what is known of the whole model."""
+        """Collective. Return what is known of this worker's stage with what is known of the whole model."""
+        of_ranks = self.workers.allgather_object(dict(self.weight_shapes))
+        self.weight_shapes = {name: tuple(shape) for shapes in of_ranks for name, shape in shapes.items()}
         return replace(
             info,
             batch_norm_layers=self._batch_norms,

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
+from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.pipeline.groups import Layout, StageGroups
 from hvdtrain.backends.pipeline.messages import Bytes, Messenger
 from hvdtrain.backends.portable.initial_values import has_ema
 from hvdtrain.backends.portable.names import check_state
 from hvdtrain.backends.portable.training_state import CommonState, Spool
+from hvdtrain.backends.records import PortableState, Shapes, StateArrays
 from hvdtrain.errors import TaskError
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero

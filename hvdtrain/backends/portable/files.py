@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import Exported
+from hvdtrain.backends.records import Exported
 from hvdtrain.errors import CheckpointError
 from hvdtrain.storage.files import open_regular
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.portable.names import is_private
+from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.data.order import mix
 
 PREFIX = "ema"

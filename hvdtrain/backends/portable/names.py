@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hvdtrain.backends.base import Shapes, StateArrays
+from hvdtrain.backends.records import Shapes, StateArrays
 from hvdtrain.errors import TaskError
 
 # First parts of names that only one framework reads: what it needs to continue bit by bit although

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from hvdtrain.backends.base import Shapes
 from hvdtrain.backends.choice import Choice, matches
+from hvdtrain.backends.records import Shapes
 from hvdtrain.errors import CheckpointError
 from hvdtrain.workers.wire_types import travels
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import Exported
 from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE, compare
 from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput
 from hvdtrain.backends.portable.trees import Tensors
+from hvdtrain.backends.records import Exported
 
 Named = Mapping[str, Any]
 

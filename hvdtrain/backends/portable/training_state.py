@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from hvdtrain.backends.base import PendingState, PortableState, Shapes, StateArrays
+from hvdtrain.backends.base import PendingState
 from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.portable.names import check_state
+from hvdtrain.backends.records import PortableState, Shapes, StateArrays
 
 _ALIGNED_BYTES = 64
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 
 
 class GradientReducer:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
-from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.portable.initial_values import share_of_new
+from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError

@@ -17,7 +17,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.config import Config
 from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError

@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
-from hvdtrain.backends.base import StepMemory
 from hvdtrain.backends.options import MARK, no_blocks
 from hvdtrain.backends.recording import largest_tensors
+from hvdtrain.backends.records import StepMemory
 from hvdtrain.backends.tensorflow.state.layouts import children
 
 Layer = Any

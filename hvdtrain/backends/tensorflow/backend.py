@@ -14,19 +14,7 @@ import tensorflow as tf
 from keras.src.random.seed_generator import global_seed_generator
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import (
-    Backend,
-    BackendInfo,
-    DeviceMemory,
-    DryRun,
-    Exported,
-    ModelFiles,
-    ModelInfo,
-    OwnRates,
-    PendingState,
-    PortableState,
-    StepMemory,
-)
+from hvdtrain.backends.base import Backend, ModelFiles, PendingState
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.objective.counting import Weighted, sample_values
@@ -44,6 +32,16 @@ from hvdtrain.backends.objective.objective import (
 from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
 from hvdtrain.backends.own_step import StepPart, describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.records import (
+    BackendInfo,
+    DeviceMemory,
+    DryRun,
+    Exported,
+    ModelInfo,
+    OwnRates,
+    PortableState,
+    StepMemory,
+)
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.local_steps import LoneWorker, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
@@ -250,6 +248,7 @@ class TensorFlowBackend(CommonBackend):
             self._make_update(trainable, reducer, loss_scale, config)
             self._local = self._make_local_steps(tensors, method, config)
         self._state = self._make_state(tensors)
+        self.weight_shapes = self._state.weight_shapes()
         self._make_replica_state(task)
         self._task, self._config = task, config
         self._trained_set = TrainedSet(self.model, tensors)
@@ -418,7 +417,7 @@ class TensorFlowBackend(CommonBackend):
         """Collective. Return a context in which the model has the moving average of its weights, if any."""
         return self._ema.in_model()
 
-    def combine_state(self) -> list[str]:
+    def sync_statistics(self) -> list[str]:
         """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
         with peer_errors():
             return self.replica_state.combine()

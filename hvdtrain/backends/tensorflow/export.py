@@ -15,12 +15,12 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import Exported
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import ZIP_ERRORS, check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.portable.trees import named_outputs
+from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.program import TENSORS, batch_of, export_program, recorded, to_numpy
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.task_model import take_loss

@@ -15,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import Exported
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.program import Program, ProgramInput, make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
@@ -28,6 +27,7 @@ from hvdtrain.backends.portable.recording import (
     record_serving,
 )
 from hvdtrain.backends.portable.trees import Tensors, leaves
+from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.data.feed import HostBatch
 

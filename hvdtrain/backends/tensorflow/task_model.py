@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.base import DeviceMemory
 from hvdtrain.backends.options import check_precision
+from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.backends.tensorflow.activations import apply_activation_checkpointing
 from hvdtrain.backends.tensorflow.precision import autocast
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync

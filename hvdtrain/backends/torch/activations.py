@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from hvdtrain.backends.base import StepMemory
 from hvdtrain.backends.options import MARK, no_blocks
 from hvdtrain.backends.recording import largest_tensors
+from hvdtrain.backends.records import StepMemory
 
 # what batch norm, and whatever names its statistics alike, moves in every forward pass
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

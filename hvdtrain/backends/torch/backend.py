@@ -12,19 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.base import (
-    Backend,
-    BackendInfo,
-    DeviceMemory,
-    DryRun,
-    Exported,
-    ModelFiles,
-    ModelInfo,
-    OwnRates,
-    PendingState,
-    PortableState,
-    StepMemory,
-)
+from hvdtrain.backends.base import Backend, ModelFiles, PendingState
 from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.objective.counting import Weighted, sample_values
@@ -36,6 +24,16 @@ from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_me
 from hvdtrain.backends.options import check_precision
 from hvdtrain.backends.own_step import StepPart, describe_not_applied, notes_on_copies, own_step_of
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.records import (
+    BackendInfo,
+    DeviceMemory,
+    DryRun,
+    Exported,
+    ModelInfo,
+    OwnRates,
+    PortableState,
+    StepMemory,
+)
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.local_steps import LoneWorker, describe_local_steps
 from hvdtrain.backends.reduction.low_rank import split_state
@@ -201,6 +199,7 @@ class TorchBackend(CommonBackend):
                 step, self._optimizers, trainable, config, self._ema, workers=self.workers
             )
         self._state = self._make_state(tensors)
+        self.weight_shapes = self._state.weight_shapes()
         self._make_replica_state(task)
         self._task, self._config = task, config
         self._trained_set = TrainedSet(self.model, tensors)
@@ -373,7 +372,7 @@ class TorchBackend(CommonBackend):
                 if not self._is_training:
                     self._enter_mode(training=True)
 
-    def combine_state(self) -> list[str]:
+    def sync_statistics(self) -> list[str]:
         """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
         error = self._state_tensors.take_back()
         with peer_errors():

@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.base import Exported
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
@@ -28,6 +27,7 @@ from hvdtrain.backends.portable.recording import (
     record_serving,
 )
 from hvdtrain.backends.portable.trees import Tensors, leaves
+from hvdtrain.backends.records import Exported
 from hvdtrain.data.feed import HostBatch
 
 _EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie beside it

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from hvdtrain.backends.base import DeviceMemory
+from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import EnvironmentFault, TaskError
 

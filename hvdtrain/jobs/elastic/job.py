@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hvdtrain.backends.base import resizable
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.backends.workers import abort_collectives
 from hvdtrain.callbacks import Summary
@@ -308,7 +309,7 @@ class Worlds:
         except PeerLostError as error:
             membership.form_failed(error.problem)
             raise
-        session.backend.enter_world()
+        resizable(session.backend).enter_world()
         membership.formed()
         if world.source == "root":
             self._state.sync(world)

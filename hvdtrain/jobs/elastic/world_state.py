@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.backends.base import resizable
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
 from hvdtrain.callbacks import RunContext
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
@@ -174,7 +175,7 @@ def warm_up(session: Session) -> None:
         first = next(iter(sets_of(session.eval_data)), None)
         eval_batch = None if first is None else session.eval_batch(plan, first)
         with random_state_kept():  # a task's own code may draw from Python's and numpy's generators
-            session.backend.warm_up(batch, eval_batch)
+            resizable(session.backend).warm_up(batch, eval_batch)
 
 
 class WorldState:

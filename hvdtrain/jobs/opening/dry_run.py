@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hvdtrain.backends.base import DryRun, StepMemory
+from hvdtrain.backends.base import probes
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
 from hvdtrain.backends.objective.logits import named_loss
 from hvdtrain.backends.objective.objective import has_own_values
+from hvdtrain.backends.records import DryRun, StepMemory
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
@@ -133,8 +134,8 @@ def check_alone(session: Session, task: Any) -> None:
         batch, what = session.eval_batch(session.plan(), name), set_words(name)
         if batch is not None:
             with random_state_kept():
-                failed = session.backend.dry_run(batch, training=False).error
-                found = "" if failed else session.backend.find_comparing(batch, training=False)
+                failed = probes(session.backend).dry_run(batch, training=False).error
+                found = "" if failed else probes(session.backend).find_comparing(batch, training=False)
             error = error or comparing_error_of(session, task, what, found)
     share_findings(workers, error, {})
 
@@ -146,7 +147,7 @@ def _half(session: Session, batch: HostBatch | None) -> StepMemory | None:
         config.sync_batch_norm or config.stages > 1 or plan.batch.micro_batch < 2
     ):  # the first two have collectives
         return None
-    return None if batch is None else session.backend.dry_run(batch.half(), training=True).memory
+    return None if batch is None else probes(session.backend).dry_run(batch.half(), training=True).memory
 
 
 def _reused_memory(session: Session) -> HvdtrainError | None:
@@ -225,7 +226,7 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         if batch is None:  # training is done
             return
         training = what == TRAINING_DATA
-        result = session.backend.dry_run(batch, training=training)
+        result = probes(session.backend).dry_run(batch, training=training)
         is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
         one = replace(
             Pass.of(what, batch, result, name if is_named else "", ignored),
@@ -245,7 +246,7 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
             # of one worker it matters to micro-batches alone
             matters = comparing_error_of(session, task, what, "it compares") or session.config.accumulate > 1
             if matters and has_own_values(task, session.config.framework):
-                one = replace(one, comparing=session.backend.find_comparing(batch, training))
+                one = replace(one, comparing=probes(session.backend).find_comparing(batch, training))
             one = _looked_at(session, task, one, batch, done[0] if done else None)
         done.append(one)
         yield one
@@ -266,7 +267,7 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
     config, what, found = session.config, one.what, one.result
 
     def evaluated(batch: HostBatch) -> DryRun:
-        return session.backend.dry_run(batch, training=False)
+        return probes(session.backend).dry_run(batch, training=False)
 
     if training is not None:
         again = evaluated(replace(batch, step=batch.step + 1))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import DryRun
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
+from hvdtrain.backends.records import DryRun
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.numeric import TARGETS, describe_not_finite
 from hvdtrain.errors import DataError, HvdtrainError, NonFiniteLossError, TaskError

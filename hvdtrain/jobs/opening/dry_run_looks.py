@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import DryRun
+from hvdtrain.backends.records import DryRun
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset
 from hvdtrain.data.drawn import undrawn

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from hvdtrain.backends.base import OwnRates
 from hvdtrain.backends.objective.metric_objects import logged_names
 from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.options import replicas
+from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import metric_prefixes, set_words, sets_of

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.base import Backend, probes
 from hvdtrain.backends.memory import (
     MeasuredMemory,
     MemoryPlan,
@@ -13,6 +13,7 @@ from hvdtrain.backends.memory import (
     saving_bytes,
     update_bytes,
 )
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.host.cores import limit_bytes, peak_bytes, release_unused, resident_bytes
@@ -131,7 +132,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
     per_sample = memory.activations / samples
     if found.half is not None and found.half.activations < memory.activations:
         per_sample = (memory.activations - found.half.activations) / (samples - half)
-    device = session.backend.device_memory()
+    device = probes(session.backend).device_memory()
     if device is not None:
         measured = MeasuredMemory(memory.activations, per_sample, None, device.peak, largest=memory.largest)
         return plan_memory(session, model, measured)
@@ -160,7 +161,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
 
 def memory_limit(backend: Backend) -> int | None:
     """Return how much memory this worker may take, on its GPU if it has one; None if that is not known."""
-    device = backend.device_memory()
+    device = probes(backend).device_memory()
     return limit_bytes(backend.workers.local_size) if device is None else device.limit
 
 

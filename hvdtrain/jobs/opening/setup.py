@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.model_call import describe_columns
 from hvdtrain.backends.options import replicas
 from hvdtrain.backends.pipeline.groups import Layout
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.backends.start import forbid_restart
 from hvdtrain.backends.torchrun import join_torchrun
 from hvdtrain.config import COMMAND_LINE, Config, Layer

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends import model_files
-from hvdtrain.backends.base import Backend
+from hvdtrain.backends.base import Backend, model_files
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import Manifest
@@ -16,7 +15,6 @@ from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
-from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.output import quiet_output
 from hvdtrain.jobs.opening.data_identity import (
     SAME_DATA,
@@ -218,7 +216,7 @@ def _make(job: JobSpec, backend: Backend, path: Path, output: Path, choice: Choi
     task_data = open_task_data(job)
     build(job.config, task_data.task, backend)
     with quiet_output():
-        held = model_files(backend, FRAMEWORKS[job.config.framework]).load_weights_file(path, choice)
+        held = model_files(backend).load_weights_file(path, choice)
     try:
         pending = backend.gather_state()
         assert pending is not None  # this is the only worker

@@ -9,7 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints.remote.fetched import run_place_of
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer

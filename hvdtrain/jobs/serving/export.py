@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends import model_files
-from hvdtrain.backends.base import Backend, Exported
+from hvdtrain.backends.base import Backend, model_files
 from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE
+from hvdtrain.backends.records import Exported
 from hvdtrain.checkpoints.remote.fetched import run_place_of
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
@@ -20,7 +20,6 @@ from hvdtrain.data.eval_sets import first_set
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskError, UsageError
-from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.output import quiet_output
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
@@ -200,7 +199,7 @@ def _write(
     job: JobSpec, backend: Backend, format_name: str, path: Path, batches: list[HostBatch]
 ) -> Exported:
     try:
-        return model_files(backend, FRAMEWORKS[job.config.framework]).export(format_name, path, batches)
+        return model_files(backend).export(format_name, path, batches)
     except NOT_THE_TASKS:
         raise
     except OSError as error:

@@ -6,12 +6,11 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from hvdtrain.backends import model_files
+from hvdtrain.backends.base import model_files
 from hvdtrain.backends.choice import Choice
 from hvdtrain.config import Layer
 from hvdtrain.config.values import EXPORT_FORMATS
 from hvdtrain.errors import UsageError
-from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.failures import end_if_uncaught
@@ -77,7 +76,7 @@ def load(
                 notes.append(f"the model was trained with the columns {', '.join(columns)} of {name!r}")
             for note in notes:
                 print_note(open_console(), note)
-            return model_files(backend, FRAMEWORKS[job.config.framework]).plain_model()
+            return model_files(backend).plain_model()
 
 
 def export(

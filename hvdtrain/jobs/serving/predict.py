@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends import model_files
-from hvdtrain.backends.base import Backend
+from hvdtrain.backends.base import Backend, model_files
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Layer
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, TaskError, WorkerFailure
-from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
@@ -236,7 +234,7 @@ def _file_of(backend: Backend, target: _Target, samples: int) -> PredictionFile 
 def _parts(session: Session, job: JobSpec, done: _Done) -> Iterator[_Part]:
     """Yield this worker's part of the outputs, batch by batch, without padding."""
     backend = session.backend
-    files = model_files(backend, FRAMEWORKS[job.config.framework])
+    files = model_files(backend)
     with (
         readers_for(job.config, None, session.eval_data) as session.readers,
         session.eval_feed(session.plan()) as feed,

@@ -7,7 +7,8 @@ from typing import Any
 
 import psutil
 
-from hvdtrain.backends.base import Backend, ModelInfo
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build

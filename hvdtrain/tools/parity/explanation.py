@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.tools.parity.findings import (
     Finding,
     activation_between,

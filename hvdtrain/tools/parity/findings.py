@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.tools.parity.observation import Array, Observation, difference
 from hvdtrain.tools.parity.rows import Row
 

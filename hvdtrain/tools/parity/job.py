@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.portable.names import check_state
+from hvdtrain.backends.records import PortableState
 from hvdtrain.config import Layer
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.workers.wire_types import travels
 
 Array = NDArray[Any]

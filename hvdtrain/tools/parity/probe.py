@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.objective import make_objective
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.records import PortableState
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.host.frameworks import FRAMEWORKS

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.records import PortableState
 from hvdtrain.config import Config
 from hvdtrain.errors import (
     ENDINGS,

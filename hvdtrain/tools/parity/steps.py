@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.tools.parity.findings import (
     CLASS,
     CONSTRAINTS,

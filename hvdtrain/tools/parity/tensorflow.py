@@ -12,8 +12,9 @@ from keras.src.layers import layer as keras_layer
 from numpy.typing import NDArray
 from tensorflow.python.framework import op_callbacks
 
-from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.tensorflow.dry_run import as_array, state_kept
 from hvdtrain.backends.tensorflow.functions import Phase, add_to_loss, native, phase_of_layers
 from hvdtrain.backends.tensorflow.objective.losses import NAMED

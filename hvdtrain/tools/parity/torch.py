@@ -17,8 +17,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.base import Backend, PortableState
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.torch.dry_run import as_array, state_kept
 from hvdtrain.backends.torch.objective.losses import NAMED
 from hvdtrain.backends.torch.precision import autocast

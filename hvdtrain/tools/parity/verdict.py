@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.tools.parity.explanation import explain, place_of
 from hvdtrain.tools.parity.findings import (
     FROZEN,

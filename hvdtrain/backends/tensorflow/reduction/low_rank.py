@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import (
     EXPONENT_BITS,

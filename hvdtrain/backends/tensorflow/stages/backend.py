@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.pipeline.checks import (
     describe_stages,
@@ -22,6 +21,7 @@ from hvdtrain.backends.pipeline.staged import Blocks, Call, Form, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums, PendingVector
 from hvdtrain.backends.tensorflow import backend

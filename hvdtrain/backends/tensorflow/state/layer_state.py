@@ -15,8 +15,8 @@ import numpy as np
 from keras.src.layers.preprocessing.index_lookup import IndexLookup
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState
 from hvdtrain.backends.portable.names import OF_LAYERS
+from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.state.model_state import walk
 from hvdtrain.errors import TaskError

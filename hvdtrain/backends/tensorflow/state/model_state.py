@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.portable.names import Renaming, check_unique
+from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.tensorflow.state.layouts import children, portable_shape, role
 
 Array = NDArray[Any]

@@ -10,11 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.initial_values import has_ema
 from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import CommonState
+from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.reduction.local_steps import has_outer
 from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage

@@ -7,7 +7,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.base import OwnRates
 from hvdtrain.backends.optimizers import (
     ParameterOptions,
     check_own_optimizer,
@@ -16,6 +15,7 @@ from hvdtrain.backends.optimizers import (
     scheduled,
 )
 from hvdtrain.backends.options import LARS_EPSILON, adapts
+from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.steps.formulas import SGD, AdamW, Groups, TwoMoments, rate_and_decay

@@ -10,13 +10,13 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
-from hvdtrain.backends.base import OwnRates
 from hvdtrain.backends.optimizers import check_named_optimizers, check_owners, combined_rates
 from hvdtrain.backends.own_step import (
     Optimizers,
     Step,
     StepPart,
 )
+from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.steps.optimizers import take_own_rates

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import PREFIX, has_ema
 from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import Spool
+from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage

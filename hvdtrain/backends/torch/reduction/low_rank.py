@@ -11,7 +11,7 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdtrain.backends.base import PortableState
+from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import (
     EXPONENT_BITS,

@@ -7,7 +7,6 @@ import horovod.torch as hvd
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import ModelInfo
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.pipeline.checks import (
     describe_stages,
@@ -20,6 +19,7 @@ from hvdtrain.backends.pipeline.staged import Blocks, Call, Staged
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, PendingVector
 from hvdtrain.backends.torch import backend

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.optimizers import in_one_tensor
 from hvdtrain.backends.portable.names import PRIVATE, Renaming, check_unique
+from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.torch.state.layouts import SAME, Layout, Rule, left_out, rules
 from hvdtrain.errors import ExchangeError, TaskError
 from hvdtrain.workers import wire

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdtrain.backends.base import PortableState, Shapes, StateArrays
 from hvdtrain.backends.optimizers import MAIN, state_prefixes
 from hvdtrain.backends.portable.initial_values import has_ema
 from hvdtrain.backends.portable.names import PRIVATE, check_unique
 from hvdtrain.backends.portable.training_state import CommonState
+from hvdtrain.backends.records import PortableState, Shapes, StateArrays
 from hvdtrain.backends.reduction.local_steps import has_outer
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer, broadcast_tensors
 from hvdtrain.backends.torch.reduction.local_steps import LocalSteps

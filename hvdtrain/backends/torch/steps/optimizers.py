@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 
-from hvdtrain.backends.base import OwnRates
 from hvdtrain.backends.optimizers import (
     ParameterOptions,
     check_own_optimizer,
@@ -15,6 +14,7 @@ from hvdtrain.backends.optimizers import (
     scheduled,
 )
 from hvdtrain.backends.options import LARS_EPSILON, adapts
+from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.config import Config
 

@@ -9,7 +9,6 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.base import OwnRates
 from hvdtrain.backends.optimizers import check_named_optimizers, check_owners, combined_rates, in_one_array
 from hvdtrain.backends.own_step import (
     Optimizers,
@@ -17,6 +16,7 @@ from hvdtrain.backends.own_step import (
     StepPart,
     accumulated,
 )
+from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
 from hvdtrain.backends.torch.steps.optimizers import take_own_rates

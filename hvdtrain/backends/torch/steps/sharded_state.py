@@ -9,11 +9,11 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdtrain.backends.base import PortableState, StateArrays
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import PREFIX, has_ema
 from hvdtrain.backends.portable.names import PRIVATE, check_unique
 from hvdtrain.backends.portable.training_state import Spool
+from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.torch.reduction.local_steps import LocalSteps
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
