@@ -1,10 +1,72 @@
-"""The doctor's checks, on reports of hosts with one value changed."""
+"""The doctor's checks, on reports of hosts with one value changed, and its output."""
+
+import copy
+import json
+import subprocess
+import sys
 
 import pytest
-from doctor_reports import DISK, INFO, changed, make_report
+from rich.console import Console
 
 from hvdtrain.tools.doctor.checks_network import diagnose
 from hvdtrain.tools.doctor.report import Finding, Host, Report
+from hvdtrain.tools.doctor.table import show
+
+DISK = {"path": "runs", "free_mib": 50_000, "error": ""}
+INFO = {
+    "software": {
+        "versions": {
+            "Python": "3.11.7",
+            "hvdtrain": "0.1.0, files 1234",
+            "PyTorch": "2.13.0",
+            "TensorFlow": "",
+            "Keras": "",
+            "NumPy": "2.4.6",
+            "mpi4py": "4.1.2",
+            "Horovod": "0.28.1 for torch 2.13.0; MPI (Open MPI 5.0.11), Gloo",
+            "MPI": "Open MPI 5.0.11",
+        },
+        "python": "/env/bin/python",
+        "build_key": "abc",
+        "nccl_build": False,
+        "horovod": {"torch": ""},
+        "mpi": {"Horovod": "Open MPI 5.0.11", "mpi4py": "Open MPI v5.0.11", "mpi4py error": ""},
+        "gpus": {},
+    },
+    "hostname": "h",
+    "addresses": ["10.0.0.1"],
+    "own_addresses": ["10.0.0.1", "127.0.0.1"],
+    "interfaces": {"eth0": ["10.0.0.1/24"]},
+    "directory": "/work",
+    "disks": {"run directory": DISK, "temporary directory": DISK, "/dev/shm": DISK},
+    "locked_memory_bytes": 8 * 2**20,
+    "infiniband": [],
+    "cores": 4,
+    "cores_of_machine": 4,
+    "gpus": {"cards": [], "error": ""},
+}
+CARDS = [{"name": "H200", "memory_mib": "143771", "driver": "570.1"}] * 2
+
+
+def changed(**changes):
+    """Return a host's info with values changed; ``a__b`` is the value ``b`` of the mapping ``a``."""
+    info = copy.deepcopy(INFO)
+    for name, value in changes.items():
+        *path, last = name.split("__")
+        inner = info
+        for key in path:
+            inner = inner[key.replace("_directory", " directory")]
+        inner[last] = value
+    return info
+
+
+def make_report(*infos, slots=1, answers=None):
+    hosts = tuple(Host(f"h{number}", slots, info) for number, info in enumerate(infos, start=1))
+    links = [
+        {str(b): {"eth0": {"error": "", "clock": 0.0, "trip": 0.001}} for b in range(len(infos)) if b != a}
+        for a in range(len(infos))
+    ]
+    return Report(hosts, tuple(range(len(infos))), {"links": links, **(answers or {})}, "/work")
 
 
 def wrong(report: Report) -> list[tuple[str, str, str]]:
@@ -44,6 +106,24 @@ def test_one_host_that_differs_is_named(changes, check, status):
     changes = {name.replace("temporary_directory", "temporary directory"): v for name, v in changes.items()}
     assert ("h2", check, status) in wrong(make_report(INFO, changed(**changes), INFO))
     assert {host for host, *_ in wrong(make_report(INFO, changed(**changes), INFO))} == {"h2"}
+
+
+GPUS = {"gpus": {"cards": CARDS, "error": ""}, "software__nccl_build": True}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, [("GPUs", "fail"), ("GPU driver", "warn")]),
+        ({**GPUS, "software__nccl_build": False}, [("Horovod on GPUs", "fail")]),
+        ({**GPUS, "gpus": {"cards": [], "error": "no device"}}, [("GPUs", "fail"), ("GPU driver", "warn")]),
+        ({**GPUS, "software__gpus": {"torch": {"gpus": ["H200"]}}}, [("GPUs", "warn")]),
+    ],
+)
+def test_a_host_whose_gpus_differ_is_named(changes, expected):
+    good = changed(**GPUS, locked_memory_bytes=-1)
+    other = changed(**changes, locked_memory_bytes=-1)
+    assert wrong(make_report(good, other, good, slots=2)) == [("h2", *one) for one in expected]
 
 
 def test_a_host_without_any_framework_fails_with_the_others_named():
@@ -135,3 +215,28 @@ def test_a_host_that_does_not_respond_is_all_that_fails():
     for a in (0, 2):
         del report.answers["links"][a]["1"]
     assert wrong(silent) == [("h2", "ssh", "fail")]
+
+
+def shown(*info, width=100, **more) -> str:
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        show(diagnose(make_report(*info, **more), "ssh"), console)
+        return console.export_text()
+
+
+def test_a_problem_of_several_hosts_is_shown_once_with_its_remedy():
+    bad = changed(software__versions__PyTorch="2.12.0")
+    text = shown(INFO, bad, bad, INFO, INFO)
+    assert text.count("FAIL") == 1
+    assert "FAIL  h2, h3: PyTorch: 2.12.0; 2.13.0 on h1, h4, h5" in text
+    assert "Install the same version" in text
+    assert "a job would fail because of h2, h3" in text
+
+
+def test_the_command_checks_this_host_without_a_framework_loaded_here(tmp_path):
+    words = [sys.executable, "-m", "hvdtrain", "doctor", "--quick", "--json", "--framework", "torch"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
+    document = json.loads(done.stdout)
+    assert done.returncode == document["exit_code"], done.stderr
+    assert document["how"] == "this host alone"
+    assert list(tmp_path.iterdir()) == []

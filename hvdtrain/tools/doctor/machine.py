@@ -1,4 +1,4 @@
-"""What a host has: names, interfaces, memory, disks, cores, GPUs."""
+"""What a host has: names, interfaces, memory, disks, cores, GPUs, and a listener for the other hosts."""
 
 import contextlib
 import hmac
@@ -8,11 +8,12 @@ import resource
 import secrets
 import shutil
 import socket
+import socketserver
 import struct
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,70 +22,59 @@ import psutil
 
 from hvdtrain.host.hostfile import interfaces, receive_exactly
 from hvdtrain.host.processes import run_limited
+from hvdtrain.tools.doctor.speed import MIB
 
 _CONNECT_SECONDS = 3.0
 _SESSION_SECONDS = 20.0
 _TOKEN_BYTES = 32
-_CHUNK_BYTES = 1 << 18
 _MAX_LISTENERS = 4  # interfaces of a host that are tried
-_ACKNOWLEDGEMENT = b"!"
+_PROGRAM_SECONDS = 15
+# interfaces of containers and virtual machines, which lead to no other host
+_VIRTUAL = re.compile(r"(lo$|docker|br-|veth|virbr|vmnet|cni|flannel|cali|cilium|lxc|lxd|podman|kube|dummy)")
+_GPU_FIELDS = ("index", "name", "memory.total", "driver_version")
 
 
-class Listeners:
-    """The listeners of a host.
+class _Listener(socketserver.ThreadingTCPServer):
+    """Sends its time to who sends the token, then acknowledges messages."""
+
+    daemon_threads, block_on_close, request_queue_size = True, False, 64
+    token = ""
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        with contextlib.suppress(OSError, struct.error):
+            request.settimeout(_SESSION_SECONDS)
+            request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not hmac.compare_digest(receive_exactly(request, _TOKEN_BYTES), self.token.encode()):
+                return
+            request.sendall(struct.pack(">d", time.time()))
+            buffer = memoryview(bytearray(1 << 18))
+            while size := struct.unpack(">Q", receive_exactly(request, 8))[0]:
+                while size:
+                    if not (read := request.recv_into(buffer, min(size, len(buffer)))):
+                        return
+                    size -= read
+                request.sendall(b"!")
+
+
+class Listeners(contextlib.ExitStack):
+    """Context manager: the listeners of a host, one per interface. Open connections end by themselves.
 
     Attributes:
         endpoints: for each interface, what other hosts need to connect: address, port, token.
     """
 
     def __init__(self, interfaces: Mapping[str, list[str]]) -> None:
-        self._token = secrets.token_hex(_TOKEN_BYTES // 2)
-        self._sockets: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
+        super().__init__()
+        token = secrets.token_hex(_TOKEN_BYTES // 2)
         self.endpoints: dict[str, list[Any]] = {}
         for name, addresses in list(interfaces.items())[:_MAX_LISTENERS]:
-            address = addresses[0].partition("/")[0]
             with contextlib.suppress(OSError):  # the address has just been removed
-                self._listen(name, address)
-
-    def _listen(self, name: str, address: str) -> None:
-        listener = socket.create_server((address, 0), backlog=64)
-        listener.settimeout(0.2)
-        self._sockets.append(listener)
-        self.endpoints[name] = [address, listener.getsockname()[1], self._token]
-        thread = threading.Thread(target=self._accept, args=(listener,), daemon=True)
-        thread.start()
-        self._threads.append(thread)
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:  # closed
-                return
-            threading.Thread(target=_serve, args=(connection, self._token), daemon=True).start()
-
-    def close(self) -> None:
-        """Close the listeners. Open connections end by themselves."""
-        for listener in self._sockets:
-            listener.close()
-        for thread in self._threads:
-            thread.join(1)
-
-
-def _serve(connection: socket.socket, token: str) -> None:
-    with connection, contextlib.suppress(OSError):
-        connection.settimeout(_SESSION_SECONDS)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        received = receive_exactly(connection, _TOKEN_BYTES)
-        if not hmac.compare_digest(received, token.encode()):
-            return
-        connection.sendall(struct.pack(">d", time.time()))
-        while size := struct.unpack(">Q", receive_exactly(connection, 8))[0]:
-            _drain(connection, size)
-            connection.sendall(_ACKNOWLEDGEMENT)
+                server = _Listener((addresses[0].partition("/")[0], 0), socketserver.BaseRequestHandler)
+                server.token = token
+                threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
+                self.callback(server.server_close)
+                self.callback(server.shutdown)
+                self.endpoints[name] = [*server.server_address[:2], token]
 
 
 def connect(endpoint: list[Any]) -> dict[str, Any]:
@@ -105,28 +95,21 @@ def connect(endpoint: list[Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def open_session(endpoint: list[Any]) -> Iterator["Session"]:
-    """Context manager: a connection to a listener over which messages can be sent.
+def open_session(endpoint: list[Any]) -> Iterator[Callable[[memoryview], None]]:
+    """Context manager: connect to a listener; give a function that sends and waits for the answer.
 
     Raises:
         OSError: If the connection cannot be made, or fails while it is used.
     """
     with _connected(endpoint) as (connection, _, _):
-        yield Session(connection)
+
+        def send(message: memoryview) -> None:
+            connection.sendall(struct.pack(">Q", len(message)))
+            connection.sendall(message)
+            receive_exactly(connection, 1)
+
+        yield send
         connection.sendall(struct.pack(">Q", 0))
-
-
-class Session:
-    """An open connection to a listener."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def send(self, message: memoryview) -> None:
-        """Send a message and wait for its acknowledgement."""
-        self._connection.sendall(struct.pack(">Q", len(message)))
-        self._connection.sendall(message)
-        receive_exactly(self._connection, 1)
 
 
 @contextmanager
@@ -142,22 +125,6 @@ def _connected(endpoint: list[Any]) -> Iterator[tuple[socket.socket, float, floa
         yield connection, remote_time - (sent + received) / 2, received - sent
 
 
-def _drain(connection: socket.socket, size: int) -> None:
-    buffer = memoryview(bytearray(_CHUNK_BYTES))
-    while size:
-        read = connection.recv_into(buffer, min(size, len(buffer)))
-        if not read:
-            raise ConnectionError("the connection was closed")
-        size -= read
-
-
-MIB = 2**20
-_PROGRAM_SECONDS = 15
-# interfaces of containers and virtual machines, which lead to no other host
-_VIRTUAL = re.compile(r"(lo$|docker|br-|veth|virbr|vmnet|cni|flannel|cali|cilium|lxc|lxd|podman|kube|dummy)")
-_GPU_FIELDS = ("index", "name", "memory.total", "driver_version")
-
-
 def machine_info(run_dir: Path) -> dict[str, Any]:
     """Return what a host reports about itself, in JSON's types.
 
@@ -165,19 +132,25 @@ def machine_info(run_dir: Path) -> dict[str, Any]:
         run_dir: the run directory, relative to the working directory; it need not exist yet.
     """
     own = socket.gethostname()
+    directory, infiniband = "", []
+    with contextlib.suppress(OSError):  # it was removed
+        directory = os.getcwd()
+    with contextlib.suppress(OSError):
+        infiniband = sorted(os.listdir("/sys/class/infiniband"))
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {
         "hostname": own,
         "addresses": addresses_of(own),
         "own_addresses": sorted(_own_addresses()),
         "interfaces": {name: texts for name, texts in interfaces().items() if not _VIRTUAL.match(name)},
-        "directory": _working_directory(),
+        "directory": directory,
         "disks": {
             "run directory": _disk(run_dir),
             "temporary directory": _disk(Path(tempfile.gettempdir())),
             "/dev/shm": _disk(Path("/dev/shm")),
         },
-        "locked_memory_bytes": _locked_memory(),
-        "infiniband": sorted(path.name for path in _children("/sys/class/infiniband")),
+        "locked_memory_bytes": -1 if locked == resource.RLIM_INFINITY else locked,
+        "infiniband": infiniband,
         "cores": len(os.sched_getaffinity(0)),
         "cores_of_machine": os.cpu_count() or 1,
         "memory_free_mib": psutil.virtual_memory().available // MIB,
@@ -195,9 +168,8 @@ def addresses_of(name: str) -> list[str]:
 
 def is_this_host(name: str) -> bool:
     """Return whether a name resolves to an address of this host."""
-    addresses = addresses_of(name)
     own = _own_addresses()
-    return any(address in own or address.startswith("127.") for address in addresses)
+    return any(address in own or address.startswith("127.") for address in addresses_of(name))
 
 
 def nearest_existing(path: Path) -> Path:
@@ -209,51 +181,21 @@ def nearest_existing(path: Path) -> Path:
 
 
 def _own_addresses() -> set[str]:
-    return {
-        entry.address
-        for entries in psutil.net_if_addrs().values()
-        for entry in entries
-        if entry.family == socket.AF_INET
-    }
-
-
-def _working_directory() -> str:
-    try:
-        return os.getcwd()
-    except OSError:  # it was removed
-        return ""
+    entries = [entry for entries in psutil.net_if_addrs().values() for entry in entries]
+    return {entry.address for entry in entries if entry.family == socket.AF_INET}
 
 
 def _disk(path: Path) -> dict[str, Any]:
-    """Return the free space at a path, or where it would be created, and why nothing can be written there."""
-    folder = nearest_existing(path)
+    """Return the free space where a path is or would be, and why a page cannot be written there."""
+    free = 0
     try:
+        folder = nearest_existing(path)
         free = shutil.disk_usage(folder).free // MIB
-        return {"path": str(path), "free_mib": free, "error": _write_error(folder)}
-    except OSError as error:
-        return {"path": str(path), "free_mib": 0, "error": error.strerror or str(error)}
-
-
-def _write_error(folder: Path) -> str:
-    """Return why a page of bytes cannot be written to a folder; empty if it can."""
-    try:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(b"\0" * 4096)
     except OSError as error:
-        return error.strerror or str(error)
-    return ""
-
-
-def _locked_memory() -> int:
-    """Return the limit of locked memory in bytes; -1 if there is none."""
-    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return -1 if limit == resource.RLIM_INFINITY else limit
-
-
-def _children(folder: str) -> list[Path]:
-    with contextlib.suppress(OSError):
-        return list(Path(folder).iterdir())
-    return []
+        return {"path": str(path), "free_mib": free, "error": error.strerror or str(error)}
+    return {"path": str(path), "free_mib": free, "error": ""}
 
 
 def _gpus() -> dict[str, Any]:
@@ -275,9 +217,6 @@ def _gpus() -> dict[str, Any]:
 
 def parse_cards(text: str) -> list[dict[str, str]]:
     """Parse the output of nvidia-smi: a line per card with index, name, memory in MiB, driver."""
-    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines() if line.strip()]
-    return [
-        {"name": row[1], "memory_mib": row[2], "driver": row[3]}
-        for row in rows
-        if len(row) == len(_GPU_FIELDS)
-    ]
+    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
+    names = ("name", "memory_mib", "driver")
+    return [dict(zip(names, row[1:], strict=True)) for row in rows if len(row) == len(_GPU_FIELDS)]

@@ -2,16 +2,18 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT
 
 Status = Literal["ok", "warn", "fail"]
+Verdict = tuple[Status, str, str]  # status, found, remedy; see Finding
 HostInfo = Mapping[str, Any]  # what a host reports about itself, in JSON's types; see collect_host_info
-_SEVERITY: dict[Status, int] = {"ok": 0, "warn": 1, "fail": 2}
+_SEVERITY: tuple[Status, ...] = ("ok", "warn", "fail")
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The result of one check on one host.
 
     Attributes:
@@ -68,19 +70,40 @@ class Report:
         return [(host, host.info) for host in self.hosts if host.info is not None]
 
     def answer(self, step: str, index: int) -> Any:
-        """Return the answer of a host in a step, or None if it gave none.
-
-        Args:
-            step: name of the step.
-            index: position of the host in ``hosts``.
-        """
+        """Return the answer in a step of the host at an index of ``hosts``, or None if it gave none."""
         values = self.answers.get(step)
         return values[self.agents[index]] if values else None
+
+    def each(self, check: str, judge: Callable[[Host, HostInfo], Verdict]) -> list[Finding]:
+        """Return a finding for each host that responded."""
+        return [Finding(host.name, check, *judge(host, info)) for host, info in self.responding]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """A report with the findings of all checks.
+
+    Attributes:
+        report: what the hosts reported.
+        transport: title of the transport that carried the hosts' answers.
+        findings: of all checks, in the order of the checks.
+        horovod: the result of starting Horovod; empty if it was not started.
+    """
+
+    report: Report
+    transport: str
+    findings: tuple[Finding, ...]
+    horovod: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def exit_code(self) -> int:
+        """3 if a job would fail, else 0."""
+        return EXIT_ENVIRONMENT if worst_status(self.findings) == "fail" else EXIT_DONE
 
 
 def worst_status(findings: Iterable[Finding]) -> Status:
     """Return the worst status of the findings; "ok" if there are none."""
-    return max((finding.status for finding in findings), key=_SEVERITY.__getitem__, default="ok")
+    return max((finding.status for finding in findings), key=_SEVERITY.index, default="ok")
 
 
 def compare(
@@ -88,37 +111,25 @@ def compare(
     check: str,
     value_of: Callable[[HostInfo], str],
     remedy: str,
-    *,
     status: Status = "fail",
+    *,
     missing: str = "not installed",
 ) -> list[Finding]:
-    """Compare one value across the hosts, and report each host that differs from the majority.
+    """Compare one value across the hosts; a host that differs from the majority gets the status.
 
     If several values are equally frequent, the one that comes first in the order of hosts is expected.
-
-    Args:
-        report: what the hosts reported.
-        check: name of the check.
-        value_of: returns the value from a host's info; an empty text if the host has none.
-        remedy: what to do if values differ.
-        status: the status of a host that differs.
-        missing: the text that is shown for an empty value.
-
-    Returns:
-        One finding per responding host.
+    ``missing`` is shown for an empty value.
     """
     values = [(host.name, value_of(info) or missing) for host, info in report.responding]
     counts = Counter(value for _, value in values)
     expected = max(counts, key=counts.__getitem__, default="")  # of equal counts, the first
-    findings = []
-    for name, value in values:
-        if value == expected:
-            findings.append(Finding(name, check, "ok", value))
-            continue
-        others = [other for other, its_value in values if its_value == expected]
-        found = f"{value}; {expected} on {summarize_names(others)}"
-        findings.append(Finding(name, check, status, found, remedy))
-    return findings
+    others = summarize_names([name for name, value in values if value == expected])
+    return [
+        Finding(name, check, "ok", value)
+        if value == expected
+        else Finding(name, check, status, f"{value}; {expected} on {others}", remedy)
+        for name, value in values
+    ]
 
 
 def summarize_names(names: list[str]) -> str:

@@ -1,6 +1,5 @@
 """What is installed on a host: read from files if possible, otherwise by loading it in a child process."""
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -25,6 +24,8 @@ from hvdtrain.horovod_build.installed import (
 from hvdtrain.host.processes import run_limited
 
 _PREFIX = "hvdtrain-probe:"
+_PROGRAM_SECONDS = 15
+_PACKAGES = {"Keras": "keras", "NumPy": "numpy", "mpi4py": "mpi4py"}
 # Each one sets `info`, which is printed after the prefix; what the framework itself prints is ignored.
 _CODE = {
     "torch": """
@@ -51,20 +52,28 @@ from mpi4py import MPI
 info = {"version": MPI.Get_library_version().split(",")[0].strip()}
 """,
 }
+# torchvision has native code that must be built for the PyTorch that is installed; the next two import it.
+_STATEMENTS = {
+    "torchvision": "import torchvision",
+    "transformers": "from transformers import PreTrainedModel",
+    "torchmetrics": "import torchmetrics",
+    "datasets": "import datasets",
+}
+_IMPORTING = """
+import json
+from hvdtrain.workers.user_errors import innermost_cause
+info = {{}}
+try:
+    {statement}
+except Exception as error:
+    error = innermost_cause(error)
+    info["error"] = type(error).__name__ + ": " + str(error)[:300]
+"""
 # With the launcher's variables, the probe would join the launcher's job.
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 
 
-def probe(name: str, seconds: float) -> dict[str, Any]:
-    """Load a framework with Horovod's extension for it ("torch", "tf"), or "mpi4py".
-
-    Returns:
-        Its version and what it reports about GPUs, or ``{"error": why it cannot be loaded}``.
-    """
-    return run_probe(_CODE[name], seconds)
-
-
-def run_probe(code: str, seconds: float) -> dict[str, Any]:
+def _run_probe(code: str, seconds: float) -> dict[str, Any]:
     """Run code that imports json and sets ``info`` to a mapping, in a child process.
 
     Returns:
@@ -89,36 +98,17 @@ def run_probe(code: str, seconds: float) -> dict[str, Any]:
     return {"error": lines[-1][:300] if lines else f"loading it ended with exit code {done.code}"}
 
 
-# torchvision has native code that must be built for the PyTorch that is installed; the next two import it.
-_STATEMENTS = {
-    "torchvision": "import torchvision",
-    "transformers": "from transformers import PreTrainedModel",
-    "torchmetrics": "import torchmetrics",
-    "datasets": "import datasets",
-}
-_IMPORTING = """
-import json
-from hvdtrain.workers.user_errors import innermost_cause
-info = {{}}
-try:
-    {statement}
-except Exception as error:
-    error = innermost_cause(error)
-    info["error"] = type(error).__name__ + ": " + str(error)[:300]
-"""
-
-
 def import_libraries(seconds: float) -> dict[str, tuple[str, str]]:
-    """Import those of the libraries that are installed.
-
-    Args:
-        seconds: how long one import may take.
+    """Import those of the libraries that are installed, each within some seconds.
 
     Returns:
         By name, the version and why it cannot be imported; that is empty if it can.
     """
     return {
-        name: (_version(name), run_probe(_IMPORTING.format(statement=statement), seconds).get("error", ""))
+        name: (
+            _package_version(name, "of unknown version"),
+            _run_probe(_IMPORTING.format(statement=statement), seconds).get("error", ""),
+        )
         for name, statement in _STATEMENTS.items()
         if package_folder(name)
     }
@@ -132,31 +122,6 @@ def advice(name: str, error: str) -> str:
             "torchvision, which transformers and torchmetrics do not need: pip uninstall torchvision"
         )
     return f"Install it again, in a version that fits the others: pip install --force-reinstall {name}"
-
-
-def _version(name: str) -> str:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
-
-
-def main() -> None:
-    """Print which libraries can be imported, which cannot and why, and which are missing."""
-    found = import_libraries(seconds=300)
-    imported = [f"{name} {version}" for name, (version, error) in found.items() if not error]
-    if imported:
-        print(f"{', '.join(imported)} can be imported.")
-    for name, (version, error) in found.items():
-        if error:
-            print(f"{name} {version} cannot be imported: {error}\n  {advice(name, error)}")
-    missing = [name for name in _STATEMENTS if name not in found]
-    if missing:
-        print(f"Not installed: {', '.join(missing)}.")
-
-
-_PROGRAM_SECONDS = 15
-_PACKAGES = {"Keras": "keras", "NumPy": "numpy", "mpi4py": "mpi4py"}
 
 
 def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]:
@@ -176,63 +141,52 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
     build = installed_build()
     installed = {name: found for name in frameworks if (found := installed_framework(name))}
     names = [*installed, *(["mpi4py"] if package_folder("mpi4py") else [])]
-    build_errors = {name: problem for name in installed if (problem := _build_error(name))}
     with ThreadPoolExecutor(4) as pool:
         mpirun = pool.submit(_mpirun)
-        probed = dict(
-            zip(names, pool.map(lambda n: _probe_unless(build_errors, n, seconds), names), strict=True)
-        )
+        probed = dict(zip(names, pool.map(lambda name: _probe(name, seconds), names), strict=True))
+    mpi4py = probed.pop("mpi4py", {})
+    packages = {title: name for title, name in _PACKAGES.items() if title != "Keras" or "tf" in frameworks}
     return {
         "versions": {
             "Python": platform.python_version(),
             "hvdtrain": f"{hvdtrain.__version__}, files {_digest(Path(hvdtrain.__file__).parent)}",
             **{TITLES[name]: installed[name].version if name in installed else "" for name in frameworks},
-            **{
-                title: _package_version(name)
-                for title, name in _PACKAGES.items()
-                if _belongs_to(title, frameworks)
-            },
+            **{title: _package_version(name) for title, name in packages.items()},
             "Horovod": build.identify() if build else "",
             "MPI": mpirun.result(),
         },
         "python": sys.executable,
         "build_key": build.key if build else "",
         "nccl_build": bool(build and build.nccl),
-        "horovod": {name: probed[name].get("error", "") for name in installed},
+        "horovod": {name: found.get("error", "") for name, found in probed.items()},
         "mpi": {
             "Horovod": (build.mpi or "") if build else "",
-            "mpi4py": probed.get("mpi4py", {}).get("version", ""),
-            "mpi4py error": probed.get("mpi4py", {}).get("error", ""),
+            "mpi4py": mpi4py.get("version", ""),
+            "mpi4py error": mpi4py.get("error", ""),
         },
-        "gpus": {name: info for name in installed if (info := _gpu_info(probed[name]))},
+        "gpus": {name: gpus for name, found in probed.items() if (gpus := _gpus_of(found))},
     }
 
 
-def _belongs_to(title: str, frameworks: tuple[str, ...]) -> bool:
-    return title != "Keras" or "tf" in frameworks
-
-
-def _build_error(framework: str) -> str:
+def _probe(name: str, seconds: float) -> dict[str, Any]:
+    """Load a framework with Horovod's extension for it, or mpi4py; return what it reports."""
     try:
-        require_horovod(framework)
+        if name in TITLES:
+            require_horovod(name)
     except HorovodBuildError as error:
-        return error.problem
-    return ""
+        return {"error": error.problem}
+    return _run_probe(_CODE[name], seconds)
 
 
-def _probe_unless(build_errors: dict[str, str], name: str, seconds: float) -> dict[str, Any]:
-    return {"error": build_errors[name]} if name in build_errors else probe(name, seconds)
+def _gpus_of(found: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in ("version", "error")}
 
 
-def _gpu_info(info: dict[str, Any]) -> dict[str, Any]:
-    return {name: info[name] for name in ("gpus", "nccl", "no_peer_access") if name in info}
-
-
-def _package_version(package: str) -> str:
+def _package_version(package: str, otherwise: str = "") -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return ""
+        return otherwise
 
 
 def _mpirun() -> str:
@@ -256,6 +210,18 @@ def _digest(folder: Path) -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(os.fsencode(path.relative_to(folder)) + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
+
+
+def main() -> None:
+    """Print which libraries can be imported, which cannot and why, and which are missing."""
+    found = import_libraries(seconds=300)
+    if imported := [f"{name} {version}" for name, (version, error) in found.items() if not error]:
+        print(f"{', '.join(imported)} can be imported.")
+    for name, (version, error) in found.items():
+        if error:
+            print(f"{name} {version} cannot be imported: {error}\n  {advice(name, error)}")
+    if missing := [name for name in _STATEMENTS if name not in found]:
+        print(f"Not installed: {', '.join(missing)}.")
 
 
 if __name__ == "__main__":

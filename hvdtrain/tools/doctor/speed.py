@@ -16,25 +16,22 @@ SIZES = (KIB, 32 * KIB, MIB, 8 * MIB, 64 * MIB)  # bytes of messages
 _SIZE_SECONDS = 0.4  # time spent on each size
 _LONGEST_SECONDS = 4.0  # sizes that would take longer are skipped
 _MAX_REPEATS = 100
-_MAX_HOSTS_ALL_PAIRS = 4  # with more hosts, only the pairs of the first host with each other one
+_MAX_HOSTS_ALL_PAIRS = 4
 _COMPUTE_LIMIT_SECONDS = 30
 _RETRY_BELOW = 0.5  # of the median: if a host is slower, all hosts measure again
-
 _COMPUTE = """
 import json, time
 import numpy as np
 a = np.full((256, 256), 0.5, "float32")
 a @ a
-rates, shares = [], []
+tries = []
 for _ in range(3):
     start, used, done = time.perf_counter(), time.process_time(), 0
     while (seconds := time.perf_counter() - start) < 0.35:
         a @ a
         done += 1
-    rates.append(done * 2 * 256**3 / seconds / 1e9)
-    shares.append((time.process_time() - used) / seconds)
-best = max(range(3), key=rates.__getitem__)
-print(json.dumps({"gflops": rates[best], "core_share": shares[best]}))
+    tries.append((done * 2 * 256**3 / seconds / 1e9, (time.process_time() - used) / seconds))
+print(json.dumps(dict(zip(("gflops", "core_share"), max(tries)))))
 """
 
 
@@ -61,17 +58,13 @@ def any_slow(results: list[Any]) -> bool:
 
 
 def pairs_of(agents: list[int]) -> list[tuple[int, int]]:
-    """Return the pairs of agents that time messages."""
-    if len(agents) <= _MAX_HOSTS_ALL_PAIRS:
-        return list(combinations(agents, 2))
-    return [(agents[0], other) for other in agents[1:]]
+    """Return the pairs of agents that time messages: all, or of many those with the first one."""
+    first = agents if len(agents) <= _MAX_HOSTS_ALL_PAIRS else agents[:1]
+    return [pair for pair in combinations(agents, 2) if pair[0] in first]
 
 
 def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
-    """Time messages of several sizes.
-
-    Args:
-        send: sends a message and waits for a short acknowledgement.
+    """Time messages of several sizes with a function that sends one and waits for a short acknowledgement.
 
     Returns:
         Median round-trip seconds by size in bytes (as text, since JSON keys are texts); without sizes

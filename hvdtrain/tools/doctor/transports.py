@@ -1,0 +1,266 @@
+"""How agents exchange values: alone, and between the workers of a launcher, without a working Horovod."""
+
+import json
+import os
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import ProxyHandler, Request, build_opener
+
+from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
+from hvdtrain.host.launcher import launched_rank
+from hvdtrain.host.processes import deadline
+from hvdtrain.tools.doctor.speed import SIZES, message_times
+from hvdtrain.workers.world import SignedRequests
+
+_START_SECONDS = 60.0
+_RANK_0_SECONDS = 120.0  # what the other ranks wait for rank 0 in addition to its own time limit
+_REQUEST_SECONDS = 10.0
+_MESSAGES_SECONDS = 40.0
+_MESSAGES_TAG = 30_000  # above the numbers of all steps
+
+
+def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
+    """Poll a condition, at growing intervals; return whether it became true in time."""
+    until, pause = time.monotonic() + timeout_seconds, 0.01
+    while not condition():
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause)
+        pause = min(pause * 1.1, 0.1)
+    return True
+
+
+class Transport(ABC):
+    """Exchange of values between agents, step by step. All agents go through the same steps.
+
+    Attributes:
+        index: the number of this agent, from 0.
+        size: the number of agents.
+        title: a short name of the transport that is shown to the user.
+        answers: for each step, one answer per agent; None for an agent that did not answer in time.
+        stop_waiting: set it if there is no time left to wait for other agents.
+        has_lost_agents: whether an agent was late; known to rank 0 only.
+    """
+
+    title: str
+    has_lost_agents = False
+
+    def __init__(self, index: int, size: int) -> None:
+        self.index, self.size = index, size
+        self.answers: dict[str, list[Any]] = {}
+        self.stop_waiting = threading.Event()
+
+    def allgather(self, step: str, value: Any, timeout_seconds: float) -> list[Any]:
+        """Collective. Return the values of all agents, in the order of their indices.
+
+        The value of an agent that does not answer in time is None. Later steps do not wait for this agent.
+
+        Args:
+            step: name of the step; every step has another one.
+            value: the value of this agent, in JSON's types.
+            timeout_seconds: how long to wait for the other agents.
+        """
+        self.answers[step] = self._exchange(step, value, timeout_seconds)
+        return self.answers[step]
+
+    @abstractmethod
+    def _exchange(self, step: str, value: Any, timeout_seconds: float) -> list[Any]: ...
+
+    def time_messages(self, first: int, second: int) -> dict[str, Any] | None:
+        """Collective, for two agents. Time messages over this transport; None if it does not support that."""
+        return None
+
+    def close(self) -> None:
+        """Leave the transport, without waiting for other agents."""
+        return
+
+
+class LocalTransport(Transport):
+    """The transport of a single agent."""
+
+    title = "this host alone"
+
+    def _exchange(self, step: str, value: Any, timeout_seconds: float) -> list[Any]:
+        return [value]
+
+
+def open_transport() -> Transport:
+    """Collective. Open the transport that fits the launcher; without a launcher, that of a single agent.
+
+    Raises:
+        EnvironmentFault: If the other workers cannot be reached.
+    """
+    rank = launched_rank()
+    if rank is None:
+        return LocalTransport(0, 1)
+    if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in os.environ:
+        return RendezvousTransport(rank, int(os.environ.get("HOROVOD_SIZE", "1")))
+    return MpiTransport()
+
+
+class _Rank0Transport(Transport):
+    """Rank 0 collects the values of all agents, and sends them the whole list.
+
+    An agent that was late once is not waited for again.
+    """
+
+    def __init__(self, index: int, size: int) -> None:
+        super().__init__(index, size)
+        self._live = set(range(size))
+        self._number = 0  # of the step
+
+    def _exchange(self, step: str, value: Any, timeout_seconds: float) -> list[Any]:
+        self._number += 1
+        if self.index:
+            self._send(json.dumps(value), [0])
+            values = self._receive({0}, timeout_seconds + _RANK_0_SECONDS)
+            if 0 not in values:
+                raise EnvironmentFault("rank 0 does not answer any more")
+            found: list[Any] = values[0]
+            return found
+        values = {0: value, **self._receive(self._live - {0}, timeout_seconds)}
+        self._live &= set(values)
+        self.has_lost_agents = len(self._live) < self.size
+        gathered = [values.get(agent) for agent in range(self.size)]
+        self._send(json.dumps(gathered), sorted(self._live - {0}))
+        return gathered
+
+    def _receive(self, agents: set[int], timeout_seconds: float) -> dict[int, Any]:
+        """Return the values of those of the agents that answer in time."""
+        values: dict[int, Any] = {}
+
+        def all_received() -> bool:
+            for agent in sorted(agents - set(values)):
+                if (text := self._received(agent)) is not None:
+                    values[agent] = json.loads(text)
+            return len(values) == len(agents) or self.stop_waiting.is_set()
+
+        wait_until(all_received, timeout_seconds)
+        return values
+
+    @abstractmethod
+    def _send(self, text: str, agents: Iterable[int]) -> None:
+        """Send a text to agents, as this agent's one of the step."""
+
+    @abstractmethod
+    def _received(self, agent: int) -> str | None:
+        """Return the text of an agent in this step if it has arrived, without waiting."""
+
+
+class RendezvousTransport(_Rank0Transport):
+    """The transport over the key-value store that horovodrun runs for Gloo, and closes."""
+
+    title = "Gloo"
+
+    def __init__(self, index: int, size: int) -> None:
+        super().__init__(index, size)
+        address, port = os.environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"], os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+        self._url = f"http://{address}:{port}"
+        self._signed = SignedRequests()
+        self._opener = build_opener(ProxyHandler({}))  # the user's proxy must not be used inside the cluster
+
+    def _send(self, text: str, agents: Iterable[int]) -> None:
+        self._request("PUT", self.index, text.encode())
+
+    def _received(self, agent: int) -> str | None:
+        return self._request("GET", agent)
+
+    def _request(self, method: str, agent: int, body: bytes | None = None) -> str | None:
+        path = f"/hvdtrain-doctor-{self._number}-{agent}/value"
+        headers = self._signed.headers(method, path, body or b"")
+        request = Request(self._url + path, data=body, method=method, headers=headers)
+        try:
+            with self._opener.open(request, timeout=_REQUEST_SECONDS) as response:
+                answer: bytes = response.read()
+                if not self._signed.is_authentic(response.status, response.headers, answer):
+                    raise URLError("what answers there does not have the key of this job")
+                return answer.decode()
+        except OSError as error:
+            if isinstance(error, HTTPError):
+                error.close()
+                if method == "GET" and error.code == 404:
+                    return None
+            raise EnvironmentFault(
+                f"horovodrun cannot be reached at {self._url.split('/')[2]}: "
+                f"{getattr(error, 'reason', None) or error}",
+                "Allow connections between the hosts on unprivileged ports, or name the interface that leads "
+                "to horovodrun's host: --network-interfaces.",
+            ) from None
+
+
+class MpiTransport(_Rank0Transport):
+    """The transport over MPI, by mpi4py. It polls, and so never blocks inside MPI.
+
+    Raises:
+        EnvironmentFault: If mpi4py cannot be loaded.
+    """
+
+    title = "MPI"
+
+    def __init__(self) -> None:
+        try:
+            with deadline(_START_SECONDS, _exit_on_start_timeout):
+                from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise EnvironmentFault(
+                f"mpi4py cannot be loaded: {error}",
+                "Install it in this host's environment, for the same MPI: pip install mpi4py. Or use Gloo: "
+                "horovodrun --gloo.",
+            ) from None
+        self._mpi = MPI
+        self._world = MPI.COMM_WORLD.Dup()
+        self._sent: list[tuple[Any, bytes]] = []  # requests with their buffers
+        super().__init__(self._world.rank, self._world.size)
+
+    def time_messages(self, first: int, second: int) -> dict[str, Any] | None:
+        """Collective, for two agents. Time messages over MPI, in a thread: an MPI call may never return."""
+        result: dict[str, Any] = {}
+        target = self._send_messages if self.index == first else self._acknowledge_messages
+        thread = threading.Thread(target=target, args=(first, second, result), daemon=True)
+        thread.start()
+        if not wait_until(lambda: not thread.is_alive(), _MESSAGES_SECONDS):
+            return {"error": f"MPI did not transfer them within {_MESSAGES_SECONDS:.0f} s"}
+        return result
+
+    def _send_messages(self, first: int, second: int, result: dict[str, Any]) -> None:
+        acknowledgement = bytearray(1)
+
+        def send(message: memoryview) -> None:
+            self._world.Send([message, self._mpi.BYTE], second, _MESSAGES_TAG)
+            self._world.Recv([acknowledgement, self._mpi.BYTE], second, _MESSAGES_TAG)
+
+        times = message_times(send)
+        self._world.Send([bytearray(0), self._mpi.BYTE], second, _MESSAGES_TAG)
+        result.update(times, used="MPI")
+
+    def _acknowledge_messages(self, first: int, second: int, result: dict[str, Any]) -> None:
+        buffer, status = bytearray(SIZES[-1]), self._mpi.Status()
+        while True:
+            self._world.Recv([buffer, self._mpi.BYTE], first, _MESSAGES_TAG, status)
+            if not status.Get_count(self._mpi.BYTE):
+                return
+            self._world.Send([bytearray(1), self._mpi.BYTE], first, _MESSAGES_TAG)
+
+    def _send(self, text: str, agents: Iterable[int]) -> None:
+        data = text.encode()  # mpi4py would pickle a text, and unpickle whatever comes
+        for agent in agents:
+            self._sent.append((self._world.Isend([data, self._mpi.BYTE], agent, self._number), data))
+
+    def _received(self, agent: int) -> str | None:
+        status = self._mpi.Status()
+        if not self._world.Iprobe(agent, self._number, status):
+            return None
+        data = bytearray(status.Get_count(self._mpi.BYTE))
+        self._world.Recv([data, self._mpi.BYTE], agent, self._number)
+        return data.decode()
+
+
+def _exit_on_start_timeout() -> None:
+    """End the process: the start of MPI cannot be interrupted."""
+    os.write(2, b"hvdtrain doctor: MPI did not start within a minute. The hosts may not reach each other. "
+                b"Run python -m hvdtrain doctor --hostfile FILE.\n")  # fmt: skip
+    os._exit(EXIT_ENVIRONMENT)

@@ -1,0 +1,165 @@
+"""How the doctor reaches hosts: listeners, the launcher's store, ssh, discovery scripts; its benchmarks."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from horovod.runner.http.http_server import KVStoreServer
+
+from hvdtrain.errors import DiscoveryError, EnvironmentFault
+from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.tools.doctor import speed
+from hvdtrain.tools.doctor.collect import CheckOptions
+from hvdtrain.tools.doctor.command import check_discovery
+from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info, open_session, parse_cards
+from hvdtrain.tools.doctor.ssh import Coordinator, SshOptions, agent_script
+from hvdtrain.tools.doctor.transports import RendezvousTransport
+
+
+@pytest.fixture
+def listeners():
+    listeners = Listeners({"lo": ["127.0.0.1/8"]})
+    yield listeners
+    listeners.close()
+
+
+def test_a_listener_answers_who_knows_the_token(listeners):
+    address, port, token = listeners.endpoints["lo"]
+    good = connect([address, port, token])
+    assert good["error"] == ""
+    assert abs(good["clock"]) < 20
+    assert connect([address, port, "0" * len(token)])["error"] == "the connection was closed"
+    listeners.close()
+    assert connect([address, port, token])["error"] == "connection refused"
+
+
+def test_a_listener_is_bound_to_its_address_alone(listeners):
+    _, port, token = listeners.endpoints["lo"]
+    assert connect(["127.0.0.2", port, token])["error"] == "connection refused"
+
+
+def test_messages_of_all_sizes_are_timed(listeners):
+    with open_session(listeners.endpoints["lo"]) as send:
+        times = speed.message_times(send)
+    assert list(times) == [str(size) for size in speed.SIZES]
+    assert speed.bytes_per_second(times, speed.MIB) > 1e4
+
+
+def test_sizes_that_would_take_too_long_are_left_out(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
+
+    def send(message):
+        clock[0] += len(message) / 1e6
+
+    assert list(speed.message_times(send)) == [str(size) for size in speed.SIZES[:3]]
+
+
+def test_bus_bandwidth_is_that_of_the_formula():
+    assert speed.bus_bytes_per_second(1000, 4, 0.5) == 2 * 3 / 4 * 1000 / 0.5
+
+
+def test_cards_are_read():
+    text = "0, NVIDIA H200, 143771, 570.86.15\n1, NVIDIA H200, 143771, 570.86.15\n"
+    card = {"name": "NVIDIA H200", "memory_mib": "143771", "driver": "570.86.15"}
+    assert parse_cards(text) == [card, card]
+
+
+def test_machine_info_is_json_and_holds_no_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    text = json.dumps(machine_info(tmp_path / "runs" / "deep"))
+    assert "hunter2" not in text
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def store(monkeypatch):
+    """The store that horovodrun keeps for Gloo."""
+    server = KVStoreServer(verbose=False)
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "127.0.0.1")
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_PORT", str(server.start_server()))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    yield server
+    server.shutdown_server()
+
+
+def test_an_agent_that_never_reports_is_not_waited_for_twice(store):
+    agents = [RendezvousTransport(index, 3) for index in range(3)]
+    with ThreadPoolExecutor(2) as pool:
+        first = list(pool.map(lambda one: one.allgather("info", one.index, 5.0), agents[:2]))
+        start = time.monotonic()
+        second = list(pool.map(lambda one: one.allgather("links", "x", 300.0), agents[:2]))
+    assert first == [[0, 1, None]] * 2
+    assert second == [["x", "x", None]] * 2
+    assert time.monotonic() - start < 100
+    assert agents[0].has_lost_agents
+
+
+def test_rank_0_stops_waiting_when_the_launcher_ends_the_job(store):
+    agent = RendezvousTransport(0, 2)
+    agent.stop_waiting.set()
+    assert agent.allgather("info", "mine", 600.0) == ["mine", None]
+
+
+def test_a_launcher_that_cannot_be_reached_is_named(store):
+    agent = RendezvousTransport(1, 2)
+    store.shutdown_server()
+    with pytest.raises(EnvironmentFault, match=r"horovodrun cannot be reached at 127\.0\.0\.1"):
+        agent.allgather("info", "mine", 1.0)
+    store.start_server()
+
+
+def test_what_is_passed_on_over_ssh_holds_no_secret():
+    script = agent_script({"PATH": "/a b", "AWS_SECRET_ACCESS_KEY": "hunter2", "PYTHONPATH": "/p"})
+    assert "'/a b'" in script
+    assert "hunter2" not in script
+    command = SshOptions(port=2222).command("h2")
+    assert command[-1] == "h2"
+    assert "StrictHostKeyChecking" not in " ".join(command)
+
+
+def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):
+    monkeypatch.setattr("hvdtrain.tools.doctor.ssh._LOGIN_SECONDS", 0.0)
+    monkeypatch.setattr("hvdtrain.tools.doctor.ssh.is_this_host", lambda _: True)
+    scripts = iter([agent_script(), "sleep 600", "exit 7"])
+    monkeypatch.setattr("hvdtrain.tools.doctor.ssh.agent_script", lambda: next(scripts))
+    hosts = [HostSlots(name, 1) for name in ("a", "b", "c")]
+    coordinator = Coordinator(hosts, CheckOptions((), "runs", speed=False, timeout_seconds=5.0), SshOptions())
+    coordinator.run()
+    assert coordinator.answers["host info"][0]["hostname"] == socket.gethostname()
+    assert coordinator.answers["host info"][1:] == [None, None]
+    assert "did not answer in time" in coordinator.problems[1].found
+    assert "exit code 7" in coordinator.problems[2].found
+    assert 0 not in coordinator.problems
+
+
+def found_by(script, slots_per_host=1):
+    hosts, findings = check_discovery(script, slots_per_host)
+    return hosts, [(finding.host, finding.status, finding.found) for finding in findings]
+
+
+def test_a_good_script_is_ok():
+    hosts, findings = found_by("echo h1; echo h2:4", 2)
+    assert hosts == [("h1", 2), ("h2", 4)]
+    assert findings == [("h1", "ok", "2 hosts with 6 slots")]
+
+
+@pytest.mark.parametrize(("script", "words"), [("exit 2", "exit code 2"), ("true", "names no host")])
+def test_a_script_without_hosts_is_an_error(script, words):
+    with pytest.raises(DiscoveryError, match=words):
+        check_discovery(script, 1)
+
+
+def test_the_command_checks_the_hosts_that_the_script_prints(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "hvdtrain", "doctor", "--quick", "--json", "--framework", "torch",
+         "--run-dir", str(tmp_path), "--host-discovery-script", "echo localhost"],
+        capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    assert [(host["name"], host["slots"]) for host in document["hosts"]] == [("localhost", 1)]
+    assert document["findings"][0]["check"] == "host discovery"
