@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from hvdtrain.errors import TaskError
+from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.tools.drill.command import Case, Drilled, run_case
-from hvdtrain.tools.drill.jobs import History, Launch, differences
+from hvdtrain.tools.drill.jobs import History, differences
 from hvdtrain.tools.drill.task import Drill
 
 INDICES = {1: [0, 1], 2: [2, 3], 3: [0, 2]}
@@ -25,11 +26,11 @@ def test_the_same_history_has_lost_nothing():
     disturbed = replace(WHOLE, lines=[line(1), line(2), event, line(3, 0.50001), line(3, phase="eval")])
     assert differences(disturbed, WHOLE) == []
     assert disturbed.pause_seconds() == 1.5
-    assert (WHOLE.pause_seconds(), WHOLE.samples(), WHOLE.loss()) == (0.0, 6, 0.5)
+    assert (WHOLE.pause_seconds(), WHOLE.samples(), WHOLE.steps()) == (0.0, 6, [1, 2, 3])
 
 
 def test_a_job_that_does_not_end_or_ends_badly_has_lost_something(tmp_path):
-    drilled = Drilled(Launch(2, ("-H", "localhost:2")), "torch", tmp_path, 1.0)
+    drilled = Drilled([], [HostSlots("localhost", 2)], 2, "torch", tmp_path, 1.0)
     for code, said in ((None, "the job did not end in time"), (3, "the job ended with exit code 3")):
 
         def ends(_: Drilled, code: int | None = code) -> tuple[int | None, str]:

@@ -5,41 +5,46 @@ import os
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_TRAINING, EnvironmentFault, UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.host.hostfile import parse_host_list, read_host_file
+from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.storage.text import printable
-from hvdtrain.tools.drill.jobs import History, Launch, RunningJob, differences
+from hvdtrain.tools.drill.jobs import History, RunningJob, differences
 from hvdtrain.tools.drill.task import CUT_SECONDS, MARK
 
-AT_STEP = 45
-_FULL_BYTES = 3 << 20
-_FULL_SECONDS = 1.0
-_STALL = ("--stall-timeout", "5")
+_TASK = "hvdtrain.tools.drill.task:Drill"
+_AT_STEP = 45
+_FULL_BYTES, _FULL_SECONDS = 3 << 20, 1.0
+_HERE, _MOST = 3, 16  # workers if no hosts are given, and on hosts at most if their number is not given
+_FIRST_SECONDS = 300.0
+_FACTOR, _MORE_SECONDS = 5.0, 120.0  # the limit of a disturbed job, from the time of the undisturbed one
+_COOLDOWN = ("--blacklist-cooldown-range", "2", "60")  # seconds for which a slot that failed is left out
+Ended = tuple[int | None, str]  # exit code of the last job, None if it did not end in time; its output
 
 
 @dataclass
 class Outcome:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
         case: its name.
         framework: "torch" or "tf".
-        lost: what was lost or done twice, in words; empty if nothing was.
+        lost: descriptions of what was lost or done twice; empty if nothing was.
         not_tried: why it was not tried; empty if it was.
         seconds: of the whole case.
         recovery_seconds: the longest time without training; None if training did not pause.
@@ -61,47 +66,39 @@ class Outcome:
     output: str = ""
 
 
-@dataclass(frozen=True)
-class Drilled:
-    """A case under way.
+class Drilled(NamedTuple):
+    """How the jobs of a case run: the launcher's command, the hosts, and what each job is given."""
 
-    Attributes:
-        launch: how its jobs are launched.
-        framework: "torch" or "tf".
-        run_dir: where they write.
-        limit_seconds: the longest time for each job.
-    """
-
-    launch: Launch
+    launcher: Sequence[str]
+    hosts: Sequence[HostSlots]
+    workers: int
     framework: str
     run_dir: Path
     limit_seconds: float
 
+    def job(self, disturb: str = "", *options: str) -> RunningJob:
+        """Start an elastic job that trains the task of the drill, which disturbs itself as ``Drill`` says."""
+        training = [sys.executable, "-m", "hvdtrain", "--framework", self.framework, "--task", _TASK]
+        given = ["--run-dir", str(self.run_dir), "--set", f"task_options={{disturb: '{disturb}'}}", *options]
+        return RunningJob([*self.launcher, *training, *given], self.run_dir)
 
-@dataclass(frozen=True)
-class Case:
-    """Something that happens to a job.
+    def train(self, disturb: str = "", *options: str) -> Ended:
+        """Run such a job to its end."""
+        with self.job(disturb, *options) as job:
+            return job.wait(self.limit_seconds)
 
-    Attributes:
-        name: what it is called in the table.
-        run: makes it happen; returns the exit code of the last job, None if it did not end, and its output.
-        reason: returns why it cannot be tried here; an empty text if it can.
-    """
+
+class Case(NamedTuple):
+    """Something that happens to a job: its name, what makes it happen, and why it cannot be tried here."""
 
     name: str
-    run: Callable[[Drilled], tuple[int | None, str]]
-    reason: Callable[[Launch], str] = lambda launch: ""
+    run: Callable[[Drilled], Ended]
+    reason: Callable[[Drilled], str] = lambda drilled: ""
 
 
 def run_case(case: Case, drilled: Drilled, expected: History | None) -> Outcome:
-    """Run a case and compare what it left with the undisturbed run.
-
-    Args:
-        case: the case.
-        drilled: how and where.
-        expected: what the undisturbed run left; None if this is the undisturbed run.
-    """
-    outcome = Outcome(case.name, drilled.framework, not_tried=case.reason(drilled.launch))
+    """Run a case and compare what it left with the undisturbed run; None if this is that run."""
+    outcome = Outcome(case.name, drilled.framework, not_tried=case.reason(drilled))
     if outcome.not_tried:
         return outcome
     begun = time.monotonic()
@@ -109,7 +106,7 @@ def run_case(case: Case, drilled: Drilled, expected: History | None) -> Outcome:
     outcome.seconds = time.monotonic() - begun
     history = History.of(drilled.run_dir)
     outcome.steps, outcome.samples = len(set(history.steps())), history.samples()
-    outcome.loss = history.loss() if history.steps() else None
+    outcome.loss = next(reversed(history.of_phase("loss")), None)
     outcome.recovery_seconds = history.pause_seconds() or None
     if code != EXIT_DONE:
         ended = "did not end in time" if code is None else f"ended with exit code {code}"
@@ -120,191 +117,148 @@ def run_case(case: Case, drilled: Drilled, expected: History | None) -> Outcome:
     return outcome
 
 
-def _train(drilled: Drilled, disturb: str = "", *options: str) -> tuple[int | None, str]:
-    command = drilled.launch.command(drilled.framework, drilled.run_dir, disturb, *options)
-    with RunningJob(command, drilled.run_dir) as job:
-        return job.wait(drilled.limit_seconds), job.output()
+def _disturbed(what: str, rank: int | None, options: Sequence[str], drilled: Drilled) -> Ended:
+    """Train a job that the worker of a rank, or the last one, disturbs."""
+    worker = drilled.workers - 1 if rank is None else rank
+    code, output = drilled.train(f"{what}@{worker}#{_AT_STEP}", *options)
+    mark = drilled.run_dir / MARK
+    if code == EXIT_DONE and not mark.exists():
+        return None, f"rank {worker} was never disturbed\n{output}"
+    if what == "cut" and mark.exists():  # leave the cluster as it was
+        time.sleep(max(0.0, float(mark.read_text()) + CUT_SECONDS + 1 - time.time()))
+    return code, output
 
 
-def _disturbed(what: str, rank: int | None, *options: str) -> Callable[[Drilled], tuple[int | None, str]]:
-    """Return what trains a job that one of its workers disturbs.
-
-    Args:
-        what: see ``Drill``.
-        rank: the worker; None for the last one.
-        options: options of the training.
-    """
-
-    def run(drilled: Drilled) -> tuple[int | None, str]:
-        worker = drilled.launch.workers - 1 if rank is None else rank
-        code, output = _train(drilled, f"{what}@{worker}#{AT_STEP}", *options)
-        mark = drilled.run_dir / MARK
-        if code == EXIT_DONE and not mark.exists():
-            return None, f"rank {worker} was never disturbed\n{output}"
-        if what == "cut" and mark.exists():  # leave the cluster as it was
-            time.sleep(max(0.0, float(mark.read_text()) + CUT_SECONDS + 1 - time.time()))
-        return code, output
-
-    return run
-
-
-def _damaged(drilled: Drilled) -> tuple[int | None, str]:
-    """Stop the job, damage its newest checkpoint, and go on."""
-    command = drilled.launch.command(drilled.framework, drilled.run_dir)
-    with RunningJob(command, drilled.run_dir) as job:
-        if job.wait_for_step(AT_STEP + 15, drilled.limit_seconds):
+def _damaged(drilled: Drilled) -> Ended:
+    """Stop the job, damage its newest checkpoint, and resume."""
+    with drilled.job() as job:
+        if job.wait_for_step(_AT_STEP + 15, drilled.limit_seconds):
             job.stop()
-        code, output = job.wait(drilled.limit_seconds), job.output()
+        code, output = job.wait(drilled.limit_seconds)
     if code != EXIT_STOPPED:
         return code or None, output
     newest = max(checkpoints_in(drilled.run_dir / "checkpoints"))
     largest = max(newest.iterdir(), key=lambda path: path.stat().st_size)
     os.truncate(largest, largest.stat().st_size // 2)
-    return _train(drilled, "", "--resume")
+    return drilled.train("", "--resume")
 
 
-def _full(drilled: Drilled) -> tuple[int | None, str]:
+def _full(drilled: Drilled) -> Ended:
     """Fill the file system of the run directory for a moment, and empty it again."""
     folder = drilled.run_dir.parent / f"{drilled.run_dir.name}-full"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_FULL_BYTES}", "tmpfs", folder], check=True)
     try:
-        inner = Drilled(drilled.launch, drilled.framework, folder / "run", drilled.limit_seconds)
-        with RunningJob(inner.launch.command(inner.framework, inner.run_dir), inner.run_dir) as job:
-            if job.wait_for_step(AT_STEP, inner.limit_seconds):
+        inner = drilled._replace(run_dir=folder / "run")
+        with inner.job() as job:
+            if job.wait_for_step(_AT_STEP, inner.limit_seconds):
                 with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
                     while filler.write(bytes(1 << 12)):
                         pass
                 time.sleep(_FULL_SECONDS)
                 (folder / "filler").unlink()
-            code, output = job.wait(inner.limit_seconds), job.output()
+            ended = job.wait(inner.limit_seconds)
         shutil.copytree(inner.run_dir, drilled.run_dir)
     finally:
         subprocess.run(["umount", "--lazy", folder], check=False)
         folder.rmdir()
-    return code, output
+    return ended
 
 
-def _cannot_fill(launch: Launch) -> str:
+def _cannot_fill(drilled: Drilled) -> str:
     if os.getuid() or not shutil.which("mount"):
         return "mounting a small file system needs root"
-    if len(launch.host_names()) > 1:
+    if len(drilled.hosts) > 1:
         return "a small file system is mounted on this host only"
-    probe = Path("/proc/self/status").read_text(encoding="ascii")
-    effective = next(line for line in probe.splitlines() if line.startswith("CapEff:")).split()[1]
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    effective = next(line for line in lines if line.startswith("CapEff:")).split()[1]
     return "" if int(effective, 16) >> 21 & 1 else "mounting a small file system needs CAP_SYS_ADMIN"
 
 
-def _cannot_cut(launch: Launch) -> str:
-    if len(launch.host_names()) < 2:
+def _cannot_cut(drilled: Drilled) -> str:
+    if len(drilled.hosts) < 2:
         return "it needs two hosts: give -H or --hostfile"
-    if os.getuid():
-        return "cutting off a host (iptables) needs root"
-    return ""
+    return "cutting off a host (iptables) needs root" if os.getuid() else ""
 
 
-UNDISTURBED = Case("undisturbed", _train)
-CASES = (
-    Case("a worker is killed", _disturbed("kill", None)),
-    Case("rank 0 is killed", _disturbed("kill", 0)),
-    Case("a worker is frozen", _disturbed("freeze", None, *_STALL)),
-    Case("a worker gets SIGTERM", _disturbed("leave", None)),
+_STALL = ("--stall-timeout", "5")
+_CASES = (
+    Case("undisturbed", Drilled.train),
+    Case("a worker is killed", partial(_disturbed, "kill", None, ())),
+    Case("rank 0 is killed", partial(_disturbed, "kill", 0, ())),
+    Case("a worker is frozen", partial(_disturbed, "freeze", None, _STALL)),
+    Case("a worker gets SIGTERM", partial(_disturbed, "leave", None, ())),
     Case("the newest checkpoint is damaged", _damaged),
     Case("the run directory is full", _full, _cannot_fill),
 )
-CUT_OFF = Case("a host is cut off", _disturbed("cut", None, *_STALL), _cannot_cut)
+_CUT_OFF = Case("a host is cut off", partial(_disturbed, "cut", None, _STALL), _cannot_cut)
 
 
-def to_document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Return the outcomes as JSON-ready values."""
-    return {
-        "lost": sum(bool(outcome.lost) for outcome in outcomes),
-        "cases": [asdict(outcome) for outcome in outcomes],
-    }
-
-
-def show(outcomes: Sequence[Outcome], console: Console) -> None:
+def _show(outcomes: Sequence[Outcome]) -> None:
     """Print a row per case, what was lost, and the conclusion."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table, console = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), open_console()
     table.add_column("framework")
     table.add_column("case", min_width=20)
     for name in ("recovered in s", "steps", "samples", "last loss"):
         table.add_column(name, justify="right")
     table.add_column("result")
-    for outcome in outcomes:
-        table.add_row(*_cells(outcome))
+    for one in outcomes:
+        cells = ["", "", "", ""]
+        result = Text(f"not tried: {one.not_tried}")
+        if not one.not_tried:
+            seconds = "" if one.recovery_seconds is None else f"{one.recovery_seconds:.1f}"
+            loss = "" if one.loss is None else f"{one.loss:.6f}"
+            cells = [seconds, f"{one.steps:,}", f"{one.samples:,}", loss]
+            result = Text("LOST", style="bold red") if one.lost else Text("nothing lost", style="green")
+        table.add_row(one.framework, one.case, *cells, result)
     console.print(table)
-    for outcome in outcomes:
-        for text in outcome.lost:
-            console.print(Text(f"{outcome.framework}, {outcome.case}: {printable(text)}"))
-        if outcome.output:
-            console.print(Text(printable(outcome.output)), style="dim")
-    console.print(Text(_conclusion(outcomes)))
-
-
-def _cells(outcome: Outcome) -> list[str | Text]:
-    if outcome.not_tried:
-        return [outcome.framework, outcome.case, "", "", "", "", Text(f"not tried: {outcome.not_tried}")]
-    seconds = "" if outcome.recovery_seconds is None else f"{outcome.recovery_seconds:.1f}"
-    loss = "" if outcome.loss is None else f"{outcome.loss:.6f}"
-    result = Text("LOST", style="bold red") if outcome.lost else Text("nothing lost", style="green")
-    numbers = [seconds, f"{outcome.steps:,}", f"{outcome.samples:,}", loss]
-    return [outcome.framework, outcome.case, *numbers, result]
-
-
-def _conclusion(outcomes: Sequence[Outcome]) -> str:
-    lost = [outcome for outcome in outcomes if outcome.lost]
-    left_out = sum(bool(outcome.not_tried) for outcome in outcomes)
-    tried = len(outcomes) - left_out
-    more = f"; {left_out} not tried" if left_out else ""
-    if lost:
-        return f"{len(lost)} of {tried} cases lost something{more}."
-    return f"{tried} cases: no step and no sample was lost or done twice{more}."
-
-
-_HERE = 3  # workers if no hosts are given
-_MOST = 16
-_FIRST_SECONDS = 300.0
-_FACTOR, _MORE_SECONDS = 5.0, 120.0  # the limit of a disturbed job, from the time of the undisturbed one
+    for one in outcomes:
+        for text in one.lost:
+            console.print(Text(f"{one.framework}, {one.case}: {printable(text)}"))
+        if one.output:
+            console.print(Text(printable(one.output)), style="dim")
+    lost = sum(bool(one.lost) for one in outcomes)
+    left_out = sum(bool(one.not_tried) for one in outcomes)
+    tried, more = len(outcomes) - left_out, f"; {left_out} not tried" if left_out else ""
+    good = f"{tried} cases: no step and no sample was lost or done twice{more}."
+    console.print(Text(f"{lost} of {tried} cases lost something{more}." if lost else good))
 
 
 def run_drill(options: Mapping[str, Any]) -> int:
-    """Run the command, and return its exit code: 4 if anything was lost.
-
-    Args:
-        options: the options of the command, by name.
+    """Run the command with its options, by name, and return its exit code: 4 if anything was lost.
 
     Raises:
         UsageError: If options contradict each other, or a launcher started this process.
         EnvironmentFault: If the undisturbed job cannot run.
     """
-    launch, folder = _launch(options), Path(options["folder"])
+    launcher, hosts, workers = _launch(options)
+    folder = Path(options["folder"])
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"--folder {folder}: it is not empty", "Give one that does not exist.")
-    frameworks = FRAMEWORKS if options["framework"] == "both" else (options["framework"],)
-    cases = (*CASES, CUT_OFF) if options["hosts_may_fail"] else CASES
     outcomes: list[Outcome] = []
-    for framework in frameworks:
+    for framework in FRAMEWORKS if options["framework"] == "both" else (options["framework"],):
         expected, limit_seconds = None, _FIRST_SECONDS
-        for number, case in enumerate((UNDISTURBED, *cases)):
+        for number, case in enumerate((*_CASES, _CUT_OFF) if options["hosts_may_fail"] else _CASES):
             click.echo(f"{framework}: {case.name} ...", err=True)
-            drilled = Drilled(launch, framework, folder / f"{framework}-{number}", limit_seconds)
+            run_dir = folder / f"{framework}-{number}"
+            drilled = Drilled(launcher, hosts, workers, framework, run_dir, limit_seconds)
             outcome = run_case(case, drilled, expected)
             outcomes.append(outcome)
-            if case is UNDISTURBED:
+            if not number:
                 if outcome.lost:
                     problem = f"the undisturbed job in {framework} failed: {'; '.join(outcome.lost)}"
-                    raise EnvironmentFault(
-                        problem, f"{outcome.output}\nRun the doctor: {doctor_command(options)}"
-                    )
-                expected = History.of(drilled.run_dir)
+                    remedy = f"{outcome.output}\nRun the doctor: {_doctor_command(options)}"
+                    raise EnvironmentFault(problem, remedy)
+                expected = History.of(run_dir)
                 limit_seconds = _FACTOR * outcome.seconds + _MORE_SECONDS
             elif not outcome.lost and not options["keep"]:
-                shutil.rmtree(drilled.run_dir, ignore_errors=True)
-    show(outcomes, open_console())
+                shutil.rmtree(run_dir, ignore_errors=True)
+    _show(outcomes)
+    lost = sum(bool(outcome.lost) for outcome in outcomes)
     if options["json_path"]:
-        options["json_path"].write_text(json.dumps(to_document(outcomes), indent=2) + "\n", encoding="utf-8")
-    if any(outcome.lost for outcome in outcomes):
+        document = {"lost": lost, "cases": [asdict(outcome) for outcome in outcomes]}
+        options["json_path"].write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    if lost:
         click.echo(f"The runs that lost something are in {folder}.")
         return EXIT_TRAINING
     if not options["keep"]:
@@ -312,22 +266,18 @@ def run_drill(options: Mapping[str, Any]) -> int:
     return EXIT_DONE
 
 
-def doctor_command(options: Mapping[str, Any]) -> str:
-    """Return the command that checks the hosts of a drill.
-
-    Args:
-        options: the options of the drill, by name.
-    """
-    words = ["python", "-m", "hvdtrain", "doctor"]
+def _doctor_command(options: Mapping[str, Any]) -> str:
+    """Return the command that checks the hosts of a drill."""
     named = {"-H": "hosts", "--hostfile": "hostfile", "--ssh-port": "ssh_port"}
     named |= {"--ssh-identity-file": "ssh_identity_file"}
-    for flag, name in named.items():
-        words += [flag, str(options[name])] if options[name] else []
+    words = ["python", "-m", "hvdtrain", "doctor"]
+    words += [word for flag, name in named.items() if options[name] for word in (flag, str(options[name]))]
     words += ["--framework", options["framework"]] if options["framework"] != "both" else []
     return shlex.join(words)
 
 
-def _launch(options: Mapping[str, Any]) -> Launch:
+def _launch(options: Mapping[str, Any]) -> tuple[list[str], Sequence[HostSlots], int]:
+    """Return the launcher's command, the hosts and the number of workers."""
     if launched_rank() is not None:
         raise UsageError(
             "the drill launches jobs itself, but a launcher has started this process",
@@ -335,16 +285,20 @@ def _launch(options: Mapping[str, Any]) -> Launch:
         )
     if options["hostfile"] and options["hosts"]:
         raise UsageError("--hostfile and -H both name hosts", "Give one of them.")
-    ssh = ["-p", str(options["ssh_port"])] if options["ssh_port"] else []
-    if options["ssh_identity_file"]:
-        ssh += ["-i", str(options["ssh_identity_file"])]
-    if not options["hostfile"] and not options["hosts"]:
-        workers = options["workers"] or _HERE
-        return Launch(workers, ("-H", f"localhost:{workers}"), ssh=tuple(ssh))
-    named = read_host_file(options["hostfile"]) if options["hostfile"] else parse_host_list(options["hosts"])
-    slots = sum(host.slots for host in named)
+    hosts: Sequence[HostSlots] = [HostSlots("localhost", options["workers"] or _HERE)]
+    if options["hostfile"] or options["hosts"]:
+        hosts = (
+            read_host_file(options["hostfile"]) if options["hostfile"] else parse_host_list(options["hosts"])
+        )
+    slots = sum(host.slots for host in hosts)
     workers = options["workers"] or min(slots, _MOST)
     if not 2 <= workers <= slots:
         raise UsageError(f"a drill needs 2 workers or more and a slot for each; there are {slots} slots")
-    hosts = ",".join(f"{host.name}:{host.slots}" for host in named)
-    return Launch(workers, ("-H", hosts), ssh=tuple(ssh))
+    found = shutil.which("horovodrun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if found is None:
+        raise EnvironmentFault("there is no horovodrun", "Run: python -m hvdtrain build-horovod")
+    command = [found, "-np", str(workers), "--min-np", "1", "--max-np", str(workers), *_COOLDOWN]
+    command += ["-H", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
+    command += ["-p", str(options["ssh_port"])] if options["ssh_port"] else []
+    command += ["-i", str(options["ssh_identity_file"])] if options["ssh_identity_file"] else []
+    return command, hosts, workers

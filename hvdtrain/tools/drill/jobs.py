@@ -1,29 +1,27 @@
-"""Launching the jobs of a drill, with a limit, and leaving nothing behind."""
+"""What a run left behind, how two of them differ, and a job that leaves no process behind."""
 
 import itertools
 import json
 import math
-import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.processes import kill_group, start_group
 from hvdtrain.reporting.index_trace import read_indices
-from hvdtrain.reporting.report import SUMMARY_FILE
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.storage.text import some
 
-LOG = "metrics.jsonl"
 _SHOWN = 5  # steps in a message
-TOLERANCE = 1e-4  # relative difference of losses; sums over other numbers of workers round differently
+_TOLERANCE = 1e-4  # relative difference of losses; sums over other numbers of workers round differently
+_END_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +48,13 @@ class History:
             json.loads(summary.read_text()) if summary.is_file() else {},
         )
 
+    def of_phase(self, name: str, phase: str = "train") -> list[Any]:
+        """Return a value of the lines of a phase, in the order of the log."""
+        return [line[name] for line in self.lines if line["phase"] == phase]
+
     def steps(self, phase: str = "train") -> list[int]:
         """Return the steps of the lines of a phase, in the order of the log."""
-        return [line["step"] for line in self.lines if line["phase"] == phase]
+        return self.of_phase("step", phase)
 
     def samples(self) -> int:
         """Return how many samples were trained on."""
@@ -60,22 +62,18 @@ class History:
 
     def pause_seconds(self) -> float:
         """Return the longest time without training of a change of the workers; 0 if there was none."""
-        return max((line["pause_seconds"] for line in self.lines if line["phase"] == "event"), default=0.0)
-
-    def loss(self) -> float:
-        """Return the last logged loss of training; NaN if there is none."""
-        return next((line["loss"] for line in reversed(self.lines) if line["phase"] == "train"), math.nan)
+        return max(self.of_phase("pause_seconds", "event"), default=0.0)
 
 
 def log_lines(run_dir: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a run's log; one that is just being written is left out."""
-    path = run_dir / LOG
+    path = run_dir / METRICS_FILE
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def differences(found: History, expected: History) -> list[str]:
-    """Return what a disturbed run lost or did twice, in words; nothing if it is as the undisturbed one.
+    """Describe what a disturbed run lost or did twice; nothing if it is as the undisturbed one.
 
     Args:
         found: the disturbed run.
@@ -85,97 +83,29 @@ def differences(found: History, expected: History) -> list[str]:
         status, error = found.summary.get("status", "unknown"), found.summary.get("error", "")
         return [f"it ended with status {status}" + (f": {error}" if error else "")]
     lost = []
-    for phase, words in (("train", "logged steps"), ("eval", "evaluations")):
-        lost += _differing_steps(words, found.steps(phase), expected.steps(phase))
-    lost += _differing_samples(found.indices, expected.indices)
-    losses = dict(zip(expected.steps(), _losses(expected), strict=True))
-    for step, loss in zip(found.steps(), _losses(found), strict=True):
-        if step in losses and not math.isclose(loss, losses[step], rel_tol=TOLERANCE, abs_tol=1e-6):
+    for phase, name in (("train", "logged steps"), ("eval", "evaluations")):
+        steps, known = found.steps(phase), expected.steps(phase)
+        counts = Counter(steps)
+        parts = {
+            "missing": [step for step in known if not counts[step]],
+            "twice": [step for step, count in counts.items() if count > 1],
+            "too many": sorted(counts.keys() - set(known)),
+            "out of order": [step for step, after in itertools.pairwise(steps) if after < step],
+        }
+        lost += [f"{name} {what}: {some(wrong, _SHOWN)}" for what, wrong in parts.items() if wrong]
+    steps = sorted(
+        step
+        for step in found.indices.keys() | expected.indices.keys()
+        if list(found.indices.get(step, ())) != list(expected.indices.get(step, ()))
+    )
+    if steps:
+        lost.append(f"samples of steps that are others than undisturbed: {some(steps, _SHOWN)}")
+    losses = dict(zip(expected.steps(), expected.of_phase("loss"), strict=True))
+    for step, loss in zip(found.steps(), found.of_phase("loss"), strict=True):
+        if step in losses and not math.isclose(loss, losses[step], rel_tol=_TOLERANCE, abs_tol=1e-6):
             lost.append(f"the loss of step {step} is {loss:.6g}, and {losses[step]:.6g} undisturbed")
             break
-    if not found.summary.get("checkpoint"):
-        lost.append("there is no checkpoint that verifies")
-    return lost
-
-
-def _losses(history: History) -> list[float]:
-    return [line["loss"] for line in history.lines if line["phase"] == "train"]
-
-
-def _differing_steps(words: str, found: Sequence[int], expected: Sequence[int]) -> list[str]:
-    counts = Counter(found)
-    missing = [step for step in expected if not counts[step]]
-    twice = [step for step, count in counts.items() if count > 1]
-    more = sorted(set(found) - set(expected))
-    parts = [("missing", missing), ("twice", twice), ("too many", more)]
-    parts.append(("out of order", [step for step, after in itertools.pairwise(found) if after < step]))
-    return [f"{words} {what}: {some(steps, _SHOWN)}" for what, steps in parts if steps]
-
-
-def _differing_samples(
-    found: Mapping[int, Sequence[int]], expected: Mapping[int, Sequence[int]]
-) -> list[str]:
-    steps = [step for step in expected if list(found.get(step, ())) != list(expected[step])]
-    steps += [step for step in found if step not in expected]
-    return [f"samples of steps that are others than undisturbed: {some(steps, _SHOWN)}"] if steps else []
-
-
-_END_SECONDS = 15.0
-_TASK = "hvdtrain.tools.drill.task:Drill"
-
-
-@dataclass(frozen=True)
-class Launch:
-    """How the jobs of a drill are launched.
-
-    Attributes:
-        workers: number of workers.
-        hosts: words for horovodrun that say where they run, such as ``("-H", "h1:2,h2:2")``.
-        ssh: words for horovodrun on how to reach the hosts.
-        most: workers that are never exceeded; None for ``workers``.
-        cooldown_seconds: the shortest and longest time for which a slot that failed is left out.
-        step_seconds: how long each step takes at least.
-        start_seconds: how long a worker takes to start, beside what it needs.
-    """
-
-    workers: int
-    hosts: tuple[str, ...]
-    ssh: tuple[str, ...] = ()
-    most: int | None = None
-    cooldown_seconds: tuple[int, int] = (2, 60)
-    step_seconds: float = 0.03
-    start_seconds: float = 0.0
-
-    def host_names(self) -> list[str]:
-        """Return the names of the hosts."""
-        return [entry.partition(":")[0] for entry in self.hosts[-1].split(",")]
-
-    def command(self, framework: str, run_dir: Path, disturb: str = "", *options: str) -> list[str]:
-        """Return the command of an elastic job that trains the task of the drill.
-
-        Args:
-            framework: "torch" or "tf".
-            run_dir: its run directory.
-            disturb: how it disturbs itself; see ``Drill``.
-            options: more options of the training.
-        """
-        horovodrun = Path(sys.executable).with_name("horovodrun")
-        launcher = str(horovodrun) if horovodrun.is_file() else shutil.which("horovodrun")
-        if launcher is None:
-            raise EnvironmentFault("there is no horovodrun", "Run: python -m hvdtrain build-horovod")
-        elastic = ["-np", str(self.workers), "--min-np", "1", "--max-np", str(self.most or self.workers)]
-        elastic += ["--blacklist-cooldown-range", *map(str, self.cooldown_seconds)]
-        times = f"step_seconds: {self.step_seconds}, start_seconds: {self.start_seconds}"
-        task = f"task_options={{disturb: '{disturb}', {times}}}"
-        training = [sys.executable, "-m", "hvdtrain", "--framework", framework, "--task", _TASK]
-        return [
-            launcher,
-            *elastic,
-            *self.hosts,
-            *self.ssh,
-            *training,
-            *("--run-dir", str(run_dir), "--set", task, *options),
-        ]
+    return lost + ([] if found.summary.get("checkpoint") else ["there is no checkpoint that verifies"])
 
 
 class RunningJob:
@@ -197,7 +127,7 @@ class RunningJob:
         self._output.close()
 
     def stop(self) -> None:
-        """Ask the launcher to stop the job."""
+        """Have the launcher stop the job."""
         self._process.send_signal(signal.SIGTERM)
 
     def wait_for_step(self, step: int, seconds: float) -> bool:
@@ -211,14 +141,10 @@ class RunningJob:
             time.sleep(0.05)
         return False
 
-    def wait(self, seconds: float) -> int | None:
-        """Wait for the end of the job; return its exit code, None if it did not end in time."""
-        try:
-            return self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return None
-
-    def output(self) -> str:
-        """Return the last lines of what the job printed."""
+    def wait(self, seconds: float) -> tuple[int | None, str]:
+        """Wait for the end; return the exit code, None if it did not end in time, and the last output."""
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(seconds)
         self._output.seek(0)
-        return "\n".join(self._output.read().decode(errors="replace").splitlines()[-20:])
+        return code, "\n".join(self._output.read().decode(errors="replace").splitlines()[-20:])

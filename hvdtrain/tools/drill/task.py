@@ -36,7 +36,6 @@ class Drill:
         disturb: what one worker does to itself, such as "kill@1#60": what ("kill", "freeze", "leave" or
             "cut", which cuts off its host), the worker's rank, and the step; empty for nothing.
         step_seconds: how long each step takes at least.
-        start_seconds: how long a worker takes to start, beside what it needs.
     """
 
     loss = "mse"
@@ -53,11 +52,10 @@ class Drill:
         "initial_parameters": "portable",
     }
 
-    def __init__(self, disturb: str = "", step_seconds: float = 0.03, start_seconds: float = 0.0) -> None:
+    def __init__(self, disturb: str = "", step_seconds: float = 0.03) -> None:
         if disturb and not _DISTURBANCE.fullmatch(disturb):
             raise TaskError(f"disturb: {disturb!r} is not such as 'kill@1#60'")
         self._disturb, self._step_seconds = disturb, step_seconds
-        time.sleep(start_seconds)
 
     def train_data(self) -> Mapping[str, Any]:
         """Return the training data: inputs (6,), targets (3,)."""
@@ -90,36 +88,24 @@ class _Disturbing(Callback):
     every_rank = True
 
     def __init__(self, disturb: str, step_seconds: float) -> None:
-        match = _DISTURBANCE.fullmatch(disturb)
-        self._what, self._rank, self._step = (
-            (match[1], int(match[2]), int(match[3])) if match else ("", -1, -1)
-        )
-        self._step_seconds = step_seconds
-        self._run_dir = Path()
+        self._match, self._step_seconds = _DISTURBANCE.fullmatch(disturb), step_seconds
+        self._what, self._run_dir = "", Path()
 
     def on_start(self, context: RunContext) -> None:
         self._run_dir = context.run_dir
-        if context.rank != self._rank:
-            self._what = ""
+        self._what = self._match[1] if self._match and context.rank == int(self._match[2]) else ""
 
     def on_step(self, step: "StepInfo", metrics: "StepMetrics") -> None:
         time.sleep(self._step_seconds)
-        if self._what and step.step == self._step and self._is_first():
-            _disturb(self._what)
-
-    def _is_first(self) -> bool:
-        """Return whether the job was not disturbed yet; a worker that replaces this one has its rank."""
+        if not self._match or not self._what or step.step != int(self._match[3]):
+            return
         try:
             with (self._run_dir / MARK).open("x") as file:
                 file.write(str(time.time()))
-        except FileExistsError:
-            return False
-        return True
-
-
-def _disturb(what: str) -> None:
-    if what == "cut":
-        commands = f"{_DROP.format('I')}; sleep {CUT_SECONDS}; {_DROP.format('D')}"
-        start_group(["sh", "-c", commands], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    else:
-        os.kill(os.getpid(), _SIGNALS[what])
+        except FileExistsError:  # a worker that replaces the disturbed one has its rank
+            return
+        if self._what == "cut":
+            commands = f"{_DROP.format('I')}; sleep {CUT_SECONDS}; {_DROP.format('D')}"
+            start_group(["sh", "-c", commands], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        else:
+            os.kill(os.getpid(), _SIGNALS[self._what])
