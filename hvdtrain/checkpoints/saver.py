@@ -4,10 +4,12 @@ import contextlib
 import errno
 import math
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,9 +19,14 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.reporting.report import Report
+from hvdtrain.storage.urls import shown
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 
+if TYPE_CHECKING:
+    from hvdtrain.checkpoints.remote.run_store import RunStore
+
+_FAILING_SECONDS = 120.0  # after which on_save_error: stop stops a job whose store does not answer
 _REPORTED_WAIT_SECONDS = 0.1
 _WRITING = "finishing an earlier save"
 _LOOK_SECONDS = 1.0
@@ -37,7 +44,6 @@ class Saver:
         failures: what could not be written, and why.
         not_finite: which parameter of a state is not finite, in words; such a state is not written.
         replaced: what happened to the run directory, in words, if another directory has its name.
-        is_complete: whether training is done and all was written: no copy of the run needs to stay.
     """
 
     def __init__(self) -> None:
@@ -45,7 +51,6 @@ class Saver:
         self.failures: list[str] = []
         self.not_finite = ""
         self.replaced = ""
-        self.is_complete = False
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device; rank 0 writes it in the background."""
@@ -300,6 +305,50 @@ class BackgroundSaver(Saver):
             "training stops" if self._stop_on_error else "training continues, the next save tries again"
         )
         self._report.note(f"cannot write the checkpoint of {reason}; {good}; {next_step}")
+
+
+class UploadingSaver(BackgroundSaver):
+    """The saver of rank 0 if the run directory is at a URL; ``stop_on_error`` is of the store, too."""
+
+    def __init__(
+        self, folder: Path, report: Report, store: "RunStore", *, stop_on_error: bool = False, **options: Any
+    ) -> None:
+        super().__init__(folder, report, stop_on_error=stop_on_error, **options)
+        self._store, self._stops, self._is_closed = store, stop_on_error, False
+
+    def poll(self) -> bool:
+        """Report what was written or went wrong since the last call; return whether to stop for it."""
+        stop = super().poll()
+        if self.is_in_own_thread:
+            for text in self._store.notes():
+                self._report.note(text)
+        self.replaced = self.replaced or self._store.lost
+        return stop or bool(self.replaced) or (self._stops and self._store.failing_seconds > _FAILING_SECONDS)
+
+    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
+        """Wait until what was written is whole in the store; return why it is not."""
+        return "" if self._store.flush(limits, self._report.note) else self._store.problem()
+
+    def published(self) -> tuple[str | None, str | None]:
+        """Return the newest checkpoint in the store, and why the newest one here is not there."""
+        found = self._store.newest_whole()
+        if self.newest is None or self.newest.name in self._store.whole:
+            return found, None
+        return found, f"{self._store.problem()}; {self.newest} has the state of its step"
+
+    def close(self, seconds: float) -> str:
+        """End the uploads; return what the user should know, or nothing."""
+        if self._is_closed:
+            return ""
+        self._is_closed, folder = True, self._store.folder
+        if not self._store.close(seconds):
+            where = f"{folder} on this host has all of it; the same command with --resume uploads it"
+            return f"{self._store.problem()}; {where} to {shown(self._store.url)}"
+        names = {path.name for path in folder.glob(f"{self._folder.name}/[!.]*")} - self._store.whole
+        if names:
+            return f"{folder} stays, as these are not in the store: {', '.join(sorted(names)[:4])}"
+        shutil.rmtree(folder, ignore_errors=True)
+        return ""
 
 
 def _makes_room(path: Path, state: PortableState) -> bool:

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -35,24 +34,10 @@ def deadline(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
 # the signals that a worker handles: what it starts ignores them
 HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 SAME_START_SECONDS = 2.0  # two processes read the time of boot, of which a start time is made, differently
-_NICENESS = 19
 _KILLED_SECONDS = 1.0  # a process that waits for a disk ends when that answers
 _LEFTOVER_SECONDS = 0.5  # for what processes still write that the command left behind
 _MOST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
-# what launchers tell their workers: a process beside one is none
-_OF_LAUNCHERS = (
-    *("HOROVOD_", "HVDTRAIN_ELASTIC", "HVDTRAIN_WORKER", "HVDTRAIN_SLOT"),
-    *("OMPI_", "PMIX_", "PMI_", "PRTE_"),
-)
-
-
-def side_environment() -> dict[str, str]:
-    """Return the environment of such a process: the job's, without what a launcher tells a worker."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(_OF_LAUNCHERS)}
-    path = [str(Path(__file__).parents[2]), *filter(None, [found.get("PYTHONPATH")])]
-    # no file in the working directory takes the place of a library
-    return {**found, "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
 
 
 def end_with_parent(parent: int | None, number: int = signal.SIGTERM) -> None:
@@ -66,14 +51,6 @@ def end_with_parent(parent: int | None, number: int = signal.SIGTERM) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
     if parent is not None and os.getppid() != parent:
         os._exit(1)
-
-
-def stay_out_of_the_way() -> None:
-    """Leave the cores to training: a launcher may have bound the job, and so this process, to one of them."""
-    with suppress(OSError):
-        os.nice(_NICENESS)
-    with suppress(OSError):
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
 
 
 class Ended(NamedTuple):

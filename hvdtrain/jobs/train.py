@@ -232,7 +232,6 @@ def _report_end(
         if missing and in_order and not summary.save_error:
             summary = with_save_error(session, summary, missing)
             session.report.write_summary(summary)  # which the store does not have
-        session.saver.is_complete = status == "completed" and not missing
         if missing and in_order:  # before other workers end, for which mpirun ends this one
             end_uploads(session.saver, session.report)
     return summary

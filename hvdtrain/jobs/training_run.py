@@ -18,7 +18,7 @@ from hvdtrain.callbacks import (
     find_callbacks,
     hook_of,
 )
-from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
+from hvdtrain.checkpoints.saver import BackgroundSaver, Saver, UploadingSaver
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.readers import Readers
@@ -270,8 +270,6 @@ def _saver(run: TrainingRun, session: Session, point: ResumePoint) -> Background
     folder = session.run_dir / CHECKPOINTS
     if run.store is None:
         return BackgroundSaver(folder, session.report, **options)
-    from hvdtrain.checkpoints.remote.run_store import UploadingSaver  # most jobs do without
-
     return UploadingSaver(folder, session.report, run.store, **options)
 
 

@@ -34,8 +34,8 @@ pytest.importorskip("pyarrow")
 
 # --- killed in the middle of an upload, resumed from the store alone: with data in the store, too
 
-# framework, launcher, task, whether the process that uploads is killed with rank 0
-CELLS = [("torch", "gloo", "Parquet", True), ("tf", "mpi", "WebDataset", False)]
+# framework, launcher, task
+CELLS = [("torch", "gloo", "Parquet"), ("tf", "mpi", "WebDataset")]
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Killed:
         expected: an uninterrupted run, with data on a disk.
     """
 
-    cell: tuple[str, str, str, bool]
+    cell: tuple[str, str, str]
     prefix: str
     copy: str
     saved: dict[int, Saved]
     expected: Local
 
     def command(self, framework: str, run_dir: str, *options: str) -> list[str]:
-        _, controller, task, _ = self.cell
+        _, controller, task = self.cell
         options = ("--steps", str(STEPS), *options)
         return stored_jobs.command_for(2, controller, framework, task, *options, run_dir=run_dir)
 
@@ -78,15 +78,11 @@ def killed(request, store, bucket) -> Killed:
         host.hold_at(17)
         await_in(job, lambda: any("step-00000015/" in name for name in bucket.objects(prefix)))
         store.proxy.is_frozen = True
-        with_uploader, processes = request.param[-1], rank_zero(job)
-        kill_all(processes if with_uploader else processes[:1])
-        if not with_uploader:
-            store.proxy.heal()
+        kill_all(rank_zero(job))
         returncode = until_gone(job).returncode
     store.proxy.heal()
     assert returncode != 0
-    if with_uploader:
-        bucket.remove(f"{prefix}/{CLAIM}")  # in place of waiting until it is too old
+    bucket.remove(f"{prefix}/{CLAIM}")  # in place of waiting until it is too old
     bucket.copy(prefix, run.copy)
     return Killed(run.cell, prefix, run.copy, bucket.saved(prefix), expected)
 
@@ -102,11 +98,6 @@ def resumed(killed, store) -> Result:
 def test_a_killed_run_has_whole_checkpoints_in_the_store(killed):
     assert 10 in killed.saved
     assert killed.expected.has_all(killed.saved)
-
-
-def test_what_rank_0_started_uploads_the_last_checkpoint_although_it_was_killed(killed):
-    *_, with_uploader = killed.cell
-    assert with_uploader or 15 in killed.saved
 
 
 def test_another_host_resumes_from_the_newest_one_in_the_store(killed, resumed):

@@ -44,7 +44,6 @@ def server():
 @pytest.fixture
 def store(server, tmp_path, monkeypatch):
     monkeypatch.setenv("HVDTRAIN_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(fetched, "_FOLDERS", {})
     yield server
     server.proxy.heal()
 

@@ -4,23 +4,20 @@ The copies belong to one process and are removed at its end.
 """
 
 import atexit
-import hashlib
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
-from uuid import uuid4
 
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
-from hvdtrain.checkpoints.remote.begin import begins_with
 from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, StoredCheckpoints
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import FILES
 from hvdtrain.storage.files import cache_folder
 from hvdtrain.storage.text import name_place, url_of
@@ -38,12 +35,10 @@ from hvdtrain.storage.urls import (
     shown,
 )
 
-_MOST_NAME_BYTES, _CUT_NAME_BYTES = 200, 100  # of the name of a copy: file systems take 255, stores more
 _LISTINGS = 3  # if checkpoints are removed while they are fetched
 _MOST_CHECKPOINTS = 100
 _MAX_BYTES = 1 << 30  # of a file; a larger one is left out
 _OLD_SECONDS = 24 * 3600.0  # after which the copies of a process that was killed are removed
-_FOLDERS: dict[int, Path] = {}  # by process: a forked one has its own
 
 
 def locate(place: Path | str) -> Checkpoint:
@@ -53,26 +48,30 @@ def locate(place: Path | str) -> Checkpoint:
         CheckpointError: If there is none, or the one that was named is corrupt.
         EnvironmentFault: If it cannot be read, or not be kept here.
     """
-    return fetch(str(place)) if is_url(place) else verification.locate(Path(place))
+    if not is_url(place):
+        return verification.locate(Path(place))
 
+    def fetched(url: str) -> Checkpoint | None:
+        stored = StoredCheckpoints(parent(url))
+        if stored.manifest(name(url)) is None:
+            return None
+        path = _place(url)
+        return verification.verify(stored.fetch(name(url), path.parent))
 
-def fetch(url: str) -> Checkpoint:
-    """Return a verified copy of the checkpoint at a URL, or of the newest good one of the run there.
-
-    Raises:
-        CheckpointError: If there is none, or the one that was named is corrupt.
-        EnvironmentFault: If it cannot be fetched.
-    """
-    return _newest(url, _fetched)
+    return _newest(str(place), fetched)
 
 
 def find_unverified(url: str) -> Checkpoint:
     """Return the checkpoint at a URL, or the newest one of the run there, by its manifest alone.
 
-    Nothing is fetched: what its path is for is to name it. It raises what ``fetch`` does.
+    Nothing is fetched: what its path is for is to name it. It raises what ``locate`` does.
     """
-    found = _newest(url, _by_manifest)
-    return Checkpoint(found.path, found.manifest)
+
+    def by_manifest(url: str) -> Checkpoint | None:
+        manifest = StoredCheckpoints(parent(url)).manifest(name(url))
+        return None if manifest is None else Checkpoint(_place(url), manifest)
+
+    return _newest(url, by_manifest)
 
 
 def _newest(url: str, read: Callable[[str], Checkpoint | None]) -> Checkpoint:
@@ -80,17 +79,20 @@ def _newest(url: str, read: Callable[[str], Checkpoint | None]) -> Checkpoint:
     with _reading_checkpoints(url):
         for _ in range(_LISTINGS):
             problems: list[str] = []
-            removed = False
+            is_removed = False  # by its run, meanwhile
             for one in _candidates(url):
                 try:
                     if (found := read(one)) is not None:
                         return Checkpoint(found.path, found.manifest, tuple(problems))
                 except CorruptCheckpoint as corruption:
-                    removed = removed or not _is_whole(one)  # by its run, meanwhile
+                    is_removed |= not _is_whole(one)
                     problems.append(f"{name(one)}: {corruption}")
-            if not removed:
+            if not is_removed:
                 break
-    raise _none_at(url, problems)
+    raise CheckpointError(
+        "; ".join([f"no {'good ' if problems else ''}checkpoint at {shown(url)}", *problems[:4]]),
+        "Give the URL of a run directory, or of a directory such as RUN_DIR/checkpoints/step-00000120.",
+    )
 
 
 def manifests_in(url: str) -> dict[str, Manifest]:
@@ -99,29 +101,17 @@ def manifests_in(url: str) -> dict[str, Manifest]:
     with _reading_checkpoints(url):
         for one in reversed(_candidates(url)):
             with suppress(CorruptCheckpoint, EnvironmentFault):
-                if (manifest := _stored(one).manifest(name(one))) is not None:
+                if (manifest := StoredCheckpoints(parent(one)).manifest(name(one))) is not None:
                     found[one] = manifest
     return found
 
 
 def run_place_of(found: Checkpoint) -> Path | str:
     """Return the run directory that a checkpoint lies in, or its own folder: the URL of a copy's original."""
-    url = url_of(found.path)
-    folder: Path | str = parent(url) if url else found.path.parent
-    if isinstance(folder, str):
-        return parent(folder) if name(folder) == FOLDER else folder
+    if url := url_of(found.path):
+        return parent(parent(url)) if name(parent(url)) == FOLDER else parent(url)
+    folder = found.path.parent
     return folder.parent if folder.name == FOLDER else folder
-
-
-def local_name(url: str) -> str:
-    """Return the last part of a URL, a long one cut, or another word if it cannot be a file's name."""
-    last = name(url)
-    if last in ("", ".", "..") or "\0" in last:
-        return "run"
-    content = last.encode(errors="surrogateescape")
-    if len(content) <= _MOST_NAME_BYTES:
-        return last
-    return f"{content[:_CUT_NAME_BYTES].decode(errors='ignore')}-{hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def _candidates(url: str) -> list[str]:
@@ -129,9 +119,8 @@ def _candidates(url: str) -> list[str]:
     if NAME.fullmatch(name(url)) or _is_whole(url):
         return [url]
     for folder in (join(url, FOLDER), url):
-        found = [one.url for one in entries(folder) if one.is_folder and NAME.fullmatch(name(one.url))]
-        if found:
-            return sorted(found, key=lambda one: int(name(one).rpartition("-")[2]), reverse=True)
+        if names := StoredCheckpoints(folder).names():
+            return [join(folder, one) for one in reversed(names)]
     return []
 
 
@@ -139,62 +128,30 @@ def _is_whole(url: str) -> bool:
     return any(name(one.url) == MANIFEST_FILE for one in entries(url))
 
 
-def _stored(url: str) -> StoredCheckpoints:
-    """Return the checkpoints of the folder that one lies in."""
-    found = StoredCheckpoints(url)
-    found.url = parent(url)
-    return found
-
-
-def _by_manifest(url: str) -> Checkpoint | None:
-    manifest = _stored(url).manifest(name(url))
-    return None if manifest is None else Checkpoint(_place(url), manifest)
-
-
-def _fetched(url: str) -> Checkpoint | None:
-    if _stored(url).manifest_bytes(name(url)) is None:
-        return None
-    path = _place(url)
-    return verification.verify(_stored(url).fetch(name(url), path.parent).rename(path))
-
-
 def _place(url: str) -> Path:
     """Return a new path for a copy, whose folder exists, and which texts name by the URL."""
-    path = _own_folder() / uuid4().hex / local_name(url)
-    path.parent.mkdir()
+    folder = _own_folder(os.getpid(), cache_folder().absolute() / "reading")
+    path = Path(tempfile.mkdtemp(dir=folder)) / (name(url).strip(".") or "run")
     name_place(path, shown(url))
     return path
 
 
-def _own_folder() -> Path:
-    """Return a folder of this process, which is removed at its end."""
-    if os.getpid() not in _FOLDERS:
-        beside = cache_folder().absolute() / "reading"
-        beside.mkdir(parents=True, exist_ok=True)
-        with suppress(OSError):
-            for path in beside.iterdir():
-                if time.time() - path.stat().st_mtime > _OLD_SECONDS:
-                    shutil.rmtree(path, ignore_errors=True)
-        folder = Path(tempfile.mkdtemp(dir=beside))
-        _FOLDERS[os.getpid()] = folder
-        atexit.register(_remove, folder, os.getpid())
-    return _FOLDERS[os.getpid()]
+@cache
+def _own_folder(process: int, beside: Path) -> Path:
+    """Return a folder of this process, which is removed at its end; a process that was forked has its own."""
+    beside.mkdir(parents=True, exist_ok=True)
+    with suppress(OSError):
+        for path in beside.iterdir():
+            if time.time() - path.stat().st_mtime > _OLD_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(dir=beside))
 
+    @atexit.register
+    def remove() -> None:
+        if os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)
 
-def _remove(folder: Path, process: int) -> None:
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _none_at(url: str, problems: list[str]) -> CheckpointError:
-    if NAME.fullmatch(name(url)):
-        what = f"checkpoint {shown(url)} is damaged" if problems else f"there is no checkpoint {shown(url)}"
-    else:
-        what = f"no good checkpoint in {shown(url)}" if problems else f"no checkpoint in {shown(url)}"
-    return CheckpointError(
-        "; ".join([what, *problems[:4]]),
-        "Give the URL of a run directory, or of a directory such as RUN_DIR/checkpoints/step-00000120.",
-    )
+    return folder
 
 
 @contextmanager
@@ -260,24 +217,15 @@ class FetchedRun:
         return one.size_bytes <= _MAX_BYTES and (name(one.url) in FILES or is_event_file)
 
     def _manifests(self) -> Mapping[str, ObjectInfo]:
-        folders = [one for one in entries(join(self.url, FOLDER)) if one.is_folder]
-        newest = sorted((one.url for one in folders if NAME.fullmatch(name(one.url))), key=name)
-        listed = [(folder, one) for folder in newest[-_MOST_CHECKPOINTS:] for one in entries(folder)]
-        found = [(name(folder), one) for folder, one in listed if name(one.url) == MANIFEST_FILE]
-        return {f"{FOLDER}/{folder}/{MANIFEST_FILE}": one for folder, one in found}
+        stored = StoredCheckpoints(join(self.url, FOLDER))
+        newest = [join(stored.url, one) for one in stored.names()[-_MOST_CHECKPOINTS:]]
+        found = [one for url in newest for one in entries(url) if name(one.url) == MANIFEST_FILE]
+        return {one.url.removeprefix(f"{self.url}/"): one for one in found}
 
     def _fetch(self, key: str, one: ObjectInfo) -> None:
         path = self.path / key
         path.parent.mkdir(parents=True, exist_ok=True)
-        new = path.with_name(f".new-{path.name}")
-        download(one.url, new)
-        if key == METRICS_FILE and path.exists() and begins_with(new, path):
-            with new.open("rb") as source, path.open("ab") as grown:  # who follows it sees that it has grown
-                source.seek(path.stat().st_size)
-                shutil.copyfileobj(source, grown)
-            new.unlink()
-        else:
-            new.replace(path)
+        download(one.url, path)
         if one.modified is not None:
             os.utime(path, (one.modified.timestamp(), one.modified.timestamp()))
 

@@ -1,310 +1,394 @@
-"""What a job has of a run directory at a URL: its working copy, and the process that uploads it."""
+"""A run directory at a URL: rank 0 writes its working copy on the disk, and a thread uploads what is new."""
 
 import json
 import math
-import os
-import shutil
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from hvdtrain.checkpoints.remote.begin import SCRATCH, Begun
-from hvdtrain.checkpoints.remote.process import FLUSH, OVER, START
-from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, never_uploaded, step_in
-from hvdtrain.checkpoints.saver import BackgroundSaver
-from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault, HvdtrainError
-from hvdtrain.host.processes import kill_group, side_environment, start_group
-from hvdtrain.reporting.report import Report
-from hvdtrain.storage.urls import join, shown
+from hvdtrain.checkpoints import storage, verification
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, copied
+from hvdtrain.checkpoints.remote.claim import BEAT_SECONDS, Claim
+from hvdtrain.checkpoints.remote.stored_checkpoints import (
+    FOLDER,
+    StoredCheckpoints,
+    fetch_logs,
+    logs_in,
+    step_in,
+)
+from hvdtrain.checkpoints.storage import MANIFEST_FILE
+from hvdtrain.early_stopping import MetricGoal
+from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault
+from hvdtrain.reporting.jsonl import write_json
+from hvdtrain.reporting.lock_state import LOCK_FILE
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
+from hvdtrain.storage.files import read_regular
+from hvdtrain.storage.transfers import upload
+from hvdtrain.storage.urls import StoreError, StorePermissionError, entries, join, name, remove, shown
 from hvdtrain.workers.activity import ACTIVITY
 
-_MODULE = "hvdtrain.checkpoints.remote.process"
-_LOG = "upload.log"
-_POLL_SECONDS = 0.05
-_READ_BYTES = 1 << 16
+AUTO, NEW = "auto", ""  # continue if there is a run; there must be none
+SCRATCH = ".store"
+_RUN_FILES = (METRICS_FILE, SUMMARY_FILE, FOLDER)  # if a directory has one of them, it holds a run
+_POLL_SECONDS = 0.5
+_LONGEST_WAIT, _LAST_WAIT = 30.0, 2.0  # between attempts while the store fails, and while the job waits
+_LOG_SECONDS = 30.0  # between uploads of logs while there are no checkpoints
+_MOST_SHARE = 20  # uploads of logs take at most one part in so many of the time
 _SAY_SECONDS = 10.0
-_SILENT_SECONDS = 1800.0  # without a word before the job begins
-_KINDS: dict[str, type[HvdtrainError]] = {
-    kind.__name__: kind for kind in (CheckpointError, ConfigError, EnvironmentFault)
-}
-
-
-@dataclass(frozen=True)
-class UploadState:
-    """How the uploads are.
-
-    Attributes:
-        whole: names of the checkpoints that are whole in the store.
-        problem: why nothing can be uploaded now; empty if it can.
-        lost: why nothing is uploaded any more: another job has the run directory; empty otherwise.
-        moved_bytes: what was moved so far, to and from the store; what was moved again counts once.
-        failing_seconds: for how long nothing could be uploaded.
-    """
-
-    whole: list[str] | tuple[str, ...] = ()
-    problem: str = ""
-    lost: str = ""
-    moved_bytes: int = 0
-    failing_seconds: float = 0.0
+_FEW_SECONDS = 2.0  # for what is left if the job has waited for it in vain
 
 
 class RunStore:
-    """A run directory at a URL, for rank 0. Its process starts with ``begin``.
+    """A run directory at a URL, for rank 0, which has the lock of its working copy.
 
     Args:
         url: the run directory.
         folder: its working copy.
-        options: which checkpoints are kept in the store: ``keep_last``, ``keep_best`` and ``spared``.
+        keep_last: how many of the newest checkpoints are kept in the store; None keeps all.
+        goal: the metric whose best one is kept, too.
+        spared: names of others.
 
     Attributes:
         url, folder: the run directory and its working copy.
-        state: how the uploads were at the last report of the process.
-        begun: where the run stood when the job began.
+        claim: the job's claim on it; None before ``begin``.
+        newest: the name of the newest good checkpoint at the start, which is in the copy; empty if none is.
+        values: the metric of the goal, by the name of a checkpoint that was in the store at the start.
+        whole: the names of the checkpoints of the working copy that are whole in the store.
     """
 
-    def __init__(self, url: str, folder: Path, **options: Any) -> None:
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        keep_last: int | None = None,
+        goal: MetricGoal | None = None,
+        spared: Sequence[str] = (),
+    ) -> None:
         self.url, self.folder = url, folder
-        self.state, self.begun = UploadState(), Begun()
-        self._options = {"keep_last": None, "keep_best": None, "spared": [], **options}
-        self._process: subprocess.Popen[bytes] | None = None
-        self._text = b""
-        self._notes: list[str] = []
-        self._news: dict[str, Any] = {}
-        self._reading = threading.Lock()  # the watch of the workers reads, too
-        self._flushes, self._until_seconds = 0, math.inf
-        self._ended, self._ended_seconds = "", 0.0
+        self._keep_last, self._goal, self._spared = keep_last, goal, spared
+        self.claim: Claim | None = None
+        self.newest, self.whole = "", set[str]()
+        self.values: dict[str, float | None] = {}
+        self._stored = StoredCheckpoints(join(url, FOLDER))
+        self._checkpoints, self._scratch = folder / FOLDER, folder / SCRATCH
+        self._claims = self._scratch / "claims.json"  # of the last jobs whose work is here
+        self._seen: dict[str, tuple[int, int]] = {}  # checkpoints here that are uploaded, or damaged
+        self._uploaded: dict[Path, tuple[int, int]] = {}  # logs
+        self._next_logs = 0.0
+        self._later: list[str] = []
+        self._has_begun = self._has_given_up = False
+        self._retained: list[str] = []  # which checkpoints were here when others were last deleted there
+        self._thread: threading.Thread | None = None
+        self._wake, self._is_over = threading.Event(), threading.Event()
+        self._until = self._failing_since = math.inf  # when uploads end in any case; since when they fail
+        self._problem, self._notes = "", list[str]()
+        self._wanted = self._done = 0  # the number of the last flush, and of the last that was done
 
-    @property
-    def is_open(self) -> bool:
-        """Whether its process was started, and not closed yet."""
-        return self._process is not None
-
-    def begin(self, resume: str, say: Callable[[str], None] = lambda text: None) -> Begun:
+    def begin(self, resume: str) -> list[str]:
         """Claim the run directory and bring the working copy to where the run stands.
 
         Args:
-            resume: as ``hvdtrain.checkpoints.remote.begin`` has it.
-            say: called with what takes long.
+            resume: ``NEW``, ``AUTO``, or the name of the checkpoint that the run is to continue from.
+
+        Returns:
+            What the user should know.
 
         Raises:
-            HvdtrainError: If that cannot be done.
+            ConfigError: If there is a run that the job does not continue.
+            CheckpointError: If the checkpoint that was named is missing or damaged, or all in the store are.
+            EnvironmentFault: If another job has the run directory.
+            StoreError: If the store cannot be read or written.
             OSError: If the working copy cannot be written.
         """
-        if self._process is not None:
-            return self.begun
-        self._process = self._started(resume)
-        moved, since = -1, time.monotonic()
-        while "begun" not in self._news:
-            for text in self.notes():
-                since = time.monotonic()
-                say(text)
-            if found := self._news.get("failed"):
-                self.close(0.0)
-                raise _KINDS[found["kind"]](found["problem"], found["remedy"])
-            if self._ended:
-                raise EnvironmentFault(f"run_dir: {shown(self.url)}: {self._ended}")
-            if self.state.moved_bytes != moved:
-                moved, since = self.state.moved_bytes, time.monotonic()
-                ACTIVITY.progress()
-            if time.monotonic() - since > _SILENT_SECONDS:
-                self.close(0.0)
-                raise EnvironmentFault(f"run_dir: {shown(self.url)}: the store does not answer")
-            time.sleep(_POLL_SECONDS)
-        self.begun = Begun(**self._news["begun"])
-        return self.begun
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        claims = [""]
+        with suppress(OSError, ValueError):
+            claims = json.loads(read_regular(self._claims, 1 << 16))["claims"]
+        self.claim = claim = Claim(self.url, self._notes.append, ended=claims[-1])
+        claim.acquire()
+        threading.Thread(target=self.beat, args=(claim,), daemon=True, name="claim").start()
+        is_stored = not {name(one.url) for one in entries(self.url)}.isdisjoint(_RUN_FILES)
+        is_here = any((self.folder / one).exists() for one in _RUN_FILES)
+        if resume == NEW and (is_stored or is_here):
+            what = "already holds a run" if is_stored else f"has a run on this host alone, {self.folder}"
+            raise ConfigError(
+                f"run_dir: {shown(self.url)} {what}",
+                "Add --resume to continue it, choose another --run-dir, or move it away.",
+            )
+        if is_stored and is_here and claim.writer not in claims:
+            self._move_aside()
+        write_json(self._claims, {"claims": [claim.writer, claim.id]})
+        if is_stored:
+            fetch_logs(self.url, self.folder)
+        if resume != NEW:
+            self._find_newest(resume)
+        return self.notes()
+
+    def _move_aside(self) -> None:
+        beside = self.folder.with_name(f"{self.folder.name}-set-aside-{time.time_ns():x}")
+        beside.mkdir()
+        for path in [path for path in self.folder.iterdir() if path.name not in (SCRATCH, LOCK_FILE)]:
+            path.rename(beside / path.name)
+        text = "the run was continued on another host since this host's copy of it, which is set aside as"
+        self._notes.append(f"{text} {beside}")
+
+    def _find_newest(self, resume: str) -> None:
+        """Find the newest good checkpoint, or the one that is named, and bring it into the working copy."""
+        self._stored.look()
+        if (goal := self._goal) is not None:
+            self.values = {one: m.metrics.get(goal.metric) for one, m in self._stored.known.items() if m}
+        here = [path.name for path in storage.checkpoints_in(self._checkpoints)]
+        names = sorted({*here, *self._stored.known}, key=step_in)
+        if resume != AUTO and resume not in names:
+            raise CheckpointError(
+                f"there is no checkpoint {shown(self._stored.url)}/{resume}", f"There are: {names[-4:]}."
+            )
+        problems: list[str] = []
+        for one in reversed(names if resume == AUTO else [resume]):
+            if (one in here and self._is_good(one, problems)) or self._is_fetched(one, problems):
+                self.newest = one
+                break
+        if problems and not self.newest:
+            raise CheckpointError(
+                f"no checkpoint that can be resumed: {'; '.join(problems[:4])}",
+                "Try again, also on another host, or choose another --run-dir.",
+            )
+        self._notes += [f"checkpoint {text}; it is passed over" for text in problems]
+
+    def _is_good(self, one: str, problems: list[str]) -> bool:
+        """Return whether a checkpoint of the working copy is good; one that is not is set aside."""
+        try:
+            verification.verify(path := self._checkpoints / one)
+        except CorruptCheckpoint as corruption:
+            problems.append(f"{path} is damaged: {corruption}; {storage.quarantine(path)}")
+            return False
+        if one not in self._stored.known:
+            self._notes.append(f"{one} is not in {shown(self.url)} yet: it is uploaded from {self.folder}")
+        return True
+
+    def _is_fetched(self, one: str, problems: list[str]) -> bool:
+        """Return whether a checkpoint was fetched. A damaged one stays: this host may have misread it."""
+        try:
+            return one in self._stored.known and bool(self._stored.fetch(one, self._checkpoints))
+        except CorruptCheckpoint as corruption:
+            problems.append(f"{shown(self._stored.url)}/{one} is damaged: {corruption}")
+            return False
 
     def start(self, step: int | None) -> None:
         """Begin to upload what the job writes.
 
         Args:
-            step: the steps that are done if the run continues in this directory.
+            step: the steps that are done if the run continues in this directory. Later checkpoints in the
+                store are set aside before anything is uploaded.
         """
-        self._send(START, step)
+        if step is not None:
+            self._later = [one for one in sorted(self._stored.known, key=step_in) if step_in(one) > step]
+        self._thread = threading.Thread(target=self.work, daemon=True, name="upload")
+        self._thread.start()
+
+    def beat(self, claim: Claim) -> None:
+        """Give signs of life until the job has ended. A thread runs it."""
+        while not self._is_over.wait(BEAT_SECONDS) and not claim.lost:
+            with suppress(StoreError):
+                claim.update()
+
+    def work(self) -> None:
+        """Upload what the job writes until it has ended. A thread runs it."""
+        failures = 0
+        while not self.lost:
+            self._wake.wait(_POLL_SECONDS)
+            self._wake.clear()
+            wanted = self._wanted
+            try:
+                self.round(is_last=wanted > self._done)
+                if self._problem:
+                    text = f"{shown(self.url)} answers again, and has all that was written meanwhile"
+                    self._notes.append(text)
+                self._problem, self._failing_since, failures, self._done = "", math.inf, 0, wanted
+            except Exception as error:  # the thread must not end without a word
+                failures += 1
+                self._note_problem(error)
+                longest = _LAST_WAIT if wanted else _LONGEST_WAIT
+                self._wake.wait(max(0.0, min(longest, 2.0**failures, self._until - time.monotonic())))
+            if time.monotonic() > self._until or (self._until < math.inf and not self._problem):
+                return
+
+    def _note_problem(self, error: Exception) -> None:
+        reason = " ".join(shown(error).split())
+        if not self._problem and not self.lost:
+            self._failing_since = time.monotonic()
+            stays = f"what it writes stays in {self.folder} until the store has it"
+            self._notes.append(f"{reason}; training continues, {stays}")
+        self._problem = reason
+
+    def round(self, *, is_last: bool = False) -> None:
+        """Upload what there is to upload now; with ``is_last`` the logs, too, whenever that was done last.
+
+        Raises:
+            StoreError: If the store does not answer, or another job has the run directory.
+            OSError: If something cannot be read or written here.
+        """
+        assert self.claim is not None
+        if not self._has_begun:
+            self.claim.writer = self.claim.id
+            self.claim.update()
+            self.claim.check()
+            while self._later:
+                new = self._stored.set_aside(one := self._later[-1])
+                self._notes.append(
+                    f"checkpoint {self._stored.url}/{one} is of a later step; set aside as {new}"
+                )
+                self._later.pop()
+            if not (self.folder / SUMMARY_FILE).exists():
+                with suppress(StorePermissionError):
+                    remove(join(self.url, SUMMARY_FILE))  # of the job before
+            self._has_begun = True
+        while names := self.unfinished():
+            self._upload(self.claim, self._checkpoints / names[-1])
+            self._retain(self.claim)  # also while uploads lag behind: the store does not fill up
+        if is_last or time.monotonic() >= self._next_logs:
+            self._upload_logs(self.claim)
+        self._retain(self.claim)
+
+    def unfinished(self) -> list[str]:
+        """Return the names of the checkpoints here that are still to be uploaded, the newest last."""
+        found = storage.checkpoints_in(self._checkpoints)
+        return [path.name for path in found if self._seen.get(path.name) != _version(path)]
+
+    def is_done(self) -> bool:
+        """Return whether the store has all that is here."""
+        names = {path.name for path in storage.checkpoints_in(self._checkpoints)}
+        logs = (self._uploaded.get(path) == version for path, version in logs_in(self.folder))
+        return self._has_begun and not self.unfinished() and names <= self.whole and all(logs)
+
+    def _upload(self, claim: Claim, path: Path) -> None:
+        version = _version(path)
+        self.whole.discard(path.name)  # another one of that step
+        with copied(path, self._scratch, "store") as source:
+            if source is None:  # it was deleted meanwhile
+                return
+            self._upload_logs(claim)  # no checkpoint is newer than its log
+            try:
+                self._stored.put(source, claim.check)
+                self.whole.add(path.name)
+                self._retained = []
+            except (CorruptCheckpoint, EnvironmentFault) as error:
+                if path.exists():
+                    self._notes.append(f"checkpoint {path} is damaged and is not uploaded: {error}")
+        self._seen[path.name] = version
+
+    def _upload_logs(self, claim: Claim) -> None:
+        began = time.monotonic()
+        for path, version in logs_in(self.folder):
+            if self._uploaded.get(path) != version:
+                claim.check()
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    upload(path, join(self.url, path.relative_to(self.folder).as_posix()))
+                    self._uploaded[path] = version
+        now = time.monotonic()
+        self._next_logs = now + max(_LOG_SECONDS, _MOST_SHARE * (now - began))
+
+    def _retain(self, claim: Claim) -> None:
+        """Delete checkpoints in the store that need not be kept, as enough newer ones are whole there."""
+        here = [path.name for path in storage.checkpoints_in(self._checkpoints)]
+        if self._keep_last is None or here == self._retained:
+            return
+        self._stored.look()  # also at what a job wrote that was cut off and came back
+        try:
+            for one in self._stored.superfluous(self._keep_last, self._goal, self.url):
+                if one not in (*here, *self._spared):
+                    claim.check()
+                    self._stored.delete(one)
+                    self.whole.discard(one)
+        except StorePermissionError as error:
+            self._notes.append(f"{error.problem}; older checkpoints stay in the store")
+            self._keep_last = None
+        self._retained = here
+
+    @property
+    def lost(self) -> str:
+        """Why nothing is uploaded any more: another job has the run directory; empty otherwise."""
+        return self.claim.lost if self.claim is not None else ""
+
+    @property
+    def failing_seconds(self) -> float:
+        """For how long nothing could be uploaded."""
+        return max(0.0, time.monotonic() - self._failing_since)
 
     def notes(self) -> list[str]:
-        """Bring ``state`` up to date; return what the user should know since the last call."""
-        with self._reading:
-            self._read(self._process)
-            found, self._notes = self._notes, []
+        """Return what the user should know since the last call."""
+        found = self._notes[:]
+        del self._notes[: len(found)]
         return found
 
-    def flush(
-        self, limits: Callable[[], tuple[float, float]], say: Callable[[str], None] = lambda text: None
-    ) -> bool:
+    def flush(self, limits: Callable[[], tuple[float, float]], say: Callable[[str], None]) -> bool:
         """Wait until all that was written is whole in the store; return whether it is.
 
         Args:
-            limits: returns for how many seconds to wait while nothing is taken by the store, and in all, from
-                the first call with that number on. It may change.
-            say: called with what is awaited, and what the process notes.
+            limits: returns for how many seconds to wait while the store fails, and in all. It may change.
+            say: called with what is awaited, and what the user should know.
         """
-        if self._process is None or self.state.lost:
+        if self._has_given_up:
             return False
-        self._flushes += 1
-        self._send(FLUSH, self._flushes)
-        since = said = time.monotonic()
-        moved = self.state.moved_bytes
-        while True:
-            for text in self.notes():
-                say(text)
-            if self._news.get("flushed") == self._flushes:
-                return True
+        self._wanted += 1
+        self._wake.set()
+        began = said = failing = time.monotonic()
+        while self._done < self._wanted:
+            ACTIVITY.progress()
             now = time.monotonic()
-            if self.state.moved_bytes != moved:
-                moved, since = self.state.moved_bytes, now
-                ACTIVITY.progress()
-            idle_seconds, most_seconds = limits()
-            self._until_seconds = min(self._until_seconds, now + most_seconds)
-            is_late = now - since > idle_seconds or now > self._until_seconds
-            if self._ended or self.state.lost or is_late:
-                return False
+            failing = failing if self._problem else now
+            if self.lost or now - failing > limits()[0] or now - began > limits()[1]:
+                self._has_given_up = True
+                break
             if now - said > _SAY_SECONDS:
-                said, why = now, f" ({self.state.problem})" if self.state.problem else ""
-                say(f"uploading to {shown(self.url)}: {moved / 1e6:,.0f} MB so far{why}")
-            time.sleep(_POLL_SECONDS)
+                said = now
+                say(f"uploading to {shown(self.url)}{f' ({self._problem})' if self._problem else ''}")
+            time.sleep(0.05)
+        for text in self.notes():
+            say(text)
+        return self._done == self._wanted
 
     def close(self, seconds: float) -> bool:
-        """Have the process end, and wait for that.
+        """End the uploads, and let other jobs have the run directory.
 
         Args:
-            seconds: how long it may upload what is left.
+            seconds: how long what is left may be uploaded.
 
         Returns:
-            Whether the store has all that was written, and other jobs can have the run directory at once.
+            Whether the store has all that was written.
         """
-        if self._process is None:
+        if self.claim is None or self._is_over.is_set():
             return True
-        self._send(OVER, seconds)
-        process, self._process = self._process, None
-        assert process.stdin is not None
-        assert process.stdout is not None
-        code: int | None = None
-        with suppress(subprocess.TimeoutExpired):  # it ends by itself after some seconds more
-            code = process.wait(seconds + 10.0)
-        if code is None:
-            kill_group(process)
-        with self._reading:
-            self._read(process)
-        with suppress(OSError):
-            process.stdin.close()
-        process.stdout.close()
-        return code == 0
+        seconds = min(seconds, _FEW_SECONDS) if self._has_given_up else seconds
+        self._wanted += 1
+        self._until = time.monotonic() + seconds
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(seconds + 1.0)
+        is_alive = self._thread is not None and self._thread.is_alive()
+        self._is_over.set()
+        if not is_alive:  # else it may still write
+            with suppress(OSError):
+                self.claim.release()
+        return self._thread is None or (not is_alive and self.is_done())
 
-    def newest(self) -> str | None:
+    def newest_whole(self) -> str | None:
         """Return the URL of the newest checkpoint of this job's working copy that is whole in the store."""
-        names = sorted(self.state.whole, key=step_in)
-        return join(self.url, FOLDER, names[-1]) if names else None
+        names = sorted(self.whole.copy(), key=step_in)
+        return join(self._stored.url, names[-1]) if names else None
 
     def problem(self) -> str:
         """Return why not all that was written is in the store."""
-        reason = self.state.lost or self.state.problem or self._ended or "it was not uploaded in time"
+        reason = self.lost or self._problem or "it was not uploaded in time"
         return f"not all of the run is in {shown(self.url)}: {reason}"
 
-    def _started(self, resume: str) -> "subprocess.Popen[bytes]":
-        scratch = self.folder / SCRATCH
-        scratch.mkdir(parents=True, exist_ok=True)
-        options = {"url": self.url, "folder": str(self.folder), "resume": resume, **self._options}
-        command = [sys.executable, "-m", _MODULE, json.dumps(options)]
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with open(scratch / _LOG, "wb", opener=lambda path, _: os.open(path, flags, 0o666)) as log:
-            pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-            # its group outlives Ctrl-C, and a launcher that ends its workers
-            process = start_group(command, **pipes, env=side_environment())
-        assert process.stdout is not None
-        os.set_blocking(process.stdout.fileno(), False)
-        return process
 
-    def _send(self, kind: str, value: Any) -> None:
-        if self._process is not None and self._process.stdin is not None:
-            with suppress(OSError):  # it has ended
-                os.write(self._process.stdin.fileno(), json.dumps([kind, value]).encode() + b"\n")
-
-    def _read(self, process: "subprocess.Popen[bytes] | None") -> None:
-        """Take in what the process has reported, and whether it has ended."""
-        if process is None or process.stdout is None:
-            return
-        code = process.poll()
-        with suppress(OSError):
-            while found := os.read(process.stdout.fileno(), _READ_BYTES):
-                self._text += found
-        *lines, self._text = self._text.split(b"\n")
-        for line in lines:
-            report = json.loads(line)
-            self.state = UploadState(**report.pop("state"))
-            self._notes += report.pop("notes")
-            self._news |= report
-        if code is not None and process is self._process and not self._ended:
-            self._ended_seconds = time.monotonic()
-            self._ended = (
-                f"the process that uploads ended with {code}; {self.folder / SCRATCH / _LOG} says why"
-            )
-            if "begun" in self._news and not self.state.lost:
-                self._notes.append(
-                    f"{shown(self.url)}: {self._ended}; nothing more is uploaded, and training continues in "
-                    f"{self.folder}"
-                )
-        if self._ended:
-            failing_seconds = time.monotonic() - self._ended_seconds
-            self.state = replace(self.state, problem=self._ended, failing_seconds=failing_seconds)
-
-
-_FEW_SECONDS = 2.0  # for what is left if the job has waited for it in vain
-_FAILING_SECONDS = 120.0  # after which on_save_error: stop stops a job whose store does not answer
-
-
-class UploadingSaver(BackgroundSaver):
-    """The saver of rank 0 if the run directory is at a URL; ``stop_on_error`` is of the store, too."""
-
-    def __init__(
-        self, folder: Path, report: Report, store: RunStore, *, stop_on_error: bool = False, **options: Any
-    ) -> None:
-        super().__init__(folder, report, stop_on_error=stop_on_error, **options)
-        self._store, self._stops, self._has_given_up = store, stop_on_error, False
-
-    def poll(self) -> bool:
-        """Report what was written or went wrong since the last call; return whether to stop for it."""
-        stop = super().poll()
-        if self.is_in_own_thread:
-            self._note_news()
-        self.replaced = self.replaced or self._store.state.lost
-        fails = self._stops and self._store.state.failing_seconds > _FAILING_SECONDS
-        return stop or bool(self.replaced) or fails
-
-    def _note_news(self) -> None:
-        for text in self._store.notes():
-            self._report.note(text)
-
-    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
-        """Wait until what was written is whole in the store; return why it is not."""
-        if not self._has_given_up and self._store.flush(limits, self._report.note):
-            return ""
-        self._has_given_up = True
-        return self._store.problem()
-
-    def published(self) -> tuple[str | None, str | None]:
-        """Return the newest checkpoint in the store, and why the newest one here is not there."""
-        self._note_news()
-        found = self._store.newest()
-        if self.newest is None or self.newest.name in self._store.state.whole:
-            return found, None
-        return found, f"{self._store.problem()}; {self.newest} has the state of its step"
-
-    def close(self, seconds: float) -> str:
-        """End the uploads; return what the user should know, or nothing."""
-        if not self._store.is_open:
-            return ""
-        if self._store.close(_FEW_SECONDS if self._has_given_up else seconds):
-            if not self.is_complete:
-                return ""
-            if kept := never_uploaded(self._store.folder):
-                return f"{self._store.folder} stays, as these are not in the store: {', '.join(kept[:4])}"
-            shutil.rmtree(self._store.folder, ignore_errors=True)
-            return ""
-        where = f"{self._store.folder} on this host has all of it; the same command with --resume uploads it"
-        return f"{self._store.problem()}; {where} to {shown(self._store.url)}"
+def _version(path: Path) -> tuple[int, int]:
+    """Return what changes when another checkpoint takes the place of one; zeros if it has no manifest."""
+    try:
+        status = (path / MANIFEST_FILE).stat()
+    except FileNotFoundError:
+        return 0, 0
+    return status.st_ino, status.st_mtime_ns

@@ -19,13 +19,13 @@ from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.storage.files import run_folder
-from hvdtrain.storage.urls import is_url, join, shown
+from hvdtrain.storage.urls import StoreError, is_url, join, shown
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
 if TYPE_CHECKING:
     from hvdtrain.checkpoints.remote.run_store import RunStore
 
-# seconds to wait for uploads: while the store takes nothing, and in all
+# seconds to wait for uploads: while the store fails, and in all
 _COMPLETED, _STOPPED, _ENDED_EARLY = (60.0, 3600.0), (30.0, 300.0), (5.0, 20.0)
 _LAST_SECONDS = 10.0  # for what trackers and event files wrote when they were closed
 
@@ -41,15 +41,10 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
         yield None
         return
     check(Job(config, elastic=is_elastic()))
-    from hvdtrain.checkpoints.remote.run_store import RunStore
+    from hvdtrain.checkpoints.remote.run_store import RunStore  # most jobs do without
 
-    store = RunStore(
-        config.run_dir,
-        run_folder(config.run_dir),
-        keep_last=config.keep_last,
-        keep_best=None if config.keep_best is None else str(config.keep_best),
-        spared=[*filter(None, [_named_checkpoint(config)])],
-    )
+    spared = [*filter(None, [_named_checkpoint(config)])]
+    store = RunStore(config.run_dir, run_folder(config.run_dir), config.keep_last, config.keep_best, spared)
     try:
         yield store
     finally:
@@ -57,7 +52,7 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
 
 
 def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -> list[str]:
-    """Collective. Claim a run directory at a URL and bring its working copy to where the run stands.
+    """Collective. Claim a run directory at a URL; bring its working copy to where the run stands.
 
     Returns:
         What to tell the user.
@@ -71,7 +66,9 @@ def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -
 
     def begin() -> list[str]:
         try:
-            return store.begin(_resume_in_place(config)).notes
+            return store.begin(_resume_in_place(config))
+        except StoreError as error:
+            raise EnvironmentFault(f"run_dir: {error.problem}", error.remedy) from None
         except OSError as error:
             raise EnvironmentFault(f"cannot make the working copy of {shown(store.url)}: {error}") from None
 
@@ -119,7 +116,7 @@ def origin_of(config: Config, path: Path) -> str:
 
 def values_in_store(store: "RunStore", folder: Path, last_step: int) -> dict[Path, float | None]:
     """Return the metric that keep_best names of the checkpoints in the store up to a step, by their paths."""
-    paths = {folder / name: value for name, value in store.begun.values.items()}
+    paths = {folder / name: value for name, value in store.values.items()}
     return {path: value for path, value in paths.items() if step_of(path) <= last_step}
 
 

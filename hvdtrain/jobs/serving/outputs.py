@@ -1,6 +1,5 @@
 """What commands write besides runs, to a path or a URL: whole or not there, and over nothing else."""
 
-import hashlib
 import os
 import shutil
 import tempfile
@@ -182,9 +181,7 @@ def _upload(part: Path, url: str) -> None:
     with _store_faults():
         old = [one.url for one in objects_below(url)] if part.is_dir() else []
         for target, path in files.items():
-            with path.open("rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            upload(path, target, sha256=sha256)
+            upload(path, target)
         for target in old:
             if target not in files:
                 remove(target)

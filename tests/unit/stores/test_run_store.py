@@ -1,109 +1,195 @@
-"""The process beside rank 0: what a job tells it and hears of it, and what it does when the job is gone."""
+"""What a run directory at a URL holds at any moment while a working copy is uploaded to it."""
 
-import subprocess
-import time
+import json
+import random
 from contextlib import suppress
 
 import pytest
-from support.states import make_record, saved
+from support.states import contents, make_record, saved
+from support.store_jobs import Job, stored, verified
 
+from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.remote.run_store import RunStore
-from hvdtrain.errors import ConfigError, EnvironmentFault
+from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
+from hvdtrain.checkpoints.saver import UploadingSaver
+from hvdtrain.errors import ConfigError
+from hvdtrain.reporting.report import Report
+from hvdtrain.storage.urls import StoreError
 
 
-@pytest.fixture
-def url(tmp_path):
-    return f"file://{tmp_path}/store/a run"
+def fetched(store, path, folder):
+    return StoredCheckpoints(f"{store.url}/checkpoints").fetch(path.name, folder)
 
 
-@pytest.fixture
-def opened(tmp_path, url):
-    """Return what opens the run directory from a host; its processes are ended after the test."""
-    stores = []
-
-    def open_store(host="h1", resume=""):
-        store = RunStore(url, tmp_path / host, keep_last=2)
-        stores.append(store)
-        store.begin(resume)
-        return store
-
-    yield open_store
-    for store in stores:
-        store.close(0.0)
+def test_a_run_is_in_the_store_as_it_is_here(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    (job.folder / "indices").mkdir()
+    (job.folder / "indices" / "rank-0.jsonl").write_text("{}\n")
+    (job.folder / ".lock").write_text("mine")
+    job.save(1)
+    job.end()
+    found = store.objects()
+    found.pop("hvdtrain.claim")
+    assert found == {name: data for name, data in contents(job.folder).items() if name[0] != "."}
+    assert {"indices/rank-0.jsonl", "checkpoints/step-00000001/trainer.json"} <= set(found)
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """Return a folder on a disk of 256 KB of its own."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", "size=256k", "small-disk", folder]
-    if subprocess.run(words, check=False, capture_output=True).returncode:
-        pytest.skip("cannot make a small disk")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+def test_the_manifest_comes_last_and_after_the_log(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.round()
+    written = [path for method, path in store.requests() if method in ("put_file", "pipe_file")]
+    own = [path.removeprefix("/bucket/run/") for path in written if "claim" not in path]
+    files = ["model.safetensors", "optimizer.safetensors", "trainer.json"]
+    assert own == ["metrics.jsonl", *(f"checkpoints/step-00000001/{file}" for file in files)]
 
 
-def save(store, step):
-    config = make_record().config | {"run_dir": store.url}
-    (store.folder / "metrics.jsonl").write_text("{}\n")
-    return saved(store.folder / "checkpoints", step, config=config)
+def test_fifty_cuts_leave_no_checkpoint_that_is_wrong_and_lose_none(store, tmp_path):
+    chosen = random.Random(3)
+    job = Job(store, tmp_path / "copy", keep_last=2)
+    whole = set()
+    for step in range(1, 51):
+        job.save(step, value=float(step))
+        left = chosen.randrange(40)
+
+        def fails(method, path):
+            nonlocal left
+            left -= 1
+            return left < 0
+
+        store.fail(fails)
+        with suppress(StoreError):
+            job.round()
+        store.heal()
+        now = set(verified(store, tmp_path / "fetched"))
+        assert {*sorted(now | whole)[-2:]} & whole <= now
+        whole = now
+        folder = job.folder / "checkpoints"
+        storage.retain(folder, set(storage.checkpoints_in(folder)[-2:]))
+    job.end()
+    assert stored(store) == [49, 50]
+    path = job.folder / "checkpoints" / storage.name_of(50)
+    assert contents(fetched(store, path, tmp_path / "last")) == contents(path)
 
 
-def wait_for(what, seconds=120.0):
-    until = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < until, "it did not come"
-        time.sleep(0.05)
+def test_a_file_that_is_shorter_in_the_store_is_no_part_of_a_checkpoint(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    name = "checkpoints/step-00000001/optimizer.safetensors"
+
+    def damage(method, path):
+        if method == "info" and path.endswith(name):
+            store.put(name, b"x" * 10)
+        return False
+
+    store.fail(damage)
+    with pytest.raises(StoreError, match=r"optimizer.safetensors has 10 bytes"):
+        job.round()
+    store.heal()
+    assert stored(store) == []
+    job.round()
+    assert verified(store, tmp_path / "fetched") == [1]
 
 
-def test_what_a_job_writes_is_whole_when_it_was_waited_for(opened, tmp_path):
-    store = opened()
-    store.start(None)
-    save(store, 3)
-    assert store.flush(lambda: (120.0, 240.0))
-    assert store.newest() == f"{store.url}/checkpoints/step-00000003"
-    assert store.close(60.0)
+def test_a_job_that_is_cut_off_writes_nothing_over_its_successor(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.round()
+    claimed = json.loads(store.objects()["hvdtrain.claim"])
+    store.put("hvdtrain.claim", json.dumps(claimed | {"id": "another", "host": "h9", "process": 7}).encode())
+    before = store.objects()
+    job.save(2)
+    for is_last in (False, True):
+        with pytest.raises(StoreError, match="was taken over by another job: process 7 on h9"):
+            job.round(is_last=is_last)
+    job.uploader.close(0.0)
+    assert store.objects() == before
+
+
+def test_a_job_that_ends_before_it_trains_leaves_the_store_as_it_was(store, tmp_path):
+    job = Job(store, tmp_path / "copy", start=None)
+    job.uploader.close(0.0)
+    assert store.objects() == {}
+
+
+def test_a_log_that_grows_while_it_is_uploaded_is_uploaded_again(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    log = job.folder / "metrics.jsonl"
+
+    def grow(method, path):
+        if method == "info" and path.endswith("metrics.jsonl"):
+            with log.open("a") as file:
+                file.write('{"step": 9}\n')
+        return False
+
+    store.fail(grow)
+    job.round()
+    store.heal()
+    job.round(is_last=True)
+    assert store.objects()["metrics.jsonl"] == log.read_bytes()
+
+
+def test_a_damaged_checkpoint_here_is_not_uploaded_and_does_not_hold_up_others(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    path = job.save(2)
+    job.save(1)
+    content = (path / "model.safetensors").read_bytes()
+    (path / "model.safetensors").write_bytes(content[:-1] + b"\x01")
+    job.round()
+    assert stored(store) == [1]
+    assert "step-00000002 is damaged and is not uploaded" in " ".join(job.notes)
+    assert not job.uploader.is_done()
+
+
+def test_a_step_that_is_saved_again_is_uploaded_again(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.round()
+    path = job.save(1, value=9.0)
+    assert job.uploader.unfinished() == [path.name]
+    job.round()
+    assert contents(fetched(store, path, tmp_path / "fetched")) == contents(path)
+
+
+def save_in(run_store, step):
+    config = make_record().config | {"run_dir": run_store.url}
+    (run_store.folder / "metrics.jsonl").write_text("{}\n")
+    return saved(run_store.folder / "checkpoints", step, config=config)
+
+
+@pytest.mark.parametrize("is_all_uploaded", [True, False])
+def test_what_a_job_writes_is_whole_when_it_was_waited_for_and_its_copy_goes(tmp_path, is_all_uploaded):
+    url, folder = f"file://{tmp_path}/store/a run", tmp_path / "copy"
+    run_store = RunStore(url, folder)
+    run_store.begin("")
+    saver = UploadingSaver(folder / "checkpoints", Report(), run_store)
+    run_store.start(None)
+    path = save_in(run_store, 3)
+    if not is_all_uploaded:
+        saved(path.parent, 2).rename(path.with_name("set-aside-step-00000002"))
+    assert saver.publish(lambda: (60.0, 120.0)) == ""
+    assert saver.published() == (f"{url}/checkpoints/step-00000003", None)
+    said = saver.close(60.0)
+    assert folder.exists() is not is_all_uploaded
+    assert ("these are not in the store: set-aside-step-00000002" in said) is not is_all_uploaded
     with pytest.raises(ConfigError, match="already holds a run"):
-        opened("h2")
-    assert opened("h3", "auto").begun.newest == "step-00000003"
+        (second := RunStore(url, tmp_path / "h2")).begin("")
+    second.close(0.0)
+    (third := RunStore(url, tmp_path / "h3")).begin("auto")
+    third.close(0.0)
+    assert third.newest == "step-00000003"
 
 
-def test_what_is_left_is_uploaded_though_the_job_was_killed(opened, tmp_path):
-    store = opened()
-    store.start(None)
-    save(store, 3)
-    assert store._process is not None
-    child = store._process
-    child.stdin.close()  # as it ends with the job
-    wait_for(lambda: child.poll() is not None)
-    child.stdout.close()
-    store._process = None
-    assert opened("h2", "auto").begun.newest == "step-00000003"
-
-
-@pytest.mark.parametrize(("fault", "seconds"), [("refused", 5.0), ("full", 12.0)])
-def test_what_cannot_be_uploaded_is_not_awaited_though_the_claim_is_still_written(
-    fault, seconds, opened, tmp_path, small_disk
-):
-    store = opened(small_disk if fault == "full" else "h1")
-    store.start(None)
-    save(store, 3)
-    if fault == "full":
-        with suppress(OSError), open(small_disk / "filler", "wb", 0) as file:
-            while True:
-                file.write(bytes(1 << 12))
-    else:
-        (tmp_path / "store/a run/checkpoints").write_text("no folder")
-    began = time.monotonic()
-    assert not store.flush(lambda: (seconds, 120.0))  # a sign of life comes every 10 s
-    assert time.monotonic() - began < 60.0
-    assert (f"{small_disk}: No space left" if fault == "full" else "checkpoints") in store.problem()
-
-
-def test_a_store_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "store").write_text("a file")
-    store = RunStore(f"file://{tmp_path}/store/run", tmp_path / "copy")
-    with pytest.raises(EnvironmentFault, match="store/run"):
-        store.begin("")
-    assert not store.is_open
+def test_what_cannot_be_uploaded_is_not_awaited_and_named(tmp_path):
+    run_store = RunStore(f"file://{tmp_path}/store", tmp_path / "copy")
+    run_store.begin("")
+    run_store.start(None)
+    (tmp_path / "store/checkpoints").write_text("no folder")
+    save_in(run_store, 3)
+    said: list[str] = []
+    assert not run_store.flush(lambda: (1.0, 60.0), said.append)
+    assert run_store.failing_seconds > 0.0
+    assert not run_store.close(60.0)
+    assert "/checkpoints" in run_store.problem()
+    assert "training continues, what it writes stays in" in said[0]
