@@ -90,7 +90,7 @@ def _newest(url: str, read: Callable[[str], Checkpoint | None]) -> Checkpoint:
             if not is_removed:
                 break
     raise CheckpointError(
-        "; ".join([f"no {'good ' if problems else ''}checkpoint at {shown(url)}", *problems[:4]]),
+        "; ".join([f"no {'good ' if problems else ''}checkpoint in {shown(url)}", *problems[:4]]),
         "Give the URL of a run directory, or of a directory such as RUN_DIR/checkpoints/step-00000120.",
     )
 
