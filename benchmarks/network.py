@@ -12,7 +12,6 @@ without a limit on top, with its own compression. Prints a table, and writes it 
 
 import argparse
 import json
-import re
 import sys
 import tempfile
 import time
@@ -27,7 +26,6 @@ WORKERS, BATCH, WARM = 2, 32, 3
 BYTES = {"none": 4, "fp16": 2, "bf16": 2}  # of a number
 WIRE = 1514 / 1448  # bytes on the link, as tbf counts them, per byte that TCP carries
 _SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
-_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 
 
 class Bench:
@@ -74,9 +72,10 @@ def gradient_bytes(width: int, compression: str) -> float:
 
 def predicted_seconds(width: int, compression: str, rate: str) -> float:
     """Return what the gradients of a step take on the wire."""
-    number, unit = re.fullmatch(r"([\d.]+)([a-z]+)", rate).groups()
+    from hosts import bits_per_second
+
     sent = 2 * (WORKERS - 1) / WORKERS * gradient_bytes(width, compression)
-    return sent * WIRE * 8 / (float(number) * _UNITS[unit])
+    return sent * WIRE * 8 / bits_per_second(rate)
 
 
 def worker(framework: str, compression: str, width: int, steps: int, run_dir: str) -> None:

@@ -17,9 +17,14 @@ MODELS = {
     "resnet18": (16, (32, 32, 3), 10),
     "gpt": (12, (64,), 65),
     "gpt-wide": (4, (64,), 65),
+    "vgg-like": (32, (32, 32, 3), 10),
 }
 GPT_SIZES = {"gpt": (4, 4, 128), "gpt-wide": (12, 8, 256)}  # layers, heads, channels
 CHANNELS = (64, 128, 192, 256)
+VGG = (
+    (32, 64, 128, 128),
+    (2048, 2048, 768),
+)  # channels of convolutions without norms, widths of dense layers
 DENSE = {"mlp": (4, 1400), "narrow": (100, 128)}  # layers, their width
 RESULT = "milliseconds"  # the file in which a program writes what it found
 FREE = "-free"  # the end of the names of programs that choose their number of inter-op threads
@@ -61,6 +66,14 @@ class Peer:
                 return images.permute(0, 3, 1, 2)
 
         layers, before = [ChannelsFirst()], self.shape[-1]
+        if self.model == "vgg-like":
+            for channels in VGG[0]:
+                layers += [nn.Conv2d(before, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+                before = channels
+            layers, before = [*layers, nn.Flatten()], before * 4
+            for width in VGG[1]:
+                layers, before = [*layers, nn.Linear(before, width), nn.ReLU()], width
+            return nn.Sequential(*layers, nn.Linear(before, self.classes))
         for channels in CHANNELS:
             layers += [nn.Conv2d(before, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels)]
             layers += [nn.ReLU(), nn.MaxPool2d(2)]
@@ -78,6 +91,12 @@ class Peer:
             count, width = DENSE[self.model]
             x = layers.Flatten()(x)
             for _ in range(count):
+                x = layers.Dense(width, "relu")(x)
+        elif self.model == "vgg-like":
+            for channels in VGG[0]:
+                x = layers.MaxPool2D()(layers.Conv2D(channels, 3, padding="same", activation="relu")(x))
+            x = layers.Flatten()(x)
+            for width in VGG[1]:
                 x = layers.Dense(width, "relu")(x)
         else:
             for channels in CHANNELS:
@@ -113,7 +132,7 @@ class Clock:
         own.replace(self._folder / RESULT)
 
 
-def run_hvdtrain(framework, task, steps, folder):
+def run_hvdtrain(framework, task, steps, folder, compression="none"):
     from hvdtrain import train
 
     clock = Clock(folder)
@@ -125,7 +144,7 @@ def run_hvdtrain(framework, task, steps, folder):
     train(
         f"{__file__}:Peer", framework=framework, steps=steps, batch_size=task.batch, learning_rate=RATE,
         momentum=MOMENTUM, weight_decay=DECAY, lr_scaling="none", task_options={"model": task.model},
-        eval_every=None, threads=1, run_dir=f"{folder}/run", callbacks=[StepTimer()],
+        eval_every=None, threads=1, compression=compression, run_dir=f"{folder}/run", callbacks=[StepTimer()],
     )  # fmt: skip
     if os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")) == "0":
         clock.show()
@@ -141,10 +160,14 @@ def run_torch(program, task, steps, folder):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, rank, size = task.torch_model(), 0, 1
-    if program == "ddp":
+    if program.startswith("ddp"):
         torch.distributed.init_process_group("gloo")
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+        if program == "ddp-fp16":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+            model.register_comm_hook(None, fp16_compress_hook)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=True
     )
@@ -170,7 +193,7 @@ def run_torch(program, task, steps, folder):
                 break
     if rank == 0:
         clock.show()
-    if program == "ddp":
+    if program.startswith("ddp"):
         torch.distributed.destroy_process_group()
 
 
@@ -236,8 +259,8 @@ def run_tf(program, task, steps, folder):
 def main():
     framework, program, model, steps, folder = sys.argv[1:]
     task = Peer(model)
-    if program == "hvdtrain":
-        run_hvdtrain(framework, task, int(steps), folder)
+    if program.startswith("hvdtrain"):
+        run_hvdtrain(framework, task, int(steps), folder, program.partition("-")[2] or "none")
     elif framework == "torch":
         run_torch(program, task, int(steps), folder)
     else:

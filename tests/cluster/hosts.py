@@ -45,6 +45,12 @@ def unavailable() -> str | None:
     return f"this machine allows no namespaces: {done.stderr.strip()}" if done.returncode else None
 
 
+def bits_per_second(rate: str) -> float:
+    """Return a rate as a number: "200mbit" is 2e8."""
+    units = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+    return float(rate[:-4]) * units[rate[-4:]]
+
+
 class Host:
     """One host of a cluster; commands run on it as if typed there."""
 
@@ -79,8 +85,8 @@ class Host:
         """Show ``source`` in the place of ``target``, a file or folder, on this host alone."""
         self.namespaces.succeed("mount", "--bind", str(source), str(target))
 
-    def link(self, rate: str | None) -> None:
-        """Connect this host to the switch, by a link of this rate in each direction."""
+    def link(self, rate: str | None, delay: str | None = None) -> None:
+        """Connect this host to the switch, by a link of this rate in each direction and this delay in one."""
         inside, outside = self.namespaces.network, self._switch.network
         peer = ["type", "veth", "peer", "name", "eth0", "netns", str(self.namespaces.pid)]
         outside("ip", "link", "add", "name", self._port, *peer)
@@ -89,9 +95,15 @@ class Host:
         inside("ip", "address", "add", f"{self.address}/24", "dev", "eth0")
         inside("ip", "link", "set", "eth0", "up")
         if rate:
-            limit = ["root", "tbf", "rate", rate, "burst", "128kb", "latency", "100ms"]
+            # a burst of 5 ms: with a shorter one, a fast link gives a third of its rate
+            burst = f"{max(1, round(bits_per_second(rate) / 8 / 200 / 1024))}kb"
+            limit = ["root", "handle", "1:", "tbf", "rate", rate, "burst", burst, "latency", "100ms"]
             inside("tc", "qdisc", "add", "dev", "eth0", *limit)
             outside("tc", "qdisc", "add", "dev", self._port, *limit)
+        if delay:
+            parent = ["parent", "1:"] if rate else ["root"]
+            late = ["netem", "delay", delay, "limit", "100000"]
+            outside("tc", "qdisc", "add", "dev", self._port, *parent, *late)
 
     def disconnect(self) -> None:
         """Pull the cable: the interface stays, and nothing gets through."""
@@ -100,6 +112,10 @@ class Host:
     def connect(self) -> None:
         """Put the cable back."""
         self._switch.succeed("ip", "link", "set", self._port, "up")
+
+    def sent_bytes(self) -> int:
+        """Return the bytes that this host has sent since it is connected."""
+        return int(self.namespaces.succeed("cat", "/sys/class/net/eth0/statistics/tx_bytes"))
 
     def start_sshd(self, *options: str) -> None:
         """Start the ssh daemon, with more options, and wait until it listens."""
@@ -120,15 +136,23 @@ class Cluster:
     Args:
         slots: The hosts in order and their numbers of workers; 0 for a host that has none.
         rate: What every link carries in each direction, as ``tc`` writes it: "200mbit".
+        delay: How late what is sent to a host comes there: "5ms".
         root: Root file system of an image: every host gets it with an overlay of its own, and its
             entry point starts sshd. Without it, the hosts show this machine's files.
         shared: A folder that every host has at the same path; the hostfile is written there.
     """
 
     def __init__(
-        self, slots: dict[str, int], *, shared: Path, rate: str | None = None, root: Path | None = None
+        self,
+        slots: dict[str, int],
+        *,
+        shared: Path,
+        rate: str | None = None,
+        delay: str | None = None,
+        root: Path | None = None,
     ) -> None:
-        self._slots, self._rate, self._root, self._shared = slots, rate, root, shared
+        self._slots, self._root, self._shared = slots, root, shared
+        self._rate, self._delay = rate, delay
         self.hostfile = shared / "hostfile.txt"
         self.hosts: dict[str, Host] = {}
         self._ended = contextlib.ExitStack()
@@ -166,7 +190,7 @@ class Cluster:
         for name, files in all_files.items():
             host = Host(name, self._slots[name], addresses[name], files, switch)
             stack.callback(host.namespaces.close)
-            host.link(self._rate)
+            host.link(self._rate, self._delay)
             host.start_sshd()
             self.hosts[name] = host
         lines = [f"{name} slots={count}\n" for name, count in self._slots.items() if count]
