@@ -37,11 +37,10 @@ def decode_file(kind: str, data: bytes, where: str) -> Any:
             f"{where} has a file .{kind}: pickles are not loaded, since loading one runs the code in it",
             "Store arrays as .npy, or give decode, a function that makes a sample of the files' bytes.",
         )
-    decode = _DECODERS.get(last)
-    if decode is None:
+    if last not in _DECODERS:
         return data
     try:
-        return decode(data)
+        return _DECODERS[last](data)
     except Exception as error:
         raise BadSampleError(f"{where}: .{kind} cannot be decoded: {error}") from None
 
@@ -69,43 +68,17 @@ def image(data: bytes) -> NDArray[Any]:
     return found[:, :, None] if is_grey else found
 
 
-def array(data: bytes) -> NDArray[Any]:
-    """Return the array of a .npy file."""
-    found: NDArray[Any] = np.load(io.BytesIO(data), allow_pickle=False)
-    return found
-
-
-def _arrays(data: bytes) -> dict[str, NDArray[Any]]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as found:
-        return dict(found)
-
-
-def _text(data: bytes) -> str:
-    return data.decode("utf-8")
-
-
-def _integer(data: bytes) -> int:
-    return int(data)
+def _array(data: bytes) -> Any:
+    return np.load(io.BytesIO(data), allow_pickle=False)
 
 
 _DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "txt": _text,
-    "text": _text,
-    "transcript": _text,
-    "cls": _integer,
-    "cls2": _integer,
-    "index": _integer,
-    "inx": _integer,
-    "id": _integer,
+    **dict.fromkeys(("txt", "text", "transcript"), bytes.decode),
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), int),
+    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "bmp", "ppm"), image),
     "json": json.loads,
-    "npy": array,
-    "npz": _arrays,
-    "jpg": image,
-    "jpeg": image,
-    "png": image,
-    "webp": image,
-    "bmp": image,
-    "ppm": image,
+    "npy": _array,
+    "npz": lambda data: dict(_array(data)),
 }
 
 

@@ -2,10 +2,10 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,8 +54,7 @@ def open_parquet(
     )
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """A row group: its file, its number there, and its rows."""
 
     path: str
@@ -82,7 +81,8 @@ class ParquetRows(Divided):
         for path, (_, found) in zip(paths, footers, strict=True):
             if found != first:
                 raise DataError(
-                    f"{path} has the columns {_in_words(found)}, and {paths[0]} has {_in_words(first)}",
+                    f"{path} has the columns {', '.join(map(' '.join, found))}, and {paths[0]} has "
+                    f"{', '.join(map(' '.join, first))}",
                     "Files of one data set have the same columns with the same types.",
                 )
         known = [name for name, _ in first]
@@ -104,7 +104,7 @@ class ParquetRows(Divided):
         rows = []
         for index in indices:
             group, row = self._place(index)
-            decoded = self._kept.get(group, lambda group=group: self._decoded(group))
+            decoded = self._kept.get(group, partial(self._decoded, group))
             rows.append({name: values[row] for name, values in decoded.items()})
         return rows
 
@@ -131,19 +131,17 @@ class _Kept:
     """The row groups that were decoded last; a thread waits if another one decodes what it needs."""
 
     def __init__(self, most: int) -> None:
-        self._most = most
+        self._most, self._lock = most, threading.Lock()
         self._found: OrderedDict[int, Future[dict[str, Any]]] = OrderedDict()
-        self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
         return _Kept, (self._most,)
 
-    def get(self, number: int, decode: Any) -> dict[str, Any]:
+    def get(self, number: int, decode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         with self._lock:
-            found = self._found.pop(number, None)
-            is_first = found is None
-            future = Future() if found is None else found
-            self._found[number] = future  # the newest stands last
+            is_first = number not in self._found
+            future = self._found.setdefault(number, Future())
+            self._found.move_to_end(number)
             while len(self._found) > self._most:
                 self._found.popitem(last=False)
         if is_first:
@@ -154,10 +152,6 @@ class _Kept:
                 with self._lock:
                     self._found.pop(number, None)  # another reading may succeed
         return future.result()
-
-
-def _in_words(columns: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"{name} ({kind})" for name, kind in columns)
 
 
 def _footer(path: str) -> tuple[list[_Group], list[tuple[str, str]]]:

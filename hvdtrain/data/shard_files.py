@@ -1,20 +1,17 @@
 """The files that a data set lies in, on this host or at a URL: finding them, and reading parts of them."""
 
-import fcntl
 import glob
 import os
 import re
-import threading
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
-from uuid import uuid4
 
 from hvdtrain.errors import DataError
 from hvdtrain.storage import urls as object_urls
-from hvdtrain.storage.urls import StoreError, is_url
+from hvdtrain.storage.urls import StoreError, is_url, scheme_of
 
 Paths = str | Path | Sequence[str | Path]
 
@@ -98,14 +95,6 @@ def open_file(path: str) -> BinaryIO:
     return cast(BinaryIO, system.open(inside, "rb"))
 
 
-def size_of(path: str) -> int:
-    """Return how many bytes a file or an object of a store has."""
-    if not is_url(path):
-        return os.stat(path).st_size
-    system, inside = file_system(path)
-    return int(system.size(inside))
-
-
 def version_of(path: str) -> str:
     """Return a text that changes when a file does: its size and when it was changed, or the store's tag."""
     if is_url(path):
@@ -115,44 +104,11 @@ def version_of(path: str) -> str:
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-@contextmanager
-def locked(path: Path) -> Iterator[bool]:
-    """Return a context in which no other process of this host has the lock; False if none can be had."""
-    with ExitStack() as opened:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            opened.callback(os.close, number)
-            fcntl.flock(number, fcntl.LOCK_EX)
-            has_lock = True
-        except OSError:  # no permission, or a file system without locks
-            has_lock = False
-        yield has_lock
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Return a context with the path of a file that takes another one's place at the end, if nothing fails.
-
-    Its name is like no other's: containers that share a folder may have one number for their processes.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{uuid4().hex}")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 class RangeReader:
     """Reads parts of files; any number of threads may use one. Pickled, it opens its files anew."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, _Open] = OrderedDict()
-        self._lock = threading.Lock()
+        self._opened = lru_cache(_OPEN_FILES)(_Open)
 
     def __reduce__(self) -> Any:
         return RangeReader, ()
@@ -169,35 +125,27 @@ class RangeReader:
         found = [b""] * len(parts)
         by_store: dict[str, list[int]] = {}
         for place, (path, _, _) in enumerate(parts):
-            by_store.setdefault(path.partition("://")[0] if is_url(path) else "", []).append(place)
+            by_store.setdefault(scheme_of(path) if is_url(path) else "", []).append(place)
         for store, places in by_store.items():
-            some = [parts[place] for place in places]
+            paths, starts, sizes = zip(*(parts[place] for place in places), strict=True)
             try:
-                read = self._fetch(some) if store else [self._read(*part) for part in some]
+                if store:
+                    system, _ = file_system(paths[0])
+                    ends = [first + size for first, size in zip(starts, sizes, strict=True)]
+                    inside = [system._strip_protocol(path) for path in paths]
+                    read = system.cat_ranges(inside, list(starts), ends, on_error="raise")
+                else:
+                    read = [self._opened(path).read(*part) for path, *part in map(parts.__getitem__, places)]
             except OSError as error:
-                raise DataError(f"{some[0][0]} cannot be read: {error}") from error
+                raise DataError(f"{paths[0]} cannot be read: {error}") from error
             for place, data in zip(places, read, strict=True):
                 found[place] = data
-        for (path, first, length), data in zip(parts, found, strict=True):
-            if len(data) != length:
+        for (path, first, size), data in zip(parts, found, strict=True):
+            if len(data) != size:
                 raise DataError(
-                    f"{path} ends before byte {first + length:,}: it has changed since the job began"
+                    f"{path} ends before byte {first + size:,}: it has changed since the job began"
                 )
         return found
-
-    def _fetch(self, parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        system, _ = file_system(parts[0][0])
-        paths = [system._strip_protocol(path) for path, _, _ in parts]
-        starts, ends = [first for _, first, _ in parts], [first + length for _, first, length in parts]
-        return cast(list[bytes], system.cat_ranges(paths, starts, ends, on_error="raise"))
-
-    def _read(self, path: str, first: int, length: int) -> bytes:
-        with self._lock:
-            file = self._open.pop(path, None) or _Open(path)
-            self._open[path] = file  # the newest stands last
-            if len(self._open) > _OPEN_FILES:
-                self._open.popitem(last=False)
-        return file.read(first, length)
 
 
 class _Open:

@@ -1,6 +1,8 @@
 """Streams: samples that can only be read one after the other."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from copy import copy
 from hashlib import blake2b
 from typing import Any
 from zlib import crc32
@@ -11,7 +13,7 @@ from numpy.typing import NDArray
 from hvdtrain.data.collate import Collate, collated
 from hvdtrain.data.datasets import fetch, new_names, stack
 from hvdtrain.data.naming import NumericColumns, named
-from hvdtrain.data.stream_sources import Source, is_same, shard_numbers, shuffled, source_of
+from hvdtrain.data.stream_sources import Source, shard_numbers, shuffled, source_of
 from hvdtrain.data.unsupported import type_name
 from hvdtrain.errors import DataError
 from hvdtrain.storage.text import counted
@@ -39,43 +41,33 @@ class Trace:
     def add(self, item: Any) -> None:
         """Take an item of the source, not decoded; of a large one, parts that are spread over it."""
         if isinstance(item, dict):
-            for name, value in item.items():
-                self._take(str(name).encode())
-                self.add(value)
+            for pair in item.items():
+                self.add(pair)
         elif isinstance(item, list | tuple):
             self._take(b"%d" % len(item))
             for value in item[:: len(item) // _MOST_PARTS + 1]:
                 self.add(value)
         elif isinstance(item, str | bytes | bytearray):
             data = item.encode(errors="replace") if isinstance(item, str) else bytes(item)
-            self._take(b"%d" % len(data))
-            self._take(data[:: len(data) // _MOST + 1])
-        elif isinstance(item, bool | int | None):
-            self._take(str(item).encode())
-        elif isinstance(item, float | np.ndarray | np.generic) or type_name(item).startswith("torch."):
-            self._add_array(item)
+            self._take(b"%d" % len(data), data[:: len(data) // _MOST + 1])
+        elif isinstance(item, int | float | np.ndarray | np.generic) or type_name(item).startswith("torch."):
+            with suppress(Exception):  # on a device, or with a gradient
+                self._add_array(np.asarray(item))
         else:  # of another package, such as an image that is decoded when it is looked at
             self._take(type_name(item).encode())
 
-    def _add_array(self, item: Any) -> None:
-        try:
-            array = np.asarray(item)
-        except Exception:  # on a device, or with a gradient
-            return
-        self._take(str(array.shape).encode())
+    def _add_array(self, array: NDArray[Any]) -> None:
         values = array.reshape(-1)[:: array.size // _MOST + 1]
-        if array.dtype.kind in "biuSU":
-            self._take(values.tobytes())
-        elif array.dtype.kind == "f":
-            values = values.astype(np.float64)
-            values = values[np.isfinite(values)]
+        self._take(str(array.shape).encode(), values.tobytes() if array.dtype.kind in "biuSU" else b"")
+        if array.dtype.kind == "f":
+            values = values[np.isfinite(values)].astype(np.float64)
             self._values += 1
             weight = 1 + self._values * 0.6180339887 % 1
             self._sum += weight * float(values.sum())
             self._size += weight * float(np.abs(values).sum())
 
-    def _take(self, data: bytes) -> None:
-        self._checksum = crc32(data, self._checksum)
+    def _take(self, *parts: bytes) -> None:
+        self._checksum = crc32(b"".join(parts), self._checksum)
 
 
 def are_alike(summaries: Sequence[Summary]) -> bool:
@@ -138,6 +130,7 @@ class Stream:
 
     Attributes:
         length: the declared number of samples of an epoch, or None.
+        shuffle_buffer: samples among which the next one is drawn.
         seen: the number that the last whole pass had; None before.
         notes: what to tell the user.
     """
@@ -152,7 +145,7 @@ class Stream:
         decode: Callable[[Any], Any] | None,
         collate: Collate | None,
     ) -> None:
-        self._source, self._names, self._buffer = source, names, buffer
+        self._source, self._names, self.shuffle_buffer = source, names, buffer
         self._decode, self._collate = decode, collate
         self.length = length
         self.seen: int | None = None
@@ -171,13 +164,8 @@ class Stream:
     @property
     def order_identity(self) -> str:
         """A text that is equal if the order of training is, at one number of workers."""
-        text = f"stream {self._source.identity} {self._buffer}"
+        text = f"stream {self._source.identity} {self.shuffle_buffer}"
         return blake2b(text.encode(), digest_size=8).hexdigest()
-
-    @property
-    def shuffle_buffer(self) -> int:
-        """Samples among which the next one is drawn."""
-        return self._buffer
 
     @property
     def shards(self) -> int:
@@ -192,9 +180,9 @@ class Stream:
         """Return the stream with a function that makes its batches."""
         if collate is None:
             return self
-        return Stream(
-            self._source, self._names, self.length, buffer=self._buffer, decode=self._decode, collate=collate
-        )
+        found = copy(self)
+        found._collate, found._first, found.notes = collate, [], ()
+        return found
 
     def first(self) -> Any:
         """Return the first sample, decoded; it is read once.
@@ -206,7 +194,10 @@ class Stream:
             item = self._begin()
             self._first.append(self.decoded(item))
             self._leave_out(self._first[0])
-            if not is_same(item, self._begin()):
+            traces = Trace(), Trace()
+            for trace, found in zip(traces, (item, self._begin()), strict=True):
+                trace.add(found)
+            if traces[0].summary != traces[1].summary:
                 self.notes += (_CHANGES,)
         return self._first[0]
 
@@ -225,7 +216,7 @@ class Stream:
         Args:
             epoch: number of the pass.
             seed: the job's seed.
-            part: rank and number of workers if shards are dealt; None for all samples.
+            part: rank and number of workers if each reads shards of its own; None for all samples.
             shuffles: whether shards and samples are shuffled, as in training.
         """
         rank, workers = part or (0, 1)
@@ -233,9 +224,9 @@ class Stream:
         if self._source.shards:
             shards = shard_numbers(self._source.shards, seed, epoch, shuffles)[rank::workers]
         items: Iterable[Any] = self._source.open(epoch, shards)
-        if not shuffles or not self._buffer:
+        if not shuffles or not self.shuffle_buffer:
             return iter(items)
-        return shuffled(items, self._buffer, seed, epoch, rank, workers)
+        return shuffled(items, self.shuffle_buffer, seed, epoch, rank, workers)
 
     def decoded(self, item: Any) -> Any:
         """Return what the source gave as a sample."""

@@ -66,11 +66,6 @@ class StreamPart:
         return sys.maxsize if self.last_sample is None else self.last_sample - self.first_sample
 
     @property
-    def most_steps(self) -> int:
-        """Steps that are left to be done, at most."""
-        return sys.maxsize if self.last_step is None else self.last_step - self.first_step
-
-    @property
     def begin(self) -> tuple[int, int]:
         """The pass in which reading begins, and how many samples of the passes from there on are skipped."""
         if self.stream.length is None:
@@ -83,13 +78,8 @@ class StreamPart:
         return self.stream.items(epoch, self.seed, part, self.is_training)
 
     def check_length(self, epoch: int, found: int) -> None:
-        """Check that a pass has no more samples than were declared, as soon as so many are found.
-
-        Raises:
-            DataError: If it has more.
-        """
-        length = self.stream.length
-        if length is not None and found > length:
+        """Check that a pass has no more samples than were declared; raises a DataError if it has."""
+        if (length := self.stream.length) is not None and found > length:
             raise DataError(
                 f"pass {epoch + 1} over the stream has more than the {length:,} samples that were declared",
                 "Declare the number of samples of each pass. A source without an end has none: leave length "
@@ -103,13 +93,12 @@ class StreamPart:
             DataError: If it is none, or not what was declared.
         """
         self.check_length(epoch, found)
-        length = self.stream.length
         if found == 0:
             raise DataError(
                 f"pass {epoch + 1} over the stream gave no sample",
                 "Each pass must begin anew: what can be passed over only once is given as a function.",
             )
-        if length is not None and found != length:
+        if (length := self.stream.length) is not None and found != length:
             raise DataError(
                 f"pass {epoch + 1} over the stream had {found:,} samples; {length:,} were declared",
                 f"Write length={found} if every pass has as many, or leave it out and give --steps.",
@@ -126,10 +115,7 @@ class StreamPart:
         *,
         before: Sequence[Item] = (),
     ) -> HostBatch:
-        """Return the batch of a step.
-
-        Padding repeats the last samples of this worker in turn, first those before the step: batch norm
-        counts it.
+        """Return the batch of a step. Padding repeats this worker's last samples: batch norm counts it.
 
         Args:
             step: number of the step among those that are read, from 0.
@@ -165,34 +151,25 @@ class StreamPart:
 Exchange = Callable[[Any], list[Any]]
 
 
-@dataclass(frozen=True)
-class _Chunk:
-    """Samples of a worker's shards that were read together; ``ends`` if the pass has no more of them."""
-
-    items: list[Item]
-    ends: bool
+# samples of a worker's shards that were read together, and whether the pass has no more of them
+_Chunk = tuple[list[Item], bool]
 
 
 def _chunks(part: StreamPart, size: int) -> Iterator[_Chunk]:
     """Yield what a worker's shards hold, in chunks, in the thread that reads."""
     epoch, skipped = part.begin
+    full = int(part.plan.part(part.rank, part.plan.global_batch)[1].sum())
     # each step took at most one global batch, so this many of this worker's samples were consumed at least
-    undecoded = (
-        skipped // part.plan.global_batch * int(part.plan.part(part.rank, part.plan.global_batch)[1].sum())
-    )
+    undecoded = skipped // part.plan.global_batch * full
     while True:
-        items = enumerate(part.items(epoch, dealt=True))
-        while True:
-            chunk = [
-                (
-                    number * part.plan.workers + part.rank,
-                    Undecoded(item) if number < undecoded else part.stream.decoded(item),
-                )
-                for number, item in itertools.islice(items, size)
-            ]
-            yield _Chunk(chunk, ends=len(chunk) < size)
-            if len(chunk) < size:
-                break
+        items, ends = enumerate(part.items(epoch, dealt=True)), False
+        while not ends:
+            chunk: list[Item] = []
+            for number, item in itertools.islice(items, size):
+                found = Undecoded(item) if number < undecoded else part.stream.decoded(item)
+                chunk.append((number * part.plan.workers + part.rank, found))
+            ends = len(chunk) < size
+            yield chunk, ends
         if not part.is_training:
             return
         epoch, undecoded = epoch + 1, 0
@@ -220,7 +197,7 @@ class _Dealer:
     @property
     def is_done(self) -> bool:
         """Whether training has consumed all that it is to consume."""
-        return not self._left or self._step == self._part.most_steps
+        return not self._left or self._part.first_step + self._step == self._part.last_step
 
     def pass_over(self, epoch: int) -> Iterator[list[HostBatch]]:
         """Yield the batches of a pass; those of several steps together."""
@@ -258,9 +235,8 @@ class _Dealer:
         """Collective. Return how many samples each worker has for the next steps, and whether all end."""
         most = STEPS * self._full[self._part.rank]
         while len(self._queue) < most and not self._ends:
-            chunk = next(self._chunks)
-            self._queue.extend(chunk.items)
-            self._ends = chunk.ends
+            items, self._ends = next(self._chunks)
+            self._queue.extend(items)
         ACTIVITY.progress()
         everyone = self._exchange((min(len(self._queue), most), self._ends and len(self._queue) <= most))
         return [have for have, _ in everyone], all(ends for _, ends in everyone)

@@ -35,12 +35,7 @@ class Source(Protocol):
 
 
 class IterableSource:
-    """Iterables that cannot be divided.
-
-    Args:
-        open_all: returns the samples of an epoch.
-        name: what it is, for messages.
-    """
+    """Iterables that cannot be divided, which a function returns for an epoch."""
 
     shards = 0
 
@@ -50,11 +45,7 @@ class IterableSource:
         self.name = self.identity = name
 
     def open(self, epoch: int, shards: Sequence[int] | None) -> Iterable[Any]:
-        """Return the samples of an epoch.
-
-        Raises:
-            DataError: If they are what it returned before, which can be passed over only once.
-        """
+        """Return the samples of an epoch, not what was returned before: that was passed over already."""
         found = self._open_all(epoch)
         if found is self._last:
             raise DataError(
@@ -66,12 +57,7 @@ class IterableSource:
 
 
 class ShardSource:
-    """Shards that a function opens.
-
-    Args:
-        open_shard: returns the samples of a shard.
-        shards: the shards, such as paths.
-    """
+    """Shards, such as paths, that a function opens."""
 
     def __init__(self, open_shard: Callable[[Any], Iterable[Any]], shards: Sequence[Any]) -> None:
         self._open_shard, self._shards = open_shard, list(shards)
@@ -151,21 +137,6 @@ def _begun(source: Any, epoch: int) -> Iterable[Any]:
         source.set_epoch(epoch)
     items: Iterable[Any] = iter(source)
     return items
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Return whether two items of a source are equal, as far as they hold numbers and text."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(is_same(value, other[name]) for name, value in one.items())
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    try:
-        arrays = np.asarray(one), np.asarray(other)
-    except Exception:  # what another package holds, perhaps on a device
-        return True
-    if any(array.dtype == object for array in arrays):
-        return True
-    return arrays[0].shape == arrays[1].shape and arrays[0].tobytes() == arrays[1].tobytes()
 
 
 def names_digest(shards: Sequence[Any]) -> str:

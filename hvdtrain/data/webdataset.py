@@ -1,5 +1,6 @@
 """Tars of WebDataset as a data set: an index of each tar makes its samples readable in any order."""
 
+import fcntl
 import json
 import os
 import tarfile
@@ -11,13 +12,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from tarfile import TarFile, TarInfo
+from typing import Any, BinaryIO, Literal, cast
+from uuid import uuid4
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.indexed import Decode, Divided, IndexedDataset, decode_file
-from hvdtrain.data.shard_files import Paths, RangeReader, find_files, locked, open_file, replacing, version_of
+from hvdtrain.data.shard_files import Paths, RangeReader, find_files, open_file, version_of
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import cache_folder
 
@@ -41,21 +44,29 @@ class _Member(tarfile.TarInfo):
             raise tarfile.ReadError(f"no header at byte {at:,}: {error}") from None
 
 
-def open_tar(file: BinaryIO, mode: Literal["r:", "r|*"]) -> tarfile.TarFile:
-    """Return a tar that is read to its end, or raises a TarError there."""
-    return tarfile.open(fileobj=file, mode=mode, tarinfo=_Member)
+def _files(path: str, mode: Literal["r:", "r|*"]) -> Iterator[tuple[TarFile, str, str, TarInfo]]:
+    """Yield a tar, the name of a sample, the kind of one of its files, and the member, of each file.
 
+    As webdataset has it, a sample's files follow one another and have a name in common, and their kind
+    follows its first dot.
 
-def key_and_kind(member: tarfile.TarInfo) -> tuple[str, str] | None:
-    """Return to which sample a member belongs and its kind; None if it is no file of a sample.
-
-    As webdataset has it, a sample's files have a name in common, and their kind follows its first dot.
+    Raises:
+        DataError: If a sample has two files of one kind.
+        TarError, EOFError, OSError, zlib.error: If the tar is damaged or cut.
     """
-    folder, slash, base = member.name.rpartition("/")
-    stem, dot, kind = base.partition(".")
-    if not member.isreg() or not dot or not stem:
-        return None
-    return f"{folder}{slash}{stem}", kind.lower()
+    key, kinds = "", set[str]()
+    with open_file(path) as file, tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as tar:
+        for member in tar:
+            folder, slash, base = member.name.rpartition("/")
+            stem, dot, kind = base.partition(".")
+            if member.isreg() and dot and stem:
+                if key != (key := f"{folder}{slash}{stem}"):
+                    kinds.clear()
+                if (kind := kind.lower()) in kinds:
+                    raise DataError(f"{path}: sample {key} has two files .{kind}")
+                kinds.add(kind)
+                yield tar, key, kind, member
+            tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header otherwise
 
 
 def tar_samples(path: str, decodes: bool) -> Iterator[dict[str, Any]]:
@@ -64,28 +75,19 @@ def tar_samples(path: str, decodes: bool) -> Iterator[dict[str, Any]]:
     Raises:
         DataError: If it is damaged or cut, or a sample has two files of one kind.
     """
-    key, record = "", dict[str, Any]()
+    record = dict[str, Any]()
     try:
-        with open_file(path) as file, open_tar(file, "r|*") as tar:
-            for member in tar:
-                if (found := key_and_kind(member)) is None:
-                    continue
-                if found[0] != key:
-                    if record:
-                        yield {"__key__": key, **record}
-                    key, record = found[0], {}
-                kind, where = found[1], f"sample {key} of {path}"
-                if kind in record:
-                    raise DataError(f"{path}: sample {key} has two files .{kind}")
-                content = tar.extractfile(member)
-                assert content is not None  # it is a regular file
-                data = content.read()
-                record[kind] = decode_file(kind, data, where) if decodes else data
-                tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header otherwise
+        for tar, key, kind, member in _files(path, "r|*"):
+            if record and record["__key__"] != key:
+                yield record
+                record = {}
+            record["__key__"] = key
+            data = cast(BinaryIO, tar.extractfile(member)).read()
+            record[kind] = decode_file(kind, data, f"sample {key} of {path}") if decodes else data
     except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
         raise DataError(f"{path} cannot be read as a tar: {error}") from error
     if record:
-        yield {"__key__": key, **record}
+        yield record
 
 
 _VERSION = 1
@@ -137,21 +139,21 @@ def indices_of(paths: Sequence[str]) -> list[TarIndex]:
 
 
 def _make(path: str, folder: Path) -> TarIndex:
-    """Return a tar's samples, from its index if there is one."""
+    """Return a tar's samples, from its index if there is one; where none can be kept, the tar is read."""
     try:
         name = sha256(f"{_VERSION}\n{path}\n{version_of(path)}".encode()).hexdigest()[:40]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
     kept = folder / f"{name}.npz"
-    if (found := _read(kept)) is not None:
-        return found
-    with locked(kept.with_suffix(".lock")) as is_locked:
-        if is_locked and (found := _read(kept)) is not None:
-            return found
-        index = scan(path)
-        if is_locked:
-            _write(kept, index)
-    return index
+    if (found := _read(kept)) is None:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with kept.with_suffix(".lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if (found := _read(kept)) is None:
+                    found = scan(path)
+                    _write(kept, found)
+    return scan(path) if found is None else found
 
 
 def scan(path: str) -> TarIndex:
@@ -162,17 +164,12 @@ def scan(path: str) -> TarIndex:
     """
     samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
     try:
-        with open_file(path) as file, open_tar(file, "r:") as tar:
-            for member in tar:
-                if (found := key_and_kind(member)) is None or member.issparse():
-                    continue
-                key, kind = found
-                if not samples or samples[-1][0] != key:
-                    samples.append((key, {}))
-                if kind in samples[-1][1]:
-                    raise DataError(f"{path}: sample {key} has two files .{kind}")
-                samples[-1][1][kind] = member.offset_data, member.size
-                tar.members.clear()  # type: ignore[attr-defined]  # it keeps every header otherwise
+        for _, key, kind, member in _files(path, "r:"):
+            if member.issparse():
+                continue
+            if not samples or samples[-1][0] != key:
+                samples.append((key, {}))
+            samples[-1][1][kind] = member.offset_data, member.size
     except (tarfile.TarError, EOFError, OSError) as error:
         raise DataError(
             f"{path} cannot be read as an uncompressed tar: {error}",
@@ -198,15 +195,14 @@ def _read(kept: Path) -> TarIndex | None:
 
 
 def _write(kept: Path, index: TarIndex) -> None:
-    """Keep an index; without room or permission, the next job reads the tar again."""
-    with suppress(OSError), replacing(kept) as partial, partial.open("wb") as file:
-        np.savez(
-            file,
-            kinds=np.asarray(json.dumps(index.kinds)),
-            firsts=index.firsts,
-            sizes=index.sizes,
-            keys=index.keys,
-        )
+    """Keep an index, which takes its name when it is whole; raises an OSError if it cannot."""
+    partial = kept.with_name(f".{uuid4().hex}.npz")
+    try:
+        kinds = np.asarray(json.dumps(index.kinds))
+        np.savez(partial, kinds=kinds, firsts=index.firsts, sizes=index.sizes, keys=index.keys)
+        partial.replace(kept)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def open_webdataset(
@@ -258,23 +254,22 @@ class TarRecords(Divided):
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several samples, each with one reading: its files lie one behind the other."""
-        members = [self._indices[tar].members(sample) for tar, sample in map(self._place, indices)]
+        places = [self._place(index) for index in indices]
+        members = [self._indices[tar].members(sample) for tar, sample in places]
         begins = [min(first for _, first, _ in files) for files in members]
-        ends = [max(first + size for _, first, size in files) for files in members]
-        paths = [self._paths[self._place(index)[0]] for index in indices]
-        parts = [(path, begin, end - begin) for path, begin, end in zip(paths, begins, ends, strict=True)]
-        found = zip(indices, members, begins, self._reader.read(parts), strict=True)
-        return [self._record(index, files, data, begin) for index, files, begin, data in found]
-
-    def _record(
-        self, index: int, members: list[tuple[str, int, int]], data: bytes, begin: int
-    ) -> dict[str, Any]:
-        tar, sample = self._place(index)
-        record: dict[str, Any] = {"__key__": self._indices[tar].key(sample)}
-        for kind, first, size in members:
-            content = data[first - begin : first - begin + size]
-            record[kind] = decode_file(kind, content, self.describe(index)) if self._decodes else content
-        return record
+        sizes = [max(first + size for _, first, size in files) for files in members] - np.asarray(begins)
+        paths = [self._paths[tar] for tar, _ in places]
+        found = self._reader.read([*zip(paths, begins, sizes.tolist(), strict=True)])
+        records = []
+        for index, (tar, sample), files, begin, data in zip(
+            indices, places, members, begins, found, strict=True
+        ):
+            record: dict[str, Any] = {"__key__": self._indices[tar].key(sample)}
+            for kind, first, size in files:
+                content = data[first - begin : first - begin + size]
+                record[kind] = decode_file(kind, content, self.describe(index)) if self._decodes else content
+            records.append(record)
+        return records
 
     def _check_kinds(self) -> None:
         """Check that all samples have the same kinds of files: otherwise an epoch would end at a lost one."""
