@@ -87,12 +87,13 @@ LOST_SAVE_SECONDS = 10  # likewise if another worker is gone or stalls
 def write_summary_on_loss(session: Session, problem: str) -> None:
     """Write how the run stands before the process ends without its main thread.
 
-    Another rank than 0 does so for rank 0, which does not answer, if it can reach the run directory.
+    Another rank than 0 does so for rank 0, which does not answer, if it can reach the run directory. In an
+    elastic job it does not: another worker becomes rank 0.
     """
     session.saver.finish(LOST_SAVE_SECONDS)
     summary = summarise(session, "failed", problem)
     session.report.write_summary(summary)
-    if session.backend.workers.rank:
+    if session.backend.workers.rank and not session.backend.workers.is_elastic:
         do_in_time(partial(_write_summary_for_rank_zero, session, summary))
 
 

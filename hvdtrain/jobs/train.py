@@ -1,8 +1,7 @@
 """Training: one job, from its configuration to its summary; what every way of starting one goes through."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,28 +10,18 @@ from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
 from hvdtrain.elastic.watch.liveness import Watching
-from hvdtrain.errors import ENDINGS, HvdtrainError, Interrupted, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
-from hvdtrain.jobs.failures import end_if_uncaught, exchange_cause, lack_of_memory, name_lost_worker
+from hvdtrain.jobs.endings import close_services, early_end_reported, report_early_end, report_end
+from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.opening.setup import prepare, started
-from hvdtrain.jobs.outcome import (
-    LAST_SAVE_SECONDS,
-    end_together,
-    polling,
-    status_of,
-    summarise,
-    where_it_stood,
-    with_save_error,
-    write_summary_on_loss,
-)
+from hvdtrain.jobs.outcome import end_together, polling, status_of, write_summary_on_loss
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.lock import RunLock
-from hvdtrain.jobs.run_directory.stored import end_uploads, publish, storing
+from hvdtrain.jobs.run_directory.stored import storing
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.jobs.training_run import (
     TrainingRun,
-    close_services,
     find_start,
     new_session,
     open_services,
@@ -48,7 +37,6 @@ from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.seeding import seeded_frameworks
-from hvdtrain.workers.user_errors import where_raised
 
 
 def train(
@@ -150,7 +138,11 @@ def _entered(
         session = new_session(config, run.backend, task_data, point, readers, callbacks=run.callbacks)
         session.keeps_history = run.keeps_history
         found = try_out(run, session)
-        open_services(run, session, point)
+        try:
+            open_services(run, session, point)
+        except BaseException:
+            close_services(session)  # those that are open
+            raise
         with signals.defer_to_step_boundary():
             try:
                 yield session, found
@@ -170,9 +162,8 @@ def _train_session(
         signals: what signals asked of this worker.
         watching: what the watch of the workers knows.
     """
-    status, problem, in_order = "failed", None, False
     workers = session.backend.workers
-    try:
+    with early_end_reported(session, watching.explain, partial(report_early_end, session, signals)):
         session.report.say(describe())
         for note in notes:
             session.report.note(note)
@@ -181,57 +172,4 @@ def _train_session(
             with waiting_for_rank_zero(workers, "writing the last checkpoint"):
                 session.saver.finish()
         status, problem = status_of(session, signals)
-        in_order = True
-    except Interrupted as interruption:
-        status, problem = "stopped", f"interrupted by {interruption}"
-        session.report.say(f"{problem} {where_it_stood(session)}")
-        session.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
-        if session.saver.newest is None:
-            session.report.say("no checkpoint was saved")
-        raise
-    except PeerLostError as error:
-        named = name_lost_worker(error, watching.explain)
-        problem = named.problem
-        raise named from error
-    except HvdtrainError as error:
-        problem = error.problem
-        raise
-    except ENDINGS:
-        raise
-    except BaseException as error:
-        doing = f"training failed {where_it_stood(session)}"
-        if (lack := lack_of_memory(error, doing, session.memory)) is not None:
-            problem = lack.problem
-            raise lack from error
-        problem = f"{doing}: {where_raised(error)}"
-        raise WorkerFailure(problem) from error
-    finally:
-        failure = None if in_order else sys.exc_info()[1]  # a caller may be handling another exception
-        problem = exchange_cause(session.run_dir, workers.rank, workers.host, problem, failure)
-        summary = _report_end(session, status, problem, signals, in_order)
-    return end_together(session, summary)
-
-
-def _report_end(
-    session: Session, status: str, problem: str | None, signals: Signals, in_order: bool
-) -> Summary:
-    """Upload what was written, report how training ended, and upload that. Collective if in order."""
-    waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
-    if in_order:
-        waiting = partial(waiting_for_rank_zero, session.backend.workers)
-    ending = status if in_order else "failed"
-    seconds = session.report.seconds()  # without the uploads that are awaited
-    with waiting("uploading the last checkpoint"):
-        publish(session, ending, signals)
-    with waiting("reading the last checkpoint"):
-        summary = summarise(session, status, problem, verified=in_order)
-        summary = replace(summary, seconds=round(seconds, 3))
-        session.report.on_end(summary)
-    with waiting("uploading the summary"):
-        missing = publish(session, ending, signals)
-        if missing and in_order and not summary.save_error:
-            summary = with_save_error(session, summary, missing)
-            session.report.write_summary(summary)  # which the store does not have
-        if missing and in_order:  # before other workers end, for which mpirun ends this one
-            end_uploads(session.saver, session.report)
-    return summary
+    return end_together(session, report_end(session, status, problem, signals))

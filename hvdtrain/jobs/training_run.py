@@ -39,13 +39,12 @@ from hvdtrain.jobs.opening.memory_check import (
 )
 from hvdtrain.jobs.opening.options import notes_on_options
 from hvdtrain.jobs.opening.setup import JobSpec, TaskData, names_of_batch, open_together
-from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
 from hvdtrain.jobs.plan_text import describe_plan
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run, note_on_links, open_run, run_dir_of
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import Provenance, keep, provenance_of
-from hvdtrain.jobs.run_directory.stored import begin_in_store, end_uploads, values_in_store
+from hvdtrain.jobs.run_directory.stored import begin_in_store, values_in_store
 from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.jobs.world_change import follow_workers
 from hvdtrain.reporting.index_trace import IndexTrace
@@ -320,13 +319,6 @@ def hooks_of(session: Session) -> LoopHooks:
             )
         )
     return LoopHooks(*hooks)
-
-
-def close_services(session: Session) -> None:
-    """Wait for the checkpoint that is being written, and close the report. Local: no collective."""
-    session.saver.finish(LAST_SAVE_SECONDS)
-    session.report.close()  # last: what is being written waits for the log to be on the disk
-    end_uploads(session.saver, session.report)
 
 
 def plan_and_notes(

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,8 @@ from support.numpy_backend import NumpyDigits
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.verification import newest_verified
-from hvdtrain.errors import TaskError, WorkerFailure
+from hvdtrain.errors import EnvironmentFault, Interrupted, TaskError, WorkerFailure
+from hvdtrain.reporting.run_report import RunReport
 
 
 def test_a_task_that_cannot_describe_itself_is_a_failure_of_the_users_code(train, tmp_path):
@@ -58,6 +60,71 @@ def test_sigterm_does_not_interrupt_the_save_at_the_end_of_a_job_that_failed(tra
     newest = newest_verified(tmp_path / "run" / "checkpoints")
     assert newest is not None
     assert newest.name == "step-00000010"
+
+
+def test_an_interruption_stays_one_if_a_callback_fails_at_the_save_that_it_waits_for(
+    train, tmp_path, monkeypatch, capfd
+):
+    begun, released, write = threading.Event(), threading.Event(), storage.write
+
+    def write_slowly(*args):
+        begun.set()
+        assert released.wait(60)
+        return write(*args)
+
+    def interrupt(step, _):
+        if step.step == 12:
+            assert begun.wait(60)
+            threading.Timer(0.3, released.set).start()  # when the job waits for the save
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def fail(step, _):
+        raise ValueError("no room")
+
+    monkeypatch.setattr(storage, "write", write_slowly)
+    with pytest.raises(Interrupted):
+        train(callbacks=[SimpleNamespace(on_step=interrupt, on_checkpoint=fail)], steps=20, save_every=10)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("stopped", "interrupted by SIGINT")
+    assert summary["checkpoint"].endswith("step-00000010")
+    assert "failed in on_checkpoint" in "".join(capfd.readouterr())
+
+
+def test_an_error_stays_the_first_if_the_summary_cannot_be_reported(train, monkeypatch, capfd):
+    def end(report, summary):
+        raise RuntimeError("no end")
+
+    def fail(*_):
+        raise ValueError("boom")
+
+    monkeypatch.setattr(RunReport, "on_end", end)
+    with pytest.raises(WorkerFailure, match="boom"):
+        train(callbacks=[SimpleNamespace(on_step=fail)], steps=2)
+    assert "note: RuntimeError: no end" in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("last", ["saver", "summary"])
+def test_what_was_opened_is_closed_if_what_is_opened_after_it_fails(train, monkeypatch, last):
+    closed, close, unlink = [], RunReport.close, Path.unlink
+
+    def fail(*_):
+        raise OSError(28, "full")
+
+    def unlink_or_fail(path, **options):
+        return fail() if path.name == "summary.json" else unlink(path, **options)
+
+    def close_and_count(report):
+        closed.append(report)
+        close(report)
+
+    monkeypatch.setattr(RunReport, "close", close_and_count)
+    if last == "saver":
+        monkeypatch.setattr("hvdtrain.jobs.training_run._saver", fail)
+    else:
+        monkeypatch.setattr(Path, "unlink", unlink_or_fail)
+    with pytest.raises((OSError, EnvironmentFault), match="full"):
+        train(steps=2)
+    assert len(closed) == 1
 
 
 class _Own(BaseException):

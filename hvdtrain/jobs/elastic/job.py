@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from hvdtrain.backends.base import resizable
 from hvdtrain.backends.step_metrics import ControlFlags
@@ -19,38 +20,33 @@ from hvdtrain.elastic.member.client import connect
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import (
-    ENDINGS,
     EXIT_DONE,
     EXIT_STOPPED,
-    HvdtrainError,
-    Interrupted,
     JobEnded,
     PeerLostError,
     Removed,
     Stopped,
-    WorkerFailure,
     WorldChanged,
 )
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run
 from hvdtrain.jobs.elastic.world_state import WorldState, values_to_compare, warm_up
-from hvdtrain.jobs.failures import end_of_job, lack_of_memory
+from hvdtrain.jobs.endings import Ending, close_services, early_end_reported, errors_noted
+from hvdtrain.jobs.failures import end_of_job
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
-    LOST_SAVE_SECONDS,
     end_together,
     polling,
     status_of,
     summarise,
-    where_it_stood,
     with_own_history,
+    write_summary_on_loss,
 )
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.jobs.training_run import (
     TrainingRun,
-    close_services,
     new_session,
     seed_training,
     try_out,
@@ -61,7 +57,6 @@ from hvdtrain.loop import save_and_stop, settle
 from hvdtrain.session import Session, readers_for
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
-from hvdtrain.workers.user_errors import where_raised
 from hvdtrain.workers.world import World
 
 
@@ -143,7 +138,7 @@ def train_in_worlds(
         if membership.is_joining:
             warm_up(session)
         worlds = Worlds(run, session, membership, signals, found)
-        watching.on_worker_lost = worlds.write_summary
+        watching.on_worker_lost = partial(write_summary_on_loss, session)
         with signals.defer_to_step_boundary():
             try:
                 return worlds.train()
@@ -196,46 +191,18 @@ class Worlds:
             Removed: If this worker left and the others go on.
             JobEnded: If the driver ended the job.
         """
-        status, problem, is_over = "failed", None, False
-        try:
-            summary = self._train_in_worlds()
-            is_over = True
-            return summary
-        except (Stopped, Removed):
-            is_over = True
-            raise
-        except Interrupted as interruption:
-            status, problem = "stopped", f"interrupted by {interruption}"
-            self._session.report.say(f"{problem} {where_it_stood(self._session)}")
-            raise
-        except HvdtrainError as error:
-            problem = error.problem
-            self._membership.failed(error)
-            raise
-        except ENDINGS:
-            raise
-        except BaseException as error:
-            doing = f"training failed {where_it_stood(self._session)}"
-            failure: HvdtrainError | None = lack_of_memory(error, doing, self._session.memory)
-            failure = failure or WorkerFailure(f"{doing}: {where_raised(error)}")
-            problem = failure.problem
-            failure.__cause__ = error
-            self._membership.failed(failure)
-            raise failure from error
-        finally:
-            if not is_over:
-                self._end_badly(status, problem)
+        with early_end_reported(
+            self._session, self._membership.explain, self._report_early_end, self._membership.failed
+        ):
+            return self._train_in_worlds()
 
-    def write_summary(self, problem: str) -> None:
-        """Write how the run stands before the process ends without its training thread. Rank 0 writes."""
-        self._session.saver.finish(LOST_SAVE_SECONDS)
-        self._session.report.write_summary(summarise(self._session, "failed", problem))
-
-    def _end_badly(self, status: str, problem: str | None) -> None:
-        if self._membership.lost_lease:
-            return
-        self._session.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
-        self._session.report.on_end(summarise(self._session, status, problem))
+    def _report_early_end(self, ending: Ending) -> None:
+        session = self._session
+        if isinstance(ending.error, Stopped | Removed) or self._membership.lost_lease:
+            return  # it is reported already, or this worker may not write
+        with errors_noted(session.report):
+            session.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
+        session.report.on_end(summarise(session, ending.status, ending.problem))
 
     def _train_in_worlds(self) -> Summary:
         workers = self._session.backend.workers

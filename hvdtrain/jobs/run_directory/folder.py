@@ -80,9 +80,13 @@ def open_run(
             raise EnvironmentFault(f"cannot make the run directory: {error}") from None
         return path
 
-    path = run_on_rank_zero(workers, prepare)
-    if lock is not None and lock.job:
-        lock.note = lock.note or _note_on_sharing(workers, path, lock)
+    try:
+        path = run_on_rank_zero(workers, prepare)
+        if lock is not None and lock.job:
+            lock.note = lock.note or _note_on_sharing(workers, path, lock)
+    except BaseException:
+        report.close()
+        raise
     own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
     if workers.rank != 0 and own:
         report = CallbackReport(replace(context, run_dir=path), own)
