@@ -9,7 +9,7 @@ from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.backends.reduction import shards
 from hvdtrain.backends.step_metrics import StepStatistics
 from hvdtrain.config import Config
-from hvdtrain.config.values import rank_of
+from hvdtrain.config.values import compression_of
 from hvdtrain.early_stopping import PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.workers.wire_types import travels
@@ -347,7 +347,7 @@ def _sharding(config: Config, trained: int, workers: int) -> list[str]:
     now = sum(_parts(config, trained, workers).values())
     found = []
     for shard in ("optimizer", "gradients"):
-        if rank_of(config.compression) is not None and shard == "gradients":
+        if shard == "gradients" and not compression_of(config.compression).parts_as:
             continue
         less = now - sum(_parts(config.model_copy(update={"shard": shard}), trained, workers).values())
         if less > 0:
@@ -369,9 +369,10 @@ def _slots(config: Config) -> int:
 
 def _compression_bytes(config: Config, trained: int) -> int:
     """Return what compressed gradients take: copies of half the size, or what low rank leaves out."""
-    if rank_of(config.compression) is not None:
+    row = compression_of(config.compression)
+    if row.keeps:
         return trained
-    return trained // 2 if config.compression != "none" else 0
+    return trained * row.number_bytes // 4 if config.compression != "none" else 0
 
 
 def _remedies(

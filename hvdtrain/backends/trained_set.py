@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hvdtrain.config import Config
-from hvdtrain.config.values import rank_of
+from hvdtrain.config.values import compression_of
 from hvdtrain.errors import TaskError
 from hvdtrain.storage.text import counted, some
 
@@ -45,7 +45,9 @@ def refused_change(
         "--shard": config.shard != "none",
         "--stages": config.stages > 1,
         "--sync-every": config.sync_every is not None,
-        "--compression powersgd": rank_of(config.compression) is not None,
+        f"--compression {config.compression.partition(':')[0]}": bool(
+            compression_of(config.compression).keeps
+        ),
         "an elastic job": is_elastic,
     }
     unable = [name for name, is_used in features.items() if is_used]

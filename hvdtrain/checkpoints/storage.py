@@ -20,9 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hvdtrain.backends.portable.names import is_private
+from hvdtrain.backends.portable.names import is_kept, is_private
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.reduction.low_rank import PREFIX
 from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, FileInfo, Manifest
 from hvdtrain.workers.activity import ACTIVITY
@@ -160,10 +159,10 @@ def put_in_place(beside: Path, path: Path) -> Path:
 def is_of_optimizer(name: str) -> bool:
     """Return whether a portable name, or a framework's private one, belongs to the optimizer.
 
-    What compression keeps from step to step goes with it.
+    What a reducer keeps from step to step goes with it.
     """
     _, _, rest = name.partition("/")
-    return (rest if is_private(name) else name).startswith(("optimizer/", f"{PREFIX}/"))
+    return (rest if is_private(name) else name).startswith("optimizer/") or is_kept(name)
 
 
 def checkpoints_in(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The trackers that a run can be sent to: the values of the config field ``track``."""
+"""The values of config fields that are rows of a table: compression, formats of exports, trackers."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,8 +7,33 @@ from typing import NamedTuple
 
 from hvdtrain.errors import ConfigError
 
-PLAIN = ("none", "fp16", "bf16")  # ways without a rank
-LOW_RANK = "powersgd"
+
+class Compression(NamedTuple):
+    """How gradients travel.
+
+    Attributes:
+        reducer: what sums them: a module of the folder ``reduction/`` of each framework, and its class.
+        number_bytes: of a number of fp32 as it travels.
+        parts_as: type in which each worker gets its part of them (``shard gradients``); empty if the whole
+            gradient is needed.
+        has_rank: whether a rank stands behind its name, after a colon.
+        keeps: its name in messages if it keeps something from step to step.
+    """
+
+    reducer: str
+    number_bytes: int = 4
+    parts_as: str = ""
+    has_rank: bool = False
+    keeps: str = ""
+
+
+# how gradients can travel: another way is a row here, and a class in each framework's folder
+COMPRESSIONS = {
+    "none": Compression("all_reduce.AllReduce", 4, "float32"),
+    "fp16": Compression("fp16.Fp16", 2, "float16"),
+    "bf16": Compression("bfloat16.BFloat16", 2, "bfloat16"),
+    "powersgd": Compression("low_rank.LowRank", has_rank=True, keeps="PowerSGD"),
+}
 MAX_RANK = 32
 
 
@@ -18,17 +43,26 @@ def check_compression(value: object) -> str:
     Raises:
         ValueError: naming the values that there are.
     """
-    if isinstance(value, str) and (value in PLAIN or rank_of(value) is not None):
+    plain = [name for name, row in COMPRESSIONS.items() if not row.has_rank]
+    if isinstance(value, str) and (value in plain or rank_of(value) is not None):
         return value
-    if isinstance(value, str) and value.partition(":")[0] == LOW_RANK:
-        raise ValueError(f"{LOW_RANK} takes a rank from 1 to {MAX_RANK}, such as {LOW_RANK}:4")
-    raise ValueError(f"should be {', '.join(map(repr, PLAIN))} or '{LOW_RANK}:RANK', such as {LOW_RANK}:4")
+    (ranked,) = COMPRESSIONS.keys() - plain
+    if isinstance(value, str) and value.partition(":")[0] == ranked:
+        raise ValueError(f"{ranked} takes a rank from 1 to {MAX_RANK}, such as {ranked}:4")
+    raise ValueError(f"should be {', '.join(map(repr, plain))} or '{ranked}:RANK', such as {ranked}:4")
+
+
+def compression_of(compression: str) -> Compression:
+    """Return the row of a value of the field."""
+    return COMPRESSIONS.get(compression.partition(":")[0], COMPRESSIONS["none"])
 
 
 def rank_of(compression: str) -> int | None:
-    """Return the rank of PowerSGD; None if gradients travel in another way."""
-    name, _, rank = compression.partition(":")
-    if name != LOW_RANK or not (rank.isascii() and rank.isdecimal()) or rank.startswith("0"):
+    """Return the rank of a compression to low rank; None if gradients travel in another way."""
+    _, _, rank = compression.partition(":")
+    if not compression_of(compression).has_rank or not (rank.isascii() and rank.isdecimal()):
+        return None
+    if rank.startswith("0"):
         return None
     return int(rank) if len(rank) <= len(str(MAX_RANK)) and int(rank) <= MAX_RANK else None
 

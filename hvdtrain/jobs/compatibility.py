@@ -86,7 +86,7 @@ ROWS = (
         _LEAVE_ONE),
     Row(f.SHARD, f.SYNC_EVERY,
         "it divides one state among the workers, and with local steps each has its own", _LEAVE_ONE),
-    Row(option("shard", "gradients"), f.POWERSGD, "PowerSGD needs the whole gradient, which no worker has",
+    Row(option("shard", "gradients"), f.WHOLE, "it needs the whole gradient, which no worker has",
         "Use shard optimizer, or another compression."),
     Row(f.SHARD, f.STAGES, "it divides the state of whole models among the workers, and no worker has one",
         _LEAVE_ONE),

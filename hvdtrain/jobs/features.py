@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.backends.optimizers import own_optimizer_method
 from hvdtrain.config import Config
-from hvdtrain.config.values import rank_of
+from hvdtrain.config.values import compression_of, rank_of
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.stream import Stream
 from hvdtrain.elastic.driver.cluster import MOST_WORKERS
@@ -152,6 +152,8 @@ def setting(name: str) -> Feature:
 SHARD, STAGES, SYNC_EVERY, SYNC_NORM = map(option, ("shard", "stages", "sync_every", "sync_batch_norm"))
 COMPRESSED, BF16, PLAN = option("compression"), option("compression", "bf16"), commands("plan")
 POWERSGD = _of_config("`compression` powersgd", "compression", lambda c: rank_of(c.compression) is not None)
+WHOLE = _of_config("`compression` powersgd", "compression",
+                   lambda c: not compression_of(c.compression).parts_as)
 WARMUP_EPOCHS = _of_config("`warmup_epochs`", "warmup_epochs",
                            lambda c: c.warmup_steps is None and c.warmup_epochs > 0)
 WARMUP_STEPS = _of_config("`warmup_steps`", "warmup_steps", lambda c: bool(c.warmup_steps))

@@ -12,15 +12,14 @@ from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, w
 from hvdtrain.backends.portable.names import OF_LAYERS, is_private
 from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
 from hvdtrain.backends.records import PortableState, Shapes, StatePart
+from hvdtrain.backends.reduction import fitting_state
 from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
-from hvdtrain.backends.reduction.low_rank import fitting_state
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.digest import describe_changes
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
-from hvdtrain.config.values import rank_of
 from hvdtrain.data.stream import is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError, TaskError
 from hvdtrain.jobs.opening import elastic_plan
@@ -231,8 +230,8 @@ def _find(
     elif not has_outer(state):
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
     notes += elastic_plan.notes_on_resuming(config, found.manifest.workers, backend.workers.size)
-    before = rank_of(str(found.manifest.config.get("compression")))
-    state, said = fitting_state(state, rank_of(config.compression), before)
+    before = str(found.manifest.config.get("compression"))
+    state, said = fitting_state(state, config.compression, before)
     notes += [said] if said else []
     use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()

@@ -12,7 +12,7 @@ from hvdtrain.backends.reduction.local_steps import in_parts
 from hvdtrain.backends.reduction.low_rank import matrix_shape
 from hvdtrain.backends.reduction.shards import divide
 from hvdtrain.config import Config
-from hvdtrain.config.values import rank_of
+from hvdtrain.config.values import compression_of, rank_of
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.tools.spread import Spread
 from hvdtrain.workers.activity import ACTIVITY
@@ -59,9 +59,9 @@ def buffers(shapes: Shapes, compression: str = "none", *, on_gpu: bool = False) 
     """Return the way of gradients in buffers; in fp32 the metrics travel with them."""
     sizes = {str(number): 4 * prod(shape) for number, shape in enumerate(shapes)}
     buckets = divide(dict(reversed(sizes.items())), on_gpu)
-    share = 2 if compression == "fp16" else 1
-    sent = tuple(sum(sizes[name] for name in names) // share for names in buckets)
-    return Way(compression, sent, small=share - 1)
+    number_bytes = compression_of(compression).number_bytes
+    sent = tuple(sum(sizes[name] for name in names) * number_bytes // 4 for names in buckets)
+    return Way(compression, sent, small=int(number_bytes != 4))
 
 
 def low_rank(shapes: Shapes, rank: int) -> Way:

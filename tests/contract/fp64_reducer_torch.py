@@ -2,30 +2,17 @@
 
 import horovod.torch as hvd
 
-from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.torch.reduction.reducer import Reducer
 
 
-class Fp64AllReduce(GradientReducer):
+class Fp64(Reducer):
     """All gradients summed in fp64, after the backward pass."""
-
-    def __init__(self, workers, scaled):
-        self.workers = workers
-
-    def attach(self, parameters):
-        self.names = list(parameters)
-
-    def finish(self, gradients):
-        if self.workers.size == 1:
-            return list(gradients)
-        return [
-            hvd.allreduce(gradient.double(), op=hvd.Sum, name=f"fp64.{name}").to(gradient.dtype)
-            for name, gradient in zip(self.names, gradients, strict=True)
-        ]
-
-    def finish_with(self, gradients, vector):
-        if self.workers.size > 1:
-            hvd.allreduce_(vector, op=hvd.Sum, name="fp64.metrics")
-        return self.finish(gradients), vector
 
     def describe(self):
         return "fp64, for a test"
+
+    def _sum(self, gradients):
+        return [
+            hvd.allreduce(gradient.double(), op=hvd.Sum, name=f"fp64.{name}").to(gradient.dtype)
+            for name, gradient in zip(self._parameters, gradients, strict=True)
+        ]

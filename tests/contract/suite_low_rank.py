@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.reduction.low_rank import error_name, factor_name, first_factor, matrix_shape
+from hvdtrain.backends.reduction.low_rank import first_factor, matrix_shape
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
@@ -127,13 +127,13 @@ def finished(backend, parts):
             )
             for e in entries
         ]
-        for entry, tensor in zip(entries, reducer.finish(tensors), strict=True):
+        for entry, tensor in zip(entries, reducer.finish(tensors)[0], strict=True):
             found[entry.path] = by_tensor[id(entry.tensor)].layout.to_portable([tensor.numpy()])
         return found
     import tensorflow as tf
 
     if not hasattr(reducer, "traced"):
-        reducer.traced = tf.function(reducer.finish, autograph=False)
+        reducer.traced = tf.function(lambda given: reducer.finish(given)[0], autograph=False)
     sums = reducer.traced([tf.constant(own[field.path]) for field in fields])
     return {field.path: tensor.numpy() for field, tensor in zip(fields, sums, strict=True)}
 
@@ -195,7 +195,7 @@ def test_in_the_warmup_gradients_and_errors_travel_whole(started):
     found, total = finished(started, parts), summed(parts)
     for path, value in total.items():
         np.testing.assert_allclose(found[path], value + left.get(path, 0), atol=1e-5)
-    assert all(not saved(started)[error_name(path)].any() for path in KERNELS)
+    assert all(not saved(started)[f"compression/error/{path}"].any() for path in KERNELS)
 
 
 def test_gradients_that_are_not_finite_change_neither_error_nor_q(started):
@@ -211,8 +211,10 @@ def test_gradients_that_are_not_finite_change_neither_error_nor_q(started):
     assert np.isnan(finished(started, parts)["out/bias"][0])
     after = saved(started)
     for path in KERNELS:
-        np.testing.assert_array_equal(after[factor_name(path)], before[factor_name(path)])
-        np.testing.assert_allclose(after[error_name(path)], before[error_name(path)], rtol=1e-6, atol=1e-7)
+        np.testing.assert_array_equal(after[f"compression/q/{path}"], before[f"compression/q/{path}"])
+        np.testing.assert_allclose(
+            after[f"compression/error/{path}"], before[f"compression/error/{path}"], rtol=1e-6, atol=1e-7
+        )
 
 
 def test_a_gradient_of_zero_gives_zero_and_the_next_step_finds_its_directions(started):
@@ -220,7 +222,7 @@ def test_a_gradient_of_zero_gives_zero_and_the_next_step_finds_its_directions(st
     parts = [{path: 0 * value for path, value in part.items()} for part in drawn(started, 0)]
     for _ in range(2):
         assert not any(value.any() for value in finished(started, parts).values())
-    q = saved(started)[factor_name("out/kernel")]
+    q = saved(started)["compression/q/out/kernel"]
     np.testing.assert_allclose(q.T @ q, np.eye(RANK), atol=1e-6)
     assert np.abs(finished(started, drawn(started, 1))["out/kernel"]).max() > 0.1
 
@@ -230,8 +232,8 @@ def test_training_goes_on_from_what_was_saved(started, fields):
     build(started, **fields)
     train(started, range(3))
     state = saved(started)
-    assert {error_name(path) for path in KERNELS} < set(state)
-    assert state[error_name("conv/kernel")].shape == (3, 3, 4, 16)
+    assert {f"compression/error/{path}" for path in KERNELS} < set(state)
+    assert state["compression/error/conv/kernel"].shape == (3, 3, 4, 16)
     expected = train(started, range(3, 6))
     end = saved(started)
     build(started, **fields)
@@ -249,9 +251,9 @@ def test_a_state_without_errors_starts_from_none(started):
     started.scatter_state(rest if started.workers.rank == 0 else None)
     after = saved(started)
     for path in KERNELS:
-        assert not after[error_name(path)].any()
-        shape = matrix_shape(after[error_name(path)].shape, RANK)
-        np.testing.assert_array_equal(after[factor_name(path)], first_factor(path, shape[1], RANK, 0))
+        assert not after[f"compression/error/{path}"].any()
+        shape = matrix_shape(after[f"compression/error/{path}"].shape, RANK)
+        np.testing.assert_array_equal(after[f"compression/q/{path}"], first_factor(path, shape[1], RANK, 0))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -271,9 +273,7 @@ def test_accumulated_gradients_are_compressed_once_a_step(started):
 
 def local(backend):
     """Give what this worker goes on from."""
-    kept = backend._reducer.to_broadcast()
-    numbered = enumerate(kept if FRAMEWORK == "tf" else [tensor for _, tensor in kept])
-    state = {str(place): tensor.numpy() for place, tensor in numbered}
+    state = {one.name: one.tensor.numpy() for one in backend._reducer.kept()}
     return {name: np.array(v) for name, v in {**state, **backend._state.snapshot().read()}.items()}
 
 
@@ -345,14 +345,14 @@ def test_bf16_rounds_each_part_and_the_sum_once(started):
 
         reducer.attach({"weight": torch.zeros(7, 3), "count": torch.zeros(2)})
         given = [torch.from_numpy(parts[rank]), torch.ones(2, dtype=torch.float64)]
-        found, count = (tensor.numpy() for tensor in reducer.finish(given))
+        found, count = (tensor.numpy() for tensor in reducer.finish(given)[0])
     else:
         import tensorflow as tf
 
         reducer.attach(
             {"weight": tf.Variable(tf.zeros((7, 3))), "count": tf.Variable(tf.zeros(2, tf.float64))}
         )
-        function = tf.function(lambda one, two: reducer.finish([one, two]), autograph=False)
+        function = tf.function(lambda one, two: reducer.finish([one, two])[0], autograph=False)
         found, count = (t.numpy() for t in function(tf.constant(parts[rank]), tf.ones(2, tf.float64)))
     parts = parts.astype(np.float64)
     bound = 2.0**-8 * (np.abs(parts).sum(0) + np.abs(parts.sum(0)))

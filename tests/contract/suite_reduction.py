@@ -4,6 +4,7 @@ Run inside a job as ``suite_backend.py`` is; ``test_contract.py`` does so.
 """
 
 import os
+import sys
 from importlib import import_module
 
 import numpy as np
@@ -11,7 +12,9 @@ import pytest
 
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.reduction import choose_reducer, reducer_class
 from hvdtrain.config import Config
+from hvdtrain.config.values import COMPRESSIONS, Compression
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
@@ -40,8 +43,8 @@ def started():
 
 @pytest.fixture
 def reduction(started):
-    """The framework's module of reducers."""
-    return import_module(f"hvdtrain.backends.{FOLDER}.reduction.reducers")
+    """The framework's module of all-reduces."""
+    return import_module(f"hvdtrain.backends.{FOLDER}.reduction.all_reduce")
 
 
 class Deep:
@@ -84,17 +87,19 @@ def batch(backend, step, accumulate=1):
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_another_reducer_is_one_class_and_one_row(started, reduction, monkeypatch, accumulate):
+def test_another_reducer_is_one_class_and_one_row(started, monkeypatch, accumulate):
     def trained(compression):
         fields = {"accumulate": accumulate, "momentum": 0.9, "clip_norm": 0.5}
         info = build(started, compression=compression, **fields)
         steps = [started.train_step(batch(started, i, accumulate), 0.1).read() for i in range(3)]
         return info.reduction, [metrics.sums["loss"] for metrics in steps], state_of(started)
 
-    toy = import_module(f"fp64_reducer_{FOLDER}").Fp64AllReduce
-    monkeypatch.setitem(reduction.REDUCERS, "fp64", toy)
+    module = f"hvdtrain.backends.{FOLDER}.reduction.fp64"
+    monkeypatch.setitem(sys.modules, module, import_module(f"fp64_reducer_{FOLDER}"))
+    monkeypatch.setitem(COMPRESSIONS, "fp64", Compression("fp64.Fp64"))
+    toy = reducer_class(FRAMEWORK, "fp64")
     finished, finish = [], toy.finish
-    monkeypatch.setattr(toy, "finish", lambda self, gradients: finished.append(1) or finish(self, gradients))
+    monkeypatch.setattr(toy, "finish", lambda self, *given: finished.append(1) or finish(self, *given))
     described, losses, state = trained("fp64")
     assert described == "fp64, for a test"
     assert len(finished) == (3 if FRAMEWORK == "torch" else 1)  # TensorFlow: while the step is traced
@@ -106,23 +111,23 @@ def test_another_reducer_is_one_class_and_one_row(started, reduction, monkeypatc
         np.testing.assert_allclose(value, expected[name], atol=1e-6, err_msg=name)
 
 
-def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started, reduction):
+def test_small_parts_of_the_mean_keep_their_digits_in_fp16(started):
     """A worker's part of 1.5e-5 lies among the numbers of fp16 that have few digits; times 2 it has more."""
     size = started.workers.size
     if size == 1:
         return
-    reducer = reduction.REDUCERS["fp16"](started.workers, False)
+    reducer = reducer_class(FRAMEWORK, "fp16")(started.workers)
     assert reduced(reducer, 1.2345e-4 / size) == pytest.approx(1.2345e-4, rel=2**-10)
 
 
-def test_gradients_with_a_loss_scale_are_not_multiplied_again(started, reduction):
+def test_gradients_with_a_loss_scale_are_not_multiplied_again(started):
     """The loss scale has multiplied them by the number of workers; a second time, they would overflow."""
     size = started.workers.size
     if size == 1:
         return
     settings = config(precision="fp16", compression="fp16")
-    assert reduced(reduction.choose_reducer(settings, started.workers), 40_000 / size) == 40_000
-    assert reduced(reduction.REDUCERS["fp16"](started.workers, False), 40_000 / size) == np.inf
+    assert reduced(choose_reducer(settings, started.workers), 40_000 / size) == 40_000
+    assert reduced(reducer_class(FRAMEWORK, "fp16")(started.workers), 40_000 / size) == np.inf
 
 
 def reduced(reducer, part):
@@ -131,12 +136,12 @@ def reduced(reducer, part):
         import torch
 
         reducer.attach({"weight": torch.nn.Parameter(torch.zeros(1))})
-        (found,) = reducer.finish([torch.full((1,), part)])
+        (found,), _ = reducer.finish([torch.full((1,), part)])
         return float(found)
     import tensorflow as tf
 
     reducer.attach({"weight": None})
-    return float(tf.function(lambda: reducer.finish([tf.fill((1,), np.float32(part))])[0])()[0])
+    return float(tf.function(lambda: reducer.finish([tf.fill((1,), np.float32(part))])[0])()[0][0])
 
 
 GIVEN = [np.ones((20,), np.float32), np.full((2, 3), 2, np.float32), np.full((3,), 3, np.float64)]
@@ -149,7 +154,7 @@ def summed_with(reducer, vectors):
 
         given = [tf.Variable(array) for array in GIVEN]
         reducer.attach({str(place): variable for place, variable in enumerate(given)})
-        function = tf.function(lambda v: reducer.finish_with([one.read_value() for one in given], v))
+        function = tf.function(lambda v: reducer.finish([one.read_value() for one in given], v))
         return [function(tf.constant(vector)) for vector in vectors]
     import torch
 
@@ -159,19 +164,19 @@ def summed_with(reducer, vectors):
     for vector in vectors:
         for parameter in parameters:
             parameter.grad = None
-        reducer.expect(1)
-        sums, total = reducer.finish_with([torch.from_numpy(a.copy()) for a in GIVEN], torch.tensor(vector))
+        reducer.follow()
+        sums, total = reducer.finish([torch.from_numpy(a.copy()) for a in GIVEN], torch.tensor(vector))
         found.append(([one.clone() for one in sums], total))
     return found
 
 
 @pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
-def test_a_vector_is_summed_with_the_gradients(started, reduction, compression):
+def test_a_vector_is_summed_with_the_gradients(started, compression):
     """It is summed in fp32, with gradients of any type; a task may return more metrics in a later step."""
     size, rank = started.workers.size, started.workers.rank
     vectors = [[70_001.0, 1.0 + rank], [1e-6, 2.0, 3.0], [5.0]]
     expected = [[70_001.0 * size, size * (size + 1) / 2], [1e-6 * size, 2 * size, 3 * size], [5 * size]]
-    found = summed_with(reduction.REDUCERS[compression](started.workers, False), vectors)
+    found = summed_with(reducer_class(FRAMEWORK, compression)(started.workers), vectors)
     for (sums, total), wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(total, wanted, rtol=1e-6)
         for one, given in zip(sums, GIVEN, strict=True):
@@ -188,7 +193,7 @@ def test_a_backward_pass_too_many_is_refused_once_its_sum_has_begun(started, red
     weight = torch.nn.Parameter(torch.ones(2))
     reducer.attach({"weight": weight})
     reducer.finish([torch.zeros(2)])
-    reducer.expect(1)
+    reducer.follow()
     weight.sum().backward()
     with pytest.raises(TaskError, match="the gradient of weight grew after its last backward pass"):
         weight.sum().backward()
@@ -210,12 +215,12 @@ def test_gradients_are_parts_of_one_tensor(started, reduction):
     reducer.attach(weights)
     reducer.finish([torch.zeros_like(weight) for weight in weights.values()])
     for factor in (1, 2):
-        reducer.expect(1)
+        reducer.follow()
         lent = [weight.grad for weight in weights.values()]
         assert len({gradient.untyped_storage().data_ptr() for gradient in lent}) == 1
         (factor * (kernel.sum() + weights["bias"].sum())).backward()
         assert [weight.grad for weight in weights.values()] == lent
-        found = reducer.finish(lent)
+        found, _ = reducer.finish(lent)
         assert [one.unique().tolist() for one in found] == [[factor * size], [factor * size], [0]]
         assert found[0].is_contiguous(memory_format=last)
 
@@ -232,11 +237,11 @@ def test_gradients_from_elsewhere_are_summed(started, reduction):
     weights = {name: torch.nn.Parameter(torch.ones(2)) for name in "abc"}
     reducer.attach(weights)
     reducer.finish([torch.zeros(2) for _ in weights])
-    reducer.expect(1)
+    reducer.follow()
     sum(weight.sum() for weight in weights.values()).backward()
     weights["b"].grad = torch.full((2,), 5.0)
     weights["c"].grad = torch.zeros(2)
-    found = reducer.finish([weight.grad for weight in weights.values()])
+    found, _ = reducer.finish([weight.grad for weight in weights.values()])
     assert [one.tolist() for one in found] == [2 * [size], 2 * [5 * size], [0, 0]]
 
 
@@ -254,9 +259,9 @@ def test_a_gradient_that_somebody_keeps_does_not_change(started, reduction, keep
     kept = []
     for factor in range(1, 5):
         weight.grad = None
-        reducer.expect(1)
+        reducer.follow()
         (factor * weight).sum().backward()
-        (weight.grad,) = reducer.finish([weight.grad])
+        (weight.grad,), _ = reducer.finish([weight.grad])
         kept.append(weight.grad if keep == "the gradient" else weight.grad.detach())
     assert [one.tolist() for one in kept] == [2 * [factor * size] for factor in range(1, 5)]
 
@@ -273,9 +278,9 @@ def test_memory_is_used_again(started, reduction):
     places = set()
     for _ in range(8):
         weight.grad = None
-        reducer.expect(1)
+        reducer.follow()
         weight.sum().backward()
-        (weight.grad,) = reducer.finish([weight.grad])
+        (weight.grad,), _ = reducer.finish([weight.grad])
         places.add(weight.grad.data_ptr())
     assert len(places) <= 2  # Horovod's thread may hold the one before a little longer
 
@@ -290,7 +295,7 @@ def test_sparse_gradients_are_summed(started, reduction):
     reducer.attach({"embedding": weight})
     rows = torch.tensor([0, 1 + rank])
     torch.nn.functional.embedding(rows, weight, sparse=True).sum().backward()
-    (found,) = reducer.finish([weight.grad])
+    (found,), _ = reducer.finish([weight.grad])
     assert found.is_sparse
     expected = [[size, size], *size * [[1, 1]], *3 * [[0, 0]]]
     assert found.to_dense().tolist() == expected
@@ -317,7 +322,7 @@ def test_workers_agree_on_which_gradients_are_sparse(started, reduction, reached
 
     for of_ranks in ([{name} for name in reached], [{"a", "b"}, {"a", "b"}], [set(), set()]):
         given = [gradient(name, of_ranks[rank]) for name in "ab"]
-        *found, dense = reducer.finish([*given, torch.ones(2)])
+        (*found, dense), _ = reducer.finish([*given, torch.ones(2)])
         assert dense.tolist() == [2, 2]
         for name, total in zip("ab", found, strict=True):
             rows = [[float(name in names)] * 2 for names in of_ranks]

@@ -23,15 +23,15 @@ OWN_FILES = {
 }
 # likewise names: PyTorch may keep several portable arrays in one tensor, and makes slots late
 OWN_NAMES = {
-    # operations of a TensorFlow graph wait for what they need
     "torch/reduction/all_reduce.py": {
-        *("summed_meanwhile", "wait_for_all"),
         *("zeros_for", "agree_on_sparse", "sum_sparse"),  # Keras gives dense gradients
     },
     # TensorFlow allocates what a graph concatenates, and Keras trains no complex variables
     "torch/reduction/flat.py": {"as_reals", "flat_zeros"},
-    "torch/reduction/reducers.py": {"check_kinds"},
-    "torch/reduction/broadcast.py": {"broadcast_model", "broadcast_tensors", "broadcast_optimizer"},
+    "torch/reduction/reducer.py": {"summed_meanwhile", "dense", "check_kinds"},
+    "torch/reduction/broadcast.py": {
+        *("broadcast_model", "broadcast_tensors", "broadcast_optimizer", "wait_for_all"),
+    },
     "tensorflow/reduction/broadcast.py": {"broadcast_variables"},
     "tensorflow/activations.py": {"Operation", "most_bytes"},  # PyTorch frees tensors as it trains
     "tensorflow/steps/optimizers.py": {"Adapting"},  # Keras updates one variable after the other
@@ -180,7 +180,7 @@ STAGES += ["normalize", "clip", "update", "ema"]
 def reducers(framework):
     """Return the classes of the reducers, and their base, by name."""
     found = dict(definitions("reduction/__init__.py"))
-    for file in ("reducers", "all_reduce", "bfloat16", "low_rank"):
+    for file in ("reducer", "all_reduce", "fp16", "bfloat16", "low_rank"):
         found |= definitions(f"{framework}/reduction/{file}.py")
     return found
 
@@ -188,10 +188,8 @@ def reducers(framework):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_reducers_have_the_methods_of_their_protocol(framework):
     found = reducers(framework)
-    for reducer in ("AllReduce", "BFloat16", "LowRank"):
+    for reducer in ("Reducer", "AllReduce", "Fp16", "BFloat16", "LowRank"):
         for name, expected in methods(found["GradientReducer"]).items():
             own = methods(found[reducer]).get(name, expected)
             assert signature(own) == signature(expected)
-            assert (
-                is_collective(own) == is_collective(expected) == (name in ("finish", "finish_with", "state"))
-            )
+            assert is_collective(own) == is_collective(expected) == (name in ("finish", "state", "broadcast"))

@@ -98,7 +98,7 @@ def test_a_gradient_comes_back_in_its_parameters_memory_layout(way, monkeypatch)
     make = torch_low_rank_of if way == "powersgd" else lambda p: torch_bfloat16_of(p, monkeypatch)
     reducer = make(kernel)
     for gradient in (torch.randn_like(kernel), torch.randn(kernel.shape)):
-        (kernel.grad,) = reducer.finish([gradient])
+        (kernel.grad,), _ = reducer.finish([gradient])
         assert kernel.grad.stride() == kernel.stride()
     torch.optim.SGD([kernel], lr=0.5, fused=True).step()
     torch.testing.assert_close(kernel.detach(), before - 0.5 * kernel.grad)
@@ -107,7 +107,7 @@ def test_a_gradient_comes_back_in_its_parameters_memory_layout(way, monkeypatch)
 def test_a_gradient_of_the_parameters_layout_is_not_copied():
     kernel = torch.nn.Parameter(torch.randn(40, 30))
     gradient = torch.randn(40, 30)
-    assert torch_low_rank_of(kernel).finish([gradient])[0] is gradient
+    assert torch_low_rank_of(kernel).finish([gradient])[0][0] is gradient
 
 
 @pytest.mark.parametrize("way", ["powersgd", "bf16"])
@@ -123,13 +123,13 @@ def test_tensorflow_takes_gradients_of_unknown_shape(way, monkeypatch):
 
     @tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
     def finish(gradient):
-        (found,) = reducer.finish([gradient])
+        (found,), _ = reducer.finish([gradient])
         assert found.shape == (30, 40)
         return found
 
     found = finish(value).numpy()
     if expected is None:
-        expected = tensorflow_low_rank_of(ALONE, (30, 40)).finish([tf.constant(value)])[0].numpy()
+        expected = tensorflow_low_rank_of(ALONE, (30, 40)).finish([tf.constant(value)])[0][0].numpy()
     np.testing.assert_allclose(found, expected, rtol=2**-7, atol=1e-6)
 
 
@@ -137,7 +137,7 @@ def test_sums_in_a_branch_have_one_name_in_every_graph(monkeypatch):
     """TensorFlow's own name of an operation in a branch has a number that differs by graph."""
     monkeypatch.setattr(type(tensorflow_low_rank.hvd.global_process_set), "size", lambda _: 2)
     reducer = tensorflow_low_rank_of(TWO, (30, 40))
-    traced = tf.function(reducer.finish, autograph=False)
+    traced = tf.function(lambda given: reducer.finish(given)[0], autograph=False)
     graph = traced.get_concrete_function([tf.TensorSpec((30, 40))]).graph.as_graph_def()
     functions = [graph.node, *(function.node_def for function in graph.library.function)]
     found = [node for nodes in functions for node in nodes if node.op == "HorovodAllreduce"]
@@ -163,7 +163,7 @@ def test_bf16_is_as_far_from_the_sum_as_documented_and_no_farther(framework, mon
         monkeypatch.setattr(tensorflow_bfloat16, "hvd", of_tensorflow(given=other))
         reducer, gradient = tensorflow_bfloat16.BFloat16(TWO), tf.constant(own)
         reducer.attach({"a": gradient})
-    found = reducer.finish([gradient])[0].numpy().astype(np.float64)
+    found = reducer.finish([gradient])[0][0].numpy().astype(np.float64)
     parts = np.abs(own.astype(np.float64)) + np.abs(other)
     total = own.astype(np.float64) + other
     error = np.abs(found - total)
@@ -235,7 +235,7 @@ def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
     @tf.function(autograph=False)
     def step(gradient):
         clock.ready([gradient])
-        found = reducer.finish([gradient])
+        found, _ = reducer.finish([gradient])
         clock.reduced(found)
         return found
 

@@ -10,6 +10,7 @@ from hvdtrain.backends.reduction.shards import divide
 from hvdtrain.backends.tensorflow import functions
 from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_reduction
 from hvdtrain.backends.tensorflow.reduction import flat as tensorflow_flat
+from hvdtrain.backends.tensorflow.reduction.fp16 import Fp16
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 from hvdtrain.backends.torch.reduction import flat as torch_flat
 
@@ -97,7 +98,7 @@ def test_tensorflow_reduces_the_same_whatever_a_worker_reaches(monkeypatch, reac
         of_table = {"sparse": slices, "of unknown shape": values, "not reached": None}[reached]
         gradients = functions.dense([of_table, tf.ones((2, 3)), None], [table, kernel, wide], zero)
         reducer = tensorflow_reduction.AllReduce(FixedSize(2), overlaps=False)
-        return reducer.finish_with(gradients, tf.constant([1.0, 2.0, 3.0]))
+        return reducer.finish(gradients, tf.constant([1.0, 2.0, 3.0]))
 
     (of_table, of_kernel, of_wide), vector = summed(tf.ones((5, 2)), tf.range(5))
     assert begun == [
@@ -117,8 +118,8 @@ def test_tensorflow_sends_no_vector_as_fp16(monkeypatch):
         "allreduce",
         lambda tensor, name, **_: begun.append((name, tensor.dtype.name)) or tensor,
     )
-    reducer = tensorflow_reduction.AllReduce(FixedSize(2), fp16=True, overlaps=False)
-    tf.function(lambda: reducer.finish_with([tf.ones(3)], tf.ones(4)))()
+    reducer = Fp16(FixedSize(2), overlaps=False)
+    tf.function(lambda: reducer.finish([tf.ones(3)], tf.ones(4)))()
     assert begun == [("hvdtrain.metrics", "float32"), ("hvdtrain.gradients.0", "float16")]
 
 

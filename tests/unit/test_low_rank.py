@@ -3,19 +3,12 @@
 import numpy as np
 import pytest
 
-from hvdtrain.backends.reduction.low_rank import (
-    check_kept,
-    error_name,
-    factor_name,
-    first_factor,
-    fitting_state,
-    matrix_shape,
-    split_state,
-)
+from hvdtrain.backends.reduction import GradientReducer, Kept, fitting_state
+from hvdtrain.backends.reduction.low_rank import first_factor, matrix_shape
 from hvdtrain.config.values import rank_of
 from hvdtrain.errors import TaskError
 
-KEPT = {error_name("a/kernel"): np.ones((3, 4)), factor_name("a/kernel"): np.ones((4, 1))}
+KEPT = {"compression/error/a/kernel": np.ones((3, 4)), "compression/q/a/kernel": np.ones((4, 1))}
 REST = {"model/a/kernel": np.zeros((3, 4)), "optimizer/step": np.zeros(())}
 
 
@@ -52,32 +45,56 @@ def test_a_text_that_is_no_rank_has_none(value):
     assert rank_of(value) is None
 
 
-def test_a_state_is_split_into_what_compression_keeps_and_the_rest():
-    rest, kept = split_state({**REST, **KEPT})
-    assert rest.keys() == REST.keys()
-    assert kept.keys() == KEPT.keys()
-
-
 @pytest.mark.parametrize(
-    ("state", "rank", "before", "keeps", "said"),
+    ("state", "compression", "before", "keeps", "said"),
     [
-        ({**REST, **KEPT}, 1, 1, True, ""),
-        ({**REST, **KEPT}, None, 1, False, "what PowerSGD had not sent yet is dropped"),
-        ({**REST, **KEPT}, 2, 1, False, "rank 1 had not sent yet is dropped, and rank 2 starts anew"),
-        (REST, 1, None, False, "its error starts from zero"),
-        (REST, None, None, False, ""),
+        ({**REST, **KEPT}, "powersgd:1", "powersgd:1", True, ""),
+        ({**REST, **KEPT}, "none", "powersgd:1", False, "what PowerSGD had not sent yet is dropped"),
+        (
+            {**REST, **KEPT},
+            "powersgd:2",
+            "powersgd:1",
+            False,
+            "rank 1 had not sent yet is dropped, and rank 2",
+        ),
+        (REST, "powersgd:1", "none", False, "its error starts from zero"),
+        (REST, "none", "fp16", False, ""),
     ],
 )
-def test_a_checkpoint_of_another_compression_is_said(state, rank, before, keeps, said):
-    found, note = fitting_state(state, rank, before)
+def test_a_checkpoint_of_another_compression_is_said(state, compression, before, keeps, said):
+    found, note = fitting_state(state, compression, before)
     assert (found.keys() == state.keys()) if keeps else (found.keys() == REST.keys())
     assert said in note
     assert bool(said) == bool(note)
 
 
+class Keeping(GradientReducer):
+    """Keeps an error and a Q of these shapes, as lists."""
+
+    title = "PowerSGD"
+
+    def __init__(self, error, q):
+        super().__init__(None)
+        self.arrays = [Kept("error/a/kernel", [], error, 0, is_part=True), Kept("q/a/kernel", [], q, 1)]
+
+    def kept(self):
+        return self.arrays
+
+    def _write(self, kept, array):
+        kept.tensor.append(array)
+
+
+def test_a_reducer_takes_its_part_of_a_state_or_begins_anew():
+    reducer = Keeping((3, 4), (4, 1))
+    reducer.load({**REST, **KEPT})
+    reducer.load(REST)
+    for one in reducer.kept():
+        assert one.tensor[0] is KEPT[one.portable_name]
+        assert one.tensor[1:] == [one.first]
+
+
 def test_errors_of_another_model_are_refused():
-    shapes = {name: array.shape for name, array in KEPT.items()}
-    check_kept(KEPT, shapes)
-    check_kept({}, shapes)
-    with pytest.raises(TaskError, match=r"compression/error/a/kernel must be \(5, 4\), is \(3, 4\)"):
-        check_kept(KEPT, {**shapes, error_name("a/kernel"): (5, 4)})
+    with pytest.raises(
+        TaskError, match=r"PowerSGD .* compression/error/a/kernel must be \(5, 4\), is \(3, 4\)"
+    ):
+        Keeping((5, 4), (4, 1)).load({**REST, **KEPT})

@@ -91,10 +91,10 @@ def test_a_vector_travels_with_gradients_of_its_type_alone(horovod, types, names
         for length in (2, 2, 5):
             for weight in weights.values():
                 weight.grad = None
-            reducer.expect(1)
+            reducer.follow()
             sum(weight.sum() for weight in weights.values()).backward()
             given = [weight.grad for weight in weights.values()]
-            sums, vector = reducer.finish_with(given, torch.arange(length, dtype=torch.float32))
+            sums, vector = reducer.finish(given, torch.arange(length, dtype=torch.float32))
             found.append(([one.tolist() for one in sums], vector.tolist()))
         return found
 
@@ -222,9 +222,9 @@ def test_a_backward_pass_between_steps_begins_no_reduction(horovod):
         sums = []
         for number in range(3):
             weight.grad = None
-            reducer.expect(1)
+            reducer.follow()
             (number * weight).sum().backward()
-            sums.append(reducer.finish([weight.grad])[0].tolist())
+            sums.append(reducer.finish([weight.grad])[0][0].tolist())
             if workers.rank == 0:
                 weight.sum().backward()
         return sums

@@ -13,7 +13,6 @@ from hvdtrain.backends.pipeline.pipeline import Pipeline, check_enough, cut, giv
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ExchangeError, HvdtrainError, TaskError
@@ -145,7 +144,7 @@ class Staged:
         """Collective. Load this worker's part of rank 0's portable state, or of a part of that."""
         own: StateOfStage = self._state
         if part is StatePart.ALL:
-            own.scatter(split_state(state or {})[0])
+            own.scatter(state or {})
         else:
             own.scatter_weights(state, part is StatePart.SOME_WEIGHTS)
         self.broadcast_state(0)

@@ -10,6 +10,8 @@ from typing import Any
 from hvdtrain.backends.records import Shapes, StateArrays
 from hvdtrain.errors import TaskError
 
+KEPT = "compression"  # before the names of what a reducer keeps from step to step
+
 # First parts of names that only one framework reads: what it needs to continue bit by bit although
 # the portable form has no place for it. They may be missing, and the other framework skips them.
 PRIVATE = {"torch": "torch/", "tf": "tf/"}
@@ -20,6 +22,11 @@ OF_LAYERS = f"{PRIVATE['tf']}layers/"
 _SHOWN = 3  # lines of each kind of problem
 _NEARLY_ALL = 0.9  # part of the tensors, on both sides, that must fit for names to be proposed
 _ALIKE = 0.6  # difflib's ratio from which two names count as close
+
+
+def is_kept(name: str) -> bool:
+    """Return whether a portable name is that of something that a reducer keeps from step to step."""
+    return name.startswith(f"{KEPT}/")
 
 
 def is_private(name: str) -> bool:
@@ -146,7 +153,9 @@ def check_state(
     Raises:
         TaskError: listing missing, unexpected and misshapen names, with a remedy.
     """
-    shapes = {name: tuple(array.shape) for name, array in found.items() if not is_private(name)}
+    shapes = {
+        name: tuple(array.shape) for name, array in found.items() if not (is_private(name) or is_kept(name))
+    }
     if problems := state_problems(expected, shapes):
         raise TaskError(
             "the state does not fit the model:\n  " + "\n  ".join(problems),

@@ -1,53 +1,103 @@
-"""What both frameworks share of how gradients and parameters become one."""
+"""How the gradients of all workers become one, in both frameworks: the protocol, and the choice by config."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Self
 
+from hvdtrain.backends.portable.names import KEPT, is_kept
 from hvdtrain.backends.records import PortableState
+from hvdtrain.config import Config
+from hvdtrain.config.values import compression_of, rank_of
+from hvdtrain.errors import TaskError
+from hvdtrain.host.frameworks import FRAMEWORKS
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Something that a reducer keeps from step to step: one array of the portable state.
+
+    Attributes:
+        name: in the portable state, after ``compression/``.
+        tensor: where it is now.
+        shape: of the portable array.
+        first: its values before the first step.
+        is_part: whether each worker has its own. The portable array is their sum, and each goes on from an
+            equal part of it.
+    """
+
+    name: str
+    tensor: Any
+    shape: tuple[int, ...]
+    first: Any
+    is_part: bool = False
+
+    @property
+    def portable_name(self) -> str:
+        """Its name in the portable state."""
+        return f"{KEPT}/{self.name}"
 
 
 class GradientReducer:
     """Sums gradients over workers. Each gradient is this worker's part of the mean already.
 
+    A framework's ``Reducer`` has what does not depend on how gradients travel. A reducer is a class derived
+    from it, with ``_sum`` and ``describe`` of its own at least, and a row of ``config.values.COMPRESSIONS``.
+
+    Args:
+        workers: the job's workers.
+        scaled: whether a loss scale has multiplied the gradients by the number of workers.
+
     Attributes:
         clock: measures how long this worker is busy; None if nobody does.
+        title: its name in messages, if it keeps something from step to step.
+        overwrites: whether ``finish`` may overwrite the gradients that it is given.
     """
 
     clock: Any = None
+    title = ""
+    overwrites = True
+
+    def __init__(self, workers: Any, scaled: bool = False) -> None:
+        self._workers = workers
+        self._scaled = scaled
+        self._parameters: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, config: Config, workers: Any, fields: Iterable[Any] = (), loss_scale: Any = None) -> Self:
+        """Return the one that a config asks for; the arguments are those of ``choose_reducer``."""
+        return cls(workers, config.precision == "fp16")
 
     def attach(self, parameters: Mapping[str, Any]) -> None:
-        """Watch the parameters, by name, whose gradients will be reduced. Local: no collective.
+        """Take the parameters, by name, whose gradients will be reduced. Local: no collective.
 
         Called again, it forgets whatever a step that failed has begun.
         """
-        raise NotImplementedError
+        self._parameters = dict(parameters)
 
-    def expect(self, passes: int) -> None:
-        """Say how many backward passes complete the gradients of PyTorch's next step. Local: no collective.
+    def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
+        """Prepare for the next step. Local: no collective.
 
-        Called before each step, while no parameter has a gradient: the reducer may give them some of its own.
+        In PyTorch it is called while no parameter has a gradient: the reducer may give them some of its own.
+
+        Args:
+            in_warmup: whether the step lies in the learning rate's warm-up.
+            passes: how many backward passes complete its gradients.
         """
 
-    def follow(self, in_warmup: bool) -> None:
-        """Say whether the next step lies in the learning rate's warm-up. Local: no collective."""
+    def start(self, gradients: Sequence[Any]) -> None:
+        """Begin as much of ``finish`` as waits for no other worker. Local: no collective."""
 
-    def finish(self, gradients: Any) -> list[Any]:
-        """Collective. Return the sum of each gradient over workers; the tensors given may be overwritten.
+    def finish(self, gradients: Any, vector: Any = None) -> tuple[list[Any], Any]:
+        """Collective. Return the sum of each gradient over workers, and that of a short vector.
 
         TensorFlow calls it while a step is traced.
 
         Args:
             gradients: one for each attached parameter, in the same order; dense in TensorFlow. The list may
                 be emptied, so that memory of gradients is freed that are copied.
-        """
-        raise NotImplementedError
-
-    def finish_with(self, gradients: Any, vector: Any) -> tuple[list[Any], Any]:
-        """Collective. As ``finish``; return the sum of a short vector, too, which is not compressed.
-
-        Args:
-            gradients: as for ``finish``.
-            vector: what else a step sums; it may be overwritten, and have another length in each step.
+            vector: what else a step sums, which is not compressed; None for nothing. It may be overwritten,
+                and have another length in each step.
         """
         raise NotImplementedError
 
@@ -55,13 +105,97 @@ class GradientReducer:
         """Return how gradients travel, for the plan."""
         raise NotImplementedError
 
+    def kept(self) -> Sequence[Kept]:
+        """Return what it keeps from step to step. Local: no collective."""
+        return ()
+
     def state(self) -> PortableState:
-        """Collective. Return what it keeps from step to step, which is saved."""
-        return {}
+        """Collective. Return what it keeps as it is saved; the workers go on as a job that loads it does."""
+        return {one.portable_name: self._read(one) for one in self.kept()}
 
     def load(self, state: PortableState) -> None:
-        """Go on from what ``state`` returned; without a state, from the beginning."""
+        """Go on from what a whole state has of this, or from the beginning. Local: no collective.
 
-    def to_broadcast(self) -> Sequence[Any]:
-        """Return what it keeps from step to step as Horovod broadcasts it."""
-        return []
+        Raises:
+            TaskError: If what it has is of another model.
+        """
+        known = self.kept()
+        found = kept_in(state) if known else {}
+        shapes = {name: tuple(array.shape) for name, array in found.items()}
+        expected = {one.portable_name: one.shape for one in known}
+        if found and shapes != expected:
+            name = min(n for n in {*shapes, *expected} if shapes.get(n) != expected.get(n))
+            raise TaskError(
+                f"the state of {self.title} does not fit the model: {name} must be "
+                f"{expected.get(name, 'absent')}, is {shapes.get(name, 'absent')}",
+                "Resume with --compression none, which drops it, or use --init.",
+            )
+        for one in known:
+            self._write(one, found.get(one.portable_name, one.first))
+
+    def broadcast(self, root: int) -> None:
+        """Collective. Copy what the root keeps to every worker."""
+        raise NotImplementedError
+
+    def _sum(self, gradients: Any) -> list[Any]:
+        """Collective. Return the sum of each gradient over several workers."""
+        raise NotImplementedError
+
+    def _read(self, kept: Kept) -> Any:
+        """Collective. Return something that is kept as a portable array."""
+        raise NotImplementedError
+
+    def _write(self, kept: Kept, array: Any) -> None:
+        """Go on from a portable array. Local."""
+        raise NotImplementedError
+
+
+def reducer_class(framework: str, compression: str) -> type[GradientReducer]:
+    """Return the reducer of a row of ``COMPRESSIONS``, in a framework: "torch" or "tf"."""
+    folder = FRAMEWORKS[framework].module.rpartition(".")[0]
+    module, name = compression_of(compression).reducer.split(".")
+    found: type[GradientReducer] = getattr(import_module(f"{folder}.reduction.{module}"), name)
+    return found
+
+
+def choose_reducer(
+    config: Config, workers: Any, fields: Iterable[Any] = (), loss_scale: Any = None
+) -> GradientReducer:
+    """Return the reducer that a config asks for.
+
+    Args:
+        config: the job's config.
+        workers: the job's workers.
+        fields: the trainable parameters as portable arrays.
+        loss_scale: what multiplies the gradients, if something does.
+    """
+    return reducer_class(config.framework, config.compression).of(config, workers, fields, loss_scale)
+
+
+def kept_in(state: PortableState) -> PortableState:
+    """Return what a portable state has of reducers."""
+    return {name: array for name, array in state.items() if is_kept(name)}
+
+
+def fitting_state(state: PortableState, compression: str, before: str) -> tuple[PortableState, str]:
+    """Return a checkpoint's state as a job can go on from it, and what the user should know of that.
+
+    Args:
+        state: the checkpoint's state.
+        compression: the job's.
+        before: that of the job that wrote the checkpoint.
+    """
+    own, other = compression_of(compression).keeps, compression_of(before).keeps
+    kept = kept_in(state)
+    rest = {name: array for name, array in state.items() if name not in kept}
+    if not own:
+        return rest, f"what {other} had not sent yet is dropped: this job does not use it" if kept else ""
+    if not kept:
+        return rest, f"the checkpoint has nothing of {own}: its error starts from zero"
+    if compression == before:
+        return state, ""
+    ranks = rank_of(before), rank_of(compression)
+    return (
+        rest,
+        f"what {other} of rank {ranks[0]} had not sent yet is dropped, and rank {ranks[1]} starts anew",
+    )

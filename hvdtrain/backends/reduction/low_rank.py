@@ -11,19 +11,19 @@ alone, so that the curve does not depend on the number of workers. One worker al
 Source: Vogels et al. 2019 (arXiv:1905.13727).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import prod
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.records import PortableState
+from hvdtrain.backends.portable.names import KEPT
+from hvdtrain.backends.reduction import GradientReducer, Kept
 from hvdtrain.config import Config
+from hvdtrain.config.values import rank_of
 from hvdtrain.data.order import mix
-from hvdtrain.errors import TaskError
 
-PREFIX = "compression"
-_ERROR, _FACTOR = f"{PREFIX}/error/", f"{PREFIX}/q/"
 # a column whose part that is its own is smaller than this, relative to the longest, is rounding of fp32
 LEAST_PART = 1e-5
 EXPONENT_BITS = 0x7FF << 52  # of a number of fp64: without the others, it is a power of two
@@ -61,91 +61,72 @@ def first_factor(path: str, columns: int, rank: int, seed: int) -> NDArray[np.fl
         rank: columns of Q.
         seed: the config's.
     """
-    key = mix(seed, *f"{_FACTOR}{path}".encode())
+    key = mix(seed, *f"{KEPT}/q/{path}".encode())
     # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
     random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
     q, r = np.linalg.qr(random.standard_normal((columns, rank)))
     return np.asarray(q * np.sign(np.diag(r)), np.float32)
 
 
-def error_name(path: str) -> str:
-    """Return the name of a parameter's error in the portable state: what no step has sent yet."""
-    return f"{_ERROR}{path}"
-
-
-def factor_name(path: str) -> str:
-    """Return the name of a parameter's Q in the portable state."""
-    return f"{_FACTOR}{path}"
-
-
-def split_state(state: PortableState) -> tuple[PortableState, PortableState]:
-    """Return a portable state without what compression keeps, and what it keeps."""
-    kept = {name: array for name, array in state.items() if name.startswith(f"{PREFIX}/")}
-    return {name: array for name, array in state.items() if name not in kept}, kept
-
-
-def fitting_state(
-    state: PortableState, rank: int | None, rank_before: int | None
-) -> tuple[PortableState, str]:
-    """Return a checkpoint's state as a job can go on from it, and what the user should know of that.
-
-    Args:
-        state: the checkpoint's state.
-        rank: the job's rank; None if it does not compress to low rank.
-        rank_before: that of the job that wrote the checkpoint.
-    """
-    rest, kept = split_state(state)
-    if rank is None:
-        said = "what PowerSGD had not sent yet is dropped: this job does not use it" if kept else ""
-        return rest, said
-    if not kept:
-        return rest, "the checkpoint has nothing of PowerSGD: its error starts from zero"
-    if rank != rank_before:
-        return rest, (
-            f"what PowerSGD of rank {rank_before} had not sent yet is dropped, and rank {rank} starts anew"
-        )
-    return state, ""
-
-
-def check_kept(kept: PortableState, shapes: dict[str, tuple[int, ...]]) -> None:
-    """Check what a state has of compression; it may have nothing.
-
-    Raises:
-        TaskError: If it is of another model.
-    """
-    found = {name: tuple(array.shape) for name, array in kept.items()}
-    if kept and found != shapes:
-        wrong = sorted(name for name in {*found, *shapes} if found.get(name) != shapes.get(name))
-        name = wrong[0]
-        raise TaskError(
-            f"the state of PowerSGD does not fit the model: {name} must be {shapes.get(name, 'absent')}, is "
-            f"{found.get(name, 'absent')}",
-            "Resume with --compression none, which drops it, or use --init.",
-        )
-
-
-def describe(
-    rank: int, matrices: Iterable[tuple[int, int]], others: int, *, has_warmup: bool, all_numbers: int
-) -> str:
-    """Return how gradients travel, for the plan.
-
-    Args:
-        rank: columns of the thin matrices.
-        matrices: rows and columns of the gradients that travel as two of them.
-        others: bytes of the gradients that travel as they are.
-        has_warmup: whether the learning rate has a warm-up.
-        all_numbers: bytes of all gradients.
-    """
-    sent = sum(4 * rank * (rows + columns) for rows, columns in matrices) + others
-    after = ", uncompressed during the warm-up" if has_warmup else ""
-    share = 100 * sent / max(1, all_numbers)
-    return (
-        f"fp32, sent by PowerSGD of rank {rank}: {sent / 1e6:.3g} MB of {all_numbers / 1e6:.3g} MB a step "
-        f"({share:.2g} %){after}"
-    )
-
-
 def has_warmup(config: Config) -> bool:
     """Return whether the learning rate has a warm-up, during which gradients are not compressed."""
     steps = config.warmup_steps
     return bool(config.warmup_epochs if steps is None else steps)
+
+
+class CommonLowRank(GradientReducer):
+    """What the reducers of both frameworks share.
+
+    Args:
+        workers: the job's workers, whose number is fixed.
+        fields: the trainable parameters as portable arrays; they say what the matrices are.
+        rank: columns of P and Q.
+        seed: the config's, of the first Q.
+        factor: returns what a loss scale has multiplied the gradients by; None without one.
+        has_warmup: whether the learning rate has a warm-up, for the plan.
+    """
+
+    title = "PowerSGD"
+    _matrices: dict[int, Any]  # by the identity of a parameter
+    _sizes: dict[int, int]  # bytes of all parameters, likewise
+    _all: list[Any]  # the matrices, see ``_Matrix`` of the frameworks
+
+    def __init__(
+        self,
+        workers: Any,
+        fields: Iterable[Any],
+        rank: int,
+        seed: int,
+        *,
+        factor: Callable[[], Any] | None = None,
+        has_warmup: bool = False,
+    ) -> None:
+        super().__init__(workers)
+        self._rank, self._factor, self._has_warmup = rank, factor, has_warmup
+        self._make_matrices(list(fields), seed)
+
+    @classmethod
+    def of(cls, config: Config, workers: Any, fields: Iterable[Any] = (), loss_scale: Any = None) -> Self:
+        """Return the one that a config asks for."""
+        factor = None if loss_scale is None else (lambda: loss_scale.factor)
+        rank = rank_of(config.compression) or 1
+        return cls(workers, fields, rank, config.seed, factor=factor, has_warmup=has_warmup(config))
+
+    def kept(self) -> list[Kept]:
+        """Return the errors, what no step has sent yet, and Q. Local: no collective."""
+        zero = np.zeros((), np.float32)
+        errors = [Kept(f"error/{m.path}", m.error, m.portable_shape, zero, is_part=True) for m in self._all]
+        return errors + [Kept(f"q/{m.path}", m.q, m.first.shape, m.first) for m in self._all]
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        sent = sum(4 * self._rank * sum(matrix.shape) for matrix in self._all)
+        sent += sum(size for key, size in self._sizes.items() if key not in self._matrices)
+        whole = sum(self._sizes.values())
+        after = ", uncompressed during the warm-up" if self._has_warmup else ""
+        sizes = f"{sent / 1e6:.3g} MB of {whole / 1e6:.3g} MB a step ({100 * sent / max(1, whole):.2g} %)"
+        return f"fp32, sent by PowerSGD of rank {self._rank}: {sizes}{after}"
+
+    def _make_matrices(self, fields: list[Any], seed: int) -> None:
+        """Make the matrices of the gradients that travel as two of them."""
+        raise NotImplementedError

@@ -42,9 +42,8 @@ from hvdtrain.backends.records import (
     PortableState,
     StepMemory,
 )
-from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.reduction.local_steps import LoneWorker, describe_local_steps
-from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums, PendingVector
@@ -97,7 +96,6 @@ from hvdtrain.backends.tensorflow.precision import (
 from hvdtrain.backends.tensorflow.program import predicted, to_numpy
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps
-from hvdtrain.backends.tensorflow.reduction.reducers import choose_reducer
 from hvdtrain.backends.tensorflow.replica_state import StateTensors, TrainedSet
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
@@ -480,10 +478,10 @@ class TensorFlowBackend(CommonBackend):
             averages = [
                 *self._ema.to_broadcast(),
                 *([] if self._local is None else self._local.to_broadcast()),
-                *self._reducer.to_broadcast(),
             ]
             broadcast_variables([*self._slots, *variables, *averages, *self._scale_variables()], root)
             self._ema.follow_broadcast()
+            self._reducer.broadcast(root)
             if self._layer_state:
                 state = self.workers.broadcast_object(self._layer_state.read(), root)
                 self._load_layers(state)
@@ -535,9 +533,8 @@ class TensorFlowBackend(CommonBackend):
 
     def _load(self, state: PortableState) -> None:
         """Load portable state into this worker's model and optimizer, and what compression keeps. Local."""
-        rest, kept = split_state(state)
-        self._state.load(rest)
-        self._reducer.load(kept)
+        self._state.load(state)
+        self._reducer.load(state)
         self._load_layers(state)
 
     def _load_weights(self, weights: PortableState, is_part: bool) -> None:

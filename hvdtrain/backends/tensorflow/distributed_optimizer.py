@@ -11,9 +11,10 @@ import horovod.tensorflow as hvd
 import keras
 import tensorflow as tf
 
+from hvdtrain.backends.reduction import reducer_class
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense
-from hvdtrain.backends.tensorflow.reduction.reducers import REDUCERS
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
+from hvdtrain.config.values import COMPRESSIONS
 from hvdtrain.errors import ConfigError
 
 Tensor = Any
@@ -41,9 +42,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         clip_norm: float | None = None,
         name: str = "distributed",
     ) -> None:
-        if compression not in REDUCERS:
+        known = [name for name, row in COMPRESSIONS.items() if not row.keeps]
+        if compression not in known:
             raise ConfigError(
-                f"compression should be {', '.join(map(repr, REDUCERS))}, found {compression!r}",
+                f"compression should be {', '.join(map(repr, known))}, found {compression!r}",
                 "PowerSGD, which keeps a state beside the optimizer's, needs hvdtrain's own loop.",
             )
         super().__init__(learning_rate=0.0, name=name)
@@ -70,10 +72,10 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
     def average(self, grads: Sequence[Tensor], variables: Sequence[Variable]) -> list[Tensor]:
         """Collective. Return the mean of each gradient over workers, dense."""
         size = hvd.size()
-        reducer = REDUCERS[self.compression](FixedSize(size), False)
+        reducer = reducer_class("tf", self.compression)(FixedSize(size))
         reducer.attach({str(index): variable for index, variable in enumerate(variables)})
         # a reducer sums parts of the mean
-        return reducer.finish([gradient / size for gradient in dense(grads, variables, self._zero)])
+        return reducer.finish([gradient / size for gradient in dense(grads, variables, self._zero)])[0]
 
     @property
     def variables(self) -> list[Variable]:

@@ -34,9 +34,8 @@ from hvdtrain.backends.records import (
     PortableState,
     StepMemory,
 )
-from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.reduction.local_steps import LoneWorker, describe_local_steps
-from hvdtrain.backends.reduction.low_rank import split_state
 from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums, PendingVector
@@ -60,7 +59,7 @@ from hvdtrain.backends.torch.precision import LossScale, autocast, cast_outputs_
 from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.reduction.local_steps import LocalSteps
-from hvdtrain.backends.torch.reduction.reducers import check_kinds, choose_reducer
+from hvdtrain.backends.torch.reduction.reducer import check_kinds
 from hvdtrain.backends.torch.replica_state import StateTensors, TrainedSet
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
@@ -314,7 +313,7 @@ class TorchBackend(CommonBackend):
                 if self._own_step is not None:
                     return self._train_own_step(self._own_step, batch, learning_rate, signals)
                 self._update.zero_grad()
-                self._update.expect(len(batch.weights))
+                self._update.expect(len(batch.weights), batch.in_warmup)
                 return self._train_step(batch, learning_rate, signals)
         except BaseException:
             self._forget_step()
@@ -445,7 +444,7 @@ class TorchBackend(CommonBackend):
             self._state.broadcast_ema(root)
             if self._local is not None:
                 broadcast_tensors(self._local.to_broadcast(), root, label="local")
-            broadcast_tensors(self._reducer.to_broadcast(), root, label="low_rank")
+            self._reducer.broadcast(root)
             if self._loss_scale is not None:
                 found = hvd.broadcast_(self._loss_scale.to_broadcast(), root, "hvdtrain.loss_scale")
                 self._loss_scale.follow(found)
@@ -502,10 +501,9 @@ class TorchBackend(CommonBackend):
 
     def _load(self, state: PortableState) -> None:
         """Load portable state into this worker's model and optimizer, and what compression keeps. Local."""
-        rest, kept = split_state(state)
-        self._state.load(rest)
-        self._state.model.load_extra_states(rest)
-        self._reducer.load(kept)
+        self._state.load(state)
+        self._state.model.load_extra_states(state)
+        self._reducer.load(state)
 
     def _load_weights(self, weights: PortableState, is_part: bool) -> None:
         """Load the model's part of a portable state. Local."""
@@ -585,7 +583,6 @@ class TorchBackend(CommonBackend):
         update, local = self._update, self._local
         if local is not None:
             local.begin()
-        self._reducer.follow(batch.in_warmup)
         sums: torch.Tensor | None = None
         for micro_batch, weights, gradient_weights in self._micro_batches(batch):
             self._batch_norm.weights = weights

@@ -1,60 +1,61 @@
 """How TensorFlow's gradients are summed over workers by all-reduces of flat tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.flat import make_buckets
+from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.backends.workers import group_of
 
 Tensor = Any
-Variable = Any
 
 
-class AllReduce(GradientReducer):
+class AllReduce(Reducer):
     """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
     On a GPU there are up to four for fewer, too, and the graph begins one when its gradients are computed. On
     a CPU, one is joined when the one before is reduced, so that memory holds the copies of one alone. What is
     added in which order depends on nothing but the parameters and the workers, so a run repeats bit by bit.
 
-    With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
-    divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
-    added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else. A loss scale
-    has multiplied them already.
-
     Args:
         workers: the job's workers.
         scaled: whether a loss scale has multiplied the gradients by the number of workers.
-        fp16: whether floating-point gradients travel as fp16.
         overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU.
 
     Attributes:
+        carries: whether a step's vector travels with the gradients, if one has its type.
         label: what stands in the names of its messages, so that several reducers have different ones.
     """
 
-    def __init__(
-        self, workers: Sized, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
-    ) -> None:
+    overwrites = False
+    carries = True
+
+    def __init__(self, workers: Sized, scaled: bool = False, *, overlaps: bool | None = None) -> None:
+        super().__init__(workers, scaled)
         self.label = ""
-        self._workers = workers
         self._group = group_of(workers)
-        self._fp16 = fp16
-        self._scaled = scaled
         self._overlaps = overlaps
 
-    def attach(self, parameters: Mapping[str, Variable]) -> None:
-        """Do nothing: the graph begins each all-reduce when it can."""
+    def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
+        """Collective. Return the sum of each gradient over workers, and that of a vector.
 
-    def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Collective. Return the sum of each gradient over workers."""
-        if not self._workers.may_reduce:
-            return list(gradients)
+        It travels with them, or by itself if gradients are compressed, or if none has its type.
+        """
+        if vector is None or not (self.carries and self._workers.may_reduce):
+            return super().finish(gradients, vector)
+        vector, *sums = self._sum([vector, *gradients])  # it is the last one of the last bucket
+        return sums, vector
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        return "fp32, sent uncompressed"
+
+    def _sum(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         overlaps = bool(tf.config.get_visible_devices("GPU")) if self._overlaps is None else self._overlaps
         given = {str(index): gradient for index, gradient in enumerate(gradients)}
         sums: dict[str, Tensor] = {}
@@ -77,38 +78,18 @@ class AllReduce(GradientReducer):
                 sums[name] = self._reduce(gradient, f"hvdtrain.gradient.{self.label}{name}")
         return [sums[name] for name in given]
 
-    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. As ``finish``; return the sum of a short vector, too, which travels with gradients.
-
-        It travels by itself if gradients are compressed, or if none has its type.
-        """
-        if not self._workers.may_reduce:
-            return list(gradients), vector
-        if self._fp16:
-            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
-            return self.finish(gradients), vector
-        vector, *sums = self.finish([vector, *gradients])  # it is the last one of the last bucket
-        return sums, vector
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        return "fp32, sent " + ("as fp16" if self._fp16 else "uncompressed")
+    def _cast_for(self, dtype: Any) -> tuple[Any, Any]:
+        """Return the type in which numbers travel, and what they are multiplied by before that."""
+        return dtype, 1
 
     def _reduce(self, gradient: Tensor, name: str) -> Tensor:
+        kind, factor = self._cast_for(gradient.dtype)
         with marked(name):
-            if not (self._fp16 and gradient.dtype.is_floating):
+            if kind == gradient.dtype and isinstance(factor, int) and factor == 1:
                 return hvd.allreduce(gradient, op=hvd.Sum, name=name, **self._group)
-            factor = self._factor(gradient.dtype)
-            small = tf.cast(gradient * factor, tf.float16)
+            small = tf.cast(gradient * factor, kind)
             if self._workers.is_elastic:  # the factor is a tensor, which Horovod does not take
                 total = hvd.allreduce(small, op=hvd.Sum, name=name)
                 return tf.cast(total, gradient.dtype) / factor
             total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group)
             return tf.cast(total, gradient.dtype)
-
-    def _factor(self, dtype: Any) -> Any:
-        """Return what gradients of a type are multiplied by: a number, or in an elastic job a tensor."""
-        if self._scaled:
-            return 1
-        size = self._workers.size
-        return tf.cast(size, dtype) if self._workers.is_elastic else size

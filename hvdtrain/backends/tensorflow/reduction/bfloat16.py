@@ -3,21 +3,20 @@
 Horovod 0.28.1 sums no bf16, over MPI, Gloo or NCCL: what travels are its bits.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.functions import marked
-from hvdtrain.backends.tensorflow.traced_workers import Sized
+from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
 
 Tensor = Any
 Variable = Any
 
 
-class BFloat16(GradientReducer):
+class BFloat16(Reducer):
     """Sums gradients over workers in fp32, which come and go as bf16: half the bytes of fp32; see ``torch/``.
 
     Args:
@@ -25,19 +24,15 @@ class BFloat16(GradientReducer):
         scaled: whether a loss scale has multiplied the gradients, which changes nothing here.
     """
 
-    def __init__(self, workers: Sized, scaled: bool = False) -> None:
-        self._workers = workers
-        self._parameters: list[Variable] = []
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        return "fp32, sent as bf16"
 
-    def attach(self, parameters: Mapping[str, Variable]) -> None:
-        """Take the parameters: the shape of a gradient may be unknown."""
-        self._parameters = list(parameters.values())
-
-    def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+    def _sum(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return the sums; those that are not fp32 travel as they are."""
-        if not self._workers.may_reduce:
-            return list(gradients)
-        gradients = [laid_out_as(p, g) for p, g in zip(self._parameters, gradients, strict=True)]
+        # the shape of a gradient may be unknown
+        parameters = self._parameters.values()
+        gradients = [laid_out_as(p, g) for p, g in zip(parameters, gradients, strict=True)]
         found = list(gradients)
         rounded = []
         for index, gradient in enumerate(gradients):
@@ -48,23 +43,15 @@ class BFloat16(GradientReducer):
             with marked(name):
                 found[index] = hvd.allreduce(gradient, op=hvd.Sum, name=name)
         if rounded:
-            sums = self._sum(tf.concat([tf.reshape(gradients[i], [-1]) for i in rounded], 0), "hvdtrain.bf16")
+            sums = self._sum_rounded(
+                tf.concat([tf.reshape(gradients[i], [-1]) for i in rounded], 0), "hvdtrain.bf16"
+            )
             parts = tf.split(sums, [gradients[i].shape.num_elements() for i in rounded])
             for index, part in zip(rounded, parts, strict=True):
                 found[index] = tf.reshape(part, gradients[index].shape)
         return found
 
-    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. As ``finish``; return the sum of a short vector, too, which travels by itself."""
-        if self._workers.may_reduce:
-            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
-        return self.finish(gradients), vector
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        return "fp32, sent as bf16"
-
-    def _sum(self, values: Tensor, name: str) -> Tensor:
+    def _sum_rounded(self, values: Tensor, name: str) -> Tensor:
         """Collective. Return the sum over workers of a vector that travels as bf16."""
         size = self._workers.size
         length = values.shape.num_elements()

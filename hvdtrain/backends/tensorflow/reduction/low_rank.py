@@ -1,9 +1,9 @@
 """PowerSGD in TensorFlow: gradients travel as two thin matrices, and what they leave out travels later.
 
-``torch/low_rank.py`` does the same for PyTorch; what they share is in ``portable/low_rank.py``.
+``torch/reduction/low_rank.py`` does the same for PyTorch; what they share is in ``reduction/low_rank.py``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -11,22 +11,17 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import (
     EXPONENT_BITS,
     LEAST_PART,
-    check_kept,
-    describe,
-    error_name,
-    factor_name,
+    CommonLowRank,
     first_factor,
     matrix_shape,
     part_bits,
 )
 from hvdtrain.backends.tensorflow.reduction.bfloat16 import laid_out_as
+from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
 from hvdtrain.backends.tensorflow.state.model_state import Field
-from hvdtrain.backends.tensorflow.traced_workers import Sized
 
 Tensor = Any
 
@@ -96,120 +91,46 @@ def _exact_products(matrices: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
     return tf.split(fixed, rows), products * unit[:, :, None] * unit[:, None, :]
 
 
-Variable = Any
+class LowRank(CommonLowRank, Reducer):
+    """Sums gradients over workers as matrices of low rank, as ``reduction/low_rank.py`` says."""
 
+    _in_warmup = False
+    _compresses: Any
 
-class LowRank(GradientReducer):
-    """Sums gradients over workers as matrices of low rank, as ``portable/low_rank.py`` says.
-
-    Args:
-        workers: the job's workers, whose number is fixed.
-        fields: the trainable parameters as portable arrays; their shapes say what the matrices are.
-        rank: columns of P and Q.
-        seed: the config's, of the first Q.
-        factor: returns what a loss scale has multiplied the gradients by.
-        has_warmup: whether the learning rate has a warm-up, for the plan.
-
-    """
-
-    def __init__(
-        self,
-        workers: Sized,
-        fields: Iterable[Field],
-        rank: int,
-        seed: int,
-        *,
-        factor: Callable[[], Tensor] | None = None,
-        has_warmup: bool = False,
-    ) -> None:
-        self._workers = workers
-        self._rank = rank
-        self._factor = factor
-        self._has_warmup = has_warmup
-        self._in_warmup = False
-        self._compresses = tf.Variable(True, trainable=False, name="compresses")
-        self._variables: list[Variable] = []
-        self._fields = list(fields)
-        self._matrices = {
-            id(field.variable): _Matrix(field, rank, seed)
-            for field in self._fields
-            if field.variable.dtype == "float32" and matrix_shape(field.shape, rank)
-        }
-        self._all = list(self._matrices.values())
-
-    def follow(self, in_warmup: bool) -> None:
+    def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
         """Compress the gradients of the next step unless it lies in the learning rate's warm-up. Local."""
         if in_warmup != self._in_warmup:
             self._in_warmup = in_warmup
             self._compresses.assign(np.asarray(not in_warmup))
 
-    def attach(self, parameters: Mapping[str, Variable]) -> None:
-        """Take the parameters in the order of their gradients."""
-        self._variables = list(parameters.values())
-
-    def finish(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Collective. Return the sums of low rank; errors and Q change when all sums here have succeeded."""
-        return self._finish(gradients, ())[0]
-
-    def finish_with(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. As ``finish``; return the sum of a short vector, too, which is in the last message.
+    def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
+        """Collective. Return the sums of low rank, and that of a vector, which is in the last message.
 
         So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
         type, it travels beside it.
         """
-        sums, (vector,) = self._finish(gradients, (vector,))
-        return sums, vector
+        sums, vectors = self._finish(gradients, () if vector is None else (vector,))
+        return sums, vectors[0] if vectors else None
 
-    def state(self) -> PortableState:
-        """Collective. Return the sums of the errors, and Q; all workers go on from equal parts of them.
-
-        So a job that goes on from what was saved does the same as the one that saved it.
-        """
-        state: PortableState = {}
-        for matrix in self._all:
-            error = matrix.error.read_value()
-            if self._workers.size > 1:
-                error = hvd.allreduce(error, op=hvd.Sum, name=f"hvdtrain.{error_name(matrix.path)}")
-            state[error_name(matrix.path)] = np.array(error.numpy()).reshape(matrix.portable_shape)
-            state[factor_name(matrix.path)] = np.array(matrix.q.numpy())
-            matrix.error.assign(error / np.float32(self._workers.size))
-        return state
-
-    def load(self, state: PortableState) -> None:
-        """Go on from an equal part of the errors and from Q; without a state, from none and the first Q."""
-        shapes = {error_name(m.path): m.portable_shape for m in self._all}
-        shapes |= {factor_name(m.path): tuple(m.q.shape) for m in self._all}
-        check_kept(state, shapes)
-        for matrix in self._all:
-            if not state:
-                matrix.error.assign(np.zeros(matrix.shape, np.float32))
-                matrix.q.assign(matrix.first_q)
-                continue
-            total = np.asarray(state[error_name(matrix.path)], np.float32).reshape(matrix.shape)
-            matrix.error.assign(total / np.float32(self._workers.size))
-            matrix.q.assign(np.asarray(state[factor_name(matrix.path)], np.float32))
-
-    def to_broadcast(self) -> list[Variable]:
-        """Return the errors and Q as they are broadcast, equal on all workers after ``load``."""
-        return [variable for matrix in self._all for variable in (matrix.error, matrix.q)]
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        bytes_of = {
-            id(f.variable): int(np.prod(f.shape)) * tf.as_dtype(f.variable.dtype).size for f in self._fields
+    def _make_matrices(self, fields: list[Field], seed: int) -> None:
+        self._compresses = tf.Variable(True, trainable=False, name="compresses")
+        self._sizes = {
+            id(f.variable): int(np.prod(f.shape)) * tf.as_dtype(f.variable.dtype).size for f in fields
         }
-        others = sum(size for key, size in bytes_of.items() if key not in self._matrices)
-        shapes = [matrix.shape for matrix in self._all]
-        return describe(
-            self._rank, shapes, others, has_warmup=self._has_warmup, all_numbers=sum(bytes_of.values())
-        )
+        self._matrices = {
+            id(field.variable): _Matrix(field, self._rank, seed)
+            for field in fields
+            if field.variable.dtype == "float32" and matrix_shape(field.shape, self._rank)
+        }
+        self._all = list(self._matrices.values())
 
     def _finish(
         self, gradients: Sequence[Tensor], vectors: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Collective. Return the sums of low rank, and those of vectors."""
-        gradients = [laid_out_as(v, g) for v, g in zip(self._variables, gradients, strict=True)]
-        places = [self._matrices.get(id(variable)) for variable in self._variables]
+        variables = list(self._parameters.values())
+        gradients = [laid_out_as(v, g) for v, g in zip(variables, gradients, strict=True)]
+        places = [self._matrices.get(id(variable)) for variable in variables]
         found = zip(places, gradients, strict=True)
         by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
         others = [g for matrix, g in zip(places, gradients, strict=True) if matrix is None]
@@ -241,11 +162,11 @@ class LowRank(GradientReducer):
     ) -> list[Tensor]:
         """Collective. Return the sums of the matrices, other gradients and vectors; keep what is left."""
         left = [moment @ matrix.q.read_value() for moment, matrix in zip(moments, self._all, strict=True)]
-        summed = self._sum("p", [*left, *others], is_last=False)
+        summed = self._sum_all("p", [*left, *others], is_last=False)
         left, rest = summed[: len(left)], summed[len(left) :]
         found = orthonormal(left)
         own = [tf.matmul(moment, p, transpose_a=True) for moment, p in zip(moments, found, strict=True)]
-        summed = self._sum("q", [*own, *vectors], is_last=True)
+        summed = self._sum_all("q", [*own, *vectors], is_last=True)
         right, vectors = summed[: len(own)], summed[len(own) :]
         totals = [tf.matmul(p, q, transpose_b=True) for p, q in zip(found, right, strict=True)]
         # what this worker's part leaves out
@@ -253,7 +174,7 @@ class LowRank(GradientReducer):
         errors = [moment - tf.matmul(p, q, transpose_b=True) for moment, p, q in parts]
         if factor is not None:
             errors = [error / factor for error in errors]
-        factors = orthonormal(right, [matrix.first_q for matrix in self._all])
+        factors = orthonormal(right, [matrix.first for matrix in self._all])
         self._keep(errors, factors, [*left, *right, *rest], vectors)
         return [*totals, *rest, *vectors]
 
@@ -261,13 +182,13 @@ class LowRank(GradientReducer):
         self, moments: Sequence[Tensor], others: Sequence[Tensor], vectors: Sequence[Tensor]
     ) -> list[Tensor]:
         """Collective. Return the sums of the matrices, other gradients and vectors; nothing is left out."""
-        summed = self._sum("uncompressed", [*moments, *others, *vectors], is_last=True)
+        summed = self._sum_all("uncompressed", [*moments, *others, *vectors], is_last=True)
         sent = summed[: len(summed) - len(vectors)]
         factors = [matrix.q.read_value() for matrix in self._all]
         self._keep([tf.zeros(matrix.shape) for matrix in self._all], factors, sent, summed[len(sent) :])
         return summed
 
-    def _sum(self, what: str, tensors: Sequence[Tensor], *, is_last: bool) -> list[Tensor]:
+    def _sum_all(self, what: str, tensors: Sequence[Tensor], *, is_last: bool) -> list[Tensor]:
         """Collective. Return the sums of tensors over workers, as one message for each type.
 
         Args:
@@ -333,13 +254,13 @@ class _Matrix:
         shape: rows and columns.
         error: what this worker has not sent yet.
         q: the matrix Q, equal on all workers.
-        first_q: that of the first step.
+        first: its values in the first step.
     """
 
     def __init__(self, field: Field, rank: int, seed: int) -> None:
         shape = matrix_shape(field.shape, rank)
         assert shape is not None  # those without one travel as they are
         self.path, self.portable_shape, self.shape = field.path, field.shape, shape
-        self.first_q = first_factor(field.path, shape[1], rank, seed)
+        self.first = first_factor(field.path, shape[1], rank, seed)
         self.error = tf.Variable(np.zeros(shape, np.float32), trainable=False, name="error")
-        self.q = tf.Variable(self.first_q, trainable=False, name="q")
+        self.q = tf.Variable(self.first, trainable=False, name="q")

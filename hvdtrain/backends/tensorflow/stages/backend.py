@@ -22,7 +22,7 @@ from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.records import ModelInfo
-from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums, PendingVector
 from hvdtrain.backends.tensorflow import backend
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
@@ -34,7 +34,6 @@ from hvdtrain.backends.tensorflow.precision import (
     new_loss_scale,
     precision_of,
 )
-from hvdtrain.backends.tensorflow.reduction.reducers import choose_reducer
 from hvdtrain.backends.tensorflow.stages.model import (
     StageModel,
     blocks_of,

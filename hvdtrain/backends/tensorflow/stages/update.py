@@ -62,7 +62,7 @@ class StagedUpdate(SharedUpdate, Update):
         """Collective. Return the sums of gradients over those that have them, and of the vector over all."""
         by_path = {field.path: g for field, g in zip(self._fields, gradients, strict=True)}
         for reducer, fields in self._parts():
-            sums = reducer.finish([by_path[field.path] for field in fields])
+            sums, _ = reducer.finish([by_path[field.path] for field in fields])
             by_path |= {field.path: total for field, total in zip(fields, sums, strict=True)}
         with marked("hvdtrain.metrics"):
             vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")

@@ -20,10 +20,10 @@ from hvdtrain.backends.own_step import (
     stepped_alone,
 )
 from hvdtrain.backends.recording import CallsBase
+from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, native, normalized
 from hvdtrain.backends.tensorflow.objective.losses import check_values
 from hvdtrain.backends.tensorflow.precision import own_scale, scaled, unscaled
-from hvdtrain.backends.tensorflow.reduction.reducers import choose_reducer
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
 from hvdtrain.config import Config
@@ -223,7 +223,7 @@ class StepOptimizer(NotCalled):
         reducer.attach({field.path: field.variable for field in self._fields})
         checks = self._calls.announce(self._name, is_weighted=own is not None)
         with tf.control_dependencies(checks), tf.name_scope(call), _graph()._attr_scope(mark):
-            summed = reducer.finish(gradients)
+            summed, _ = reducer.finish(gradients)
             if own is None:
                 return summed
             counted = tf.linalg.matvec(own[tf.newaxis], samples.weights)[0]

@@ -96,7 +96,7 @@ class Update:
         How many workers have a gradient of each parameter travels with it; who lacks one looks at that.
         """
         self._clock.ready([*gradients, vector])
-        reduced, vector = self._reducer.finish_with(gradients, self._with_reached(vector))
+        reduced, vector = self._reducer.finish(gradients, self._with_reached(vector))
         vector = self._without_reached(vector)
         self._waits_for = [*reduced, vector] if self._workers.may_reduce else []
         self._clock.reduced(self._waits_for)

@@ -1,7 +1,6 @@
 """How PyTorch's gradients are summed over workers by all-reduces of flat tensors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -9,8 +8,9 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.torch.reduction.broadcast import Wait, wait_for_all
 from hvdtrain.backends.torch.reduction.flat import Bucket, make_buckets
+from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.workers import Sized, group_of
 from hvdtrain.errors import TaskError
 
@@ -86,11 +86,7 @@ def sum_sparse(
     return wait
 
 
-# waits for one all-reduce and returns the sum
-Wait = Callable[[], torch.Tensor]
-
-
-class AllReduce(GradientReducer):
+class AllReduce(Reducer):
     """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
     On a GPU there are up to four for fewer, too: those whose gradients are complete are begun while the
@@ -100,27 +96,22 @@ class AllReduce(GradientReducer):
 
     Gradients of bf16 parameters are summed as fp32, complex ones as pairs of real numbers.
 
-    With fp16, each gradient is multiplied by the number of workers before it is cast, and the sum is
-    divided by it: gradients are parts of the mean over all workers, which get smaller as workers are
-    added, and fp16 has few digits below 6e-5. For powers of two this changes nothing else. A loss scale
-    has multiplied them already.
-
     Args:
         workers: the job's workers.
         scaled: whether a loss scale has multiplied the gradients by the number of workers.
-        fp16: whether floating-point gradients travel as fp16.
         overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU.
+
+    Attributes:
+        carries: whether a step's vector travels with the gradients, if one has its type.
     """
 
-    def __init__(
-        self, workers: Sized, scaled: bool = False, *, fp16: bool = False, overlaps: bool | None = None
-    ) -> None:
-        self._workers = workers
+    overwrites = False
+    carries = True
+
+    def __init__(self, workers: Sized, scaled: bool = False, *, overlaps: bool | None = None) -> None:
+        super().__init__(workers, scaled)
         self._group = group_of(workers)
-        self._fp16 = fp16
-        self._scaled = scaled
         self._overlaps = overlaps
-        self._parameters: dict[str, torch.Tensor] = {}
         self._hooks: list[Any] = []
         self._buckets: list[Bucket] | None = None  # None until a step has shown which gradients are sparse
         self._sparse: WaitForNames | None = None
@@ -135,11 +126,11 @@ class AllReduce(GradientReducer):
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._buckets, self._carrier = [], None, None
-        self._parameters = dict(parameters) if self._workers.size > 1 else {}
+        super().attach(parameters if self._workers.size > 1 else {})
         self._forget()
 
-    def expect(self, passes: int) -> None:
-        """Lend memory to the gradients of the next step, which that many backward passes complete."""
+    def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
+        """Lend memory to the gradients of the next step. Local: no collective."""
         self._forget()
         if self._hooks:
             self._left = dict.fromkeys(self._parameters, passes)
@@ -153,32 +144,28 @@ class AllReduce(GradientReducer):
         """
         self._start(dict(zip(self._parameters, gradients, strict=True)))
 
-    def finish(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    def finish(
+        self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """Collective. Begin what no backward pass has completed, and wait for all. Empty the list.
 
-        The sums are parts of the memory that is lent to the gradients of the next step.
+        The sums are parts of the memory that is lent to the gradients of the next step. A vector may travel
+        with them; it travels by itself if gradients are compressed, or if none has its type.
         """
-        if self._workers.size == 1:
-            return list(gradients)
-        return self._finish(gradients, None)
-
-    def finish_with(
-        self, gradients: list[torch.Tensor], vector: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Collective. As ``finish``; return the sum of a short vector, too, which travels with gradients.
-
-        It travels by itself if gradients are compressed, or if none has its type.
-        """
-        if self._workers.size == 1:
-            return list(gradients), vector
-        if self._fp16:
-            with summed_meanwhile(vector):
-                return self._finish(gradients, None), vector
-        return self._finish(gradients, vector), vector
+        if self._workers.size > 1 and self.carries and vector is not None:
+            return self._finish(gradients, vector), vector
+        return super().finish(gradients, vector)
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
-        return "fp32, sent " + ("as fp16" if self._fp16 else "uncompressed")
+        return "fp32, sent uncompressed"
+
+    def _sum(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        return self._finish(gradients, None)
+
+    def _cast_for(self, dtype: torch.dtype) -> tuple[torch.dtype, int]:
+        """Return the type in which real numbers travel, and what they are multiplied by before that."""
+        return torch.float32 if dtype is torch.bfloat16 else dtype, 1  # Horovod sums no bf16
 
     def _start(self, given: dict[str, torch.Tensor]) -> None:
         """Begin as ``start``; take what is begun out of the mapping, so that its memory can be freed."""
@@ -270,14 +257,11 @@ class AllReduce(GradientReducer):
             bucket.room.copy_(vector)
         name = self._name_of(number)
         numbers = bucket.numbers
-        if not self._fp16 and numbers.dtype is not torch.bfloat16:
+        kind, factor = self._cast_for(numbers.dtype)
+        if kind is numbers.dtype and factor == 1:
             handle = hvd.allreduce_async_(numbers, op=hvd.Sum, name=name, **self._group)
             self._begun[number] = partial(hvd.synchronize, handle)
             return
-        # Horovod sums no bf16
-        kind, factor = torch.float32, 1
-        if self._fp16:
-            kind, factor = torch.float16, 1 if self._scaled else self._workers.size
         sent = bucket.cast(kind, factor)
         handle = hvd.allreduce_async_(sent, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group)
         self._begun[number] = lambda: numbers.copy_(hvd.synchronize(handle))
@@ -294,26 +278,3 @@ class AllReduce(GradientReducer):
         self._sparse = self._vector = None
         self._left = {}
         self._incomplete = [len(bucket.parameters) for bucket in self._buckets or ()]
-
-
-@contextmanager
-def summed_meanwhile(vector: torch.Tensor) -> Iterator[None]:
-    """Collective. Return a context at whose end a vector is summed in place, by a message of its own."""
-    handle = hvd.allreduce_async_(vector, op=hvd.Sum, name="hvdtrain.metrics")
-    try:
-        yield
-    finally:
-        hvd.synchronize(handle)
-
-
-def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
-    """Wait for every all-reduce, also after one has failed: Horovod keeps what nobody waited for."""
-    sums, failure = [], None
-    for wait in waits:
-        try:
-            sums.append(wait())
-        except Exception as error:  # Horovod's own, by any name
-            failure = failure or error
-    if failure is not None:
-        raise failure
-    return sums

@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.torch.reduction.all_reduce import agree_on_sparse, sum_sparse, summed_meanwhile
+from hvdtrain.backends.torch.reduction.all_reduce import agree_on_sparse, sum_sparse
 from hvdtrain.backends.torch.reduction.flat import as_reals
+from hvdtrain.backends.torch.reduction.reducer import Reducer
 from hvdtrain.backends.workers import Sized
 
 
-class BFloat16(GradientReducer):
+class BFloat16(Reducer):
     """Sums gradients over workers in fp32, which come and go as bf16: half the bytes of fp32.
 
     Each worker gets an equal part of all workers' gradients, adds it up and gives the sum to all. So a number
@@ -27,32 +27,34 @@ class BFloat16(GradientReducer):
     """
 
     def __init__(self, workers: Sized, scaled: bool = False) -> None:
-        self._workers = workers
-        self._names: list[str] = []
-        self._parameters: list[torch.Tensor] = []
+        super().__init__(workers, scaled)
         self._sparse: set[str] | None = None  # names of sparse gradients; None until a step has shown them
 
     def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Take the parameters; nothing begins before the backward pass ends."""
-        self._names, self._parameters, self._sparse = list(parameters), list(parameters.values()), None
+        super().attach(parameters)
+        self._sparse = None
+
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        return "fp32, sent as bf16"
 
     @torch.no_grad()
-    def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _sum(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Collective. Return the sums; those of fp16 and fp64, and sparse ones, travel as they are.
 
         Gradients that are sparse in the first step, on any worker, stay so; others are made dense.
         """
-        if self._workers.size == 1:
-            return list(gradients)
-        name = f"hvdtrain.bf16.{self._names[0]}"
-        given = dict(zip(self._names, gradients, strict=True))
+        names = list(self._parameters)
+        name = f"hvdtrain.bf16.{names[0]}"
+        given = dict(zip(names, gradients, strict=True))
         if self._sparse is None:
             self._sparse = agree_on_sparse(given, f"{name}.sparse")()
         gradients = [g.to_dense() if g.is_sparse and n not in self._sparse else g for n, g in given.items()]
         found = list(gradients)
         rounded = []
         for index, gradient in enumerate(gradients):
-            if self._names[index] in self._sparse:
+            if names[index] in self._sparse:
                 found[index] = sum_sparse(gradient, f"{name}.{index}")()
             elif as_reals(gradient).dtype in (torch.float32, torch.bfloat16):
                 rounded.append(index)
@@ -60,28 +62,15 @@ class BFloat16(GradientReducer):
                 found[index] = hvd.allreduce(gradient, op=hvd.Sum, name=f"{name}.{index}")
         if rounded:
             given_numbers = [as_reals(gradients[i]).float() for i in rounded]
-            sums = self._sum(torch.cat([numbers.reshape(-1) for numbers in given_numbers]), name)
+            sums = self._sum_rounded(torch.cat([numbers.reshape(-1) for numbers in given_numbers]), name)
             parts = torch.split(sums, [numbers.numel() for numbers in given_numbers])
             for index, numbers, part in zip(rounded, given_numbers, parts, strict=True):
                 kind, total = gradients[index].dtype, part.view(numbers.shape)
                 total = torch.view_as_complex(total) if kind.is_complex else total.to(kind)
-                found[index] = laid_out_as(self._parameters[index], total)
+                found[index] = laid_out_as(self._parameters[names[index]], total)
         return found
 
-    def finish_with(
-        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Collective. As ``finish``; sum a short vector in place, too, which travels by itself."""
-        if self._workers.size == 1:
-            return list(gradients), vector
-        with summed_meanwhile(vector):
-            return self.finish(gradients), vector
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        return "fp32, sent as bf16"
-
-    def _sum(self, values: torch.Tensor, name: str) -> torch.Tensor:
+    def _sum_rounded(self, values: torch.Tensor, name: str) -> torch.Tensor:
         """Collective. Return the sum over workers of a vector that travels as bf16."""
         size = self._workers.size
         padded = torch.nn.functional.pad(values, (0, -len(values) % size))

@@ -1,7 +1,7 @@
 """Copying tensors of any kind from one worker to all, byte by byte; Horovod itself takes few kinds."""
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -9,14 +9,14 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.torch.reduction.all_reduce import Wait, wait_for_all
 from hvdtrain.backends.torch.state.model_state import ModelState, set_values, strided_parts
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import ExchangeError, TaskError
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers
 
-Named = Sequence[tuple[str, torch.Tensor]]
+# waits for one message and returns what came
+Wait = Callable[[], torch.Tensor]
 
 _ALL: Mapping[str, Any] = MappingProxyType({})  # to all workers
 _SMALL_BYTES = 1 << 16  # tensors up to this size travel together
@@ -108,6 +108,19 @@ def broadcast_tensors(
         for tensor, memory in copied:
             # a part of joined bytes may begin where no number of this kind can
             set_values(tensor, memory.clone().view(tensor.dtype).view(tensor.shape))
+
+
+def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
+    """Wait for every message, also after one has failed: Horovod keeps what nobody waited for."""
+    sums, failure = [], None
+    for wait in waits:
+        try:
+            sums.append(wait())
+        except Exception as error:  # Horovod's own, by any name
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return sums
 
 
 def _as_bytes(tensor: torch.Tensor, in_any_order: bool) -> torch.Tensor:

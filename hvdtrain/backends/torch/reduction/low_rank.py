@@ -1,33 +1,27 @@
 """PowerSGD in PyTorch: gradients travel as two thin matrices, and what they leave out travels later.
 
-``tensorflow/low_rank.py`` does the same for Keras; what they share is in ``portable/low_rank.py``.
+``tensorflow/reduction/low_rank.py`` does the same for Keras; what they share is in ``reduction/low_rank.py``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.low_rank import (
     EXPONENT_BITS,
     LEAST_PART,
-    check_kept,
-    describe,
-    error_name,
-    factor_name,
+    CommonLowRank,
     first_factor,
     matrix_shape,
     part_bits,
 )
-from hvdtrain.backends.torch.reduction.all_reduce import wait_for_all
 from hvdtrain.backends.torch.reduction.bfloat16 import laid_out_as
+from hvdtrain.backends.torch.reduction.broadcast import wait_for_all
+from hvdtrain.backends.torch.reduction.reducer import Reducer, dense
 from hvdtrain.backends.torch.state.model_state import Field
-from hvdtrain.backends.workers import Sized
 from hvdtrain.errors import TaskError
 
 
@@ -94,114 +88,39 @@ def _exact_products(matrices: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor
     return list(torch.split(fixed, rows)), products * unit[:, :, None] * unit[:, None, :]
 
 
-class LowRank(GradientReducer):
-    """Sums gradients over workers as matrices of low rank, as ``portable/low_rank.py`` says.
+class LowRank(CommonLowRank, Reducer):
+    """Sums gradients over workers as matrices of low rank, as ``reduction/low_rank.py`` says."""
 
-    Args:
-        workers: the job's workers, whose number is fixed.
-        fields: the trainable parameters as portable arrays; their layout says what the matrices are.
-        rank: columns of P and Q.
-        seed: the config's, of the first Q.
-        factor: returns what a loss scale has multiplied the gradients by.
-        has_warmup: whether the learning rate has a warm-up, for the plan.
+    _compresses = True
 
-    """
-
-    def __init__(
-        self,
-        workers: Sized,
-        fields: Iterable[Field],
-        rank: int,
-        seed: int,
-        *,
-        factor: Callable[[], float] = lambda: 1.0,
-        has_warmup: bool = False,
-    ) -> None:
-        self._workers = workers
-        self._rank = rank
-        self._factor = factor
-        self._has_warmup = has_warmup
-        self._compresses = True
-        self._tensors: list[torch.Tensor] = []
-        by_tensor: dict[int, list[Field]] = {}
-        fields = list(fields)
-        for field in fields:
-            for tensor in field.tensors:
-                by_tensor.setdefault(id(tensor), []).append(field)
-        self._known = {id(tensor): tensor for field in fields for tensor in field.tensors}
-        self._matrices = {
-            key: [_Matrix(field, rank, seed) for field in parts]
-            for key, parts in by_tensor.items()
-            if self._known[key].dtype == torch.float32
-            and all(len(f.tensors) == 1 and matrix_shape(f.shape, rank) for f in parts)
-        }
-        self._all = [matrix for matrices in self._matrices.values() for matrix in matrices]
-
-    def follow(self, in_warmup: bool) -> None:
+    def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
         """Compress the gradients of the next step unless it lies in the learning rate's warm-up. Local."""
         self._compresses = not in_warmup
 
-    def attach(self, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Take the parameters in the order of their gradients; the backward pass begins nothing."""
-        self._tensors = list(parameters.values())
-
-    def finish(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Collective. Return the sums of low rank; errors and Q change when all sums here have succeeded."""
-        return self._finish(gradients, ())
-
-    def finish_with(
-        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor
-    ) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Collective. As ``finish``; return the sum of a short vector, too, which is in the last message.
+    def finish(
+        self, gradients: Sequence[torch.Tensor], vector: torch.Tensor | None = None
+    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """Collective. Return the sums of low rank; sum a vector in place, which is in the last message.
 
         So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
         type, it travels beside it.
         """
-        return self._finish(gradients, (vector,)), vector
+        return self._finish(gradients, () if vector is None else (vector,)), vector
 
-    def state(self) -> PortableState:
-        """Collective. Return the sums of the errors, and Q; all workers go on from equal parts of them.
-
-        So a job that goes on from what was saved does the same as the one that saved it.
-        """
-        for matrix in self._all:
-            error = _dense(matrix.error)
-            if self._workers.size > 1:
-                hvd.allreduce_(error, op=hvd.Sum, name=f"hvdtrain.{error_name(matrix.path)}")
-        state: PortableState = {}
-        for matrix in self._all:
-            state[error_name(matrix.path)] = _array(matrix.error).reshape(matrix.portable_shape)
-            state[factor_name(matrix.path)] = _array(matrix.q)
-            matrix.error.div_(self._workers.size)
-        return state
-
-    def load(self, state: PortableState) -> None:
-        """Go on from an equal part of the errors and from Q; without a state, from none and the first Q."""
-        shapes = {error_name(m.path): m.portable_shape for m in self._all}
-        shapes |= {factor_name(m.path): tuple(m.q.shape) for m in self._all}
-        check_kept(state, shapes)
-        for matrix in self._all:
-            if not state:
-                matrix.error.zero_()
-                matrix.q.copy_(matrix.first_q)
-                continue
-            total = np.ascontiguousarray(state[error_name(matrix.path)], np.float32)
-            matrix.error.copy_(torch.from_numpy(total.reshape(matrix.shape)).div_(self._workers.size))
-            matrix.q.copy_(torch.from_numpy(np.array(state[factor_name(matrix.path)], np.float32)))
-
-    def to_broadcast(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the errors and Q as Horovod broadcasts them, equal on all workers after ``load``."""
-        errors = [(error_name(m.path), _dense(m.error)) for m in self._all]
-        return errors + [(factor_name(m.path), m.q) for m in self._all]
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        bytes_of = {key: t.numel() * t.element_size() for key, t in self._known.items()}
-        others = sum(size for key, size in bytes_of.items() if key not in self._matrices)
-        shapes = [matrix.shape for matrix in self._all]
-        return describe(
-            self._rank, shapes, others, has_warmup=self._has_warmup, all_numbers=sum(bytes_of.values())
-        )
+    def _make_matrices(self, fields: list[Field], seed: int) -> None:
+        by_tensor: dict[int, list[Field]] = {}
+        for field in fields:
+            for tensor in field.tensors:
+                by_tensor.setdefault(id(tensor), []).append(field)
+        known = {id(tensor): tensor for field in fields for tensor in field.tensors}
+        self._sizes = {key: tensor.numel() * tensor.element_size() for key, tensor in known.items()}
+        self._matrices = {
+            key: [_Matrix(field, self._rank, seed) for field in parts]
+            for key, parts in by_tensor.items()
+            if known[key].dtype == torch.float32
+            and all(len(f.tensors) == 1 and matrix_shape(f.shape, self._rank) for f in parts)
+        }
+        self._all = [matrix for matrices in self._matrices.values() for matrix in matrices]
 
     @torch.no_grad()
     def _finish(
@@ -211,20 +130,21 @@ class LowRank(GradientReducer):
         if any(gradient.is_sparse for gradient in gradients):
             raise _sparse_gradient()
         gradients = [gradient.contiguous() for gradient in gradients]
-        places = zip(self._tensors, gradients, strict=True)
+        tensors = list(self._parameters.values())
+        places = zip(tensors, gradients, strict=True)
         pairs = [(m, gradient) for tensor, gradient in places for m in self._matrices.get(id(tensor), ())]
-        others = [g for t, g in zip(self._tensors, gradients, strict=True) if id(t) not in self._matrices]
-        factor = self._factor()
+        others = [g for t, g in zip(tensors, gradients, strict=True) if id(t) not in self._matrices]
+        factor = 1.0 if self._factor is None else float(self._factor())
         for matrix, gradient in pairs:
             torch.add(matrix.take(gradient), matrix.error, alpha=factor, out=matrix.moment)
         if self._compresses and self._all:
             sent, factors = self._reduce_compressed(others, vectors)
         else:
-            dense = [_dense(matrix.moment) for matrix in self._all]
-            sent, factors = self._sum("uncompressed", [*dense, *others], vectors, is_last=True), []
+            whole = [dense(matrix.moment) for matrix in self._all]
+            sent, factors = self._sum_all("uncompressed", [*whole, *others], vectors, is_last=True), []
         for matrix, gradient in pairs:
             matrix.put(gradient)
-        found = [laid_out_as(t, gradient) for t, gradient in zip(self._tensors, gradients, strict=True)]
+        found = [laid_out_as(t, gradient) for t, gradient in zip(tensors, gradients, strict=True)]
         if bool(torch.stack([torch.isfinite(tensor).all() for tensor in sent]).all()):
             self._keep(factors, factor)
         return found
@@ -239,19 +159,19 @@ class LowRank(GradientReducer):
             vectors: what else the step sums, likewise.
         """
         left = [matrix.moment @ matrix.q for matrix in self._all]
-        sent = self._sum("p", [*left, *others], is_last=False)
+        sent = self._sum_all("p", [*left, *others], is_last=False)
         found = orthonormal(left)
         right = []
         for matrix, p in zip(self._all, found, strict=True):
             own = matrix.moment.T @ p
             matrix.moment.addmm_(p, own.T, alpha=-1)  # what this worker's part leaves out
             right.append(own)
-        sent += self._sum("q", right, vectors, is_last=True)
+        sent += self._sum_all("q", right, vectors, is_last=True)
         for matrix, p, q in zip(self._all, found, right, strict=True):
             matrix.total = p, q
         return sent, right
 
-    def _sum(
+    def _sum_all(
         self,
         what: str,
         tensors: Sequence[torch.Tensor],
@@ -316,7 +236,8 @@ class _Matrix:
         error: what this worker has not sent yet.
         moment: room for the gradient plus the error, of which the rest is the next error.
         q: the matrix Q, equal on all workers.
-        first_q: that of the first step.
+        first: its values in the first step.
+        first_q: the same as a tensor.
         total: what the sum over workers is the product of, P and Q; None if it is in ``moment``.
     """
 
@@ -329,7 +250,8 @@ class _Matrix:
         self._order = order.to(tensor.device)
         self.error = torch.zeros_like(self.take(tensor.detach().contiguous()))
         self.moment = torch.zeros_like(self.error)
-        self.first_q = torch.from_numpy(first_factor(field.path, shape[1], rank, seed)).to(tensor.device)
+        self.first = first_factor(field.path, shape[1], rank, seed)
+        self.first_q = torch.from_numpy(self.first).to(tensor.device)
         self.q = self.first_q.clone()
         self.total: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -372,12 +294,3 @@ def _sparse_gradient() -> TaskError:
         "a gradient is sparse, and compression powersgd needs all of its rows",
         "Leave sparse=True out of the embedding, or use another compression.",
     )
-
-
-def _dense(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix whose memory has no gaps so that it is contiguous: itself or its transpose."""
-    return matrix if matrix.is_contiguous() else matrix.T
-
-
-def _array(tensor: torch.Tensor) -> Any:
-    return np.array(tensor.detach().cpu().numpy(), order="C")

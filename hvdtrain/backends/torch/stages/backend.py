@@ -20,14 +20,13 @@ from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.records import ModelInfo
-from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, PendingVector
 from hvdtrain.backends.torch import backend
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.precision import LossScale, cast_outputs_to_fp32
-from hvdtrain.backends.torch.reduction.reducers import choose_reducer
 from hvdtrain.backends.torch.stages.model import (
     StageModel,
     blocks_of,

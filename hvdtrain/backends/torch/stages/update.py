@@ -9,8 +9,8 @@ from hvdtrain.backends.pipeline.staged import SharedUpdate
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
-from hvdtrain.backends.torch.reduction.all_reduce import summed_meanwhile
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
+from hvdtrain.backends.torch.reduction.reducer import summed_meanwhile
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.update import Update
@@ -53,11 +53,11 @@ class StagedUpdate(SharedUpdate, Update):
         for reducer, entries in self._parts():
             reducer.attach({entry.path: entry.tensor for entry in entries} if reduces else {})
 
-    def expect(self, passes: int) -> None:
+    def expect(self, passes: int, in_warmup: bool = False) -> None:
         """Say how many backward passes follow; the reducers may give the parameters gradients to add to."""
         self._lent = self._seen = [], []
         for reducer, _ in self._parts():
-            reducer.expect(passes)
+            reducer.follow(in_warmup, passes)
         self._expected = self._passes = passes
         self._lent = self._seen = self._look()
 
@@ -75,7 +75,8 @@ class StagedUpdate(SharedUpdate, Update):
         with summed_meanwhile(vector):
             for reducer, entries in self._parts():
                 given = [entry.tensor.grad for entry in entries if entry.tensor.grad is not None]
-                for entry, gradient in zip(entries, reducer.finish(given) if given else (), strict=True):
+                reduced = reducer.finish(given)[0] if given else ()
+                for entry, gradient in zip(entries, reduced, strict=True):
                     if entry.tensor.grad is not gradient:
                         entry.tensor.grad = gradient
         self._clock.reduced()

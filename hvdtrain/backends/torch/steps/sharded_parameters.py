@@ -9,7 +9,7 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.reduction.shards import ShardedBucket, shard
-from hvdtrain.backends.torch.reduction.all_reduce import wait_for_all
+from hvdtrain.backends.torch.reduction.broadcast import wait_for_all
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers

@@ -8,8 +8,8 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
-from hvdtrain.backends.torch.reduction.all_reduce import summed_meanwhile
 from hvdtrain.backends.torch.reduction.bfloat16 import laid_out_as
+from hvdtrain.backends.torch.reduction.reducer import summed_meanwhile
 from hvdtrain.backends.torch.steps.sharded_parameters import (
     Bucket,
     OwnSegment,
@@ -108,7 +108,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
                 )
                 self._hooks.append(hook)
 
-    def expect(self, passes: int) -> None:
+    def expect(self, passes: int, in_warmup: bool = False) -> None:
         """Say how many backward passes follow."""
         self._reached = set()
         self._sent.clear()

@@ -18,11 +18,10 @@ from hvdtrain.backends.own_step import (
     stepped_alone,
 )
 from hvdtrain.backends.recording import CallsBase
-from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.dry_run import as_kept
 from hvdtrain.backends.torch.objective.losses import check_values, weigh
-from hvdtrain.backends.torch.reduction.all_reduce import AllReduce, zeros_for
-from hvdtrain.backends.torch.reduction.reducers import choose_reducer
+from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.state.model_state import Entry, set_values
 from hvdtrain.backends.torch.state.slots import try_step
 from hvdtrain.config import Config
@@ -215,19 +214,18 @@ class StepOptimizer(NotCalled):
         if self._workers.size > 1 and samples.learning_rate is not None:
             check = self._calls.announce(self._name, is_weighted=counted is not None)
             reducer = self._reducer(call)
-            if isinstance(reducer, AllReduce):
-                # which it copies
-                gradients = [zeros_for(self._optimizer, p) if g is None else g for g, p in pairs]
-                reducer.start(gradients)  # the check then waits for no round of its own
-            else:
+            if reducer.overwrites:
                 gradients = [self._owned(gradient, parameter) for gradient, parameter in pairs]
+            else:
+                gradients = [zeros_for(self._optimizer, p) if g is None else g for g, p in pairs]
+            reducer.start(gradients)  # the check then waits for no round of its own
             check()
             handle = None
             if counted is not None:  # on all workers, as the check has found
                 name = f"hvdtrain.counted.{self._name}.{call}"
                 handle = hvd.allreduce_async_(counted, op=hvd.Sum, name=name)
             try:
-                gradients = reducer.finish(gradients)
+                gradients, _ = reducer.finish(gradients)
             finally:
                 if handle is not None:
                     hvd.synchronize(handle)

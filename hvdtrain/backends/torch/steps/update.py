@@ -78,13 +78,17 @@ class Update:
         self._expected = self._passes = 1
         self._lent = self._seen = ([], []) if reduces else self._look()
 
-    def expect(self, passes: int) -> None:
+    def expect(self, passes: int, in_warmup: bool = False) -> None:
         """Say how many backward passes follow; the reducer may give the parameters gradients to add to.
 
         Called while no parameter has a gradient.
+
+        Args:
+            passes: the number of backward passes.
+            in_warmup: whether the step lies in the learning rate's warm-up.
         """
         self._lent = self._seen = [], []  # of gradients that somebody holds, the reducer makes others
-        self._reducer.expect(passes)
+        self._reducer.follow(in_warmup, passes)
         self._expected = self._passes = passes
         self._lent = self._seen = self._look()
 
@@ -122,7 +126,7 @@ class Update:
         """
         self._clock.ready()
         self._seen = [], []  # the reducer may give the parameters others, and these be freed
-        reduced, vector = self._reducer.finish_with(self._gradients(), self._with_reached(vector))
+        reduced, vector = self._reducer.finish(self._gradients(), self._with_reached(vector))
         self._clock.reduced()
         for parameter, gradient in zip(self._parameters, reduced, strict=True):
             if gradient.is_sparse and not self._is_own:
