@@ -27,7 +27,7 @@ from peer_programs import DECAY, MODELS, MOMENTUM, RATE
 from peers import ENVIRON
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.tools.launch import Program, run_program
+from hvdtrain.tools.launch import run_program
 
 BYTES_OF_A_NUMBER = 4
 
@@ -67,10 +67,10 @@ def measured(
         found, sums = Path(folder, "found.json"), Path(folder, "sums.json")
         name = f"{framework} {controller} {model}"
         words = [*command(framework, controller, model, args), "--json", str(found)]
-        document = run_program(Program(name, [words], args.limit, ENVIRON), found)
+        document = run_program(name, words, args.limit, found, ENVIRON)
         words = [*launcher(controller, args), str(Path(__file__).with_name("raw_sums.py"))]
         words += ["--framework", framework, "--bytes", str(size), "--json", str(sums)]
-        return figures(document, run_program(Program(f"{name}, sums", [words], args.limit, ENVIRON), sums)[0])
+        return figures(document, run_program(f"{name}, sums", words, args.limit, sums, ENVIRON)[0])
 
 
 def figures(document: dict[str, Any], sums: dict[str, float]) -> dict[str, float]:

@@ -18,19 +18,50 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.tools.drill.jobs import History, Launch, RunningJob, differences, log_lines
+from hvdtrain.tools.drill.history import History, differences, log_lines
+from hvdtrain.tools.drill.task import Drill
+from hvdtrain.tools.launch import RunningJob, horovodrun_path
 
 STATE = "HVDTRAIN_ELASTIC_STATE"
 LIMIT_SECONDS = 180.0
 STALL_SECONDS = 5
 STOPPED = 75
 TRAINING_SECONDS = 4.0  # of a job of the drill, less the end
+
+
+class SlowToStart(Drill):
+    """The drill's task, whose workers take so many seconds more to start."""
+
+    def __init__(self, step_seconds: float = 0.03, start_seconds: float = 0.0) -> None:
+        super().__init__(step_seconds=step_seconds)
+        time.sleep(start_seconds)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How an elastic job is launched."""
+
+    workers: int
+    hosts: tuple[str, ...]
+    most: int | None = None
+    cooldown_seconds: tuple[int, int] = (2, 60)
+    step_seconds: float = 0.03
+    start_seconds: float = 0.0
+
+    def command(self, framework: str, run_dir: Path, *options: str) -> list[str]:
+        """Give the command of a job that trains the drill's task."""
+        words = ["-np", str(self.workers), "--min-np", "1", "--max-np", str(self.most or self.workers)]
+        words += ["--blacklist-cooldown-range", *map(str, self.cooldown_seconds), *self.hosts]
+        training = [sys.executable, "-m", "hvdtrain", "--task", f"{__file__}:SlowToStart"]
+        seconds = f"{{step_seconds: {self.step_seconds}, start_seconds: {self.start_seconds}}}"
+        training += ["--framework", framework, "--run-dir", str(run_dir), "--set", f"task_options={seconds}"]
+        return [horovodrun_path(), *words, *training, *options]
 
 
 def here(workers: int) -> Launch:
@@ -57,7 +88,7 @@ def set_slots(folder: Path, slots: int) -> None:
 def running(launch: Launch, framework: str, folder: Path, *options: str) -> Iterator[RunningJob]:
     """Give a context with a job that trains in ``folder / "run"``."""
     os.environ[STATE] = str(folder / "state.json")
-    with RunningJob(launch.command(framework, folder / "run", "", *options), folder / "run") as job:
+    with RunningJob(launch.command(framework, folder / "run", *options)) as job:
         yield job
 
 
@@ -105,8 +136,18 @@ def undisturbed(framework: str, folder: Path, *options: str) -> History:
 
 def finish(job: RunningJob, words: str, seconds: float = LIMIT_SECONDS) -> None:
     """Wait for the end of a job, which must be a good one."""
-    if (code := job.wait(seconds)) != 0:
-        raise click.ClickException(f"{words} ended with {code}:\n{job.output()}")
+    code, output = job.wait(seconds)
+    if code != 0:
+        raise click.ClickException(f"{words} ended with {code}:\n{output}")
+
+
+def wait_for_step(step: int, job: RunningJob, folder: Path) -> None:
+    """Wait until a step is logged."""
+    until = time.monotonic() + LIMIT_SECONDS
+    while last_step(folder) < step:
+        if time.monotonic() > until or job.process.poll() is not None:
+            raise click.ClickException(job.wait(0)[1])
+        time.sleep(0.05)
 
 
 def show(words: str, seconds: list[float]) -> None:
@@ -142,8 +183,7 @@ def _recovery(framework: str, workers: int, rank: int) -> float:
         folder = Path(folder_name)
         launch = replace(here(workers), cooldown_seconds=(60, 60))
         with running(launch, framework, folder) as job:
-            if not job.wait_for_step(30, LIMIT_SECONDS):
-                raise click.ClickException(job.output())
+            wait_for_step(30, job, folder)
             seconds = next_step_seconds(folder, lambda: kill(folder, rank))
             finish(job, "the job")
     return seconds
@@ -179,8 +219,7 @@ def _pause(framework: str, start_seconds: float) -> float:
         launch = replace(scripted(folder, 2, 3), step_seconds=0.1, start_seconds=start_seconds)
         epochs = 10 + round(start_seconds / 2)
         with running(launch, framework, folder, "--epochs", str(epochs)) as job:
-            if not job.wait_for_step(20, LIMIT_SECONDS):
-                raise click.ClickException(job.output())
+            wait_for_step(20, job, folder)
             set_slots(folder, 3)
             finish(job, "the job", 600.0)
         return History.of(folder / "run").pause_seconds()
@@ -191,7 +230,7 @@ def _pause(framework: str, start_seconds: float) -> float:
 @click.option("--count", default=5)
 def steady(framework: tuple[str, ...], count: int) -> None:
     """Compare samples/s of the built-in task digits, elastic and fixed, over Gloo, in turns."""
-    horovodrun = str(Path(sys.executable).with_name("horovodrun"))
+    horovodrun = horovodrun_path()
     training = [
         sys.executable,
         "-m",
@@ -211,7 +250,7 @@ def steady(framework: tuple[str, ...], count: int) -> None:
                 with tempfile.TemporaryDirectory() as folder_name:
                     run = Path(folder_name) / "run"
                     options = ["--framework", name, "--run-dir", str(run)]
-                    with RunningJob([horovodrun, *words, *training, *options], run) as job:
+                    with RunningJob([horovodrun, *words, *training, *options]) as job:
                         finish(job, f"the {kind} job")
                     speeds[kind].append(History.of(run).summary["samples_per_second"])
         ratios = [one / other for one, other in zip(speeds["fixed"], speeds["elastic"], strict=True)]
@@ -242,8 +281,7 @@ def kills(framework: tuple[str, ...], count: int, seed: int) -> None:
                 ranks = [chance.randrange(3) for _ in range(1 + number % 2)]
                 launch = replace(here(3), cooldown_seconds=(1, 5))
                 with running(launch, name, inner) as job:
-                    if not job.wait_for_step(1, LIMIT_SECONDS):
-                        raise click.ClickException(job.output())
+                    wait_for_step(1, job, inner)
                     time.sleep(chance.uniform(0, TRAINING_SECONDS))
                     for rank in ranks:
                         kill(inner, rank)
@@ -283,13 +321,12 @@ def _chaos(framework: str, folder: Path, seconds: float, chance: random.Random) 
     resume: tuple[str, ...] = ()
     while code == STOPPED:
         with running(launch, framework, folder, *options, *resume) as job:
-            if not job.wait_for_step(last_step(folder) + 5, LIMIT_SECONDS):
-                raise click.ClickException(job.output())
+            wait_for_step(last_step(folder) + 5, job, folder)
             _disturb(job, folder, until, chance, done)
             set_slots(folder, 3)
-            code = job.wait(600.0)
+            code, output = job.wait(600.0)
             if code not in (0, STOPPED):
-                raise click.ClickException(f"the job ended with {code}:\n{job.output()}")
+                raise click.ClickException(f"the job ended with {code}:\n{output}")
         if code == STOPPED:  # the last worker that trained was told to leave
             resume = ("--resume",)
             done["resumed"] += 1
@@ -306,7 +343,7 @@ def _disturb(
 ) -> None:
     """Disturb a job every few seconds while it runs."""
     numbers = {"killed": signal.SIGKILL, "frozen": signal.SIGSTOP, "SIGTERM": signal.SIGTERM}
-    while time.monotonic() < until and job.wait(0.001) is None:
+    while time.monotonic() < until and job.process.poll() is None:
         what = chance.choice([*numbers, "slots"])
         done[what] += 1
         if what == "slots":

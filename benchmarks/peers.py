@@ -30,6 +30,7 @@ import contextlib
 import itertools
 import json
 import os
+import shlex
 import socket
 import statistics
 import subprocess
@@ -43,7 +44,7 @@ import peer_programs
 from peer_programs import FREE, MODELS, RESULT
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.tools.launch import Program, run_program
+from hvdtrain.tools.launch import run_program
 
 PEERS = {"torch": ("ddp", "horovod"), "tf": ("mwms", "mwms-free", "grouped")}
 OTHERS = {"torch": ("plain",), "tf": ("horovod", "flat", "plain")}
@@ -102,7 +103,10 @@ def milliseconds(
         command = [str(PROGRAM), framework, program, model, str(args.steps), folder]
         commands = launches(program, controller, args.workers, command)
         name = f"{framework} {program} {model} {controller}"
-        return float(run_program(Program(name, commands, args.limit, ENVIRON), Path(folder) / RESULT))
+        words = commands[0]
+        if len(commands) > 1:
+            words = ["sh", "-c", f"{' & '.join(map(shlex.join, commands))} & wait"]
+        return float(run_program(name, words, args.limit, Path(folder) / RESULT, ENVIRON))
 
 
 @contextlib.contextmanager

@@ -4,137 +4,28 @@ Horovod over Gloo needs the rank, size and host of each worker, and a rendezvous
 them. torchrun states ranks and sizes, and runs a key-value store. Rank 0 runs the server, in a thread.
 """
 
-import contextlib
 import inspect
 import json
 import os
 import secrets
 import socket
-import struct
-import subprocess
-import sys
+import stat
 import threading
 from collections.abc import Mapping, MutableMapping
+from contextlib import ExitStack
+from datetime import timedelta
+from importlib import import_module
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.hostfile import interfaces, receive_exactly
+from hvdtrain.host.hostfile import interfaces
 from hvdtrain.host.processes import end_with_parent
 from hvdtrain.workers.world import KEY_VARIABLE
 
-_KEY_BYTES = 32
-_SECONDS = 60.0
-
-
-def offer_key(environ: Mapping[str, str]) -> tuple[str, dict[str, str]]:
-    """Choose the key, as rank 0.
-
-    Args:
-        environ: torchrun's variables; the user's own key may be among them.
-
-    Returns:
-        The key, and what the other ranks must be told to get it.
-    """
-    if key := environ.get(KEY_VARIABLE):
-        return key, {}
-    key = secrets.token_hex(_KEY_BYTES)
-    if environ["GROUP_WORLD_SIZE"] != "1" or not hasattr(socket, "SO_PEERCRED"):
-        return key, {"key": key}
-    name = f"hvdtrain-{secrets.token_hex(8)}"
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"\0{name}")  # in no file system: nothing is left behind
-    listener.listen(128)
-    threading.Thread(
-        target=_hand_out,
-        args=(listener, key, int(environ["LOCAL_WORLD_SIZE"]) - 1),
-        daemon=True,
-        name="rendezvous-key",
-    ).start()
-    return key, {"key_socket": name}
-
-
-def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Return the key, as another rank.
-
-    Args:
-        rank_0: what rank 0 told through the store.
-        environ: the environment of this worker.
-
-    Raises:
-        EnvironmentFault: If there is none, another user's process offers it, or the user set another one.
-    """
-    own = environ.get(KEY_VARIABLE)
-    offered = rank_0.get("key") or rank_0.get("key_socket")
-    if bool(own) == bool(offered):
-        who, other = (f"rank {environ['RANK']}", "rank 0") if own else ("rank 0", f"rank {environ['RANK']}")
-        raise EnvironmentFault(
-            f"{KEY_VARIABLE} is set for {who} and not for {other}",
-            "Set it to the same secret text on every host, or on none.",
-        )
-    if own:
-        return own
-    if name := rank_0.get("key_socket"):
-        return _ask(str(name))
-    if environ["GROUP_WORLD_SIZE"] == "1" and hasattr(socket, "SO_PEERCRED"):
-        raise EnvironmentFault(
-            "a key of this job is in torchrun's store, where no worker of a job on one host writes it",
-            "Somebody else writes to torchrun's store: start again with another --rdzv-id and port.",
-        )
-    return str(rank_0["key"])
-
-
-def _hand_out(listener: socket.socket, key: str, takers: int) -> None:
-    listener.settimeout(_SECONDS)
-    with contextlib.suppress(OSError), listener:
-        while takers:
-            connection, _ = listener.accept()
-            with connection:
-                if _peer_user(connection) == os.geteuid():
-                    connection.sendall(key.encode())
-                    takers -= 1
-
-
-def _ask(name: str) -> str:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_SECONDS)
-        try:
-            connection.connect(f"\0{name}")
-            if (user := _peer_user(connection)) != (own := os.geteuid()):
-                raise EnvironmentFault(
-                    f"a process of user {user} offers the key of this job, which belongs to user {own}",
-                    "Somebody else writes to torchrun's store: start again with another --rdzv-id and port.",
-                )
-            return receive_exactly(connection, 2 * _KEY_BYTES).decode("ascii")
-        except OSError as error:
-            raise EnvironmentFault(
-                f"rank 0 does not hand out the key of this job: {error.strerror or error}",
-                f"Set {KEY_VARIABLE} to the same secret text for all workers.",
-            ) from None
-
-
-def _peer_user(connection: socket.socket) -> int:
-    """Return the user of the process at the other end of a local socket."""
-    size = struct.calcsize("3i")
-    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    return int(user)
-
-
 _STORE_SECONDS = 60
 _CONNECT_SECONDS = 10
-
-# Runs in a process of its own, so that PyTorch is not loaded beside TensorFlow: the two may bring different
-# versions of the same native libraries. Prints a JSON list with the text of each rank.
-_EXCHANGE = """
-import json, sys
-from datetime import timedelta
-from torch.distributed import rendezvous
-prefix, seconds = sys.argv[1:]
-text = sys.stdin.read()
-store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=float(seconds))))
-store.set(f"{prefix}/{rank}", text)
-texts = [store.get(f"{prefix}/{other}").decode() for other in range(size)]
-print(json.dumps(texts))
-"""
+_NAMES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")  # of Horovod's slots
 
 
 def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -149,25 +40,91 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
         EnvironmentFault: If the workers cannot find each other, or have no common key.
     """
     end_with_parent(None)
-    interface, address = _own_interface(environ)
+    rank, (interface, address) = int(environ["RANK"]), _own_interface(environ)
     own: dict[str, Any] = {
         "group": int(environ["GROUP_RANK"]),
         "local_size": int(environ["LOCAL_WORLD_SIZE"]),
         "host": socket.gethostname(),
     }
     server = None
-    if environ["RANK"] == "0":
-        key, key_info = offer_key(environ)
-        server = _start_server(address, key)
-        own |= {"address": address, "port": server.server_address[1], **key_info}
-    infos = _exchange(own, environ)
-    plan = _allocate(infos)
-    if server is not None:
-        server.init(plan)
-    _check_address(infos, environ)
-    environ[KEY_VARIABLE] = key if server is not None else take_key(infos[0], environ)
-    environ.update(_variables(plan[int(environ["RANK"])], infos[0], interface))
+    with ExitStack() as stack:
+        if rank == 0:
+            key, offered = offer_key(environ, stack)
+            server = _start_server(address, key)
+            own |= {"address": address, "port": server.server_address[1], **offered}
+        infos = _exchange("infos", own, environ)
+        plan = _allocate(infos)
+        if server is not None:
+            server.init(plan)
+        _check_address(infos, environ)
+        environ[KEY_VARIABLE] = key if server is not None else take_key(infos[0], environ)
+        _exchange("taken", {}, environ)  # rank 0 then removes the file of the key
+    environ.update(_variables(plan[rank], infos[0], interface))
     _check_connection(infos[0])
+
+
+def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[str, str]]:
+    """Choose the key, as rank 0.
+
+    Args:
+        environ: torchrun's variables; the user's own key may be among them.
+        stack: removes the file of the key, if there is one.
+
+    Returns:
+        The key, and what the other ranks need to get it: on one host, the file of this user that holds it.
+    """
+    if key := environ.get(KEY_VARIABLE):
+        return key, {}
+    key = secrets.token_hex(32)
+    if environ["GROUP_WORLD_SIZE"] != "1":
+        return key, {"key": key}
+    file = stack.enter_context(NamedTemporaryFile("w", prefix="hvdtrain-key-"))  # noqa: SIM115
+    file.write(key)
+    file.flush()
+    return key, {"key_file": file.name}
+
+
+def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Return the key, as another rank.
+
+    Args:
+        rank_0: what rank 0 sent through the store.
+        environ: the environment of this worker.
+
+    Raises:
+        EnvironmentFault: If there is none, another user offers it, or the user set another one.
+    """
+    own = environ.get(KEY_VARIABLE)
+    file, key = rank_0.get("key_file"), rank_0.get("key")
+    if bool(own) == bool(file or key):
+        who, other = (f"rank {environ['RANK']}", "rank 0") if own else ("rank 0", f"rank {environ['RANK']}")
+        raise EnvironmentFault(
+            f"{KEY_VARIABLE} is set for {who} and not for {other}",
+            "Set it to the same secret text on every host, or on none.",
+        )
+    if own:
+        return own
+    if environ["GROUP_WORLD_SIZE"] != "1":
+        return str(key)
+    try:
+        with open(str(file), encoding="ascii", opener=_open_own) as opened:
+            return opened.read()
+    except OSError as error:
+        raise EnvironmentFault(
+            f"rank 0 does not hand out the key of this job, in {file}: {error.strerror or error}",
+            "If somebody else may write to torchrun's store, start again with another --rdzv-id and port. "
+            f"Otherwise set {KEY_VARIABLE} to the same secret text for all workers.",
+        ) from None
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file that this user alone can write and read."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+        os.close(descriptor)
+        raise PermissionError("it is not a file of this user alone")
+    return descriptor
 
 
 def _own_interface(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -213,22 +170,22 @@ def _start_server(address: str, key: str) -> Any:
     return server
 
 
-def _exchange(own: Mapping[str, Any], environ: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Collective. Return what each rank says of itself, in the order of ranks."""
-    prefix = f"hvdtrain/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    command = [sys.executable, "-c", _EXCHANGE, prefix, str(_STORE_SECONDS)]
-    # the key may be in it, so it is not on the command line
-    done = subprocess.run(
-        command, env=dict(environ), input=json.dumps(own), capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        said = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "it was ended")
+def _exchange(name: str, own: Mapping[str, Any], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Collective. Return what each rank sends under a name, in the order of ranks."""
+    prefix = f"hvdtrain/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{name}"
+    try:
+        found = import_module("torch.distributed").rendezvous(
+            "env://", timeout=timedelta(seconds=_STORE_SECONDS)
+        )
+        store, rank, size = next(found)
+        store.set(f"{prefix}/{rank}", json.dumps(own))
+        return [json.loads(store.get(f"{prefix}/{other}")) for other in range(size)]
+    except (RuntimeError, OSError, ValueError) as error:
         raise EnvironmentFault(
             f"rank {environ['RANK']} cannot exchange addresses through torchrun's store at "
-            f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {said}",
+            f"{environ['MASTER_ADDR']}:{environ['MASTER_PORT']}: {error}",
             f"Start with `horovodrun -np {environ['WORLD_SIZE']} python -m hvdtrain ...` instead.",
-        )
-    return [json.loads(text) for text in json.loads(done.stdout.splitlines()[-1])]
+        ) from None
 
 
 def _allocate(infos: list[dict[str, Any]]) -> list[Any]:
@@ -251,12 +208,7 @@ def _variables(slot: Any, rank_0: Mapping[str, Any], interface: str) -> dict[str
     """Return the variables that horovodrun gives a worker over Gloo."""
     return {
         "HOROVOD_HOSTNAME": slot.hostname,
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
+        **{f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in _NAMES},
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": rank_0["address"],
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(rank_0["port"]),
         "HOROVOD_GLOO_IFACE": interface,

@@ -1,16 +1,16 @@
 """``hvdtrain.launch``: workers for one function, started from a notebook or a script."""
 
 import os
-import select
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from threading import Thread
+from typing import IO, Any
 
 import cloudpickle
 
@@ -22,14 +22,18 @@ from hvdtrain.host.environment import for_children
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import host_name, stated_launch
 from hvdtrain.host.processes import start_group
-from hvdtrain.launching.channel import Channel, opened
+from hvdtrain.launching.channel import ERROR, RESULT, Channel
 
-_POLL_SECONDS = 0.2
 _LATE_OUTPUT_SECONDS = 1.0  # of processes that outlive the launcher
 _INTERRUPT_SECONDS = 15.0  # from Ctrl-C until the launcher is ended
 _GRACE_VARIABLE, _GRACE_SECONDS = "HOROVOD_GRACEFUL_TERMINATION_SECONDS", 30.0  # horovodrun's, for workers
 _END_SECONDS = 10.0  # that horovodrun has beyond it
-_BYTES = 1 << 16
+_SEE_OUTPUT = "Their output, above, says more."
+# becomes a command that ends when the process ends that started it, for whatever reason
+_STARTER = (
+    "import os, sys; from hvdtrain.host.processes import end_with_parent; "
+    "end_with_parent(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
+)
 
 
 def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -45,87 +49,47 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         KeyboardInterrupt: If Ctrl-C came; the workers have ended.
     """
-    starter = [sys.executable, "-m", "hvdtrain.launching.starter", str(os.getpid())]
+    words = [sys.executable, "-c", _STARTER, str(os.getpid()), *command]
     # Ctrl-C goes through this process
-    process = start_group([*starter, *command], env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    with _ended(process):
-        try:
-            _show_output(process)
-        except KeyboardInterrupt:
-            _interrupt(process)
-            raise
-        code = process.wait()
-    return code if code >= 0 else 128 - code
-
-
-@contextmanager
-def _ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Return a context at whose end the launcher has ended: asked to, or killed."""
+    process = start_group(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    reader = Thread(target=_show_output, args=(process.stdout,), name="hvdtrain launch output", daemon=True)
+    reader.start()
     try:
-        yield
-    finally:
-        assert process.stdout is not None
         try:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                if process.poll() is None:
-                    process.send_signal(number)
-                    _show_output(process, _end_seconds())  # a worker that writes into a full pipe would wait
-                    with suppress(subprocess.TimeoutExpired):
-                        process.wait(_LATE_OUTPUT_SECONDS)
-        except BaseException:  # asked again
-            process.kill()
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_INTERRUPT_SECONDS)
             raise
+        return code if code >= 0 else 128 - code
+    finally:
+        try:
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_end_seconds())
         finally:
-            process.stdout.close()
+            process.kill()  # also if another signal came meanwhile
+            process.wait()
+            reader.join(_LATE_OUTPUT_SECONDS)
 
 
 def _end_seconds() -> float:
-    """Return how long a launcher that was asked to end may take."""
+    """Return how long a launcher may take to end after SIGTERM."""
     with suppress(ValueError):  # which it refuses itself
         return float(os.environ.get(_GRACE_VARIABLE) or _GRACE_SECONDS) + _END_SECONDS
     return _GRACE_SECONDS + _END_SECONDS
 
 
-def _interrupt(process: subprocess.Popen[bytes]) -> None:
-    """Pass Ctrl-C on, and show what the workers still say; another Ctrl-C ends the wait."""
-    with suppress(KeyboardInterrupt):
-        process.send_signal(signal.SIGINT)
-        _show_output(process, _INTERRUPT_SECONDS)
-        return
-    process.kill()
-
-
-def _show_output(process: subprocess.Popen[bytes], limit_seconds: float | None = None) -> None:
-    """Show what a process writes until it ends, or until the time is over."""
-    assert process.stdout is not None
-    descriptor, rest = process.stdout.fileno(), b""
-    until = None if limit_seconds is None else time.monotonic() + limit_seconds
-    ended: float | None = None
-    while until is None or time.monotonic() < until:
-        if select.select([descriptor], [], [], _POLL_SECONDS)[0]:
-            data = os.read(descriptor, _BYTES)
-            if not data:
-                break
-            *lines, rest = (rest + data).split(b"\n")
-            _show(b"".join(line + b"\n" for line in lines))
-        elif process.poll() is not None:
-            ended = ended or time.monotonic()
-            if time.monotonic() - ended > _LATE_OUTPUT_SECONDS:
-                break
-    _show(rest)
-
-
-def _show(text: bytes) -> None:
-    if text:
-        with suppress(OSError, ValueError):
-            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-            sys.stdout.write(text.decode(errors="replace").encode(encoding, "replace").decode(encoding))
-            sys.stdout.flush()
-
-
-_LOCAL = ("localhost", "127.0.0.1")
-_SEE_OUTPUT = "Their output, above, says more."
-_STOPPED = "Stopped"
+def _show_output(stream: IO[bytes]) -> None:
+    """Show whole lines as they come, until all processes that write them have ended."""
+    with stream:
+        for line in stream:
+            with suppress(OSError, ValueError):
+                encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+                sys.stdout.write(line.decode(errors="replace").encode(encoding, "replace").decode(encoding))
+                sys.stdout.flush()
 
 
 def launch(
@@ -166,14 +130,20 @@ def launch(
         KeyboardInterrupt: If Ctrl-C was pressed; the workers have ended.
     """
     _check(fn, np, controller)
-    command = _horovodrun(np, hosts, controller)
-    with opened(_function(fn, args, kwargs), is_local=_is_local(hosts)) as channel:
-        code = run_command([*command, *_worker()], _environment(channel))
-        if code == 0:
-            has_result, result = channel.result()
-            if has_result:
-                return result
-        raise _error(channel, code)
+    found = shutil.which(
+        "horovodrun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    )
+    if found is None:
+        raise EnvironmentFault("there is no horovodrun", f"Run: {BUILD_COMMAND}")
+    names = {host.name for host in parse_host_list(hosts)} if hosts is not None else set()
+    command = [found, *([f"--{controller}"] if controller else []), "-np", str(np)]
+    command += ["-H", hosts or f"localhost:{np}", sys.executable, "-m", "hvdtrain.launching.worker"]
+    is_local = names <= {"localhost", "127.0.0.1", host_name()}
+    with Channel(_function(fn, args, kwargs), is_local) as channel:
+        code = run_command(command, _environment(channel))
+        if not code and (results := channel.received[RESULT]):
+            return pickle.loads(results[0])
+        raise error_of([pickle.loads(data) for data in channel.received[ERROR]], code)
 
 
 def _check(fn: Any, np: Any, controller: Any) -> None:
@@ -198,9 +168,7 @@ def _check(fn: Any, np: Any, controller: Any) -> None:
         )
 
 
-def _function(
-    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> dict[str, Any]:
+def _function(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     """Return what the workers need to call the function.
 
     Raises:
@@ -214,39 +182,15 @@ def _function(
             "Open files, connections, locks and models on a GPU inside of the function.",
         ) from error
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return {
-        "call": call,
-        "path": [os.path.abspath(path) for path in sys.path],
-        "argv": list(sys.argv),
-        "orig_argv": list(getattr(sys, "orig_argv", sys.argv)),
-        "main_file": None if main_file is None else os.path.abspath(main_file),
-    }
-
-
-def _horovodrun(np: int, hosts: str | None, controller: str | None) -> list[str]:
-    """Return the command that launches workers.
-
-    Raises:
-        EnvironmentFault: If there is no horovodrun.
-        UsageError: If the hosts cannot be read.
-    """
-    beside = Path(sys.executable).with_name("horovodrun")
-    launcher = str(beside) if beside.is_file() else shutil.which("horovodrun")
-    if launcher is None:
-        raise EnvironmentFault("there is no horovodrun", f"Run: {BUILD_COMMAND}")
-    if hosts is not None:
-        parse_host_list(hosts)
-    words = [f"--{controller}"] if controller else []
-    return [launcher, *words, "-np", str(np), "-H", hosts or f"localhost:{np}"]
-
-
-def _worker() -> list[str]:
-    return [sys.executable, "-m", "hvdtrain.launching.worker"]
-
-
-def _is_local(hosts: str | None) -> bool:
-    """Return whether all workers are on this host."""
-    return hosts is None or all(host.name in (*_LOCAL, host_name()) for host in parse_host_list(hosts))
+    return pickle.dumps(
+        {
+            "call": call,
+            "path": [os.path.abspath(path) for path in sys.path],
+            "argv": list(sys.argv),
+            "orig_argv": list(getattr(sys, "orig_argv", sys.argv)),
+            "main_file": None if main_file is None else os.path.abspath(main_file),
+        }
+    )
 
 
 def _environment(channel: Channel) -> dict[str, str]:
@@ -254,34 +198,27 @@ def _environment(channel: Channel) -> dict[str, str]:
     environ = {**for_children(), **channel.environ}
     package = Path(hvdtrain.__file__).resolve().parent.parent
     if "site-packages" not in package.parts and "dist-packages" not in package.parts:
-        before = environ.get("PYTHONPATH")
-        environ["PYTHONPATH"] = f"{package}{os.pathsep}{before}" if before else str(package)
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), environ.get("PYTHONPATH")]))
     return environ
 
 
-def _order(error: Mapping[str, Any]) -> int:
-    """Return how late the error of a worker counts: a launcher ends the others of one that ended."""
-    if error["signal"] not in (None, signal.SIGINT):
-        return 2
-    return int(error["kind"] == PeerLostError.__name__)
-
-
-def _error(channel: Channel, code: int) -> BaseException:
+def error_of(found: Sequence[Mapping[str, Any]], code: int) -> BaseException:
     """Return what to raise: the first error of a worker that is not only what the end of another one did."""
-    found = channel.errors()
     how = f"with exit code {code}" if code else "without a result"
     if not found:
         return EnvironmentFault(f"the workers ended {how}", _SEE_OUTPUT)
-    first = min(found, key=_order)
-    where = f"rank {first['rank']} on {first['host']}"
-    if first["kind"] == _STOPPED:
+    # a launcher ends the other workers of one that ended
+    ended = [one for one in found if one["signal"] not in (None, signal.SIGINT)]
+    lost = [one for one in found if one["kind"] == PeerLostError.__name__]
+    first = [*(one for one in found if one not in ended and one not in lost), *lost, *ended][0]
+    where, kind = f"rank {first['rank']} on {first['host']}", getattr(errors, first["kind"], None)
+    if kind is errors.Stopped:
         return errors.Stopped(f"{where}: {first['problem']}")
     if (number := first["signal"]) is not None:
         if number == signal.SIGINT:
             return KeyboardInterrupt(f"{where} was interrupted")
         name = signal.Signals(number).name
         return EnvironmentFault(f"the workers ended {how}; {where} was ended by {name}", _SEE_OUTPUT)
-    kind = getattr(errors, first["kind"], None)
     if first["is_known"] and isinstance(kind, type) and issubclass(kind, HvdtrainError):
         remedy = "\n".join(filter(None, [first["remedy"], first["user_traceback"]]))
         return kind(f"{where}: {first['problem']}", remedy)

@@ -1,6 +1,7 @@
-"""A worker of ``hvdtrain.launch``: gets the function, calls it, and sends back what came of it."""
+"""A worker of ``hvdtrain.launch``: gets the function, calls it, and sends back its result or its error."""
 
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -9,52 +10,45 @@ from typing import Any
 
 import cloudpickle
 
-from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, HvdtrainError, Interrupted, WorkerFailure
+from hvdtrain.errors import EXIT_ENVIRONMENT, HvdtrainError, Interrupted, WorkerFailure
 from hvdtrain.host.launcher import host_name, launched_rank
 from hvdtrain.host.start_reports import exit_at_once, report_begin
-from hvdtrain.launching.channel import WorkerEnd
+from hvdtrain.launching.channel import ERROR, FUNCTION, RESULT, WorkerEnd
 from hvdtrain.workers.user_errors import traceback_of
-
-_EXIT_FAILED = 1
 
 
 def main() -> None:
     """Do the work; if it fails, end this process with an exit code, so that the launcher ends the others."""
-    rank = launched_rank() or 0
+    rank, end = launched_rank() or 0, WorkerEnd()
     try:
-        end = WorkerEnd(rank)
+        function = pickle.loads(end.request(FUNCTION))
     except HvdtrainError as error:
         print(f"hvdtrain: rank {rank} on {host_name()}: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_ENVIRONMENT)
     report_begin(rank)
     try:
-        _become(end.function)
-        call, args, kwargs = cloudpickle.loads(end.function["call"])
-        result = call(*args, **kwargs)
+        _become(function)
+        call, args, kwargs = cloudpickle.loads(function["call"])
+        try:
+            result = call(*args, **kwargs)
+        except SystemExit as error:
+            if error.code:
+                raise
+            result = None
         if rank == 0:
-            _send(end, result)
+            end.request(RESULT, _pickled(result))
     except BaseException as error:
-        if isinstance(error, SystemExit) and not error.code:  # the function called sys.exit(0)
-            if rank == 0:
-                end.send_result(None)
-            return
         _fail(end, rank, error)
 
 
-def _send(end: WorkerEnd, result: Any) -> None:
-    """Send the function's result.
-
-    Raises:
-        TypeError: If it cannot be pickled.
-    """
+def _pickled(result: Any) -> bytes:
     try:
-        end.send_result(result)
-    except (EnvironmentFault, RuntimeError):  # of the channel
-        raise
+        data: bytes = cloudpickle.dumps(result)
     except Exception as error:
         raise TypeError(
             f"the result, a {type(result).__name__}, cannot be sent to the process that launched: {error}"
         ) from error
+    return data
 
 
 def _become(function: Mapping[str, Any]) -> None:
@@ -72,36 +66,29 @@ def _become(function: Mapping[str, Any]) -> None:
         del os.environ["MPLBACKEND"]
 
 
-def _signal_of(error: BaseException) -> int | None:
-    """Return the signal that ended this worker, if one did."""
-    if isinstance(error, Interrupted):
-        return error.signal_number
-    return int(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else None
-
-
 def _fail(end: WorkerEnd, rank: int, error: BaseException) -> None:
     """Send the error and end this process."""
-    is_known = isinstance(error, HvdtrainError)
+    known = error if isinstance(error, HvdtrainError) else None
     text = "".join(traceback.format_exception(error))
+    number = error.signal_number if isinstance(error, Interrupted) else None
+    found = {
+        "rank": rank,
+        "host": host_name(),
+        "kind": type(error).__name__,
+        "is_known": known is not None,
+        "problem": known.problem if known else str(error),
+        "remedy": known.remedy if known else "",
+        "traceback": text,
+        "user_traceback": traceback_of(error.__cause__) if isinstance(error, WorkerFailure) else "",
+        "signal": int(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else number,
+    }
     try:
-        end.send_error(
-            {
-                "rank": rank,
-                "host": host_name(),
-                "kind": type(error).__name__,
-                "is_known": is_known,
-                "problem": error.problem if isinstance(error, HvdtrainError) else str(error),
-                "remedy": error.remedy if isinstance(error, HvdtrainError) else "",
-                "traceback": text,
-                "user_traceback": traceback_of(error.__cause__) if isinstance(error, WorkerFailure) else "",
-                "signal": _signal_of(error),
-            }
-        )
+        end.request(ERROR, pickle.dumps(found))
     except Exception as lost:
         print(f"{text}\nhvdtrain: rank {rank}: the error could not be sent: {lost}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
-    exit_at_once(getattr(error, "exit_code", _EXIT_FAILED) or _EXIT_FAILED)
+    exit_at_once(getattr(error, "exit_code", 1) or 1)
 
 
 if __name__ == "__main__":

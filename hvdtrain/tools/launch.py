@@ -1,16 +1,13 @@
-"""Launching jobs that are measured: with a time limit, nothing left running after them; and their workers."""
+"""Launching jobs of tools: with a time limit, nothing left running after them; and their workers."""
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +16,7 @@ import yaml
 from hvdtrain.config import Layer
 from hvdtrain.config.yaml_reader import parse_yaml, write_yaml
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
+from hvdtrain.horovod_build.installed import BUILD_COMMAND
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import host_name
 from hvdtrain.host.output import make_output_tolerant
@@ -26,26 +24,48 @@ from hvdtrain.host.processes import kill_group, start_group
 from hvdtrain.storage.text import counted
 
 _END_SECONDS = 15.0
-_POLL_SECONDS = 0.05
-_LINES = 15  # of the output, in an error
+_LINES = 20  # of the output, in an error
 _BYTES = 2**16  # of its end, among which they are
 
 
-@dataclass(frozen=True)
-class Program:
-    """A program: one process or more, which all start at once.
+class RunningJob:
+    """Context manager: a command that runs; at its end none of its processes that started here is left."""
 
-    Attributes:
-        name: its name in messages.
-        commands: the command of each process; of a launcher's one.
-        limit_seconds: how long it may take.
-        environ: environment variables in addition to those of this process.
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str] | None = None) -> None:
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the context
+        given = {**os.environ, **(environ or {})}
+        self.process = start_group(command, env=given, stdout=self._output, stderr=subprocess.STDOUT)
+
+    def __enter__(self) -> "RunningJob":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.wait(_END_SECONDS)
+        kill_group(self.process, _END_SECONDS)
+        self._output.close()
+
+    def wait(self, seconds: float) -> tuple[int | None, str]:
+        """Wait for the end; return the exit code, None if it did not end in time, and the last output."""
+        code = None
+        with suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(seconds)
+        descriptor = self._output.fileno()  # whose position processes that still write share
+        end = os.pread(descriptor, _BYTES, max(0, os.fstat(descriptor).st_size - _BYTES))
+        return code, "\n".join(end.decode(errors="replace").splitlines()[-_LINES:])
+
+
+def horovodrun_path() -> str:
+    """Return the path of horovodrun: that of this Python, or the one on PATH.
+
+    Raises:
+        EnvironmentFault: If there is none.
     """
-
-    name: str
-    commands: Sequence[Sequence[str]]
-    limit_seconds: float
-    environ: Mapping[str, str] = field(default_factory=dict)
+    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    if (found := shutil.which("horovodrun", path=os.pathsep.join(folders))) is None:
+        raise EnvironmentFault("there is no horovodrun", f"Run: {BUILD_COMMAND}")
+    return found
 
 
 def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
@@ -55,22 +75,16 @@ def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
         workers: number of workers.
         hosts: hosts and slots.
         controller: "mpi", "gloo" or None.
-
-    Raises:
-        EnvironmentFault: If there is no horovodrun.
     """
     if workers == 1 and parse_host_list(hosts)[0].name in ("localhost", "127.0.0.1", host_name()):
         return []
-    beside = Path(sys.executable).with_name("horovodrun")
-    launcher = str(beside) if beside.is_file() else shutil.which("horovodrun")
-    if launcher is None:
-        raise EnvironmentFault("there is no horovodrun", "Run: python -m hvdtrain build-horovod")
-    return [launcher, *([f"--{controller}"] if controller else []), "-np", str(workers), "-H", hosts]
+    chosen = [f"--{controller}"] if controller else []
+    return [horovodrun_path(), *chosen, "-np", str(workers), "-H", hosts]
 
 
 @contextmanager
 def exchange_folder(shared: bool) -> Iterator[Path]:
-    """Return a context with a folder for what programs are to do and what they found.
+    """Return a context with a folder for what jobs are to do and what they found.
 
     Args:
         shared: whether other hosts must see it: then it is in the working directory.
@@ -82,93 +96,38 @@ def exchange_folder(shared: bool) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_program(program: Program, found: Path) -> Any:
-    """Run a program to its end, and return the JSON that it has written.
+def run_program(
+    name: str,
+    command: Sequence[str],
+    limit_seconds: float,
+    found: Path,
+    environ: Mapping[str, str] | None = None,
+) -> Any:
+    """Run a command to its end, and return the JSON that it has written.
 
     Args:
-        program: the program.
+        name: its name in messages.
+        command: the command.
+        limit_seconds: how long it may take.
         found: the file in which it writes what it found.
+        environ: environment variables in addition to those of this process.
 
     Raises:
         EnvironmentFault: If it fails or takes too long; with the end of its output.
     """
-    with ExitStack() as stack:
-        output = stack.enter_context(tempfile.TemporaryFile())
-        processes = stack.enter_context(_running(program, output))
-        code = _wait(processes, program.limit_seconds)
-        text = _end_of(output)
-        if code is None:
-            raise EnvironmentFault(
-                f"{program.name} did not end within {program.limit_seconds:.0f} s and was ended",
-                "If its steps take seconds, give a larger --seconds, from which this limit follows."
-                + (f"\n{text}" if text else ""),
-            )
+    with RunningJob(command, environ) as job:
+        code, text = job.wait(limit_seconds)
+    if code is None:
+        raise EnvironmentFault(
+            f"{name} did not end within {limit_seconds:.0f} s and was ended",
+            "If its steps take seconds, give a larger --seconds, from which this limit follows."
+            + (f"\n{text}" if text else ""),
+        )
     if code or not found.is_file():
-        how = f"with exit code {code}" if code else "without a result"
-        raise EnvironmentFault(f"{program.name} ended {how}", text)
+        raise EnvironmentFault(
+            f"{name} ended {f'with exit code {code}' if code else 'without a result'}", text
+        )
     return json.loads(found.read_text(encoding="utf-8"))
-
-
-@contextmanager
-def _running(program: Program, output: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Return a context with a program's processes; at its end nothing is left of what they started here."""
-    processes: list[subprocess.Popen[bytes]] = []
-    try:
-        for command in program.commands:
-            environ = {**os.environ, **program.environ}
-            process = start_group(command, env=environ, stdout=output, stderr=subprocess.STDOUT)
-            processes.append(process)
-        yield processes
-    finally:
-        for process in processes:
-            if code_of(process) is None:
-                os.kill(process.pid, signal.SIGTERM)
-        until = time.monotonic() + _END_SECONDS
-        while None in map(code_of, processes) and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
-        for process in processes:
-            kill_group(process)
-
-
-def _end_of(output: Any) -> str:
-    """Return the last lines of a file that processes may still write to, whose position they share."""
-    size = os.fstat(output.fileno()).st_size
-    end = os.pread(output.fileno(), _BYTES, max(0, size - _BYTES))
-    return "\n".join(end.decode(errors="replace").splitlines()[-_LINES:])
-
-
-def code_of(process: subprocess.Popen[bytes]) -> int | None:
-    """Return the exit code of a process, negative for a signal; None while it runs.
-
-    It is not waited for, so that its number names no other process or group.
-    """
-    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None:
-        return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> int | None:
-    """Wait until all processes ended well or one of them did not; return its code, None if time is up."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        codes = [code_of(process) for process in processes]
-        if failed := [code for code in codes if code]:
-            return failed[0]
-        if None not in codes:
-            return 0
-        time.sleep(_POLL_SECONDS)
-    return None
-
-
-def write_specification(path: Path, values: Mapping[str, Any]) -> None:
-    """Write what a worker is to do.
-
-    Args:
-        path: the file.
-        values: what JSON can hold.
-    """
-    path.write_text(json.dumps(values), encoding="utf-8")
 
 
 def check_slots(counts: Sequence[int], hosts: str | None, may_share: bool = True) -> str:

@@ -27,6 +27,14 @@ def test_a_users_mistake_is_said_once(tmp_path):
     assert "epochs: should be greater than 0" in ending.output
 
 
+def test_tensorflow_is_refused_with_the_launcher_that_starts_it(tmp_path):
+    ending = run_to_end(command_for(2, "torchrun", "Sound", "--framework", "tf"), tmp_path)
+    assert ending.returncode == 1
+    assert ending.output.count("hvdtrain: rank ") == 1
+    assert "torchrun starts workers of PyTorch alone" in ending.output
+    assert "horovodrun -np 2" in ending.output
+
+
 def test_after_torchrun_was_killed_its_workers_save_and_end(tmp_path):
     with started(command_for(2, "torchrun", "Slow", "--framework", "torch"), tmp_path) as job:
         wait_until(lambda: steps_logged(tmp_path) >= 3)

@@ -19,7 +19,6 @@ TASKS = Path(small_task.__file__)
         ("torch", "mpi", 2, "coordinated by MPI"),
         ("torch", "gloo", 2, "coordinated by Gloo"),
         ("torch", "torchrun", 2, "coordinated by Gloo"),
-        ("tf", "torchrun", 2, "coordinated by Gloo"),
     ],
 )
 def test_a_task_file_trains(framework, controller, workers, said, tmp_path):

@@ -31,7 +31,7 @@ LEFT_OUT = (
     r"test_inputs\.py::test_inputs_by_position",
     r"test_launch\.py::(.*\[tf|.*error.*mpi|test_the_page)",
     r"test_notebook\.py::test_it_runs",
-    r"test_launchers\.py::test_a_task_file_trains\[(torch-mpi-|tf-none-|tf-torchrun-)",
+    r"test_launchers\.py::test_a_task_file_trains\[(torch-mpi-|tf-none-)",
     r"test_launchers\.py::test_a_(worker|task_may)",
     r"test_memory\.py::.*\[tf",
     r"test_metric_examples\.py::.*\[tf-",

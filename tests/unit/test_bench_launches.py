@@ -19,12 +19,11 @@ def programs(monkeypatch) -> list:
     """Gives the programs that are launched; what they would find is made up."""
     found = []
 
-    def run(program, to) -> dict:
-        (command,) = program.commands
+    def run(name, command, limit_seconds, to) -> dict:
         specification = json.loads(Path(command[-1]).read_text())
         assert specification["found"] == str(to)
         assert layers_from_json(specification["layers"]) == LAYERS
-        found.append(program)
+        found.append(command)
         spread = {"median": 100.0, "low": 100.0, "high": 100.0}
         return {
             "workers": len(found), "threads": 1, "mean_step_seconds": spread, "samples_per_second": spread,
@@ -46,7 +45,7 @@ def test_layers_survive_the_file_that_workers_read():
 
 def test_a_sweep_launches_each_number(programs):
     found = sweep.run_sweep(LAYERS, BenchOptions(sweep=(1, 2), controller="gloo"))
-    launchers = [program.commands[0][:-4] for program in programs]
+    launchers = [command[:-4] for command in programs]
     assert [words[1:] for words in launchers] == [[], ["--gloo", "-np", "2", "-H", "localhost:2"]]
     assert [row["efficiency"]["median"] for row in found["sweep"]] == [1.0, 0.5]
 

@@ -31,7 +31,6 @@ STARTED = {
     "hvdtrain/tools/bench/worker.py",
     "hvdtrain/elastic/launch.py",
     "hvdtrain/horovod_build/patch_table.py",
-    "hvdtrain/launching/starter.py",
 }
 
 

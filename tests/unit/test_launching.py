@@ -1,17 +1,17 @@
 """``hvdtrain.launch``: what it refuses, how functions travel, and which error comes back."""
 
+import contextlib
 import io
 import os
+import pickle
 import socket
+import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from unittest import mock
 
 import pytest
-from horovod.runner.http import http_client, http_server
 
 import hvdtrain
 from hvdtrain import errors
@@ -55,86 +55,95 @@ def test_without_horovodrun_the_command_that_helps_is_named(monkeypatch, tmp_pat
 
 @pytest.fixture
 def opened():
-    with channel.opened({"call": b"x", "number": 7}, is_local=True) as end:
+    with channel.Channel(b"function", is_local=True) as end:
         yield end
 
 
-def worker_end(opened, rank: int = 0, **changes: str) -> channel.WorkerEnd:
+def worker_end(opened, **changes: str) -> channel.WorkerEnd:
     with mock.patch.dict(os.environ, {**opened.environ, **changes}):
-        end = channel.WorkerEnd(rank)
+        end = channel.WorkerEnd()
         assert not set(opened.environ) & set(os.environ)  # what the function starts does not get the key
         return end
 
 
+def address_of(opened) -> tuple[str, int]:
+    host, _, port = opened.environ[channel.ADDRESS_VARIABLE].rpartition(":")
+    return host, int(port)
+
+
 def test_functions_results_and_errors_travel(opened):
     end = worker_end(opened)
-    assert end.function == {"call": b"x", "number": 7}
-    assert opened.result() == (False, None)
-    end.send_result(None)
-    worker_end(opened, rank=1).send_error({"rank": 1})
-    assert opened.result() == (True, None)
-    assert opened.errors() == [{"rank": 1}]
+    assert end.request(channel.FUNCTION) == b"function"
+    end.request(channel.RESULT, b"x" * 30_000_000)
+    worker_end(opened).request(channel.ERROR, b"error")
+    assert opened.received == {channel.RESULT: [b"x" * 30_000_000], channel.ERROR: [b"error"]}
 
 
 def test_a_stranger_gets_and_sends_nothing(opened):
-    place = opened.environ[channel.ADDRESS_VARIABLE]
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(f"http://{place}/function/0", timeout=60)
-    request = urllib.request.Request(f"http://{place}/results/0", data=b"gASVgg==", method="PUT")
-    with pytest.raises(urllib.error.HTTPError, match="403"):
-        urllib.request.urlopen(request, timeout=60)
-    with pytest.raises(EnvironmentFault, match="cannot get the function"):
-        worker_end(opened, **{channel.KEY_VARIABLE: "0" * 64})
-    assert opened.result() == (False, None)
+    with pytest.raises(EnvironmentFault, match="cannot reach"):
+        worker_end(opened, **{channel.KEY_VARIABLE: "0" * 64}).request(channel.RESULT, b"x")
+    with socket.create_connection(address_of(opened), 20) as connection:
+        assert len(connection.recv(99)) == 32
+        connection.sendall(bytes(40))
+        assert connection.recv(99) == b""
+    assert opened.received == {channel.RESULT: [], channel.ERROR: []}
 
 
-def test_a_server_without_the_key_is_not_believed(opened):
-    """What it says is not unpickled."""
-    with channel.opened({"number": 8}, is_local=True) as other:
-        place = other.environ[channel.ADDRESS_VARIABLE]
-        other._server.gate = None  # it answers everybody
-        with pytest.raises(EnvironmentFault, match="does not have the key"):
-            worker_end(opened, **{channel.ADDRESS_VARIABLE: place})
+def test_a_recorded_request_is_refused(opened):
+    sent = []
+    not_sent = mock.patch.object(channel, "_send", lambda connection, *rest: sent.append(rest))
+    with not_sent, pytest.raises(EnvironmentFault):
+        worker_end(opened).request(channel.RESULT, b"x")  # whose bytes are those of another connection
+    with socket.create_connection(address_of(opened), 20) as connection:
+        connection.recv(99)
+        with contextlib.suppress(ConnectionError):
+            channel._send(connection, *sent[0])
+            assert connection.recv(99) == b""
+    assert opened.received[channel.RESULT] == []
 
 
-def test_what_takes_long_to_send_arrives(monkeypatch):
-    """It has more time than Horovod gives messages and strangers."""
-    urlopen = http_client.urlopen
+def test_a_process_without_the_key_is_not_believed(opened):
+    """What it sends is not unpickled."""
+    with channel.Channel(b"other", is_local=True) as other:
+        other._key = "0" * 64
+        opened._key = other.environ[channel.KEY_VARIABLE]
+        place = opened.environ[channel.ADDRESS_VARIABLE]
+        with pytest.raises(EnvironmentFault, match="cannot reach"):
+            worker_end(other).request(channel.FUNCTION)
+        assert worker_end(other, **{channel.ADDRESS_VARIABLE: place}).request(channel.FUNCTION) == b"function"
 
-    def open_slowly(request):
-        response = urlopen(request)
-        time.sleep(4)  # Horovod looks for connections that took too long twice a second
-        return response
 
-    monkeypatch.setattr(http_server, "REQUEST_SECONDS", 1)
-    monkeypatch.setattr(http_server.KVStoreHandler, "timeout", 2)
-    monkeypatch.setattr(http_client, "urlopen", open_slowly)
-    with channel.opened({"call": bytes(30_000_000)}, is_local=True) as end:
-        assert len(worker_end(end).function["call"]) == 30_000_000
+def test_who_sends_nothing_is_sent_away_and_who_has_the_key_has_time(opened, monkeypatch):
+    monkeypatch.setattr(channel, "_STRANGER_SECONDS", 0.5)
+    with socket.create_connection(address_of(opened), 20) as connection:
+        assert len(connection.recv(99)) == 32
+        assert connection.recv(99) == b""
+    proof = channel._proof
+
+    def slowly(key: str, *parts: bytes) -> bytes:
+        if len(parts) == 3:  # of the whole, after that of the size
+            time.sleep(1)
+        return proof(key, *parts)
+
+    monkeypatch.setattr(channel, "_proof", slowly)
+    worker_end(opened).request(channel.RESULT, b"late")
+    assert opened.received[channel.RESULT] == [b"late"]
 
 
 def test_an_address_that_does_not_answer_is_given_up(opened, monkeypatch):
-    limits = []
+    connect, limits = socket.create_connection, []
 
-    def connect(place, seconds):
+    def connected(place, seconds):
         limits.append(seconds)
         if place[0] == "192.0.2.1":
             raise TimeoutError("timed out")
-        return socket.create_connection(place, seconds)
+        return connect(place, seconds)
 
-    monkeypatch.setattr(channel, "create_connection", connect)
+    monkeypatch.setattr(channel.socket, "create_connection", connected)
     place = opened.environ[channel.ADDRESS_VARIABLE]
-    assert worker_end(opened, **{channel.ADDRESS_VARIABLE: f"192.0.2.1,{place}"}).function["number"] == 7
-    assert limits == [3, 3]
-
-
-def test_each_launch_has_a_key_of_its_own():
-    keys = set()
-    for _ in range(2):
-        with channel.opened({}, is_local=True) as end:
-            keys.add(end.environ[channel.KEY_VARIABLE])
-    assert len(keys) == 2
-    assert {len(key) for key in keys} == {64}
+    end = worker_end(opened, **{channel.ADDRESS_VARIABLE: f"192.0.2.1,{place}"})
+    assert [end.request(channel.FUNCTION), end.request(channel.FUNCTION)] == [b"function"] * 2
+    assert limits == [3, 3, 3]  # the second time, the one that answered
 
 
 def sent(kind: str, rank: int = 1, **changes: object) -> dict:
@@ -144,7 +153,7 @@ def sent(kind: str, rank: int = 1, **changes: object) -> dict:
 
 
 def raised(*found: dict, code: int = 1) -> BaseException:
-    return launch._error(mock.Mock(errors=lambda: list(found)), code)
+    return launch.error_of(found, code)
 
 
 def test_the_error_of_a_worker_comes_back_with_its_rank():
@@ -170,24 +179,24 @@ def test_what_the_launcher_ended_because_another_worker_was_killed_is_no_ctrl_c(
     assert isinstance(raised(ended, sent("ConfigError", 1)), errors.ConfigError)
 
 
-class Interrupts(io.StringIO):
-    """A console at which a signal handler ends the script when something is first shown."""
+def test_what_workers_still_print_when_the_script_is_ended_is_shown(monkeypatch):
+    ends = "signal.signal(15, lambda *_: (print('x' * 300_000 + 'saved', flush=True), sys.exit(0)))"
+    code = f"import signal, sys, time; {ends}; print('begun', flush=True); time.sleep(600)"
+    shown = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    wait = subprocess.Popen.wait
 
-    def write(self, text: str) -> int:
-        is_first = not self.tell()
-        super().write(text)
-        if is_first:
+    def interrupted(process, timeout=None):
+        if timeout is None and not shown.getvalue():
+            while not shown.getvalue():
+                time.sleep(0.05)
             sys.exit(3)
-        return len(text)
+        return wait(process, timeout)
 
-
-def test_what_workers_still_say_when_the_script_is_ended_is_shown(monkeypatch):
-    says = "signal.signal(15, lambda *_: (print('x' * 300_000 + 'saved', flush=True), sys.exit(0)))"
-    code = f"import signal, sys, time; {says}; print('begun', flush=True); time.sleep(600)"
-    monkeypatch.setattr(sys, "stdout", Interrupts())
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
     with pytest.raises(SystemExit):
         launch.run_command([sys.executable, "-c", code], dict(os.environ))
-    assert sys.stdout.getvalue().endswith("xsaved\n")
+    assert shown.getvalue().endswith("xsaved\n")
 
 
 class Left(Exception):
@@ -201,8 +210,8 @@ def failing(opened, monkeypatch):
     def fail(error: BaseException) -> BaseException:
         monkeypatch.setattr(worker.os, "_exit", mock.Mock(side_effect=Left))
         with pytest.raises(Left):
-            worker._fail(worker_end(opened, rank=1), 1, error)
-        return launch._error(opened, 1)
+            worker._fail(worker_end(opened), 1, error)
+        return launch.error_of([pickle.loads(data) for data in opened.received[channel.ERROR]], 1)
 
     return fail
 

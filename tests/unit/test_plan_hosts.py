@@ -262,11 +262,11 @@ def launches(monkeypatch):
     """Gives the jobs that are launched on a host of four cores; each finds something unless it is refused."""
     specifications = []
 
-    def run_program(program, found):
-        specifications.append(json.loads(Path(program.commands[0][-1]).read_text()))
-        controller = program.commands[0][2]
+    def run_program(name, command, limit_seconds, found):
+        specifications.append(json.loads(Path(command[-1]).read_text()))
+        controller = command[2]
         if controller in run_program.failing:
-            raise EnvironmentFault(f"{program.name} ended with exit code 1", "no shared memory")
+            raise EnvironmentFault(f"{name} ended with exit code 1", "no shared memory")
         return json.loads(json.dumps(OVER_MPI if controller == "mpi" else DOCUMENT))
 
     run_program.failing = ()

@@ -99,8 +99,8 @@ class Jobs:
         monkeypatch.setattr(batch_find, "run_program", self.run)
         monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
 
-    def run(self, program, found: Path):
-        told = json.loads(Path(program.commands[0][-1]).read_text())
+    def run(self, name, command, limit_seconds, found: Path):
+        told = json.loads(Path(command[-1]).read_text())
         layer = layers_from_json(told["layers"])[-1]
         assert layer.source == "batch-find"
         size = layer.values["batch_size"]

@@ -1,9 +1,14 @@
-"""What Horovod is told of workers that torchrun started."""
+"""What Horovod gets of workers that torchrun started, and how they get the key of their job."""
+
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from hvdtrain.backends import torchrun
+from hvdtrain.backends.torchrun import offer_key, take_key
 from hvdtrain.errors import EnvironmentFault
+from hvdtrain.workers.world import KEY_VARIABLE
 
 pytest.importorskip("horovod.runner")
 
@@ -51,3 +56,63 @@ def test_the_rendezvous_listens_on_the_address_of_the_job_only():
         server.server_close()
     with pytest.raises(EnvironmentFault, match="cannot connect to rank 0 on h0"):
         torchrun._check_connection(info(0, 1, address="127.0.0.1", port=server.server_address[1]))
+
+
+ONE_HOST = {"GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "3", "RANK": "1"}
+
+
+@pytest.fixture
+def stack():
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_on_one_host_the_key_is_in_a_file_of_the_user_and_not_in_the_store(stack):
+    key, offered = offer_key(ONE_HOST, stack)
+    assert key not in str(offered)
+    assert [take_key(offered, ONE_HOST), take_key(offered, ONE_HOST)] == [key, key]
+    assert offer_key(ONE_HOST, stack)[0] != key
+    stack.close()
+    assert not Path(offered["key_file"]).exists()
+
+
+@pytest.mark.parametrize("how", ["mode", "user", "link", "gone", "pipe"])
+def test_no_key_is_taken_from_what_is_not_a_file_of_the_user_alone(how, monkeypatch, tmp_path, stack):
+    file = Path(offer_key(ONE_HOST, stack)[1]["key_file"])
+    if how == "mode":
+        file.chmod(0o640)
+    elif how == "user":
+        own = torchrun.os.geteuid()
+        monkeypatch.setattr(torchrun.os, "geteuid", lambda: own + 1)
+    elif how == "link":
+        (tmp_path / "key").symlink_to(file)
+        file = tmp_path / "key"
+    elif how == "pipe":
+        file = tmp_path / "pipe"
+        torchrun.os.mkfifo(file, 0o600)
+    else:
+        file = tmp_path / "gone"
+    with pytest.raises(EnvironmentFault, match="does not hand out the key"):
+        take_key({"key_file": str(file)}, ONE_HOST)
+
+
+def test_between_hosts_the_key_goes_through_the_store_unless_the_user_set_one(stack):
+    hosts = {**ONE_HOST, "GROUP_WORLD_SIZE": "2"}
+    key, offered = offer_key(hosts, stack)
+    assert take_key(offered, hosts) == key
+    own = {**hosts, KEY_VARIABLE: "mine"}
+    assert offer_key(own, stack) == ("mine", {})
+    assert take_key({}, own) == "mine"
+    with pytest.raises(EnvironmentFault, match=f"{KEY_VARIABLE} is set for rank 0 and not for rank 1"):
+        take_key({}, hosts)
+
+
+@pytest.mark.parametrize("offered", [{"key": "a stranger's"}, {"key_file": "a stranger's"}])
+def test_a_key_in_the_store_does_not_displace_the_users(offered):
+    with pytest.raises(EnvironmentFault, match=f"{KEY_VARIABLE} is set for rank 1 and not for rank 0"):
+        take_key(offered, {**ONE_HOST, KEY_VARIABLE: "mine"})
+
+
+def test_on_one_host_no_key_is_taken_from_the_store():
+    with pytest.raises(EnvironmentFault, match="does not hand out"):
+        take_key({"key": "a stranger's"}, ONE_HOST)

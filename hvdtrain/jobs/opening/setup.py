@@ -148,8 +148,11 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
         layers: config values, weakest source first, without the task's defaults.
         task_class: the task's class if the caller has it; found by its name otherwise.
     """
-    _join_launch()  # first: the task's code may ask for the rank when it is loaded
+    is_torchrun = _join_launch()  # first: the task's code may ask for the rank when it is loaded
     task_class, config = settle(layers, task_class)
+    if is_torchrun and config.framework != "torch":
+        remedy = f"Run: horovodrun -np {os.environ['WORLD_SIZE']} python -m hvdtrain ..."
+        raise UsageError("torchrun starts workers of PyTorch alone", remedy, everywhere=True)
     notes = _notes_on_task(layers)
     build = identity = ""
     if FRAMEWORKS[config.framework].horovod:
@@ -208,24 +211,29 @@ def _notes_on_task(layers: Sequence[Layer]) -> tuple[str, ...]:
     return (f"no task is given: training the built-in task {Config.model_fields['task'].default}",)
 
 
-def _join_launch() -> None:
-    """Let Horovod see the workers of torchrun, and refuse to start beside workers that it will not see.
+def _join_launch() -> bool:
+    """Let Horovod see the workers of torchrun, and refuse to start with workers that it will not see.
 
     What MPI sees is known only when it has started: ``HorovodWorkers`` checks it.
+
+    Returns:
+        Whether torchrun started several workers.
 
     Raises:
         EnvironmentFault: If the other workers of this launch cannot be seen.
     """
     launch, build = stated_launch(), installed_build()
     if launch is None or launch.launcher == HOROVODRUN or build is None:
-        return
+        return False
     controller = os.environ.get("HOROVOD_CONTROLLER", "").lower()
     by_default = "gloo" if launched_rank() is None else "mpi"  # as environment.prepare chooses
     without_mpi = build.patches and not build.mpi
     if launch.launcher == TORCHRUN and launch.size > 1:
         join_torchrun()
-    elif without_mpi or (controller or by_default) == "gloo":
+        return True
+    if without_mpi or (controller or by_default) == "gloo":
         check_launch_is_seen(launch, size=1, rank=0, build=build.mpi or "")
+    return False
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 In a sweep each number of workers is a job that is launched here.
 """
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,13 +25,11 @@ from hvdtrain.tools.bench.job import (
 from hvdtrain.tools.bench.measure import check_rounds
 from hvdtrain.tools.bench.options import BenchOptions
 from hvdtrain.tools.launch import (
-    Program,
     check_slots,
     exchange_folder,
     horovodrun,
     layers_to_json,
     run_program,
-    write_specification,
 )
 from hvdtrain.tools.message_times import MOST_BYTES
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
@@ -105,12 +104,11 @@ def run_job(
     """
     path, to = folder / "job.json", folder / "found.json"
     to.unlink(missing_ok=True)
-    write_specification(path, {"layers": layers_to_json(layers), "request": request, "found": str(to)})
+    values = {"layers": layers_to_json(layers), "request": request, "found": str(to)}
+    path.write_text(json.dumps(values), encoding="utf-8")
     limit = _FACTOR * request["seconds"] + _MORE_SECONDS
-    program = Program(
-        f"the job with {workers}", [[*launcher, sys.executable, "-m", _WORKER, str(path)]], limit
-    )
-    document: dict[str, Any] = run_program(program, to)
+    command = [*launcher, sys.executable, "-m", _WORKER, str(path)]
+    document: dict[str, Any] = run_program(f"the job with {workers}", command, limit, to)
     return document
 
 

@@ -24,8 +24,9 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.storage.text import printable
-from hvdtrain.tools.drill.jobs import History, RunningJob, differences
+from hvdtrain.tools.drill.history import History, differences, log_lines
 from hvdtrain.tools.drill.task import CUT_SECONDS, MARK
+from hvdtrain.tools.launch import RunningJob, horovodrun_path
 
 _TASK = "hvdtrain.tools.drill.task:Drill"
 _AT_STEP = 45
@@ -80,7 +81,7 @@ class Drilled(NamedTuple):
         """Start an elastic job that trains the task of the drill, which disturbs itself as ``Drill`` says."""
         training = [sys.executable, "-m", "hvdtrain", "--framework", self.framework, "--task", _TASK]
         given = ["--run-dir", str(self.run_dir), "--set", f"task_options={{disturb: '{disturb}'}}", *options]
-        return RunningJob([*self.launcher, *training, *given], self.run_dir)
+        return RunningJob([*self.launcher, *training, *given])
 
     def train(self, disturb: str = "", *options: str) -> Ended:
         """Run such a job to its end."""
@@ -129,11 +130,21 @@ def _disturbed(what: str, rank: int | None, options: Sequence[str], drilled: Dri
     return code, output
 
 
+def _reached(step: int, job: RunningJob, drilled: Drilled) -> bool:
+    """Wait until a step is logged; return whether it was, before the job ended."""
+    until = time.monotonic() + drilled.limit_seconds
+    while time.monotonic() < until and job.process.poll() is None:
+        if any(line["phase"] == "train" and line["step"] >= step for line in log_lines(drilled.run_dir)):
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def _damaged(drilled: Drilled) -> Ended:
     """Stop the job, damage its newest checkpoint, and resume."""
     with drilled.job() as job:
-        if job.wait_for_step(_AT_STEP + 15, drilled.limit_seconds):
-            job.stop()
+        if _reached(_AT_STEP + 15, job, drilled):
+            job.process.terminate()
         code, output = job.wait(drilled.limit_seconds)
     if code != EXIT_STOPPED:
         return code or None, output
@@ -151,7 +162,7 @@ def _full(drilled: Drilled) -> Ended:
     try:
         inner = drilled._replace(run_dir=folder / "run")
         with inner.job() as job:
-            if job.wait_for_step(_AT_STEP, inner.limit_seconds):
+            if _reached(_AT_STEP, job, inner):
                 with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
                     while filler.write(bytes(1 << 12)):
                         pass
@@ -294,10 +305,7 @@ def _launch(options: Mapping[str, Any]) -> tuple[list[str], Sequence[HostSlots],
     workers = options["workers"] or min(slots, _MOST)
     if not 2 <= workers <= slots:
         raise UsageError(f"a drill needs 2 workers or more and a slot for each; there are {slots} slots")
-    found = shutil.which("horovodrun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    if found is None:
-        raise EnvironmentFault("there is no horovodrun", "Run: python -m hvdtrain build-horovod")
-    command = [found, "-np", str(workers), "--min-np", "1", "--max-np", str(workers), *_COOLDOWN]
+    command = [horovodrun_path(), "-np", str(workers), "--min-np", "1", "--max-np", str(workers), *_COOLDOWN]
     command += ["-H", ",".join(f"{host.name}:{host.slots}" for host in hosts)]
     command += ["-p", str(options["ssh_port"])] if options["ssh_port"] else []
     command += ["-i", str(options["ssh_identity_file"])] if options["ssh_identity_file"] else []

@@ -17,13 +17,11 @@ from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.setup import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.tools.launch import (
-    Program,
     check_slots,
     exchange_folder,
     horovodrun,
     layers_to_json,
     run_program,
-    write_specification,
 )
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
 from hvdtrain.tools.search import batch_sizes
@@ -116,12 +114,12 @@ class _Jobs:
         path, found = (self.folder / f"{name}-{self._runs}.json" for name in ("job", "found"))
         layers = layers_to_json([*self.layers, Layer("batch-find", dict(size.values))])
         values = {"layers": layers, "limit": self.limit, "seconds": self.options.seconds, "found": str(found)}
-        write_specification(path, values)
+        path.write_text(json.dumps(values), encoding="utf-8")
         launcher = horovodrun(self.options.num_proc, self.hosts, self.options.controller)
         command = [*launcher, sys.executable, "-m", "hvdtrain.tools.search.batch_worker", str(path)]
         limit_seconds = _FACTOR * self.options.seconds + _MORE_SECONDS
         try:
-            document = run_program(Program("the job", [command], limit_seconds), found)
+            document = run_program("the job", command, limit_seconds, found)
         except EnvironmentFault as error:
             return self._failed(size, error, found.with_suffix(MARKER))
         self.device, losses = document.pop("device"), document.pop("losses")

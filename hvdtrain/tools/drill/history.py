@@ -1,27 +1,20 @@
-"""What a run left behind, how two of them differ, and a job that leaves no process behind."""
+"""What a run left behind, and how two of them differ."""
 
 import itertools
 import json
 import math
-import signal
-import subprocess
-import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.host.processes import kill_group, start_group
 from hvdtrain.reporting.index_trace import read_indices
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.storage.text import some
 
 _SHOWN = 5  # steps in a message
 _TOLERANCE = 1e-4  # relative difference of losses; sums over other numbers of workers round differently
-_END_SECONDS = 15.0
 
 
 @dataclass(frozen=True)
@@ -106,45 +99,3 @@ def differences(found: History, expected: History) -> list[str]:
             lost.append(f"the loss of step {step} is {loss:.6g}, and {losses[step]:.6g} undisturbed")
             break
     return lost + ([] if found.summary.get("checkpoint") else ["there is no checkpoint that verifies"])
-
-
-class RunningJob:
-    """Context with a job of the drill; at its end none of its processes that started here is left."""
-
-    def __init__(self, command: Sequence[str], run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed at the end of the context
-        self._process = start_group(command, stdout=self._output, stderr=subprocess.STDOUT)
-
-    def __enter__(self) -> "RunningJob":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process.poll() is None:
-            self.stop()
-            self.wait(_END_SECONDS)
-        kill_group(self._process, _END_SECONDS)
-        self._output.close()
-
-    def stop(self) -> None:
-        """Have the launcher stop the job."""
-        self._process.send_signal(signal.SIGTERM)
-
-    def wait_for_step(self, step: int, seconds: float) -> bool:
-        """Wait until a step is logged; return whether it was, before the job ended."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if any(line["phase"] == "train" and line["step"] >= step for line in log_lines(self._run_dir)):
-                return True
-            if self._process.poll() is not None:
-                return False
-            time.sleep(0.05)
-        return False
-
-    def wait(self, seconds: float) -> tuple[int | None, str]:
-        """Wait for the end; return the exit code, None if it did not end in time, and the last output."""
-        code = None
-        with suppress(subprocess.TimeoutExpired):
-            code = self._process.wait(seconds)
-        self._output.seek(0)
-        return code, "\n".join(self._output.read().decode(errors="replace").splitlines()[-20:])
