@@ -1,48 +1,29 @@
 """What a page says happened to a run: starts, resumes, changes of the workers, problems, the end."""
 
-from types import SimpleNamespace
+import json
 
 import pytest
 from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
-from hvdtrain.reporting import event_file
-from hvdtrain.reporting.event_file import EventFile
-from hvdtrain.tools.report.run_log import history_of, read_log, sessions_in
+from hvdtrain.tools.report.run_log import history_of, read_log
 
 
-@pytest.fixture
-def start(monkeypatch):
-    """Makes the event file of a start."""
-    clock = SimpleNamespace(time=lambda: 1_700_000_000.0)
-    monkeypatch.setattr(event_file, "time", clock)
-
-    def make(folder, resumed_step=None):
-        file = EventFile(folder, resumed_step)
-        file.add({"train/loss": 1.0}, 400)
-        file.close()
-
-    return make
-
-
-def test_starts_and_resumes_are_read_from_event_files(tmp_path, start):
-    start(tmp_path)
-    start(tmp_path, 0)
-    start(tmp_path, 123_456_789)
-    assert [step for _, step in sessions_in(tmp_path)] == [None, 0, 123_456_789]
-    assert sessions_in(tmp_path)[0][0] == 1_700_000_000
+def start(folder, step=0):
+    """Write what a start leaves behind."""
+    with (folder / "provenance.jsonl").open("a") as file:
+        file.write(json.dumps({"time": "2023-11-14T22:13:20+00:00", "step": step}) + "\n")
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 40, b"\x00" * 8, bytes(range(256)), b"\x09" + b"\x00" * 30]
+    "content", ["", "{", "[1]", '{"step": "x", "time": 3}', '{"step": 1e400}', "\x00\xff"]
 )
-def test_a_file_that_is_none_of_ours_is_left_out(tmp_path, start, content):
-    start(tmp_path)
-    (tmp_path / "events.out.tfevents.1.2.hvdtrain").write_bytes(content)
-    (tmp_path / "events.out.tfevents.1.host.other").write_bytes(b"x")
-    assert len(sessions_in(tmp_path)) == 1
+def test_what_is_no_start_has_no_place_and_no_time(tmp_path, content):
+    run = make_run(tmp_path, window(10))
+    (run / "provenance.jsonl").write_text(content + "\n")
+    assert {event.time for event in history_of(run, read_log(run), None)} <= {""}
 
 
-def test_a_resume_has_its_place(tmp_path, start):
+def test_a_resume_has_its_place(tmp_path):
     run = make_run(tmp_path, window(10), window(20), window(40))
     start(run)
     start(run, 20)
@@ -66,9 +47,9 @@ def test_workers_that_came_and_went_are_named(tmp_path):
     ]
 
 
-def test_a_resume_that_a_later_one_undid_has_no_place(tmp_path, start):
+def test_a_resume_that_a_later_one_undid_has_no_place(tmp_path):
     run = make_run(tmp_path, window(10), window(20), window(30))
-    for step in (None, 40, 20, 30):
+    for step in (0, 40, 20, 30):
         start(run, step)
     events = history_of(run, read_log(run), None)
     assert [(event.text, event.place.get("step")) for event in events] == [

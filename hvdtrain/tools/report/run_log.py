@@ -1,26 +1,24 @@
 """What the files of a run say: its curves, and what happened to it from its start to its end."""
 
 import math
-import re
-import struct
 from array import array
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
-from tensorboard.compat.proto.event_pb2 import Event
 
 from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, TRAIN
 from hvdtrain.early_stopping import BAD_SAMPLES, LINE_FIELDS
+from hvdtrain.jobs.run_directory.provenance import PROVENANCE_FILE
+from hvdtrain.reporting.jsonl import lines_of
 from hvdtrain.reporting.log_records import LogReader, count_of, describe_event, number
 from hvdtrain.reporting.stored_runs import ending_of, plain, value_text
-from hvdtrain.storage.files import open_regular
+from hvdtrain.storage.files import parse_line
 from hvdtrain.storage.text import counted
 
 Numbers = NDArray[np.float64]
@@ -28,8 +26,6 @@ AXES = ("step", "epoch", "samples", "seconds")
 WORKERS = "workers"
 _NO_CURVES = LINE_FIELDS - {WORKERS}
 _MOST = 200  # events that are listed
-_NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\.\d+\.hvdtrain")
-_FIRST_BYTES = 4096  # they hold the first record, and the second unless it has many scalars
 _LARGEST = 1e30  # beyond it, numbers are not drawn: the others would be a line
 
 
@@ -130,7 +126,7 @@ class RunEvent(NamedTuple):
 
 def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> list[RunEvent]:
     """Return what happened to a run, in the order of its steps."""
-    placed = [*_starts(sessions_in(path), log), *_skips(log)]
+    placed = [*_starts(path, log), *_skips(log)]
     for record in log.events:
         placed.append((record["step"], RunEvent("workers", describe_event(record), place_in(record))))
     events = [event for _, event in sorted(placed, key=lambda found: found[0])]
@@ -139,63 +135,24 @@ def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> li
     return [*events, *_of_summary(summary or {}, log)]
 
 
-def sessions_in(folder: Path) -> list[tuple[float, int | None]]:
-    """Return when processes began to write event files in a run directory, in order.
-
-    With each time are the steps that were done; None if the run began then, and did not resume. Files that
-    cannot be read, or are not hvdtrain's, are left out.
-    """
-    try:
-        matches = [(_NAME.fullmatch(path.name), path) for path in folder.iterdir()]
-    except OSError:
-        return []
-    found = []
-    for _, path in sorted((int(match[1]), path) for match, path in matches if match):
-        try:
-            with open_regular(path) as file:
-                first, second = map(Event.FromString, _first_records(file.read(_FIRST_BYTES)))
-        except (OSError, ValueError, DecodeError, struct.error):
-            continue
-        if first.wall_time and math.isfinite(first.wall_time):
-            step = second.step - 1 if second.HasField("session_log") else None
-            found.append((first.wall_time, step))
-    return found
-
-
-def _first_records(content: bytes) -> Iterator[bytes]:
-    """Yield the data of two records; the second is empty if there is none."""
-    place = 0
-    for _ in range(2):
-        length = struct.unpack_from("<Q", content, place)[0] if place < len(content) else 0
-        yield content[place + 12 : place + 12 + length]
-        place += 16 + length
-
-
-def _starts(sessions: Sequence[tuple[float, int | None]], log: RunLog) -> list[tuple[int, RunEvent]]:
-    """Return starts and resumes with the steps to sort them by.
-
-    Those of a new rank 0 of an elastic job are not among them: the log has a change of the workers there.
-    """
-    changes = Counter(record["step"] for record in log.events)
-    events = []
-    for index, (began, resumed_step) in enumerate(sessions):
-        time = _time_text(began)
-        # with --resume in a new directory, a job begins after step 0
-        if resumed_step is None or (index == 0 and resumed_step == 0):
-            events.append((0, RunEvent("started", "training started", dict.fromkeys(AXES, 0.0), time)))
-            continue
-        step = count_of(resumed_step) or 0
-        later = min((other or 0 for _, other in sessions[index + 1 :]), default=step)
-        if later < step:
-            text = f"resumed after step {step:,}; what it trained was done again from step {later + 1:,} on"
-            events.append((later, RunEvent("resumed", text, {}, time)))
-        elif changes[step]:
-            changes[step] -= 1
-        else:
-            events.append(
-                (step, RunEvent("resumed", f"resumed after step {step:,}", log.place_of(step), time))
-            )
-    return events
+def _starts(path: Path, log: RunLog) -> list[tuple[int, RunEvent]]:
+    """Return starts and resumes, as provenance.jsonl has them, with the steps to sort them by."""
+    with suppress(OSError):
+        found = filter(None, map(parse_line, lines_of(path / PROVENANCE_FILE)))
+        steps_and_times = [(count_of(start.get("step")) or 0, _time_text(start)) for start in found]
+        events = []
+        for index, (step, time) in enumerate(steps_and_times):
+            if not step:
+                events.append((0, RunEvent("started", "training started", dict.fromkeys(AXES, 0.0), time)))
+                continue
+            text = f"resumed after step {step:,}"
+            later = min((other for other, _ in steps_and_times[index + 1 :]), default=step)
+            if later < step:
+                text += f"; what it trained was done again from step {later + 1:,} on"
+            place = log.place_of(step) if later >= step else {}
+            events.append((min(step, later), RunEvent("resumed", text, place, time)))
+        return events
+    return []
 
 
 def _skips(log: RunLog) -> list[tuple[int, RunEvent]]:
@@ -215,26 +172,27 @@ def _skips(log: RunLog) -> list[tuple[int, RunEvent]]:
 
 def _of_summary(summary: Mapping[str, Any], log: RunLog) -> list[RunEvent]:
     """Return what a summary says: of the whole run, without a step."""
-    problems = []
-    if isinstance(skipped := summary.get("bad_samples"), int) and skipped:
-        problems.append(f"{counted(skipped, 'unreadable sample')} skipped since the last start")
-    if isinstance(failed := summary.get("failed_saves"), int) and failed:
-        problems.append(f"{counted(failed, 'checkpoint')} could not be written")
-    if summary.get("save_error"):
-        problems.append(str(summary["save_error"]))
-    events = [RunEvent("problem", plain(text)) for text in problems]
+    if not summary:
+        return []
+    skipped, failed = summary.get("bad_samples"), summary.get("failed_saves")
+    problems = [
+        isinstance(skipped, int)
+        and skipped
+        and f"{counted(skipped, 'unreadable sample')} skipped since the last start",
+        isinstance(failed, int) and failed and f"{counted(failed, 'checkpoint')} could not be written",
+        summary.get("save_error"),
+    ]
+    events = [RunEvent("problem", plain(str(text))) for text in problems if text]
     if summary.get("stopped_early"):
         events.append(RunEvent("ended", plain(f"stopped early: {summary['stopped_early']}")))
-    if summary:
-        text = f"{ending_of(summary)} after {value_text(summary.get('steps'))} steps"
-        error = f": {summary['error']}" if summary.get("error") else ""
-        steps = count_of(summary.get("steps"))
-        events.append(RunEvent("ended", plain(text + error), {} if steps is None else log.place_of(steps)))
-    return events
+    text = f"{ending_of(summary)} after {value_text(summary.get('steps'))} steps"
+    text += f": {summary['error']}" if summary.get("error") else ""
+    steps = count_of(summary.get("steps"))
+    return [*events, RunEvent("ended", plain(text), {} if steps is None else log.place_of(steps))]
 
 
-def _time_text(seconds: float) -> str:
+def _time_text(start: Mapping[str, Any]) -> str:
     try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        return f"{datetime.fromisoformat(str(start.get('time'))).astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
         return ""
