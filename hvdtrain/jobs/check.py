@@ -23,7 +23,9 @@ from hvdtrain.jobs.opening.memory_check import (
     plan_memory,
 )
 from hvdtrain.jobs.opening.options import notes_on_options
-from hvdtrain.jobs.opening.setup import JobSpec, TaskData, open_together, prepare, started
+from hvdtrain.jobs.opening.prepare import JobSpec, prepare
+from hvdtrain.jobs.opening.setup import TaskData, open_together
+from hvdtrain.jobs.opening.start import started
 from hvdtrain.jobs.plan_text import describe_model, describe_stages
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.signals import interruptible

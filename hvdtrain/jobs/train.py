@@ -14,7 +14,8 @@ from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
 from hvdtrain.jobs.endings import close_services, early_end_reported, report_early_end, report_end
 from hvdtrain.jobs.failures import end_if_uncaught
-from hvdtrain.jobs.opening.setup import prepare, started
+from hvdtrain.jobs.opening.prepare import prepare
+from hvdtrain.jobs.opening.start import started
 from hvdtrain.jobs.outcome import end_together, polling, status_of, write_summary_on_loss
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.lock import RunLock

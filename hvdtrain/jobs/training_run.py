@@ -38,7 +38,8 @@ from hvdtrain.jobs.opening.memory_check import (
     with_cuts_of,
 )
 from hvdtrain.jobs.opening.options import notes_on_options
-from hvdtrain.jobs.opening.setup import JobSpec, TaskData, names_of_batch, open_together
+from hvdtrain.jobs.opening.prepare import JobSpec
+from hvdtrain.jobs.opening.setup import TaskData, names_of_batch, open_together
 from hvdtrain.jobs.plan_text import describe_plan
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run, note_on_links, open_run, run_dir_of

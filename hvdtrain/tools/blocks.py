@@ -16,7 +16,9 @@ from hvdtrain.config.values import rank_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.jobs.opening.dry_run import dry_run
 from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.setup import TaskData, check_may_be_elastic, open_together, prepare, started
+from hvdtrain.jobs.opening.prepare import prepare
+from hvdtrain.jobs.opening.setup import TaskData, open_together
+from hvdtrain.jobs.opening.start import check_may_be_elastic, started
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.training_run import new_session

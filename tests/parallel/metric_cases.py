@@ -8,7 +8,8 @@ from hvdtrain.backends import load_backend
 from hvdtrain.backends.objective import metric_states as metric_merging
 from hvdtrain.backends.objective.stateful_metrics import Part
 from hvdtrain.config import Layer
-from hvdtrain.jobs.opening.setup import open_together, prepare
+from hvdtrain.jobs.opening.prepare import prepare
+from hvdtrain.jobs.opening.setup import open_together
 from hvdtrain.loop import evaluate
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session

@@ -12,7 +12,8 @@ import pytest
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.config import Config
-from hvdtrain.jobs.opening.setup import JobSpec, build_together, open_task_data
+from hvdtrain.jobs.opening.prepare import JobSpec
+from hvdtrain.jobs.opening.setup import build_together, open_task_data
 from hvdtrain.session import readers_for
 from hvdtrain.task import load_task_class
 from hvdtrain.tools.bench.measure import measure_steps, session_alone

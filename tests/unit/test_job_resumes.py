@@ -19,7 +19,9 @@ from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.horovod_build import InstalledBuild
+from hvdtrain.jobs.opening import prepare as preparing
 from hvdtrain.jobs.opening import setup as opening
+from hvdtrain.jobs.opening import start as starting
 from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.run_report import RunReport
@@ -75,11 +77,11 @@ class Learning(FakeBackend):
 def train(tmp_path, monkeypatch):
     """Runs a job in ``tmp_path``; ``at`` holds what happens before a step."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(opening, "require_horovod", lambda framework: BUILD)
-    monkeypatch.setattr(opening.environment, "prepare", dict)
+    monkeypatch.setattr(preparing, "require_horovod", lambda framework: BUILD)
+    monkeypatch.setattr(preparing.environment, "prepare", dict)
 
     def start(at=None, **fields):
-        monkeypatch.setattr(opening, "load_backend", lambda *_: Learning(at))
+        monkeypatch.setattr(starting, "load_backend", lambda *_: Learning(at))
         return run_job([Layer("options", {**FIELDS, **fields})], Small)
 
     return start
@@ -357,7 +359,7 @@ def test_evaluation_has_the_split_that_training_drew(train, monkeypatch):
     for task in (Lazy, Unseeded):
         path = Path(task.__name__)
         given = [Layer("options", {**FIELDS, "run_dir": str(path)})]
-        monkeypatch.setattr(opening, "load_backend", lambda *_: Learning())
+        monkeypatch.setattr(starting, "load_backend", lambda *_: Learning())
         expected = run_job(given, task).final
         layers = [Layer("evaluate()", {"task": "small"})]
         if task is Lazy:

@@ -14,7 +14,8 @@ from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run, take_over_run
 from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job, first_samples
-from hvdtrain.jobs.opening.setup import common_values, model_values
+from hvdtrain.jobs.opening.setup import model_values
+from hvdtrain.jobs.opening.start import common_values
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.training_run import TrainingRun, find_start, open_services, plan_and_notes

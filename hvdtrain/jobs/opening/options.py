@@ -1,31 +1,12 @@
 """Options that the user set and that change nothing in this job: rank 0 says so before training."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
-from hvdtrain.config import Config, Layer
+from hvdtrain.config import Config
 from hvdtrain.jobs.compatibility import unused_options
 from hvdtrain.schedule import StepWindow
 from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import TrainingPlan
-
-
-def given_fields(layers: Iterable[Layer], config: Config) -> frozenset[str]:
-    """Return the fields that a user set.
-
-    A config file may be that of another run, which lists all fields: those with the value of their default
-    do not count.
-
-    Args:
-        layers: the user's sources, without the task's defaults.
-        config: the resolved config.
-    """
-    return frozenset(
-        name
-        for layer in layers
-        for name, value in layer.values.items()
-        if value is not None
-        and not (layer.is_file and getattr(config, name) == Config.model_fields[name].default)
-    )
 
 
 def notes_on_options(

@@ -24,7 +24,9 @@ from hvdtrain.jobs.opening.data_identity import NO_DATA, JobData, compare_with_c
 from hvdtrain.jobs.opening.data_sets import known_size
 from hvdtrain.jobs.opening.dry_run import check_alone
 from hvdtrain.jobs.opening.limits import check_eval_batch
-from hvdtrain.jobs.opening.setup import JobSpec, build_together, handshake, prepare, started
+from hvdtrain.jobs.opening.prepare import JobSpec, prepare
+from hvdtrain.jobs.opening.setup import build_together
+from hvdtrain.jobs.opening.start import handshake, started
 from hvdtrain.jobs.resume import changed_outputs, load_weights, read_weights
 from hvdtrain.jobs.run_directory.folder import run_dir_of
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint, open_checkpoint_data

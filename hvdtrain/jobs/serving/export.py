@@ -24,7 +24,9 @@ from hvdtrain.host.output import quiet_output
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening import checkpoint_config
-from hvdtrain.jobs.opening.setup import JobSpec, build, check_alone, new_task, open_data, prepare, started
+from hvdtrain.jobs.opening.prepare import JobSpec, prepare
+from hvdtrain.jobs.opening.setup import build, new_task, open_data
+from hvdtrain.jobs.opening.start import check_alone, started
 from hvdtrain.jobs.resume import changed_outputs, load_weights, read_weights
 from hvdtrain.jobs.serving.outputs import (
     Place,

@@ -12,7 +12,7 @@ from rich.text import Text
 from hvdtrain.config import Layer
 from hvdtrain.errors import EXIT_DONE, EXIT_TRAINING, HvdtrainError
 from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs.opening.setup import check_may_be_elastic
+from hvdtrain.jobs.opening.start import check_may_be_elastic
 from hvdtrain.storage.text import counted, printable
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, write_json
 from hvdtrain.tools.parity.job import Result, parity_job

@@ -11,8 +11,9 @@ from hvdtrain.elastic.member.client import interface_for
 from hvdtrain.elastic.watch.liveness import Told, Watching
 from hvdtrain.errors import DataError, UsageError
 from hvdtrain.jobs.elastic.job import join_elastic_job
-from hvdtrain.jobs.opening import setup
-from hvdtrain.jobs.opening.setup import JobSpec, started
+from hvdtrain.jobs.opening import start
+from hvdtrain.jobs.opening.prepare import JobSpec
+from hvdtrain.jobs.opening.start import started
 from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.workers.world import MemberInfo
 from tests.support.elastic_driver import ScriptedDriver, world
@@ -57,8 +58,8 @@ class Member:
 def backend(monkeypatch):
     closed: list[bool] = []
     backend = SimpleNamespace(closed=closed, close=lambda: closed.append(True), workers=None)
-    monkeypatch.setattr(setup, "load_backend", lambda *_: backend)
-    monkeypatch.setattr(setup, "watch_workers", pytest.fail)
+    monkeypatch.setattr(start, "load_backend", lambda *_: backend)
+    monkeypatch.setattr(start, "watch_workers", pytest.fail)
     return backend
 
 
