@@ -106,7 +106,7 @@ def stream(
             or URL of tars; or, with ``shards``, a function that returns the samples of a shard.
         inputs: the key that the model is given, or several.
         targets: the key that the loss compares with.
-        shards: what the function opens, such as paths; they are dealt to the workers.
+        shards: what the function opens, such as paths; they are divided among the workers.
         length: the number of samples of an epoch. Without it, give ``--steps``.
         shuffle_buffer: samples among which the next one is drawn in training; 0 leaves the order as it is.
         decode: makes a sample of what the source gives, on the worker that trains on it.
@@ -266,12 +266,12 @@ def size_words(dataset: Any) -> str:
 
 
 def samples_words(size: int) -> str:
-    """Return a number of samples in words."""
+    """Return a number of samples as text."""
     return f"{number_words(size)} of samples" if size == UNKNOWN_LENGTH else counted(size, "sample")
 
 
 def number_words(size: int) -> str:
-    """Return the size of data in words."""
+    """Return the size of data as text."""
     return "an unknown number" if size == UNKNOWN_LENGTH else f"{size:,}"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hvdtrain.data.feed import Feed, HostBatch, read_ahead
 from hvdtrain.data.stream import Summary, Trace, are_alike
-from hvdtrain.data.stream_sharding import STEPS, Exchange, StreamPart, dealt
+from hvdtrain.data.stream_sharding import STEPS, Exchange, StreamPart, sharded
 from hvdtrain.errors import DataError
 
 _READS_BETWEEN_CHECKS = 64
@@ -25,8 +25,8 @@ class StreamFeed(Feed):
     """
 
     def __init__(self, part: StreamPart, exchange: Exchange) -> None:
-        is_dealt = part.stream.is_dealt(part.plan.workers)
-        self._begin((dealt if is_dealt else _whole)(part, exchange), lambda _: None)
+        read = sharded if part.stream.is_dealt(part.plan.workers) else _whole
+        self._begin(read(part, exchange), lambda _: None)
 
 
 def _whole(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], None, None]:
@@ -105,7 +105,7 @@ def _all_items(part: StreamPart) -> Iterator[tuple[int, int, Any]]:
     (epoch, skipped), left = part.begin, part.most
     while left:
         found = 0
-        for item in part.items(epoch, dealt=False):
+        for item in part.items(epoch, own_shards=False):
             found += 1
             part.check_length(epoch, found)
             if skipped:

@@ -1,4 +1,4 @@
-"""Batches of a stream whose shards are dealt to the workers, which agree on the samples of each step."""
+"""Batches of a stream whose shards are divided among the workers, which agree on the samples of each step."""
 
 import itertools
 import sys
@@ -72,9 +72,9 @@ class StreamPart:
             return 0, self.first_sample
         return divmod(self.first_sample, self.stream.length)
 
-    def items(self, epoch: int, dealt: bool) -> Iterator[Any]:
+    def items(self, epoch: int, own_shards: bool) -> Iterator[Any]:
         """Return the samples of an epoch that this worker goes over, not decoded."""
-        part = (self.rank, self.plan.workers) if dealt else None
+        part = (self.rank, self.plan.workers) if own_shards else None
         return self.stream.items(epoch, self.seed, part, self.is_training)
 
     def check_length(self, epoch: int, found: int) -> None:
@@ -162,7 +162,7 @@ def _chunks(part: StreamPart, size: int) -> Iterator[_Chunk]:
     # each step took at most one global batch, so this many of this worker's samples were consumed at least
     undecoded = skipped // part.plan.global_batch * full
     while True:
-        items, ends = enumerate(part.items(epoch, dealt=True)), False
+        items, ends = enumerate(part.items(epoch, own_shards=True)), False
         while not ends:
             chunk: list[Item] = []
             for number, item in itertools.islice(items, size):
@@ -175,7 +175,7 @@ def _chunks(part: StreamPart, size: int) -> Iterator[_Chunk]:
         epoch, undecoded = epoch + 1, 0
 
 
-class _Dealer:
+class _OwnShards:
     """The part of a worker that reads shards of its own, in steps on which the workers agree.
 
     Before every few steps each worker says how many samples it has for them and whether its shards end. So
@@ -269,16 +269,16 @@ class _Dealer:
         return [batch]
 
 
-def dealt(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], None, None]:
+def sharded(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], None, None]:
     """Yield the batches of a worker that reads shards of its own."""
     chunks = _chunks(part, STEPS * part.plan.micro_batch * part.plan.accumulate)
     reads = read_ahead(lambda _: next(chunks, None), sys.maxsize, 1)
-    dealer = _Dealer(part, exchange, (chunk for chunk in reads if chunk is not None))
+    reader = _OwnShards(part, exchange, (chunk for chunk in reads if chunk is not None))
     epoch, _ = part.begin
     try:
         for number in itertools.count(epoch):
-            yield from dealer.pass_over(number)
-            if not part.is_training or dealer.is_done:
+            yield from reader.pass_over(number)
+            if not part.is_training or reader.is_done:
                 return
     finally:
         reads.close()

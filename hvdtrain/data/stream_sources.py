@@ -132,7 +132,7 @@ def source_of(source: Any, shards: Sequence[Any] | None, decodes: bool) -> Sourc
 
 
 def _begun(source: Any, epoch: int) -> Iterable[Any]:
-    """Return an iterable at the beginning of an epoch, of which it is told if it wants to know."""
+    """Return an iterable at the beginning of an epoch, whose number it gets if it has ``set_epoch``."""
     if callable(getattr(source, "set_epoch", None)):
         source.set_epoch(epoch)
     items: Iterable[Any] = iter(source)

@@ -64,9 +64,9 @@ def upload(path: Path, url: str) -> None:
 def append_line(url: str, line: bytes) -> None:
     """Append a line to an object, which is written anew with one more line.
 
-    S3 is asked to refuse that if another process has written the object since it was read; then it is read
-    again. With other stores, and servers that do not know the condition, the line of a process that writes in
-    the same moment may be lost.
+    S3 refuses that if another process has written the object since it was read; then it is read again. With
+    other stores, and servers that do not know the condition, the line of a process that writes in the same
+    moment may be lost.
 
     Raises:
         StoreError: If it cannot be read or written.

@@ -137,14 +137,14 @@ def _place(url: str) -> Path:
 
 
 @cache
-def _own_folder(process: int, beside: Path) -> Path:
+def _own_folder(process: int, place: Path) -> Path:
     """Return a folder of this process, which is removed at its end; a process that was forked has its own."""
-    beside.mkdir(parents=True, exist_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
     with suppress(OSError):
-        for path in beside.iterdir():
+        for path in place.iterdir():
             if time.time() - path.stat().st_mtime > _OLD_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(dir=beside))
+    folder = Path(tempfile.mkdtemp(dir=place))
 
     @atexit.register
     def remove() -> None:

@@ -127,12 +127,12 @@ class RunStore:
         return self.notes()
 
     def _move_aside(self) -> None:
-        beside = self.folder.with_name(f"{self.folder.name}-set-aside-{time.time_ns():x}")
-        beside.mkdir()
+        aside = self.folder.with_name(f"{self.folder.name}-set-aside-{time.time_ns():x}")
+        aside.mkdir()
         for path in [path for path in self.folder.iterdir() if path.name not in (SCRATCH, LOCK_FILE)]:
-            path.rename(beside / path.name)
+            path.rename(aside / path.name)
         text = "the run was continued on another host since this host's copy of it, which is set aside as"
-        self._notes.append(f"{text} {beside}")
+        self._notes.append(f"{text} {aside}")
 
     def _find_newest(self, resume: str) -> None:
         """Find the newest good checkpoint, or the one that is named, and bring it into the working copy."""
@@ -143,7 +143,8 @@ class RunStore:
         names = sorted({*here, *self._stored.known}, key=step_in)
         if resume != AUTO and resume not in names:
             raise CheckpointError(
-                f"there is no checkpoint {shown(self._stored.url)}/{resume}", f"There are: {names[-4:]}."
+                f"there is no checkpoint {shown(self._stored.url)}/{resume}",
+                f"There are: {', '.join(names[-4:])}.",
             )
         problems: list[str] = []
         for one in reversed(names if resume == AUTO else [resume]):
@@ -212,7 +213,7 @@ class RunStore:
                 self._note_problem(error)
                 longest = _LAST_WAIT if wanted else _LONGEST_WAIT
                 self._wake.wait(max(0.0, min(longest, 2.0**failures, self._until - time.monotonic())))
-            if time.monotonic() > self._until or (self._until < math.inf and not self._problem):
+            if time.monotonic() > self._until or (self._until < math.inf and self._done == self._wanted):
                 return
 
     def _note_problem(self, error: Exception) -> None:

@@ -114,18 +114,18 @@ class StoredCheckpoints:
             OSError: If it cannot be written here.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        beside = storage.unfinished(folder, checkpoint)
-        beside.mkdir()
+        partial = storage.unfinished(folder, checkpoint)
+        partial.mkdir()
         try:
             for file in (MANIFEST_FILE, *_FILES):
                 try:
-                    download(join(self.url, checkpoint, file), beside / file)
+                    download(join(self.url, checkpoint, file), partial / file)
                 except MissingObjectError:
                     raise CorruptCheckpoint(f"{file} is missing") from None
-            verification.verify(beside)
-            return storage.put_in_place(beside, folder / checkpoint)
+            verification.verify(partial)
+            return storage.put_in_place(partial, folder / checkpoint)
         finally:
-            shutil.rmtree(beside, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
 
     def put(self, source: Path, check: Callable[[], None]) -> None:
         """Upload a checkpoint: its files, then its manifest. Until then it does not exist.
