@@ -8,7 +8,7 @@ import contextlib
 import re
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, cast
 
 from hvdtrain.workers.activity import ACTIVITY
@@ -61,14 +61,14 @@ class ObjectInfo:
     Attributes:
         url, size_bytes, is_folder: its URL, and its size; 0 of a folder.
         tag: the store's own name of this version of an object; empty if it has none.
-        modified: when it was written, by the store's clock; None if the store does not say.
+        modified: when it was written, in seconds since 1970; None if the store does not say.
     """
 
     url: str
     size_bytes: int
     is_folder: bool
     tag: str
-    modified: datetime | None
+    modified: float | None
 
     @property
     def version(self) -> str:
@@ -79,22 +79,15 @@ class ObjectInfo:
 def _info_of(url: str, found: dict[str, Any]) -> ObjectInfo:
     """Return what an entry of fsspec says of the object at a URL."""
     is_folder = found.get("type") == "directory"
-    times = (found.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
-    tags = (found.get(key) for key in ("ETag", "etag", "generation"))
     size_bytes = 0 if is_folder else int(found.get("size") or 0)
-    modified = next((_as_time(one) for one in times if one), None)
-    return ObjectInfo(url, size_bytes, is_folder, next((str(one) for one in tags if one), ""), modified)
-
-
-def _as_time(value: Any) -> datetime | None:
-    if isinstance(value, int | float):
-        return datetime.fromtimestamp(value, UTC)
-    if isinstance(value, str):
-        try:
-            value = datetime.fromisoformat(value)
-        except ValueError:
-            return None
-    return value.replace(tzinfo=value.tzinfo or UTC) if isinstance(value, datetime) else None
+    tag = next((str(found[key]) for key in ("ETag", "etag", "generation") if found.get(key)), "")
+    times = (found.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
+    modified: Any = next(filter(None, times), None)
+    if isinstance(modified, str):
+        modified = datetime.fromisoformat(modified)
+    if isinstance(modified, datetime):
+        modified = modified.timestamp()
+    return ObjectInfo(url, size_bytes, is_folder, tag, modified)
 
 
 def is_url(path: object) -> bool:
@@ -122,11 +115,6 @@ def parent(url: str) -> str:
     scheme, _, inside = url.rstrip("/").partition("://")
     above = inside.rpartition("/")[0]
     return f"{scheme}://{above}" if above.strip("/") else f"{scheme}://{inside}"
-
-
-def is_s3(url: str) -> bool:
-    """Return whether a URL is of a store that speaks S3."""
-    return scheme_of(url) in _S3
 
 
 def name(url: str) -> str:
@@ -213,7 +201,7 @@ def write(url: str, content: bytes, *, over: str | None = None) -> None:
     if over == "" and scheme_of(url) not in _AZURE:
         condition = {"mode": "create"}
     else:
-        condition = {"IfMatch": over} if over and is_s3(url) else {}
+        condition = {"IfMatch": over} if over and scheme_of(url) in _S3 else {}
     try:
         request(url, "written", "pipe_file", content, **condition)
     except StoreError as error:
@@ -278,7 +266,7 @@ def _options_of(url: str) -> dict[str, Any]:
     """Return the options of a file system with which it gives up a request in a bounded time."""
     if scheme_of(url) in ("file", "local"):
         return {"auto_mkdir": True}  # folders of stores need not be made either
-    if not is_s3(url):
+    if scheme_of(url) not in _S3:
         return {}
     from fsspec.config import conf
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,6 @@ from hvdtrain.storage.transfers import download
 from hvdtrain.storage.urls import (
     MissingBucketError,
     MissingObjectError,
-    ObjectInfo,
     StoreError,
     entries,
     is_url,
@@ -37,7 +36,6 @@ from hvdtrain.storage.urls import (
 
 _LISTINGS = 3  # if checkpoints are removed while they are fetched
 _MOST_CHECKPOINTS = 100
-_MAX_BYTES = 1 << 30  # of a file; a larger one is left out
 _OLD_SECONDS = 24 * 3600.0  # after which the copies of a process that was killed are removed
 
 
@@ -76,7 +74,7 @@ def find_unverified(url: str) -> Checkpoint:
 
 def _newest(url: str, read: Callable[[str], Checkpoint | None]) -> Checkpoint:
     """Return the first checkpoint there that can be read; one that does not exist is read as None."""
-    with _reading_checkpoints(url):
+    with reading(url):
         for _ in range(_LISTINGS):
             problems: list[str] = []
             is_removed = False  # by its run, meanwhile
@@ -98,7 +96,7 @@ def _newest(url: str, read: Callable[[str], Checkpoint | None]) -> Checkpoint:
 def manifests_in(url: str) -> dict[str, Manifest]:
     """Return the manifests of the checkpoints of a run at a URL, by URL, the newest last; no damaged ones."""
     found: dict[str, Manifest] = {}
-    with _reading_checkpoints(url):
+    with reading(url):
         for one in reversed(_candidates(url)):
             with suppress(CorruptCheckpoint, EnvironmentFault):
                 if (manifest := StoredCheckpoints(parent(one)).manifest(name(one))) is not None:
@@ -156,11 +154,15 @@ def _own_folder(process: int, place: Path) -> Path:
 
 @contextmanager
 def reading(url: str) -> Iterator[None]:
-    """Return a context in which what a store or this host's disk refuses is the environment's fault."""
+    """Return a context in which what a store or this host's disk refuses is the environment's fault.
+
+    What does not exist in a bucket that does is a missing checkpoint.
+    """
     try:
         yield
     except StoreError as error:
-        raise EnvironmentFault(error.problem, error.remedy) from None
+        is_missing = isinstance(error, MissingObjectError) and not isinstance(error, MissingBucketError)
+        raise (CheckpointError if is_missing else EnvironmentFault)(error.problem, error.remedy) from None
     except OSError as error:
         raise EnvironmentFault(
             f"{shown(url)} cannot be fetched into {cache_folder()}: {error.strerror or error}",
@@ -168,20 +170,8 @@ def reading(url: str) -> Iterator[None]:
         ) from None
 
 
-@contextmanager
-def _reading_checkpoints(url: str) -> Iterator[None]:
-    """Return a context as ``reading`` does, in which what does not exist is a missing checkpoint."""
-    with reading(url):
-        try:
-            yield
-        except MissingBucketError:
-            raise
-        except MissingObjectError as error:
-            raise CheckpointError(error.problem, error.remedy) from None
-
-
 class FetchedRun:
-    """A copy of the small files of a run at a URL, at ``path``.
+    """A copy of the small files of a run at a URL, at ``path``; there are none before ``refresh``.
 
     Args:
         url: the run directory.
@@ -196,38 +186,26 @@ class FetchedRun:
 
     def refresh(self) -> None:
         """Fetch what is new, and remove what is no longer there."""
-        self.take(entries(self.url))
-
-    def take(self, listing: Iterable[ObjectInfo]) -> None:
-        """Make the copy what a listing of the run directory says."""
-        found = {name(one.url): one for one in listing if not one.is_folder and self._is_wanted(one)}
-        if self._for_report:
-            found |= self._manifests()
-        for key in [key for key in self._versions if key not in found]:
+        listed = {name(one.url): one for one in entries(self.url) if not one.is_folder}
+        events = "events.out.tfevents" if self._for_report else "\0"
+        found = {key: one for key, one in listed.items() if key in FILES or key.startswith(events)}
+        stored = StoredCheckpoints(join(self.url, FOLDER))
+        for checkpoint in stored.names()[-_MOST_CHECKPOINTS:] if self._for_report else ():
+            files = {name(one.url): one for one in entries(join(stored.url, checkpoint))}
+            if MANIFEST_FILE in files:
+                found[f"{FOLDER}/{checkpoint}/{MANIFEST_FILE}"] = files[MANIFEST_FILE]
+        for key in self._versions.keys() - found.keys():
             (self.path / key).unlink(missing_ok=True)
             del self._versions[key]
         for key, one in found.items():
             if self._versions.get(key) != one.version:
+                path = self.path / key
+                path.parent.mkdir(parents=True, exist_ok=True)
                 with suppress(MissingObjectError):  # removed just now
-                    self._fetch(key, one)
+                    download(one.url, path)
                     self._versions[key] = one.version
-
-    def _is_wanted(self, one: ObjectInfo) -> bool:
-        is_event_file = self._for_report and name(one.url).startswith("events.out.tfevents")
-        return one.size_bytes <= _MAX_BYTES and (name(one.url) in FILES or is_event_file)
-
-    def _manifests(self) -> Mapping[str, ObjectInfo]:
-        stored = StoredCheckpoints(join(self.url, FOLDER))
-        newest = [join(stored.url, one) for one in stored.names()[-_MOST_CHECKPOINTS:]]
-        found = [one for url in newest for one in entries(url) if name(one.url) == MANIFEST_FILE]
-        return {one.url.removeprefix(f"{self.url}/"): one for one in found}
-
-    def _fetch(self, key: str, one: ObjectInfo) -> None:
-        path = self.path / key
-        path.parent.mkdir(parents=True, exist_ok=True)
-        download(one.url, path)
-        if one.modified is not None:
-            os.utime(path, (one.modified.timestamp(), one.modified.timestamp()))
+                    if one.modified is not None:
+                        os.utime(path, (one.modified, one.modified))
 
 
 def local_runs(places: Sequence[Path | str], for_report: bool = False) -> list[Path]:
@@ -238,28 +216,18 @@ def local_runs(places: Sequence[Path | str], for_report: bool = False) -> list[P
     """
     found: list[Path] = []
     for place in places:
-        if isinstance(place, str):
-            with reading(place):
-                found += _fetched_runs(place, for_report)
-        else:
+        if not isinstance(place, str):
             found.append(place)
+            continue
+        with reading(place):
+            folders = [place, *(one.url for one in entries(place) if one.is_folder)]
+            runs = [place] if _holds_run(place) else [one for one in folders if _holds_run(one)]
+            for url in runs or [place]:
+                copy = FetchedRun(url, for_report)
+                copy.refresh()
+                found.append(copy.path)
     return found
 
 
-def _fetched_runs(url: str, for_report: bool) -> list[Path]:
-    """Return copies of the run at a URL, or of the runs in that folder; an empty folder if there is none."""
-    listing = entries(url)
-    runs = [(url, listing)]
-    if not _holds_run(listing):
-        inner = [(one.url, entries(one.url)) for one in listing if one.is_folder]
-        runs = [(folder, of_folder) for folder, of_folder in inner if _holds_run(of_folder)] or runs
-    copies = []
-    for folder, of_folder in runs:
-        copy = FetchedRun(folder, for_report)
-        copy.take(of_folder)
-        copies.append(copy.path)
-    return copies
-
-
-def _holds_run(listing: Iterable[ObjectInfo]) -> bool:
-    return any(name(one.url) in FILES for one in listing if not one.is_folder)
+def _holds_run(url: str) -> bool:
+    return any(name(one.url) in FILES for one in entries(url) if not one.is_folder)
