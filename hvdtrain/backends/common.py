@@ -2,6 +2,7 @@
 
 import zlib
 from collections import Counter
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -13,10 +14,11 @@ from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.reduction.local_steps import OuterOptimizer, check_averaged
 from hvdtrain.backends.replica_state import ReplicaState, Talking
-from hvdtrain.backends.step_metrics import PendingVector
+from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, PendingVector
 from hvdtrain.backends.trained_set import Change, describe_change, refused_change
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ReplicaDriftError
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
@@ -129,6 +131,90 @@ class CommonBackend:
         self._state_tensors = self.state_tensors(self.model, self._state.model)
         is_whole = replicas is self.workers
         self.replica_state = ReplicaState(task, replicas, collectives, self._state_tensors, is_whole)
+
+
+class ComposedBackend:
+    """A backend's methods that need nothing of the framework, over the step that ``build`` has chosen.
+
+    Attributes:
+        step: the step of the job.
+        parts: what it is made of.
+    """
+
+    workers: Workers
+    model: Any
+    replica_state: ReplicaState
+    weight_shapes: Shapes
+    step: Any
+    parts: Any
+    _moving: Any
+    _state: Any
+
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
+        found: str = self.step.find_comparing(batch, training)
+        return found
+
+    def train_step(
+        self, batch: Any, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
+    ) -> PendingMetrics:
+        """Collective. Do one optimizer update with the mean gradient over the global batch.
+
+        A step that fails leaves everything as it was, in a job that continues without a worker.
+        """
+        try:
+            if self.workers.is_elastic:
+                self._moving.keep()
+            with peer_errors():
+                pending: PendingMetrics = self.step.train(batch, learning_rate, signals)
+                return pending
+        except BaseException:
+            self.step.forget()
+            if self.workers.is_elastic:
+                self._moving.restore()
+            raise
+
+    def eval_step(self, batch: Any, partial: PartialSums | None = None) -> PartialSums:
+        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
+        found: PartialSums = self.step.evaluate(batch, partial)
+        return found
+
+    def eval_metrics(self, partial: PartialSums, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        pending: PendingMetrics = self.step.evaluated(partial, signals)
+        return pending
+
+    def synchronize(self) -> PendingMetrics:
+        """Collective. Make the workers equal after local steps; return the sums of all of them."""
+        with peer_errors():
+            pending: PendingMetrics = self.step.synchronize()
+        return pending
+
+    def parameter_checksums(self) -> list[tuple[str, int]]:
+        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
+        fields = self._state.model.trainable_fields()
+        trained = [(field.name, zlib.crc32(field.read().data)) for field in fields]
+        return [*trained, *self.replica_state.checksums()]
+
+    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
+        """Collective. Load rank 0's portable state, or a part of it, into every worker."""
+        self.step.scatter(state or {}, part)
+        self.broadcast_state(0)
+        if part is StatePart.ALL:
+            self._state.distribute(state)
+
+    def broadcast_state(self, root: int) -> None:
+        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
+        raise NotImplementedError
+
+    def restart_clock(self) -> None:
+        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
+        self.parts.clock.restart()
+
+    def trained_change(self) -> Change:
+        """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
+        change: Change = self.parts.trained_set.change()
+        return change
 
 
 def follow_trained(backend: Backend, config: Config, step: int) -> str:

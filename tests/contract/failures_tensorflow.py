@@ -27,18 +27,18 @@ class Failures:
         backend.workers.barrier()
 
     def extra(self, backend):
-        left_out = {id(v) for v in backend._seed_states}  # each step sets them
+        left_out = {id(v) for v in backend.parts.computation.seed_states}  # each step sets them
         left_out |= {id(field.variable) for field in backend._state.model.fields}
-        left_out |= {id(one.iterations) for one in backend._optimizers.values()}  # read by no update of SGD
-        found = [v for v in [*backend._slots, *backend.model.variables] if id(v) not in left_out]
+        left_out |= {id(one.iterations) for one in backend.optimizers}  # read by no update of SGD
+        found = [v for v in [*backend.parts.slots, *backend.model.variables] if id(v) not in left_out]
         return {f"{place}/{v.name}": v.numpy() for place, v in enumerate(found)}
 
     def loss_scale(self, backend):
-        scale = None if backend._own_step is not None else backend._update.loss_scale
+        scale = backend.parts.loss_scale
         return {} if scale is None else {str(i): float(v.numpy()) for i, v in enumerate(scale.variables)}
 
     def set_loss_scale(self, backend, value):
-        backend._update.loss_scale.value.assign(value)
+        backend.parts.loss_scale.value.assign(value)
 
     def resize(self, backend, size):
         workers = self._workers = backend.workers

@@ -46,7 +46,7 @@ def train(backend, step):
 
 
 def everything(backend):
-    variables = [*backend.model.variables, *backend._slots, *backend._ema.to_broadcast()]
+    variables = [*backend.model.variables, *backend.parts.slots, *backend.parts.ema.to_broadcast()]
     return [np.asarray(v).tobytes() for v in variables]
 
 
@@ -100,7 +100,7 @@ def main():
     workers.size = 1
     backend.enter_world()
     loss, after = train(backend, 2), portable(backend)
-    traces = backend._train_function(())._function.experimental_get_tracing_count()
+    traces = backend.step._function(())._function.experimental_get_tracing_count()
     workers.is_elastic = False
     backend.build(Normed(), CONFIG)  # a worker that was alone all the time
     backend._state.load(state)

@@ -110,10 +110,17 @@ def drawn(backend, step, factor=1.0):
     ]
 
 
+def reducer_of(backend):
+    return backend.parts.reducer if FRAMEWORK == "tf" else backend._reducer
+
+
 def finished(backend, parts):
     """Collective. Give what the reducer makes of this worker's portable gradients, as portable arrays."""
-    reducer = backend._reducer
-    backend._update.begin()
+    reducer = reducer_of(backend)
+    if FRAMEWORK == "tf":
+        backend.step.forget()
+    else:
+        backend._update.begin()
     fields, own = fields_of(backend), parts[backend.workers.rank]
     if FRAMEWORK == "torch":
         import torch
@@ -273,7 +280,7 @@ def test_accumulated_gradients_are_compressed_once_a_step(started):
 
 def local(backend):
     """Give what this worker goes on from."""
-    state = {one.name: one.tensor.numpy() for one in backend._reducer.kept()}
+    state = {one.name: one.tensor.numpy() for one in reducer_of(backend).kept()}
     return {name: np.array(v) for name, v in {**state, **backend._state.snapshot().read()}.items()}
 
 

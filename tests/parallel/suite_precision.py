@@ -89,7 +89,11 @@ def state_of(backend):
 
 
 def scale_of(backend):
-    return backend._update.loss_scale
+    return update_of(backend).loss_scale
+
+
+def update_of(backend):
+    return backend.step.update if FRAMEWORK == "tf" else backend._update
 
 
 def batch(backend, x, y, step=0, accumulate=1):
@@ -197,7 +201,7 @@ def test_a_scale_that_cannot_fall_further_gives_up(started):
 def test_the_scale_grows_again(started):
     backend = build(started, Net(), precision="fp16")
     scale = type(scale_of(backend))(backend.workers, initial=8.0, growth_interval=3)
-    backend._update.loss_scale = scale
+    update_of(backend).loss_scale = scale
     losses(backend, 7)
     assert float(scale.value) == 32.0
 

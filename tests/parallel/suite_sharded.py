@@ -229,7 +229,7 @@ def test_each_worker_keeps_its_part(started, shard):
 def kept_numbers(backend):
     """Return how many numbers this worker's optimizer keeps, and how many its moving average."""
     (optimizer,) = backend.optimizers
-    averages = backend._ema._averages
+    averages = (backend.parts.ema if FRAMEWORK == "tf" else backend._ema)._averages
     if FRAMEWORK == "tf":
         slots = [variable for variables in optimizer.slots.values() for variable in variables]
         return [sum(int(np.prod(v.shape)) for v in group) for group in (slots, averages)]

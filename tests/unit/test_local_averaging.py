@@ -11,9 +11,9 @@ import torch
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.reduction import local_steps
 from hvdtrain.backends.reduction.local_steps import OuterOptimizer, check_averaged, in_parts
-from hvdtrain.backends.tensorflow.reduction import local_steps as tensorflow_steps
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage as TensorFlowAverage
 from hvdtrain.backends.tensorflow.state.model_state import ModelState as TensorFlowModel
+from hvdtrain.backends.tensorflow.steps import local_step as tensorflow_steps
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState as TensorFlowState
 from hvdtrain.backends.torch.reduction import local_steps as torch_steps
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage as TorchAverage

@@ -15,10 +15,10 @@ from tensorflow.python.framework import op_callbacks
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.tensorflow.dry_run import as_array, state_kept
 from hvdtrain.backends.tensorflow.functions import Phase, add_to_loss, native, phase_of_layers
 from hvdtrain.backends.tensorflow.objective.losses import NAMED
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
+from hvdtrain.backends.tensorflow.probes import as_array, state_kept
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, walk
 from hvdtrain.config import Config
 from hvdtrain.tools.parity.findings import CLASS, CONSTRAINTS

@@ -28,8 +28,8 @@ from hvdtrain.backends.pipeline.staged import (
     no_call,
     raise_call,
 )
-from hvdtrain.backends.tensorflow.dry_run import state_kept
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
+from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.stages.functional_blocks import divided
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.errors import TaskError

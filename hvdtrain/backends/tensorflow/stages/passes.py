@@ -9,76 +9,21 @@ import tensorflow as tf
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.pipeline.staged import Form, several_calls
-from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
+from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_compiled
 from hvdtrain.backends.tensorflow.objective.losses import Values
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.stages.model import (
     Called,
-    StageModel,
     call_of,
     float_tensors,
     from_message,
     to_message,
 )
-from hvdtrain.backends.tensorflow.stages.update import StagedUpdate
-from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
 
 Tensor = Any
-
-
-class StageBackend(TensorFlowBackend):
-    """What the passes of a stage use of its backend.
-
-    Attributes:
-        model: the layers of this worker's stage, after ``build``.
-        layout: the place of this worker, after ``build``.
-    """
-
-    layout: Layout
-    model: StageModel
-    _update: StagedUpdate
-    _form: Any
-    _traced_forms: dict[bool, Form]
-
-    def values_of(self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
-        """Return losses and values of the samples of a micro-batch, in the last stage, while that is traced.
-
-        Args:
-            call: what the stage is called with.
-            arrays: the micro-batch.
-            weights: of its samples.
-            training: whether the loss is that of training.
-        """
-        calls: list[None] = []
-
-        def run(*_: Any, **__: Any) -> Any:
-            calls.append(None)
-            if len(calls) > 1:
-                raise several_calls()
-            return self.model.call(*call[0], **call[1])
-
-        stand_in = Called(run, self._form, self.model)
-        self._called = cast_outputs_to_fp32(stand_in, self._precision)
-        values = self._per_sample(arrays, weights, training)
-        self.check_no_added_loss()
-        self._traced_forms[training] = self._names, self._weighted
-        return values
-
-    def check_no_added_loss(self) -> None:
-        """Check that the layers of this stage, which have just been called, add nothing to the loss.
-
-        Raises:
-            TaskError: If they do.
-        """
-        if self.model.losses:
-            raise TaskError(
-                "layers of the model add losses of their own (regularizers or add_loss), which stages cannot "
-                "add up",
-                "Use weight_decay in place of regularizers, or leave stages out.",
-            )
 
 
 class StagePasses:
@@ -89,8 +34,10 @@ class StagePasses:
     moves once, in the backward pass.
 
     Args:
-        backend: the backend of the stage.
+        computation: what steps compute; its model has the layers of this worker's stage.
+        layout: the place of this worker.
         form: what says how the model is called.
+        update: the update of the stage.
 
     Attributes:
         place: the micro-batch that ``evaluate`` computes next.
@@ -98,11 +45,13 @@ class StagePasses:
         gradients: of each parameter of the stage, what the micro-batches add up to.
         seen: what the last stage's evaluation of a micro-batch gave to metrics of a whole evaluation.
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
+        forms: in training or not: the names of the sums and of those with weights, as last traced.
     """
 
-    def __init__(self, backend: StageBackend, form: Any) -> None:
-        self._backend = backend
+    def __init__(self, computation: Computation, layout: Layout, form: Any, update: Any) -> None:
+        self._computation, self._layout, self._update = computation, layout, update
         self._form = form
+        self.forms: dict[bool, Form] = {}
         self._batch: TensorFlowBatch | None = None
         self._kept: dict[int, Any] = {}
         self._training = True
@@ -111,11 +60,9 @@ class StagePasses:
         self.gradients: list[Tensor] | None = None
         self.seen: Any = ()
         self.last_values: tuple[Tensor, Tensor] | None = None
-        seeds = {id(state) for state in backend._seed_states}
-        trained = {id(variable) for variable in backend.model.trainable_variables}
-        self._moving = [
-            native(v) for v in backend.model.variables if id(v) not in trained and id(v) not in seeds
-        ]
+        model = computation.model
+        left_out = {id(v) for v in (*computation.seed_states, *model.trainable_variables)}
+        self._moving = [native(v) for v in model.variables if id(v) not in left_out]
         self._functions = {
             what: tf.function(function, autograph=False)
             for what, function in (
@@ -154,7 +101,7 @@ class StagePasses:
         given = from_message(received)
         found, passed = self._run("backward", call, given, self._weights(place), self._seeds(place))
         self._add_gradients(found)
-        return None if self._backend.layout.is_first else to_message(list(passed))
+        return None if self._layout.is_first else to_message(list(passed))
 
     def compute_loss(self, place: int, received: Message | None) -> Message | None:
         """Do both passes of a micro-batch in the last stage."""
@@ -163,13 +110,13 @@ class StagePasses:
         found, passed, rows = self._run("loss", call, arrays, weights, gradient_weights, self._seeds(place))
         self._add_gradients(found)
         self._add(rows, weights)
-        return None if self._backend.layout.is_first else to_message(list(passed))
+        return None if self._layout.is_first else to_message(list(passed))
 
     def evaluate(self, received: Message | None) -> Message | None:
         """Compute the outputs for a micro-batch; in the last stage, the metrics."""
         place, self.place = self.place, self.place + 1
         call = self._call(place, received)
-        if not self._backend.layout.is_last:
+        if not self._layout.is_last:
             return to_message(self._run("evaluate", call))
         arrays, weights, _ = self._counted(place)
         rows, self.seen = self._run("evaluate_loss", call, arrays, weights)
@@ -188,7 +135,7 @@ class StagePasses:
         return outputs
 
     def _trace_backward(self, call: Any, gradients: Sequence[Tensor], weights: Tensor, seeds: Tensor) -> Any:
-        given = [] if self._backend.layout.is_first else float_tensors(call)
+        given = [] if self._layout.is_first else float_tensors(call)
         with tf.GradientTape() as tape:
             tape.watch(given)
             outputs = float_tensors(self._computed(call, weights, seeds))
@@ -198,44 +145,81 @@ class StagePasses:
     def _trace_loss(
         self, call: Any, arrays: Any, weights: Tensor, gradient_weights: Tensor, seeds: Tensor
     ) -> Any:
-        given = [] if self._backend.layout.is_first else float_tensors(call)
-        backend = self._backend
+        given = [] if self._layout.is_first else float_tensors(call)
         self._set_seeds(seeds)
         with tf.GradientTape() as tape:
             tape.watch(given)
-            losses, own, rows = backend.values_of(call, arrays, weights, training=True)
-        scaled = backend._update.scale(gradient_weights)
+            losses, own, rows = self._values_of(call, arrays, weights, training=True)
+        scaled = self._update.scale(gradient_weights)
         scaled = scaled if own is None else scaled * own
         return *self._gradients(tape, [losses], [scaled], given), tf.stop_gradient(rows)
 
     def _trace_evaluate(self, call: Any) -> Any:
         with phase_of_layers(training=False):
-            return self._without_masks(self._backend.model.call(*call[0], **call[1]))
+            return self._without_masks(self._computation.model.call(*call[0], **call[1]))
 
     def _trace_evaluate_loss(self, call: Any, arrays: Any, weights: Tensor) -> Any:
-        rows = self._backend.values_of(call, arrays, weights, training=False).rows
-        return rows, self._backend._evaluation.take()
+        rows = self._values_of(call, arrays, weights, training=False).rows
+        return rows, self._computation.evaluation.take()
+
+    def _values_of(self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
+        """Return losses and values of the samples of a micro-batch, in the last stage, while that is traced.
+
+        Args:
+            call: what the stage is called with.
+            arrays: the micro-batch.
+            weights: of its samples.
+            training: whether the loss is that of training.
+        """
+        computation = self._computation
+        calls: list[None] = []
+
+        def run(*_: Any, **__: Any) -> Any:
+            calls.append(None)
+            if len(calls) > 1:
+                raise several_calls()
+            return computation.model.call(*call[0], **call[1])
+
+        stand_in = Called(run, self._form, computation.model)
+        computation.called = cast_outputs_to_fp32(stand_in, computation.precision)
+        values = computation.per_sample(arrays, weights, training)
+        self._check_no_added_loss()
+        self.forms[training] = computation.names, computation.weighted
+        return values
+
+    def _check_no_added_loss(self) -> None:
+        """Check that the layers of this stage, which have just been called, add nothing to the loss.
+
+        Raises:
+            TaskError: If they do.
+        """
+        if self._computation.model.losses:
+            raise TaskError(
+                "layers of the model add losses of their own (regularizers or add_loss), which stages cannot "
+                "add up",
+                "Use weight_decay in place of regularizers, or leave stages out.",
+            )
 
     def _gradients(
         self, tape: tf.GradientTape, outputs: list[Tensor], weights: list[Tensor], given: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of the stage's parameters, and of what it was given."""
-        update = self._backend._update
+        update = self._update
         parameters = [variable.value for variable in update.parameters]
         none: list[Tensor] = [None] * (len(parameters) + len(given))
         found = tape.gradient(outputs, [*parameters, *given], weights) if outputs else none
-        own, self._backend._unused = update.fill_in_unused(found[: len(parameters)])
+        own, self._computation.unused = update.fill_in_unused(found[: len(parameters)])
         return own, found[len(parameters) :]
 
     def _computed(self, call: Any, weights: Tensor, seeds: Tensor) -> Any:
         """Return the outputs of the stage in training."""
         self._set_seeds(seeds)
-        model = self._backend.model
-        self._backend._batch_norm.weights = weights
+        model = self._computation.model
+        self._computation.batch_norm.weights = weights
         model._clear_losses()
         with phase_of_layers(training=True):
             outputs = model.call(*call[0], **call[1])
-        self._backend.check_no_added_loss()
+        self._check_no_added_loss()
         return self._without_masks(outputs)
 
     @staticmethod
@@ -257,16 +241,16 @@ class StagePasses:
         )
 
     def _set_seeds(self, seeds: Tensor) -> None:
-        for i, state in enumerate(self._backend._seed_states):
+        for i, state in enumerate(self._computation.seed_states):
             state.assign(seeds[i])
 
     def _call(self, place: int, received: Message | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what the stage is called with."""
         if received is not None:
             return (from_message(received),), {}
-        backend = self._backend
-        objective = backend._train_objective if self._training else backend._eval_objective
-        return call_of(objective, self._counted(place)[0], self._form, backend.model)
+        computation = self._computation
+        objective = computation.train_objective if self._training else computation.eval_objective
+        return call_of(objective, self._counted(place)[0], self._form, computation.model)
 
     def _weights(self, place: int) -> Tensor:
         return self._counted(place)[1]
@@ -291,13 +275,9 @@ class StagePasses:
 
     def _seeds(self, place: int) -> Tensor:
         """Return the states of the seed generators for a micro-batch, (generators, 2)."""
-        backend, batch = self._backend, self._batch
-        assert batch is not None
-        keys = [
-            mix(backend._seed, batch.step, backend.workers.rank, place, i)
-            for i in range(len(backend._seed_states))
-        ]
-        return tf.constant(np.asarray([[key >> 32, 0] for key in keys], np.int64).reshape(-1, 2))
+        assert self._batch is not None
+        seeds: Tensor = self._computation.seeds(self._batch.step, place)
+        return seeds
 
     def _add_gradients(self, found: list[Tensor]) -> None:
         self.gradients = found if self.gradients is None else self._functions["add"](self.gradients, found)

@@ -16,7 +16,6 @@ from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import CommonState
 from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.reduction.local_steps import has_outer
-from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, TensorFlowSnapshot
 from hvdtrain.backends.tensorflow.steps.formulas import SGD
@@ -42,7 +41,7 @@ class TrainingState(CommonState):
         model: ModelState,
         optimizers: Any,
         ema: ExponentialMovingAverage | None = None,
-        local: LocalSteps | None = None,
+        local: Any = None,
     ) -> None:
         self.model = model
         self.ema = ema or ExponentialMovingAverage(model, None)

@@ -9,8 +9,11 @@ import tensorflow as tf
 
 from hvdtrain.backends.optimizers import (
     ParameterOptions,
+    check_named_optimizers,
     check_own_optimizer,
+    check_owners,
     check_positive,
+    combined_rates,
     constructor_default,
     scheduled,
 )
@@ -24,6 +27,7 @@ from hvdtrain.errors import TaskError
 
 Tensor = Any
 Variable = Any
+NamedOptimizers = dict[str, tuple[keras.optimizers.Optimizer, list[Field]]]
 # pairs of weights, and their gradients or updates -> the norms of both; called once in every step
 Norms = Callable[[Sequence[tuple[Tensor, Tensor]]], list[tuple[Tensor, Tensor]]]
 
@@ -275,3 +279,59 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
     default = constructor_default(inner, "learning_rate")
     is_default = isinstance(default, int | float) and np.float32(default) == np.float32(base)
     return OwnRates(type(inner).__name__, base, bool(is_default))
+
+
+def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> NamedOptimizers:
+    """Make the optimizers of a task that names several, each with the parameters that it trains.
+
+    Args:
+        task: the task, which has ``tf_optimizers``.
+        model: the model.
+        tensors: the model's variables.
+
+    Raises:
+        TaskError: If it gives something else, or not exactly one of them trains each trainable parameter.
+    """
+    method, given = "tf_optimizers", task.tf_optimizers(model)
+    pairs = given if isinstance(given, Mapping) else {}
+    for name, pair in pairs.items():
+        if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[1], list | tuple)):
+            raise TaskError(
+                f"{method}(model) must give an optimizer and the list of the variables that it trains as "
+                f"{name!r}, found a {type(pair).__name__}",
+                f'Return {{"{name}": (keras.optimizers.Adam(1e-4), model.{name}.trainable_variables)}}, for '
+                "example.",
+            )
+    optimizers = {name: pair[0] for name, pair in pairs.items()} or given
+    by_name = check_named_optimizers(optimizers, keras.optimizers.Optimizer, method)
+    if len(set(map(id, by_name.values()))) < len(by_name):
+        raise TaskError(f"{method}(model) gave one optimizer under two names", "Make one for each name.")
+    known = {id(field.variable) for field in tensors.fields}
+    fields = {id(field.variable): field for field in tensors.trainable_fields()}
+    variables = {name: {id(v): v for v in pairs[name][1]} for name in by_name}
+    owned = {name: [fields[i] for i in ids if i in fields] for name, ids in variables.items()}
+    check_owners(
+        method,
+        [field.name for field in fields.values()],
+        {name: [field.name for field in of_one] for name, of_one in owned.items()},
+        {
+            name: sum(v.trainable and i not in known for i, v in ids.items())
+            for name, ids in variables.items()
+        },
+    )
+    return {name: (optimizer, owned[name]) for name, optimizer in by_name.items()}
+
+
+def take_rates(
+    optimizers: Mapping[str, keras.optimizers.Optimizer], method: str
+) -> tuple[OwnRates, dict[str, float]]:
+    """Return the learning rates of a task's optimizers, and what the largest is multiplied by for each.
+
+    Args:
+        optimizers: the optimizers, by name.
+        method: the task's method that made them.
+
+    Raises:
+        TaskError: as ``take_own_rates``.
+    """
+    return combined_rates({name: take_own_rates(one, method) for name, one in optimizers.items()})

@@ -14,7 +14,6 @@ from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import Spool
 from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.tensorflow.functions import native
-from hvdtrain.backends.tensorflow.reduction.local_steps import LocalSteps
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.steps.formulas import SGD
@@ -185,7 +184,7 @@ def make_state(
     model: ModelState,
     optimizers: Mapping[str, Any],
     ema: ExponentialMovingAverage,
-    local: LocalSteps | None,
+    local: Any,
     shards: ShardedParameters | None,
 ) -> TrainingState:
     """Return a job's state.

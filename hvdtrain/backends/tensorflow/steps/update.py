@@ -144,6 +144,32 @@ class Update:
             else:
                 tf.cond(self._is_finite, lambda: self._applied(gradients), lambda: tf.constant(False))
 
+    def apply(
+        self,
+        gradients: list[Tensor],
+        vector: Tensor,
+        form: tuple[Sequence[str], Sequence[str]],
+        total_weight: Tensor,
+        learning_rate: Tensor | None,
+    ) -> Tensor:
+        """Collective. Reduce gradients, and let the optimizer take a step with them; return the vector's sum.
+
+        Args:
+            gradients: this worker's part of them.
+            vector: what else is summed.
+            form: the names of the sums in it, and of those with weights of their own.
+            total_weight: sum of the samples' weights over all workers.
+            learning_rate: that of the step; None if this worker takes none.
+        """
+        names, weighted = form
+        gradients, vector = self.reduce(gradients, vector)
+        gradients, vector = self.unscale_or_skip(gradients, vector)
+        counted = vector[len(names)] if "loss" in weighted else None
+        gradients = self.clip(self.normalize(gradients, counted, total_weight))
+        if learning_rate is not None:
+            self.update(gradients, learning_rate)
+        return vector
+
     def ema(self, share: Tensor) -> None:
         """Take the weights into their moving average.
 

@@ -1,5 +1,6 @@
-"""Local steps in TensorFlow: workers train alone and are made equal. ``torch/`` has the same."""
+"""The step of local SGD: each worker trains alone, and then they are made equal. ``torch/`` has the same."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,18 +9,26 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.backends.optimizers import MAIN
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.backends.reduction.local_steps import (
     OUTER_PREFIX,
     LocalStepsBase,
     LocalSums,
     OuterOptimizer,
+    check_averaged,
+    describe_local_steps,
     in_parts,
 )
-from hvdtrain.backends.tensorflow.batches import TensorFlowPending
+from hvdtrain.backends.step_metrics import PendingVector
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.steps.parts import Parts
+from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
+from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
 
 Tensor = Any
@@ -134,6 +143,55 @@ class LocalSteps(LocalStepsBase):
         for variable, value in zip(variables, min(scale for scale, _ in gathered), strict=True):
             variable.assign(np.asarray(value).astype(variable.dtype.as_numpy_dtype))
         self._steps.assign(max(counted for _, counted in gathered))
+
+
+class LocalStep(PlainStep):
+    """A step of this worker alone; ``synchronize`` makes the workers equal.
+
+    Args:
+        task: the task.
+        config: the config.
+        workers: the job's workers.
+    """
+
+    is_timed = False
+    local: LocalSteps
+
+    def __init__(self, task: Any, config: Config, workers: Workers) -> None:
+        super().__init__(task, config, workers)
+        self.near = self.computation.near
+
+    def attach(self, parts: Parts) -> None:
+        """Take the parts of the step. Local: no collective."""
+        optimizer, method = parts.named[MAIN][0], parts.own_optimizer
+        if method:
+            check_averaged(optimizer, LocalSteps.averaged, method, parts.config)
+        super().attach(parts)
+        outer = OuterOptimizer.of(parts.config)
+        self.local = LocalSteps(
+            parts.tensors, optimizer, parts.ema, outer, workers=self.workers, loss_scale=parts.loss_scale
+        )
+
+    def describe(self, info: ModelInfo) -> ModelInfo:
+        """Return what is known of the job, with what is known of its step. Local: no collective."""
+        return replace(info, reduction=describe_local_steps(self.parts.config))
+
+    def to_broadcast(self) -> Sequence[Variable]:
+        """Return the variables of the step itself, as Horovod broadcasts them."""
+        return self.local.to_broadcast()
+
+    def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
+        """Do a step. Local: no collective."""
+        self.local.begin()
+        vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
+        return self.local.add(batch, names, weighted, vector, unused)
+
+    def synchronize(self) -> PendingVector:
+        """Collective. Make the workers equal; return the sums of the steps since they last were."""
+        return self.local.synchronize()
+
+    def average(self, share: Tensor) -> None:
+        """Do nothing: ``synchronize`` takes the weights into their moving average."""
 
 
 def _slots_of(optimizer: Any) -> list[Variable]:

@@ -1,0 +1,170 @@
+"""The steps of a job, of which a backend chooses one; each framework has them in its folder ``steps/``."""
+
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Protocol
+
+from hvdtrain.backends.own_step import own_step_of
+from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
+from hvdtrain.backends.step_metrics import PartialSums, PendingVector
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+
+# The first whose condition holds is the step of a job. Each framework has it in its folder steps/, in a
+# module of this name: "plain_step" is the class PlainStep in plain_step.py.
+STEPS: dict[str, Callable[[Any, Config], bool]] = {
+    "stage_step": lambda task, config: config.stages > 1,
+    "custom_step": lambda task, config: own_step_of(task, config) is not None,
+    "local_step": lambda task, config: config.sync_every is not None,
+    "plain_step": lambda task, config: True,
+}
+
+
+def choose_step(task: Any, config: Config) -> Callable[[Any, Config, Workers], Any]:
+    """Return the class of a job's step, a ``Step``.
+
+    Args:
+        task: the task.
+        config: the config.
+    """
+    name = next(name for name, holds in STEPS.items() if holds(task, config))
+    folder = FRAMEWORKS[config.framework].module.removesuffix(".backend")
+    module = import_module(f"{folder}.steps.{name}")
+    found: Callable[[Any, Config, Workers], Any] = getattr(module, name.title().replace("_", ""))
+    return found
+
+
+class Step(Protocol):
+    """What a job does in a step, and what else depends on it; ``build`` calls the first methods in order.
+
+    Attributes:
+        computation: what a step computes of a batch.
+        near: the workers among whom a step sums gradients, when the model is made.
+        shapes: the shapes of the whole model's trainable parameters by portable name, likewise.
+        is_timed: whether the clock can tell the time of this worker from that of the others.
+        follows_trained: whether callbacks may freeze and thaw parameters.
+    """
+
+    computation: Any
+    near: Any
+    shapes: Shapes
+    is_timed: bool
+    follows_trained: bool
+
+    def make_model(self, batch: HostBatch | None) -> Any:
+        """Make the model, or this worker's stage of it, and return its tensors. Collective if it is split."""
+        ...
+
+    def attach(self, parts: Any) -> None:
+        """Take what the step is made of, at first and when others are trained. Local: no collective."""
+        ...
+
+    def make_state(self) -> Any:
+        """Make and return the state of this worker as portable state. Local: no collective."""
+        ...
+
+    def weight_shapes(self, own: Shapes) -> Shapes:
+        """Return the shapes of the whole model's arrays. Collective if it is split."""
+        ...
+
+    def replicas(self) -> tuple[Any, Any]:
+        """Return those who have copies of this worker's state, and what moves objects between them."""
+        ...
+
+    def describe(self, info: ModelInfo) -> ModelInfo:
+        """Return what is known of the job, with what is known of its step. Local: no collective."""
+        ...
+
+    def changed_early(self) -> Sequence[Any]:
+        """Return what a step changes before its last reduction, but for what a forward pass changes."""
+        ...
+
+    def scatter(self, state: PortableState, part: StatePart) -> None:
+        """Collective. Load rank 0's portable state, or a part of it; ``broadcast`` follows."""
+        ...
+
+    def broadcast(self, root: int) -> None:
+        """Collective. Copy the root's state to every worker that has the same."""
+        ...
+
+    def train(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> PendingVector:
+        """Collective, but with local steps. Do a step; if it fails, ``forget`` follows."""
+        ...
+
+    def forget(self) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective."""
+        ...
+
+    def evaluate(self, batch: Any, partial: PartialSums | None) -> PartialSums:
+        """Evaluate one batch and return the sums so far. Local unless loss or stages communicate."""
+        ...
+
+    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        ...
+
+    def completed(self, found: DryRun, training: bool) -> DryRun:
+        """Return what a dry run has found, with what the step knows of it. Collective if split."""
+        ...
+
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
+        ...
+
+
+class WholeModelStep:
+    """What the steps of both frameworks share in which each worker has the whole model.
+
+    Attributes:
+        workers: the job's workers.
+        collectives: the class of what moves objects through the framework's binding of Horovod.
+        parts: what the step is made of, after ``attach``.
+        state: model and optimizers as portable state, after ``make_state``.
+        local: what averages the workers, where steps are local.
+    """
+
+    follows_trained = True
+    collectives: Any
+    workers: Workers
+    parts: Any
+    state: Any
+    local: Any = None
+
+    def weight_shapes(self, own: Shapes) -> Shapes:
+        """Return the shapes of the whole model's arrays."""
+        return own
+
+    def replicas(self) -> tuple[Any, Any]:
+        """Return those who have copies of this worker's state, and what moves objects between them."""
+        return self.workers, self.collectives()
+
+    def describe(self, info: ModelInfo) -> ModelInfo:
+        """Return what is known of the job, with what is known of its step."""
+        return info
+
+    def changed_early(self) -> Sequence[Any]:
+        """Return what a step changes before its last reduction, but for what a forward pass changes."""
+        return ()
+
+    def scatter(self, state: PortableState, part: StatePart) -> None:
+        """Collective. Load rank 0's portable state, or a part of it, on rank 0."""
+
+        def load() -> None:
+            if part is StatePart.ALL:
+                self.state.load(state)
+                self.parts.reducer.load(state)
+            else:
+                self.state.load_weights(state, part is StatePart.SOME_WEIGHTS)
+            self.load_layers(state)
+
+        run_on_rank_zero(self.workers, load)
+
+    def load_layers(self, state: PortableState) -> None:
+        """Let layers load what they save themselves, where the framework has such. Local: no collective."""
+        raise NotImplementedError
+
+    def completed(self, found: DryRun, training: bool) -> DryRun:
+        """Return what a dry run has found, with what the step knows of it."""
+        return found

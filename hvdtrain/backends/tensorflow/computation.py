@@ -1,0 +1,302 @@
+"""What every step computes of a batch: model, loss and metrics, seeds, and the sums of its samples."""
+
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+from keras.src.random.seed_generator import global_seed_generator
+from numpy.typing import NDArray
+
+from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, Seen
+from hvdtrain.backends.objective.objective import (
+    REGULARIZATION_LOSS,
+    Objective,
+    check_free,
+    has_own_values,
+    make_objective,
+    mixed,
+)
+from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.reduction.local_steps import LoneWorker
+from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, PartialSums
+from hvdtrain.backends.tensorflow.batches import BatchMaker, TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.tensorflow.functions import (
+    Compiled,
+    Phase,
+    add_to_loss,
+    joined,
+    of_counted,
+    phase_of_layers,
+)
+from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS, HorovodCollectives
+from hvdtrain.backends.tensorflow.objective.gathering import Gathering
+from hvdtrain.backends.tensorflow.objective.losses import (
+    NAMED,
+    Values,
+    check_values,
+    masks_beside,
+    masks_within,
+    weigh,
+)
+from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32, float_bits_of, precision_of
+from hvdtrain.backends.tensorflow.program import predicted, to_numpy
+from hvdtrain.backends.tensorflow.state.layer_state import LayerState
+from hvdtrain.backends.tensorflow.state.model_state import ModelState
+from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
+from hvdtrain.backends.tensorflow.task_model import check_compiler, compiled, make_model
+from hvdtrain.backends.tensorflow.traced_workers import Sized, TracedWorkers
+from hvdtrain.backends.workers import peer_errors
+from hvdtrain.config import Config
+from hvdtrain.data.order import mix
+from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.seeding import seed_host_step
+
+Tensor = Any
+
+
+class Computation:
+    """What the steps of a job compute of a batch on this worker.
+
+    Args:
+        task: the task.
+        config: the config.
+        workers: the job's workers.
+
+    Attributes:
+        traced_workers: the job's workers, for what is traced.
+        near: the workers among whom a step sums its gradients.
+        wrap: copies batches to the device.
+        objective: what a prediction computes.
+        train_objective: what a step differentiates.
+        eval_objective: what an evaluation computes.
+        evaluation: the metrics of a whole evaluation.
+        is_own_loss: whether loss or metrics are the task's own functions.
+        leaves_out: in training or not: whether padding is left out, as for losses that the model adds.
+        gathering: what lets a loss see the samples of all workers.
+        model: the model, or the layers of this worker's stage.
+        called: the model, or what stands for it, as steps call it.
+        batch_norm: synchronises batch norm.
+        precision: that of the model.
+        layer_state: what layers save and load themselves.
+        seed_states: the states of the model's random generators.
+        names: of the sums, as last traced.
+        weighted: those of them with weights of their own, likewise.
+        unused: parameters without gradient, likewise.
+    """
+
+    model: keras.Model
+    called: Any
+    batch_norm: BatchNormSync
+    precision: str
+    layer_state: LayerState
+    seed_states: list[Any]
+
+    def __init__(self, task: Any, config: Config, workers: Workers) -> None:
+        self.task, self._config, self._workers = task, config, workers
+        self.names: tuple[str, ...] = ()
+        self.weighted: tuple[str, ...] = ()
+        self.unused: list[str] = []
+        is_local = config.sync_every is not None
+        self.traced_workers = TracedWorkers(workers)
+        self.near: Sized = LoneWorker(workers.host) if is_local else self.traced_workers
+        self.wrap = BatchMaker(workers.is_elastic, is_local)
+        self.objective: Objective = make_objective(task, "tf", NAMED)
+        self.serve, self.is_one_call = getattr(task, "tf_serve", None), not hasattr(task, "tf_loss")
+        mixing = partial(mixed, cast=tf.cast) if config.mixup or config.cutmix else None
+        self.train_objective = make_objective(task, "tf", NAMED, config.label_smoothing, mixed=mixing)
+        self.evaluation = EvaluationMetrics.of(task, FUNCTIONS)
+        watch = self._watch if self.evaluation else None
+        self.eval_objective = make_objective(task, "tf", NAMED, watch=watch)
+        self.is_own_loss = own = has_own_values(task, "tf")
+        self.leaves_out: dict[bool, bool] = {True: True, False: True} if own else {}
+        self.gathering = Gathering(workers.most, config.compile)
+        self._no_signals = tf.constant(NO_SIGNALS)
+
+    @property
+    def has_collectives(self) -> bool:
+        """Whether the model itself has collectives."""
+        return self.batch_norm.layers > 0 and self._workers.may_reduce
+
+    def make_model(self) -> ModelState:
+        """Make the task's model, changed as the config asks; return this worker's variables."""
+        self.batch_norm = BatchNormSync(self.traced_workers)
+        self.model = make_model(self.task, self._config, self.batch_norm)
+        self.precision = precision_of(self.model, self._config.precision)
+        self.called = cast_outputs_to_fp32(self.model, self.precision)
+        self.seed_states = [v for v in self.model.variables if v.name == "seed_generator_state"]
+        self.seed_states.append(global_seed_generator().state)  # of keras.random without a seed
+        # of operations, when they are traced
+        tf.random.set_seed(mix(self._config.seed, 0, self._workers.rank) >> 33)
+        self.layer_state = LayerState(self.model)
+        tensors = ModelState(self.model, Renaming(self.task, "tf"))
+        self.wrap.float_bits = float_bits_of(self.model)
+        return tensors
+
+    def seeds(self, step: int, *place: int) -> Tensor:
+        """Return the states of the model's seed generators for one step, (generators, 2).
+
+        Args:
+            step: the step.
+            place: the micro-batch, if each has seeds of its own.
+        """
+        numbers = range(len(self.seed_states))
+        keys = [mix(self._config.seed, step, self._workers.rank, *place, i) for i in numbers]
+        states = np.asarray([[key >> 32, 0] for key in keys], np.int64)
+        return tf.convert_to_tensor(states.reshape(-1, 2))
+
+    def set_seeds(self, seeds: Tensor) -> None:
+        """Set the seed generators for a step; when it is traced, also what is drawn for its trace."""
+        seed_host_step(mix(self._config.seed, self._workers.rank) >> 1)
+        for i, state in enumerate(self.seed_states):
+            state.assign(seeds[i])
+
+    def arguments(
+        self, batch: TensorFlowBatch, learning_rate: float, share: Tensor, signals: Sequence[float]
+    ) -> tuple[Any, ...]:
+        """Return what a traced step is called with; numpy and Python draw from here on what belongs to it.
+
+        Args:
+            batch: the batch.
+            learning_rate: that of the step.
+            share: the part of the moving average that the step's weights make up.
+            signals: what this worker sends to all.
+        """
+        # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
+        rate = tf.constant(np.asarray(learning_rate, np.float32))
+        seed_host_step(mix(self._config.seed, batch.step, self._workers.rank) >> 1)
+        return (
+            *(batch.arrays, batch.weights, batch.gradient_weights, batch.total, rate),
+            *(share, self.seeds(batch.step), self.numbers(signals)),
+        )
+
+    def numbers(self, signals: Sequence[float]) -> Tensor:
+        """Return what this worker sends to all with the sums of a step, as a tensor."""
+        return self._no_signals if signals is NO_SIGNALS else tf.constant(signals, tf.float32)
+
+    def learnt(self) -> tuple[tuple[str, ...], tuple[str, ...], list[str]]:
+        """Return the names that were learnt when a step was traced last."""
+        return self.names, self.weighted, self.unused
+
+    def learn_form(self, batch: TensorFlowBatch, training: bool) -> None:
+        """Find out whether calls of the model add losses, which must be known of a batch with padding.
+
+        They are traced and not run, which changes nothing.
+        """
+        if training in self.leaves_out or not batch.is_padded:
+            return
+
+        def traced(arrays: Any, weights: Tensor) -> Tensor:
+            if len(weights.shape) > 1:  # several micro-batches
+                arrays, weights = tf.nest.map_structure(lambda a: a[0], (arrays, weights))
+            return self.per_sample(arrays, weights, training).rows
+
+        tf.function(traced, autograph=False).get_concrete_function(batch.arrays, batch.weights)
+
+    def first_counted(
+        self, batch: TensorFlowBatch, training: bool
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """Return the first micro-batch with weights and gradient weights, without padding as in a step."""
+        parts = (batch.arrays, batch.weights, batch.gradient_weights)
+        if len(batch.weights.shape) > 1:  # several micro-batches
+            parts = tf.nest.map_structure(lambda a: a[0], parts)
+        counts = batch.counts[:1] if self.leaves_out.get(training) else ()
+        first: tuple[dict[str, Tensor], Tensor, Tensor] = of_counted(counts, lambda *counted: counted)(*parts)
+        return first
+
+    def per_sample(
+        self,
+        micro_batch: Mapping[str, Tensor],
+        weights: Tensor,
+        training: bool,
+        own_step: Objective | None = None,
+    ) -> Values:
+        """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
+        given = self.given(micro_batch, weights, training, own_step)
+        check_values(given, weights.shape[0])
+        self.names = tuple(given)
+        self.weighted = tuple(name for name, value in given.items() if isinstance(value, Weighted))
+        return weigh(given, tf.shape(weights)[0], weights.dtype)
+
+    def given(
+        self,
+        micro_batch: Mapping[str, Tensor],
+        weights: Tensor,
+        training: bool,
+        own_step: Objective | None = None,
+    ) -> dict[str, Any]:
+        """Collective if the objective gathers. Return what it gives: the loss, the first, and the metrics."""
+        self.batch_norm.weights = weights
+        objective = own_step or (self.train_objective if training else self.eval_objective)
+        phase = Phase(self.called, training)
+        among = self.gathering.among(self.near if training else self.traced_workers, weights)
+        with phase_of_layers(training), among:
+            losses, metrics = objective(phase, micro_batch)
+        if (added := phase.added_loss()) is not None:
+            check_free(REGULARIZATION_LOSS, (*metrics, *self.evaluation.order))
+            losses = add_to_loss(losses, added)
+            metrics = {**metrics, REGULARIZATION_LOSS: tf.fill(tf.shape(weights)[:1], added)}
+        if not self.is_own_loss:
+            self.leaves_out[training] = phase.has_losses_of_calls
+        return {"loss": losses, **metrics}
+
+    def trace(self) -> None:
+        """Let evaluation and prediction be traced anew, when the next batch comes."""
+        if self._config.compile:
+            check_compiler(self._workers.host)
+        evaluate = compiled(self._eval_sums) if self._config.compile else self._eval_sums
+        self._eval_function = cache(lambda counts: Compiled(of_counted(counts, evaluate), self.learnt))
+        self._predict_function = Compiled(self._predicted, lambda: None)
+
+    def evaluate(self, batch: TensorFlowBatch, partial: PartialSums | None) -> PartialSums:
+        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
+        self.learn_form(batch, training=False)
+        leaves_out = batch.is_padded and self.leaves_out[False]
+        function = self._eval_function(batch.counts if leaves_out else ())
+        if partial is None:
+            self.evaluation.begin()
+        with peer_errors():
+            (sums, seen), (names, weighted, _) = function(batch, batch.arrays, batch.weights)
+        if self.evaluation:
+            count = batch.counts[0] if leaves_out else batch.samples.weights.shape[1]
+            self.evaluation.add(masks_within(*seen), batch.samples.rows(0, count))
+        if partial is None:
+            return PartialSums(names, weighted, sums, batch.total_weight)
+        weight = partial.weight + batch.total_weight
+        return PartialSums(names, weighted, partial.values + sums, weight)
+
+    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> TensorFlowPending:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        vector = joined(partial.values, FINDINGS * [0.0], self.numbers(signals))
+        if self._workers.size > 1:
+            with peer_errors():
+                vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
+        computed = self.evaluation.computed(self._workers, HorovodCollectives())
+        return TensorFlowPending(
+            partial.names,
+            vector,
+            partial.weight,
+            weighted=partial.weighted,
+            computed=computed,
+            order=self.evaluation.order,
+        )
+
+    def predict(self, batch: TensorFlowBatch) -> dict[str, NDArray[Any]]:
+        """Return the model's outputs for one batch, by name. Local: no collective."""
+        with self.gathering.alone():
+            outputs, _ = self._predict_function(batch, batch.arrays)
+        return {name: to_numpy(tensor) for name, tensor in outputs.items()}
+
+    def _predicted(self, arrays: Any) -> dict[str, Tensor]:
+        return predicted(self.called, self.objective, arrays, self.serve, self.is_one_call)
+
+    def _eval_sums(self, arrays: Any, weights: Tensor) -> tuple[Tensor, Seen]:
+        rows = self.per_sample(arrays, weights, training=False).rows
+        return tf.linalg.matvec(rows, weights), self.evaluation.take()
+
+    def _watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
+        self.evaluation.watch(outputs, masks_beside(outputs, batch))

@@ -1,0 +1,263 @@
+"""The step of most jobs: passes over micro-batches, one reduction, one update. ``torch/`` has the same."""
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any
+
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from hvdtrain.backends.objective.logits import check_foreign
+from hvdtrain.backends.optimizers import MAIN
+from hvdtrain.backends.records import PortableState
+from hvdtrain.backends.step_metrics import PartialSums, PendingVector
+from hvdtrain.backends.steps import WholeModelStep
+from hvdtrain.backends.tensorflow.activations import ActivationMeter
+from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
+from hvdtrain.backends.tensorflow.computation import Computation
+from hvdtrain.backends.tensorflow.functions import (
+    Compiled,
+    accumulated_gradients,
+    joined,
+    native,
+    of_counted,
+)
+from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
+from hvdtrain.backends.tensorflow.probes import find_comparing, values_of_first
+from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
+from hvdtrain.backends.tensorflow.state.model_state import ModelState
+from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
+from hvdtrain.backends.tensorflow.steps.parts import Parts
+from hvdtrain.backends.tensorflow.steps.sharded_state import make_state
+from hvdtrain.backends.tensorflow.steps.sharded_update import update_kind
+from hvdtrain.backends.tensorflow.task_model import compiled
+from hvdtrain.backends.tensorflow.traced_workers import Sized
+from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.workers.agreement import Workers
+
+Tensor = Any
+
+
+class PlainStep(WholeModelStep):
+    """The mean gradient over the global batch, summed over workers in one reduction, and an update with it.
+
+    A step that computes its gradients in another way overrides ``gradients``.
+
+    Args:
+        task: the task.
+        config: the config.
+        workers: the job's workers.
+
+    Attributes:
+        computation: what it computes of a batch.
+        near: the workers among whom it sums gradients.
+        shapes: the shapes of the trainable parameters by portable name, of the whole model.
+    """
+
+    collectives = HorovodCollectives
+    shapes: dict[str, tuple[int, ...]]
+    parts: Parts
+    state: TrainingState
+    _function: Callable[[tuple[int, ...]], Callable[..., tuple[Tensor, Any]]]
+
+    def __init__(self, task: Any, config: Config, workers: Workers) -> None:
+        self.workers = workers
+        self.computation = Computation(task, config, workers)
+        self.near: Sized = self.computation.traced_workers
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the clock can tell the time of this worker from that of the others."""
+        return not self.computation.batch_norm.layers
+
+    def make_model(self, batch: HostBatch | None) -> ModelState:
+        """Make the task's model; return this worker's variables. Collective if it is split."""
+        tensors = self.computation.make_model()
+        self.shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        return tensors
+
+    def attach(self, parts: Parts) -> None:
+        """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
+        parts.reducer.clock = parts.clock
+        self.parts = parts
+        self.update = update_kind(parts.config, parts.shards)(
+            parts.trainable,
+            parts.named[MAIN][0],
+            parts.reducer,
+            parts.ema,
+            parts.clock,
+            workers=self.near,
+            clip_norm=parts.config.clip_norm,
+            loss_scale=parts.loss_scale,
+        )
+        self.trace()
+
+    def trace(self) -> None:
+        """Let what steps call be traced anew, when the next batch comes."""
+        gradients = self.gradients_of_micro_batch
+        self._gradients = compiled(gradients) if self.parts.config.compile else gradients
+        self.computation.trace()
+        # batches without their padding have a function for each number of samples that count, which the
+        # task's functions see as the shape; there are few
+        learnt = self.computation.learnt
+        self._function = cache(lambda counts: Compiled(partial(self.traced, True, counts), learnt))
+        # a worker without samples, as there may be in the last local step, has no gradient
+        self._function_of_none = Compiled(partial(self.traced, False, ()), learnt)
+
+    def make_state(self) -> TrainingState:
+        """Make and return the state of this worker."""
+        parts = self.parts
+        self.state = make_state(parts.tensors, parts.optimizers, parts.ema, self.local, parts.shards)
+        return self.state
+
+    def broadcast(self, root: int) -> None:
+        """Collective. Copy the root's variables to every worker."""
+        parts, scale = self.parts, self.parts.loss_scale
+        variables = [field.variable for field in parts.tensors.fields]
+        averages = [*parts.ema.to_broadcast(), *self.to_broadcast()]
+        scales = [] if scale is None else scale.variables
+        broadcast_variables([*parts.slots, *variables, *averages, *scales], root)
+        parts.ema.follow_broadcast()
+        parts.reducer.broadcast(root)
+        if self.computation.layer_state:
+            self.load_layers(self.workers.broadcast_object(self.computation.layer_state.read(), root))
+
+    def to_broadcast(self) -> Sequence[Any]:
+        """Return the variables of the step itself, as Horovod broadcasts them."""
+        return ()
+
+    def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
+        """Collective. Do a step."""
+        vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
+        return TensorFlowPending(
+            names,
+            vector,
+            batch.total_weight,
+            unused,
+            weighted,
+            timed=self.parts.clock.timed,
+            workers=self.workers.size,
+        )
+
+    def gradients(
+        self, arrays: Any, weights: Tensor, gradient_weights: Tensor, counts: tuple[int, ...]
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return this worker's part of the gradient and the weighted sums of its values, while traced.
+
+        Args:
+            arrays: those of the batch.
+            weights: of its samples.
+            gradient_weights: each sample's part in the gradient.
+            counts: how many samples of each micro-batch are used; empty for all.
+        """
+        if len(weights.shape) == 1:
+            found: tuple[list[Tensor], Tensor]
+            found = of_counted(counts, self._gradients)(arrays, weights, gradient_weights)
+            return found
+        return accumulated_gradients(self._gradients, arrays, weights, gradient_weights, counts)
+
+    def gradients_of_micro_batch(
+        self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return one micro-batch's part of the gradient and the weighted sums of its values."""
+        computation = self.computation
+        with tf.GradientTape() as tape:
+            losses, own, rows = computation.per_sample(micro_batch, weights, training=True)
+        own_weights = gradient_weights if own is None else gradient_weights * own
+        gradients = self.update.backward(losses, own_weights, tape)
+        # traced once: which variables the graph reaches does not change from step to step
+        gradients, computation.unused = self.update.fill_in_unused(gradients)
+        return gradients, tf.linalg.matvec(rows, weights)
+
+    def evaluate(self, batch: TensorFlowBatch, partial: PartialSums | None) -> PartialSums:
+        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
+        return self.computation.evaluate(batch, partial)
+
+    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
+        """Collective. Sum an evaluation over workers."""
+        return self.computation.evaluated(partial, signals)
+
+    def dry_run(
+        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter, draws: list[str]
+    ) -> dict[str, NDArray[Any]]:
+        """Return the loss and the metrics of a batch's first micro-batch, by name."""
+
+        def rows_of(micro_batch: Any, weights: Tensor, gradient_weights: Tensor) -> Tensor:
+            with tf.GradientTape() as tape, tf.GradientTape() as other:
+                losses, own, rows = self.computation.per_sample(micro_batch, weights, training)
+            if training:
+                self._check_variables(losses, other)
+                own_weights = gradient_weights if own is None else gradient_weights * own
+                meter.take_gradients(self.update.backward(losses, own_weights, tape))
+            return rows
+
+        return values_of_first(self.computation, batch, training, draws, rows_of)
+
+    def forget(self) -> None:
+        """Forget whatever a step that failed has begun. Local: no collective."""
+        self.update.begin()
+
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
+        return find_comparing(self.computation, batch, training)
+
+    def run(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> Any:
+        """Collective. Run the traced step; return its vector and what was learnt when it was traced."""
+        computation = self.computation
+        computation.learn_form(batch, training=True)
+        self.parts.reducer.follow(batch.in_warmup)
+        leaves_out = batch.is_padded and computation.leaves_out[True]
+        function = self._function(batch.counts if leaves_out else ())
+        if not batch.reduced_weight:
+            function = self._function_of_none
+        return function(batch, *self.arguments(batch, learning_rate, signals))
+
+    def arguments(
+        self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]
+    ) -> tuple[Any, ...]:
+        """Return what the traced step is called with, and seed what numpy and Python draw."""
+        share = self.parts.ema.share(batch.step + 1)
+        return self.computation.arguments(batch, learning_rate, share, signals)
+
+    def traced(  # noqa: PLR0917 - tensors, by position as a compiled step is called
+        self,
+        updates: bool,
+        counts: tuple[int, ...],
+        arrays: Any,
+        weights: Tensor,
+        gradient_weights: Tensor,
+        total_weight: Tensor,
+        learning_rate: Tensor,
+        share: Tensor,
+        seeds: Tensor,
+        signals: Tensor,
+    ) -> Tensor:
+        """Collective. Do a step, while it is traced."""
+        computation, update = self.computation, self.update
+        computation.set_seeds(seeds)
+        gradients, sums = self.gradients(arrays, weights, update.scale(gradient_weights), counts)
+        unused = float(len(computation.unused))
+        vector = joined(sums, *self.parts.clock.numbers(), [unused, 0.0], signals)
+        form = computation.names, computation.weighted
+        vector = update.apply(gradients, vector, form, total_weight, learning_rate if updates else None)
+        self.average(share)
+        return vector
+
+    def average(self, share: Tensor) -> None:
+        """Take the weights into their moving average, while a step is traced."""
+        self.update.ema(share)
+
+    def load_layers(self, state: PortableState) -> None:
+        """Let layers load themselves what was assigned; steps that were traced with tensors of theirs go."""
+        if self.computation.layer_state.load(state):
+            self.trace()
+
+    def _check_variables(self, losses: Tensor, tape: tf.GradientTape) -> None:
+        """Refuse trainable variables outside of the model for which losses have a gradient."""
+        own = {id(native(variable)) for variable in self.computation.model.variables}
+        foreign = [v for v in tape.watched_variables() if v.trainable and id(v) not in own]
+        gradients = tape.gradient(losses, foreign) if foreign else []
+        for variable, gradient in zip(foreign, gradients, strict=True):
+            if gradient is not None:
+                check_foreign(self.parts.task, "tf", variable, is_parameter=True)
