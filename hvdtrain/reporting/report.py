@@ -116,7 +116,7 @@ class RunFolder:
         )
 
 
-METRICS_FILE, SUMMARY_FILE = "metrics.jsonl", "summary.json"
+METRICS_FILE, SUMMARY_FILE, PROVENANCE_FILE = "metrics.jsonl", "summary.json", "provenance.jsonl"
 
 
 class Report:

@@ -96,7 +96,7 @@ def test_an_agent_that_never_reports_is_not_waited_for_twice(store):
     assert first == [[0, 1, None]] * 2
     assert second == [["x", "x", None]] * 2
     assert time.monotonic() - start < 100
-    assert agents[0].has_lost_agents
+    assert agents[0].is_stuck
 
 
 def test_rank_0_stops_waiting_when_the_launcher_ends_the_job(store):

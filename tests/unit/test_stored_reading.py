@@ -118,6 +118,7 @@ def test_a_run_of_elsewhere_is_compared_and_reported(store, url, tmp_path):
     assert [row.partition(",")[0] for row in rows[1:]] == [key(url), "a", "b"]
     assert "0.8000" not in rows[0]
     assert "0.8" in rows[3]
+    store.put(f"{key(url)}/provenance.jsonl", b'{"step": 2, "time": "2026-01-02T03:04:05+00:00"}\n')
     page = tmp_path / "report.html"
     shown = CliRunner().invoke(cli, ["report", url, "-o", str(page)])
     assert shown.exit_code == 0, shown.output
@@ -125,6 +126,7 @@ def test_a_run_of_elsewhere_is_compared_and_reported(store, url, tmp_path):
     assert url in text
     assert "step-00000003" in text
     assert "not checked" in text
+    assert "resumed after step 2" in text
     assert str(tmp_path / "cache") not in text
 
 

@@ -18,6 +18,7 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, StoredCheckpoints
 from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
+from hvdtrain.reporting.report import PROVENANCE_FILE
 from hvdtrain.reporting.stored_runs import FILES
 from hvdtrain.storage.files import cache_folder
 from hvdtrain.storage.text import name_place, url_of
@@ -175,7 +176,7 @@ class FetchedRun:
 
     Args:
         url: the run directory.
-        for_report: whether the events of TensorBoard and the manifests of the checkpoints are fetched, too.
+        for_report: whether provenance.jsonl and the manifests of the checkpoints are fetched, too.
     """
 
     def __init__(self, url: str, for_report: bool = False) -> None:
@@ -187,13 +188,13 @@ class FetchedRun:
     def refresh(self) -> None:
         """Fetch what is new, and remove what is no longer there."""
         listed = {name(one.url): one for one in entries(self.url) if not one.is_folder}
-        events = "events.out.tfevents" if self._for_report else "\0"
-        found = {key: one for key, one in listed.items() if key in FILES or key.startswith(events)}
+        files = (*FILES, PROVENANCE_FILE) if self._for_report else FILES
+        found = {key: one for key, one in listed.items() if key in files}
         stored = StoredCheckpoints(join(self.url, FOLDER))
         for checkpoint in stored.names()[-_MOST_CHECKPOINTS:] if self._for_report else ():
-            files = {name(one.url): one for one in entries(join(stored.url, checkpoint))}
-            if MANIFEST_FILE in files:
-                found[f"{FOLDER}/{checkpoint}/{MANIFEST_FILE}"] = files[MANIFEST_FILE]
+            inner = {name(one.url): one for one in entries(join(stored.url, checkpoint))}
+            if MANIFEST_FILE in inner:
+                found[f"{FOLDER}/{checkpoint}/{MANIFEST_FILE}"] = inner[MANIFEST_FILE]
         for key in self._versions.keys() - found.keys():
             (self.path / key).unlink(missing_ok=True)
             del self._versions[key]

@@ -23,6 +23,7 @@ import numpy as np
 from hvdtrain.config import Config
 from hvdtrain.host.processes import run_limited
 from hvdtrain.reporting.jsonl import AppendFile, lines_of, to_json, write_parts
+from hvdtrain.reporting.report import PROVENANCE_FILE
 from hvdtrain.storage.files import check_link, parse_line, read_regular
 from hvdtrain.storage.urls import is_url
 
@@ -81,7 +82,7 @@ def _ask(folder: Path, words: list[str], until: float) -> str | None:
     return done.output.strip() if done.code == 0 else None
 
 
-PROVENANCE_FILE, TASK_FOLDER = "provenance.jsonl", "task"
+TASK_FOLDER = "task"
 _MAX_BYTES = 10_000_000  # of a task's file
 _INSTALLED = ("site-packages", "dist-packages")
 PATH_OPTIONS = ("path", "eval_path")  # of the built-in tasks

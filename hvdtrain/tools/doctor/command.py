@@ -4,12 +4,10 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from statistics import median
@@ -30,6 +28,7 @@ from hvdtrain.host.launcher import (
     stated_launch,
     workers_on_this_host,
 )
+from hvdtrain.host.processes import end_with_parent, run_limited
 from hvdtrain.tools.doctor.checks_network import add_horovod_result, diagnose
 from hvdtrain.tools.doctor.collect import CheckOptions, collect, collect_host_info
 from hvdtrain.tools.doctor.report import Diagnosis, Finding, Host, Report
@@ -43,6 +42,7 @@ _START_SECONDS = 60.0
 _ALLREDUCE_SECONDS, _SIZE_SECONDS, _REPEATS = 60.0, 0.4, 20
 _STEP_SECONDS = 20.0
 _DISCOVERY_RUNS, _DISCOVERY_SECONDS = 3, 2.0
+_END_SECONDS = 2.0  # until a child that took too long has ended
 _PREFIX = "hvdtrain-horovod:"
 _MAX_WIDTH = 100
 _LOCAL_RANKS = (
@@ -171,7 +171,7 @@ def _check_here(options: CheckOptions, as_json: bool) -> int:
     code = diagnosis.exit_code if transport.index == 0 else 0
     if transport.index == 0:
         _print(diagnosis, as_json)
-    if transport.has_lost_agents:  # MPI would wait for them at the end
+    if transport.is_stuck:
         sys.stdout.flush()
         os._exit(code)
     transport.close()
@@ -220,10 +220,24 @@ def start_horovod(transport: Transport, framework: str, speed: bool) -> dict[str
         start: ``errors``, the error of each rank, an empty text if it had none.
     """
     limit = _START_SECONDS + (_ALLREDUCE_SECONDS if speed else 0)
-    # Gloo aborts its process if it cannot connect, so it runs in a child. MPI has started in this process.
-    run = _run_in_process if transport.title == "MPI" else _run_in_child
-    result = run(framework, speed, limit, transport.stop_waiting.is_set)
-    results = transport.allgather("horovod", result, limit)
+    result: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            # Gloo aborts its process if it cannot connect, so it runs in a child. MPI has started here.
+            is_here = transport.title == "MPI"
+            result.update(
+                _measure(framework, speed) if is_here else _measure_in_child(framework, speed, limit)
+            )
+        except Exception as error:  # whatever Horovod and the framework raise
+            result["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    wait_until(lambda: not thread.is_alive() or transport.stop_waiting.is_set(), limit + _END_SECONDS)
+    is_late = thread.is_alive()
+    results = transport.allgather("horovod", _late(limit) if is_late else result, limit)
+    transport.is_stuck |= is_late
     errors = [(one or {"error": "it ended"}).get("error", "") for one in results]
     if any(errors):
         return {"errors": errors}
@@ -231,41 +245,14 @@ def start_horovod(transport: Transport, framework: str, speed: bool) -> dict[str
     return {**results[0], "seconds": slowest}
 
 
-def _run_in_process(framework: str, speed: bool, limit: float, stop: Callable[[], bool]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-
-    def run() -> None:
-        try:
-            result.update(_measure(framework, speed))
-        except Exception as error:  # whatever Horovod and the framework raise
-            result["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    wait_until(lambda: not thread.is_alive() or stop(), limit)
-    return _late(limit) if thread.is_alive() else result
-
-
-def _run_in_child(framework: str, speed: bool, limit: float, stop: Callable[[], bool]) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, framework, "speed" if speed else "start"]
-    with (
-        tempfile.TemporaryFile("w+", errors="replace") as out,
-        tempfile.TemporaryFile("w+", errors="replace") as errors,
-    ):
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
-        try:
-            if not wait_until(lambda: child.poll() is not None or stop(), limit):
-                return _late(limit)
-        finally:
-            child.kill()
-            child.wait()
-        out.seek(0)
-        errors.seek(0)
-        for line in out:
-            if line.startswith(_PREFIX):
-                result: dict[str, Any] = json.loads(line.removeprefix(_PREFIX))
-                return result
-        return {"error": _exit_reason(child.returncode, errors.read())}
+def _measure_in_child(framework: str, speed: bool, limit: float) -> dict[str, Any]:
+    words = [sys.executable, "-m", __name__, framework, "speed" if speed else "start", str(os.getpid())]
+    done = run_limited(words, limit)
+    for line in done.output.splitlines():
+        if line.startswith(_PREFIX):
+            result: dict[str, Any] = json.loads(line.removeprefix(_PREFIX))
+            return result
+    return _late(limit) if done.code is None else {"error": _exit_reason(done.code, done.errors)}
 
 
 def _late(limit: float) -> dict[str, Any]:
@@ -311,4 +298,5 @@ def _measure(framework: str, speed: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    end_with_parent(int(sys.argv[3]))
     print(_PREFIX + json.dumps(_measure(sys.argv[1], sys.argv[2] == "speed")), flush=True)

@@ -43,11 +43,12 @@ class Transport(ABC):
         title: a short name of the transport that is shown to the user.
         answers: for each step, one answer per agent; None for an agent that did not answer in time.
         stop_waiting: set it if there is no time left to wait for other agents.
-        has_lost_agents: whether an agent was late; known to rank 0 only.
+        is_stuck: whether the end of the process would wait: for Horovod, or for an agent that was late, which
+            rank 0 alone knows.
     """
 
     title: str
-    has_lost_agents = False
+    is_stuck = False
 
     def __init__(self, index: int, size: int) -> None:
         self.index, self.size = index, size
@@ -124,7 +125,7 @@ class _Rank0Transport(Transport):
             return found
         values = {0: value, **self._receive(self._live - {0}, timeout_seconds)}
         self._live &= set(values)
-        self.has_lost_agents = len(self._live) < self.size
+        self.is_stuck = len(self._live) < self.size
         gathered = [values.get(agent) for agent in range(self.size)]
         self._send(json.dumps(gathered), sorted(self._live - {0}))
         return gathered
