@@ -12,6 +12,7 @@ from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.opening.dry_run import Dry, dry_run
 from hvdtrain.jobs.opening.dry_run_checks import Pass
 from hvdtrain.jobs.opening.limits import check_batches, with_learning_rate
@@ -29,7 +30,6 @@ from hvdtrain.jobs.opening.start import started
 from hvdtrain.jobs.plan_text import describe_model, describe_stages
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.jobs.training_run import new_session
 from hvdtrain.session import readers_for
 from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers

@@ -134,11 +134,3 @@ def report_end(
         if missing and in_order:  # before other workers end, for which mpirun ends this one
             end_uploads(session.saver, session.report)
     return summary
-
-
-def close_services(session: Session) -> None:
-    """Wait for the checkpoint that is being written, and close the report. Local: no collective."""
-    with errors_noted(session.report):
-        session.saver.finish(LAST_SAVE_SECONDS)
-    session.report.close()  # last: what is being written waits for the log to be on the disk
-    end_uploads(session.saver, session.report)

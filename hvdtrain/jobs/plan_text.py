@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 
 import hvdtrain
 from hvdtrain.backends.pipeline.pipeline import bubble
-from hvdtrain.backends.records import ModelInfo, OwnRates
+from hvdtrain.backends.records import ModelInfo
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.order import Draws
 from hvdtrain.data.stream import number_words, size_words
-from hvdtrain.early_stopping import PlateauState
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.jobs.opening import elastic_plan
-from hvdtrain.jobs.opening.data_sets import is_dealt, known_size, promises
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.jobs.opening import plan_parts
+from hvdtrain.jobs.opening.data_sets import is_dealt, known_size, promises, roles_of
+from hvdtrain.jobs.opening.options import notes_on_options
+from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST
+from hvdtrain.jobs.run_directory.folder import note_on_links
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
@@ -65,7 +67,6 @@ def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
 
 
 _WIDTH = 14
-_GROUPS = 8  # parameter groups whose learning rates are shown
 
 
 def describe_plan(
@@ -95,7 +96,7 @@ def describe_plan(
     """
     config = session.config
     lines = {
-        "workers": _workers(session, hosts) + elastic_plan.workers(session),
+        "workers": _workers(session, hosts) + plan_parts.workers(session),
         "starts from": start.origin,
         "weights": _indented(start.weights),
         "changed": ", ".join(start.changes),
@@ -103,13 +104,15 @@ def describe_plan(
         "data": "; ".join(filter(None, [found or _data(session), roles])),
         "stream": promises(session, start.manifest),
         "evaluation": _eval_sets(session),
-        "batch": _batch(config, plan) + elastic_plan.batch(session, plan),
+        "batch": _batch(config, plan) + plan_parts.batch(session, plan),
         "batch norm": _batch_norm(session, model, plan),
         "state": session.backend.replica_state.describe(),
         "length": _length(session, plan),
-        "learning rate": _learning_rate(config, plan, model.own_rates, session.state.plateau)
-        + elastic_plan.learning_rate(session, plan),
-        "optimizer": _optimizer(config, model.own_rates),
+        "learning rate": plan_parts.describe_learning_rate(
+            config, plan, model.own_rates, session.state.plateau
+        )
+        + plan_parts.learning_rate(session, plan),
+        "optimizer": plan_parts.describe_optimizer(config, model.own_rates),
         "groups": "; ".join(model.groups),
         "regularised": _regularised(config),
         "stops early": _stops_early(config),
@@ -118,7 +121,7 @@ def describe_plan(
         "memory": "" if session.heaviest is None else session.heaviest.describe(),
         "sharded": describe_sharding(config, session.backend.workers.size),
         "stages": _indented(describe_stages(config, session.backend.workers.size, model.stages)),
-        "local steps": elastic_plan.describe(config, plan),
+        "local steps": plan_parts.describe(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
         "set for you": _set_for_you(session, settings),
@@ -222,7 +225,7 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
         return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
     together = batch.global_batch // batch.accumulate
     if (most := most_workers(session.backend.workers)) is not None:
-        return elastic_plan.batch_norm(
+        return plan_parts.batch_norm(
             layers,
             batch,
             range(session.backend.workers.least, most + 1),
@@ -301,80 +304,39 @@ def _stops_early(config: Config) -> str:
     return f"after {patience} in a row without a {way} {config.early_stopping.metric}"
 
 
-def _learning_rate(
-    config: Config, plan: TrainingPlan, own: OwnRates | None, plateau: PlateauState | None
-) -> str:
-    rate, base = plan.learning_rate, config.base_learning_rate
-    quoted = f"{base:g}{_origin(base, own)}"
-    text = quoted
-    if rate.peak != base:
-        text = (
-            f"{rate.peak:g} = {quoted} x {rate.peak / base:g} ({config.lr_scaling} rule: "
-            f"{elastic_plan.learning_rate_of(config, plan)}, quoted for {plan.base_batch})"
+def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Sequence[str]) -> None:
+    """Show the plan, and what else the user should know. Local: no collective.
+
+    Args:
+        run: the training.
+        session: the run, with its services.
+        point: where it starts.
+        found: notes of its start, and of the dry run.
+    """
+    config, task, plan = run.config, run.task_data.task, session.plan()
+    of_directory = filter(None, [run.lock.note, note_on_links(session.run_dir), *run.notes_on_task])
+    notes = (*point.notes, *found, *of_directory)
+    options = notes_on_options(
+        config,
+        run.job.given,
+        plan,
+        own_optimizer=run.model.own_rates is not None,
+        has_eval_data=session.eval_data is not None,
+    )
+    row = FRAMEWORKS[config.framework]
+    is_named = not callable(getattr(task, "loss", print)) and not hasattr(task, row.loss_method)
+    session.report.say(
+        describe_plan(
+            session,
+            plan,
+            model=run.model,
+            hosts=list(run.hosts),
+            build=run.job.build,
+            settings=run.job.settings,
+            start=point,
+            found=str(task.describe()) if hasattr(task, "describe") else "",
+            roles=roles_of(names_of_batch(run.task_data), is_named),
         )
-    if rate.warmup_epochs:
-        steps = config.warmup_steps
-        length = counted(steps, "step") if steps else counted(rate.warmup_epochs, "epoch")
-        text += f", after a warm-up of {length}"
-    lowest = f"{rate.peak * rate.final_fraction:g}"
-    after = {
-        "constant": "constant",
-        "cosine": f"cosine to {lowest}",
-        "linear": f"linear to {lowest}",
-        "one_cycle": f"one cycle: from {rate.peak * ONE_CYCLE_FIRST:g} up to the peak at 30 % of the "
-        f"training and down to {rate.peak * ONE_CYCLE_LAST:g}",
-        "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
-        "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
-        "plateau": _plateau(config, rate.peak, plateau),
-    }
-    return f"{text}, {after[rate.schedule]}{_rates_of_groups(rate.peak, own)}"
-
-
-def _plateau(config: Config, peak: float, plateau: PlateauState | None) -> str:
-    patience = counted(config.plateau_patience, "evaluation")
-    goal = config.plateau_metric
-    way = "higher" if goal.highest else "lower"
-    text = f"x {config.plateau_factor:g} after {patience} in a row without a {way} {goal.metric}"
-    if config.lr_final_fraction:
-        text += f", down to {peak * config.lr_final_fraction:g}"
-    if plateau is not None and plateau.fraction < 1:
-        text += f"; lowered to {peak * max(plateau.fraction, config.lr_final_fraction):g} so far"
-    return text
-
-
-def _origin(base: float, own: OwnRates | None) -> str:
-    """Return where the learning rate comes from, if that is not plain."""
-    if own is None or own.base is None:
-        return ""
-    if math.isclose(base, own.base, rel_tol=1e-6):
-        return " (the optimizer's own)"
-    return f" (in place of the optimizer's default {own.base:g})"
-
-
-def _rates_of_groups(peak: float, own: OwnRates | None) -> str:
-    if own is None or set(own.factors) == {1.0}:
-        return ""
-    shown = [f"{peak * factor:g}" for factor in own.factors[:_GROUPS]]
-    more = ", ..." if len(own.factors) > _GROUPS else ""
-    return f"; {counted(len(own.factors), 'parameter group')} at {', '.join(shown)}{more}"
-
-
-def _optimizer(config: Config, own: OwnRates | None) -> str:
-    text = f"{config.optimizer}{_options(config)}" if own is None else f"the task's own, {own.optimizer}"
-    if config.clip_norm:
-        text += f", gradient clipped to norm {config.clip_norm:g}"
-    return text
-
-
-def _options(config: Config) -> str:
-    """Return the options of a built-in optimizer."""
-    text = ""
-    if config.optimizer in ("sgd", "lars") and config.momentum:
-        text += f", momentum {config.momentum:g}"
-    if config.optimizer == "lars":
-        text += f", trust coefficient {config.lars_trust_coefficient:g}"
-    if config.optimizer == "lamb":
-        text += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
-    if config.weight_decay:
-        text += f", weight decay {config.weight_decay:g}"
-    return text
+    )
+    for note in (*notes, *options):
+        session.report.note(note)

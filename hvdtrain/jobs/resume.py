@@ -1,94 +1,43 @@
 """Where a run starts from: nothing, the weights of a checkpoint, or a checkpoint to continue from."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hvdtrain.backends.base import Backend, trained_parameters
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, without_ema
-from hvdtrain.backends.portable.names import OF_LAYERS, is_private
-from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
-from hvdtrain.backends.records import PortableState, Shapes, StatePart
+from hvdtrain.backends.portable.initial_values import has_ema, without_ema
+from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction import fitting_state
 from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
 from hvdtrain.checkpoints import storage, verification
-from hvdtrain.checkpoints.digest import describe_changes
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
+from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
-from hvdtrain.data.stream import is_place_kept, number_words, samples_words
-from hvdtrain.errors import CheckpointError, TaskError
-from hvdtrain.jobs.opening import elastic_plan
-from hvdtrain.jobs.opening.data_identity import same_field, same_task
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.run_directory.stored import origin_of, resumed_checkpoint
+from hvdtrain.data.stream import Stream, is_place_kept, number_words, samples_words
+from hvdtrain.errors import CheckpointError
+from hvdtrain.jobs.opening import plan_parts
+from hvdtrain.jobs.opening.checkpoint_config import (
+    changed_outputs,
+    load_initial_weights,
+    misfits_named,
+    read_checkpoint,
+    read_weights,
+)
+from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint, same_field, same_task
+from hvdtrain.jobs.opening.limits import check_batches
+from hvdtrain.jobs.opening.setup import TrainingRun
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run
+from hvdtrain.jobs.run_directory.stored import begin_in_store, origin_of, resumed_checkpoint, values_in_store
 from hvdtrain.session import versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.storage.text import counted, with_urls
 from hvdtrain.training_plan import Progress
+from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.wire_types import travels
-
-
-def load_initial_weights(
-    found: Checkpoint, backend: Backend, weights: PortableState | None, choice: Choice
-) -> str:
-    """Collective. Load weights, or a part of them, into every worker; the rest keeps its initial values.
-
-    Args:
-        found: the checkpoint that they were read from.
-        backend: the backend, built. If it keeps a moving average, that starts from these.
-        weights: the weights on rank 0; not looked at on other ranks.
-        choice: which part is loaded.
-
-    Returns:
-        A table of what was taken and what was not; empty if all was.
-
-    Raises:
-        CheckpointError: If what is chosen does not fit the model.
-    """
-    expected, shapes = backend.weight_shapes, _shapes(weights or {})
-    text = remedy = ""
-    if choice.is_all:
-        remedy = run_on_rank_zero(backend.workers, lambda: remedy_for_misfits(expected, shapes, choice))
-    else:
-        selection: Selection = run_on_rank_zero(
-            backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
-        )
-        of_layers = [name for name in weights or {} if _is_chosen_of_layer(name, choice)]
-        names = {*selection.names, *of_layers}
-        weights = {name: array for name, array in (weights or {}).items() if name in names}
-        text = "\n".join([selection.text, *(f"  taken    {name}" for name in of_layers)])
-    try:
-        part = StatePart.WEIGHTS if choice.is_all else StatePart.SOME_WEIGHTS
-        backend.scatter_state(weights, part)
-    except TaskError as error:
-        raise CheckpointError(
-            f"checkpoint {found.path}: {error.problem}",
-            "\n".join(filter(None, [error.remedy, remedy])),
-            everywhere=True,
-        ) from None
-    return text
-
-
-def _is_chosen_of_layer(name: str, choice: Choice) -> bool:
-    """Return whether patterns choose what else than variables a Keras layer keeps, such as a vocabulary."""
-    path = name.removeprefix(OF_LAYERS)
-    return path != name and not choice.reason_against([name, f"model/{path}"])
-
-
-def _shapes(state: PortableState) -> Shapes:
-    """Return the shapes of a model's arrays, without what only one framework reads."""
-    return {
-        name: tuple(array.shape)
-        for name, array in state.items()
-        if name.startswith("model/") and not is_private(name)
-    }
-
 
 # fields that say where a run is written or starts from, not what it computes
 _MAX_SHOWN = 200  # characters of a value in a note
@@ -180,7 +129,7 @@ def restore(
         if choice.is_all and (before := source.manifest.outputs) is not None:
             changed = changed_outputs(source, backend, config, before.averaged)
     else:
-        with _misfits_named(source):
+        with misfits_named(source):
             if (trained := source.manifest.trained) is not None:
                 count = counted(trained_parameters(backend).follow_trained(trained), "parameter")
                 note = f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"
@@ -218,7 +167,7 @@ def _find(
         return point if config.init is None else _find_weights(config.init, point, use)
     _check_same_training(found, config, data_size, is_stream)
     notes += compare_data(found)
-    state = _read(found)
+    state = read_checkpoint(found)
     if config.ema_decay is None:
         state = without_ema(state)
     elif not has_ema(state):
@@ -229,7 +178,7 @@ def _find(
         state = without_outer(state)
     elif not has_outer(state):
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
-    notes += elastic_plan.notes_on_resuming(config, found.manifest.workers, backend.workers.size)
+    notes += plan_parts.notes_on_resuming(config, found.manifest.workers, backend.workers.size)
     before = str(found.manifest.config.get("compression"))
     state, said = fitting_state(state, config.compression, before)
     notes += [said] if said else []
@@ -278,74 +227,8 @@ def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
     return [f"{name} {_describe(old)} -> {_describe(value)}" for name, old, value in pairs if old != value]
 
 
-def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableState, bool]:
-    """Read a checkpoint's weights. Local: no collective.
-
-    Args:
-        found: the checkpoint.
-        prefer_ema: whether to take the moving average of the weights, if the checkpoint has one.
-
-    Returns:
-        The weights, and whether they are the moving average.
-
-    Raises:
-        CheckpointError: If they cannot be read.
-    """
-    state = _read(found, weights_only=True)
-    taken = prefer_ema and has_ema(state)
-    return (ema_as_weights(state) if taken else without_ema(state)), taken
-
-
-def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | None) -> None:
-    """Collective. Load weights into every worker; the optimizer stays as it was built.
-
-    Args:
-        found: the checkpoint that they were read from.
-        backend: the backend, built. If it keeps a moving average, that starts from these.
-        weights: the weights on rank 0; not looked at on other ranks.
-
-    Raises:
-        CheckpointError: If they do not fit the model.
-    """
-    with _misfits_named(found):
-        backend.scatter_state(weights, StatePart.WEIGHTS)
-
-
-def changed_outputs(found: Checkpoint, backend: Backend, config: Config, is_ema: bool) -> list[str]:
-    """Collective. Return sentences on how the model computes something else than when it was saved.
-
-    Args:
-        found: the checkpoint.
-        backend: the backend, with its weights.
-        config: the resolved config.
-        is_ema: whether the model has the moving average of its weights.
-    """
-    path = with_urls(str(found.path))
-    return describe_changes(found.manifest.outputs, path, backend, config, is_ema)
-
-
 def _folder(config: Config) -> Path:
     return run_folder(config.run_dir) / CHECKPOINTS
-
-
-def _read(found: Checkpoint, weights_only: bool = False) -> PortableState:
-    try:
-        return found.read_model() if weights_only else found.read()
-    except CorruptCheckpoint as corruption:
-        raise CheckpointError(f"checkpoint {found.path} cannot be read: {corruption}") from None
-
-
-@contextmanager
-def _misfits_named(found: Checkpoint) -> Iterator[None]:
-    """Return a context in which a checkpoint is loaded; the error of one that does not fit names it."""
-    try:
-        yield
-    except TaskError as error:
-        raise CheckpointError(
-            f"checkpoint {found.path}: {error.problem}",
-            error.remedy or "To take its weights alone, without the optimizer's state, use --init.",
-            everywhere=True,
-        ) from None
 
 
 def _check_same_training(found: Checkpoint, config: Config, data_size: int, is_stream: bool) -> None:
@@ -388,3 +271,31 @@ def _describe(value: Any) -> str:
         return f"{value:g}"
     text = "none" if value is None else str(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None) -> ResumePoint:
+    """Collective. Find where to start from, load it into every worker, return it with all notes so far.
+
+    Args:
+        run: the training.
+        check_as_built: as ``restore`` takes it.
+    """
+    config, workers, data = run.config, run.backend.workers, run.task_data.identity
+    lock_run(config, workers, run.lock)  # before a checkpoint in it is read
+    of_store = begin_in_store(config, workers, run.store)
+    ACTIVITY.enter("reading the checkpoint", is_long=True)
+    point = restore(
+        config,
+        run.backend,
+        len(run.task_data.train_data),
+        compare_data=lambda found: compare_with_checkpoint(found, data, config),
+        check_as_built=check_as_built,
+        is_stream=isinstance(run.task_data.train_data, Stream),
+    )
+    if config.keep_best is not None and run.store is not None and point.resumed_step is not None:
+        values = values_in_store(run.store, run_folder(config.run_dir) / CHECKPOINTS, point.resumed_step)
+        point = replace(point, values={**values, **point.values})
+    ACTIVITY.enter("comparing batches", is_long=True)
+    checked = check_batches(workers, data, config, point.progress)
+    notes = (*run.job.notes, *run.model.notes, *run.task_data.notes, *data.notes, *point.notes, *checked)
+    return replace(point, notes=(*of_store, *notes))

@@ -1,7 +1,6 @@
 """Training: one job, from its configuration to its summary; what every way of starting one goes through."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,29 +11,20 @@ from hvdtrain.config import Layer
 from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
-from hvdtrain.jobs.endings import close_services, early_end_reported, report_early_end, report_end
+from hvdtrain.jobs.endings import early_end_reported, report_early_end, report_end
+from hvdtrain.jobs.entering import entered, seed_training, services_open, tool_hooks
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.opening.prepare import prepare
+from hvdtrain.jobs.opening.setup import TrainingRun, opened
 from hvdtrain.jobs.opening.start import started
 from hvdtrain.jobs.outcome import end_together, polling, status_of, write_summary_on_loss
-from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.plan_text import show_plan
+from hvdtrain.jobs.resume import find_start
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.stored import storing
 from hvdtrain.jobs.signals import Signals, interruptible
-from hvdtrain.jobs.training_run import (
-    TrainingRun,
-    find_start,
-    new_session,
-    open_services,
-    opened,
-    plan_and_notes,
-    seed_training,
-    tool_hooks,
-    try_out,
-)
 from hvdtrain.loop import run as run_loop
 from hvdtrain.reporting.console import start_explained
-from hvdtrain.session import Session, readers_for
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.seeding import seeded_frameworks
@@ -116,61 +106,16 @@ def run_job(
 
 
 def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
-    """Collective. Restore, train."""
+    """Collective. Train with a fixed number of workers, from where the run starts to its summary."""
     point = find_start(run)
-    point = replace(point, notes=(*point.notes, *filter(None, [watching.note])))
     seed_training(run, point.progress.step)
-    with _entered(run, point, signals) as (session, found):
+    with entered(run, point) as (session, found), services_open(run, session, point, signals):
         watching.on_worker_lost = partial(write_summary_on_loss, session)
-        describe, notes = plan_and_notes(run, session, point, found)
-        return _train_session(session, describe, notes, signals, watching)
-
-
-@contextmanager
-def _entered(
-    run: TrainingRun, point: ResumePoint, signals: Signals
-) -> Iterator[tuple[Session, Sequence[str]]]:
-    """Collective. Return a context with the run and its services, which it closes, and the dry run's notes.
-
-    A request to stop does not interrupt the training in it, nor the saving and closing at its end.
-    """
-    config, task_data = run.config, run.task_data
-    with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-        session = new_session(config, run.backend, task_data, point, readers, callbacks=run.callbacks)
-        session.keeps_history = run.keeps_history
-        found = try_out(run, session)
-        try:
-            open_services(run, session, point)
-        except BaseException:
-            close_services(session)  # those that are open
-            raise
-        with signals.defer_to_step_boundary():
-            try:
-                yield session, found
-            finally:
-                close_services(session)
-
-
-def _train_session(
-    session: Session, describe: Callable[[], str], notes: Sequence[str], signals: Signals, watching: Watching
-) -> Summary:
-    """Collective. Show the plan, train, and report how it ended.
-
-    Args:
-        session: the run.
-        describe: returns the plan; it calls the task's own ``describe``, which may fail.
-        notes: what to report after the plan.
-        signals: what signals asked of this worker.
-        watching: what the watch of the workers knows.
-    """
-    workers = session.backend.workers
-    with early_end_reported(session, watching.explain, partial(report_early_end, session, signals)):
-        session.report.say(describe())
-        for note in notes:
-            session.report.note(note)
-        with signals.signals_take_precedence():
-            run_loop(session, polling(session, signals))
-            with waiting_for_rank_zero(workers, "writing the last checkpoint"):
-                session.saver.finish()
-        status, problem = status_of(session, signals)
-    return end_together(session, report_end(session, status, problem, signals))
+        with early_end_reported(session, watching.explain, partial(report_early_end, session, signals)):
+            show_plan(run, session, point, [*filter(None, [watching.note]), *found])
+            with signals.signals_take_precedence():
+                run_loop(session, polling(session, signals))
+                with waiting_for_rank_zero(run.backend.workers, "writing the last checkpoint"):
+                    session.saver.finish()
+            status, problem = status_of(session, signals)
+        return end_together(session, report_end(session, status, problem, signals))

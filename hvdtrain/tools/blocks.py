@@ -14,6 +14,7 @@ from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.values import rank_of
 from hvdtrain.data.readers import Readers
+from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.opening.dry_run import dry_run
 from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.prepare import prepare
@@ -21,7 +22,6 @@ from hvdtrain.jobs.opening.setup import TaskData, open_together
 from hvdtrain.jobs.opening.start import check_may_be_elastic, started
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.jobs.training_run import new_session
 from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report

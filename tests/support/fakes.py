@@ -18,7 +18,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
-from hvdtrain.jobs.training_run import hooks_of
+from hvdtrain.jobs.entering import hooks_of
 from hvdtrain.loop import run
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState

@@ -17,11 +17,11 @@ from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import EnvironmentFault, PeerLostError, Removed, Stopped, WorkerFailure
 from hvdtrain.jobs.elastic.job import train_in_worlds
 from hvdtrain.jobs.opening.prepare import prepare
+from hvdtrain.jobs.opening.setup import opened
 from hvdtrain.jobs.outcome import end_together
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.train import run_job
-from hvdtrain.jobs.training_run import opened
 
 STEPS, EVALUATED = [2, 4, 6, 8, 10], [4, 8, 10]
 

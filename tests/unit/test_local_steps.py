@@ -19,7 +19,7 @@ from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.errors import NonFiniteLossError
-from hvdtrain.jobs.opening import elastic_plan
+from hvdtrain.jobs.opening import plan_parts
 from hvdtrain.loop import run
 from hvdtrain.schedule import Cadence
 from hvdtrain.training_plan import TrainingPlan
@@ -179,11 +179,11 @@ def test_an_interval_of_steps_is_due_if_it_ends_among_the_steps(every, steps, st
 
 def test_another_number_of_workers_is_noted_on_resuming():
     config = Config(framework="torch", sync_every=4)
-    assert elastic_plan.notes_on_resuming(config, 2, 3) == [
+    assert plan_parts.notes_on_resuming(config, 2, 3) == [
         "local steps: the result depends on the number of workers, which was 2 and is 3"
     ]
-    assert not elastic_plan.notes_on_resuming(config, 2, 2)
-    assert not elastic_plan.notes_on_resuming(Config(framework="torch"), 2, 3)
+    assert not plan_parts.notes_on_resuming(config, 2, 2)
+    assert not plan_parts.notes_on_resuming(Config(framework="torch"), 2, 3)
 
 
 def test_the_outer_momentum_can_be_left_out_of_a_state():

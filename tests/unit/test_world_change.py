@@ -8,7 +8,8 @@ from support.fakes import FakeBackend, FakeWorkers, make_loop_session
 from support.watching import Watched, records
 
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.jobs.world_change import follow_workers, report_change
+from hvdtrain.jobs.elastic.world_state import report_change
+from hvdtrain.jobs.entering import follow_workers
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
 from hvdtrain.schedule import Rescale

@@ -30,9 +30,11 @@ from hvdtrain.errors import (
 )
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run
-from hvdtrain.jobs.elastic.world_state import WorldState, values_to_compare, warm_up
-from hvdtrain.jobs.endings import Ending, close_services, early_end_reported, errors_noted
+from hvdtrain.jobs.elastic.world_state import WorldState, report_change, values_to_compare, warm_up
+from hvdtrain.jobs.endings import Ending, early_end_reported, errors_noted
+from hvdtrain.jobs.entering import close_services, entered, seed_training
 from hvdtrain.jobs.failures import end_of_job
+from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
     end_together,
@@ -45,16 +47,9 @@ from hvdtrain.jobs.outcome import (
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.signals import ElasticSignals, Signals
-from hvdtrain.jobs.training_run import (
-    TrainingRun,
-    new_session,
-    seed_training,
-    try_out,
-)
-from hvdtrain.jobs.world_change import report_change
 from hvdtrain.loop import run as run_loop
 from hvdtrain.loop import save_and_stop, settle
-from hvdtrain.session import Session, readers_for
+from hvdtrain.session import Session
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.world import World
@@ -129,12 +124,8 @@ def train_in_worlds(
         Removed: If this worker left and the others go on.
         JobEnded: If the driver ended the job.
     """
-    config, task_data = run.config, run.task_data
     seed_training(run, 0)
-    with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-        session = new_session(config, run.backend, task_data, ResumePoint(), readers, callbacks=run.callbacks)
-        session.keeps_history = run.keeps_history
-        found = try_out(run, session)
+    with entered(run, ResumePoint()) as (session, found):
         if membership.is_joining:
             warm_up(session)
         worlds = Worlds(run, session, membership, signals, found)

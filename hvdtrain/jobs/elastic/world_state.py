@@ -13,14 +13,14 @@ from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run, take_over_run
+from hvdtrain.jobs.entering import follow_workers, open_services
 from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job, first_samples
-from hvdtrain.jobs.opening.setup import model_values
+from hvdtrain.jobs.opening.setup import TrainingRun, model_values
 from hvdtrain.jobs.opening.start import common_values
-from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.plan_text import show_plan
+from hvdtrain.jobs.resume import ResumePoint, find_start
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.training_run import TrainingRun, find_start, open_services, plan_and_notes
-from hvdtrain.jobs.world_change import follow_workers
-from hvdtrain.reporting.records import RecentRecords
+from hvdtrain.reporting.records import RecentRecords, WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import CallbackReport
 from hvdtrain.run_state import RunState
@@ -256,10 +256,7 @@ class WorldState:
         follow_workers(session)
         open_services(run, session, point, self._services.lost_lease)
         self._has_begun = self.is_whole = True
-        describe, notes = plan_and_notes(run, session, point, self._found)
-        session.report.say(describe())
-        for note in notes:
-            session.report.note(note)
+        show_plan(run, session, point, self._found)
 
     def _check_as_built(self) -> None:
         if not self.is_as_built:
@@ -288,3 +285,27 @@ class WorldState:
             session.report.set_clock(common.seconds)
             self._has_begun = True
         common.give_to(session)
+
+
+def report_change(session: Session, world: World, pause_seconds: float) -> None:
+    """Local. Report that a world took the place of another one: a line in the log, counts in the summary.
+
+    Called by every worker, when rank 0 has its report; nothing is reported of a job's first world.
+
+    Args:
+        session: the run.
+        world: the new world.
+        pause_seconds: the time without training.
+    """
+    if world.change is None:
+        return
+    session.state.changes += 1
+    session.state.paused_seconds += pause_seconds
+    plan = session.plan()
+    session.report.on_change(
+        session.step_info(session.learning_rate(plan)),
+        WorkersChange(
+            world.change.left, world.change.joined, world.change.why, world.generation, pause_seconds
+        ),
+        plan.steps,
+    )

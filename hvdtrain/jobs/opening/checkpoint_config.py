@@ -1,24 +1,34 @@
-"""What a checkpoint says of the training that made it, for the commands that continue from there.
+"""What a job takes from a checkpoint: the config of the training that made it, and its weights.
 
-Each worker reads it before Horovod starts: framework and task decide what is loaded. Every byte of
+Each worker reads the config before Horovod starts: framework and task decide what is loaded. Every byte of
 the checkpoint is checked later, by rank 0 alone.
 """
 
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.choice import Choice
+from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, without_ema
+from hvdtrain.backends.portable.names import OF_LAYERS, is_private
+from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
+from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.checkpoints import storage, verification
-from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.checkpoints.digest import describe_changes
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import CheckpointError, UsageError
+from hvdtrain.errors import CheckpointError, TaskError, UsageError
 from hvdtrain.host.launcher import is_elastic, launched_rank
 from hvdtrain.jobs.opening.data_identity import same_task
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.storage.text import with_urls
 from hvdtrain.task import built_in_names
+from hvdtrain.workers.agreement import run_on_rank_zero
 
 # where a run was written, started from, when it stopped and which of its checkpoints it kept; what only
 # its loss had, perhaps another task's; the global batch, which may have fewer samples than there are
@@ -172,3 +182,130 @@ def _size(found: Checkpoint, name: str) -> int | None:
         f"checkpoint {found.path}: {name} in its config must be a whole number > 0, found {value!r}",
         "Its trainer.json was not written by hvdtrain; do not use it.",
     )
+
+
+def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableState, bool]:
+    """Read a checkpoint's weights. Local: no collective.
+
+    Args:
+        found: the checkpoint.
+        prefer_ema: whether to take the moving average of the weights, if the checkpoint has one.
+
+    Returns:
+        The weights, and whether they are the moving average.
+
+    Raises:
+        CheckpointError: If they cannot be read.
+    """
+    state = read_checkpoint(found, weights_only=True)
+    taken = prefer_ema and has_ema(state)
+    return (ema_as_weights(state) if taken else without_ema(state)), taken
+
+
+def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | None) -> None:
+    """Collective. Load weights into every worker; the optimizer stays as it was built.
+
+    Args:
+        found: the checkpoint that they were read from.
+        backend: the backend, built. If it keeps a moving average, that starts from these.
+        weights: the weights on rank 0; not looked at on other ranks.
+
+    Raises:
+        CheckpointError: If they do not fit the model.
+    """
+    with misfits_named(found):
+        backend.scatter_state(weights, StatePart.WEIGHTS)
+
+
+def load_initial_weights(
+    found: Checkpoint, backend: Backend, weights: PortableState | None, choice: Choice
+) -> str:
+    """Collective. Load weights, or a part of them, into every worker; the rest keeps its initial values.
+
+    Args:
+        found: the checkpoint that they were read from.
+        backend: the backend, built. If it keeps a moving average, that starts from these.
+        weights: the weights on rank 0; not looked at on other ranks.
+        choice: which part is loaded.
+
+    Returns:
+        A table of what was taken and what was not; empty if all was.
+
+    Raises:
+        CheckpointError: If what is chosen does not fit the model.
+    """
+    expected, shapes = backend.weight_shapes, _shapes(weights or {})
+    text = remedy = ""
+    if choice.is_all:
+        remedy = run_on_rank_zero(backend.workers, lambda: remedy_for_misfits(expected, shapes, choice))
+    else:
+        selection: Selection = run_on_rank_zero(
+            backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
+        )
+        of_layers = [name for name in weights or {} if _is_chosen_of_layer(name, choice)]
+        names = {*selection.names, *of_layers}
+        weights = {name: array for name, array in (weights or {}).items() if name in names}
+        text = "\n".join([selection.text, *(f"  taken    {name}" for name in of_layers)])
+    try:
+        part = StatePart.WEIGHTS if choice.is_all else StatePart.SOME_WEIGHTS
+        backend.scatter_state(weights, part)
+    except TaskError as error:
+        raise CheckpointError(
+            f"checkpoint {found.path}: {error.problem}",
+            "\n".join(filter(None, [error.remedy, remedy])),
+            everywhere=True,
+        ) from None
+    return text
+
+
+def _is_chosen_of_layer(name: str, choice: Choice) -> bool:
+    """Return whether patterns choose what else than variables a Keras layer keeps, such as a vocabulary."""
+    path = name.removeprefix(OF_LAYERS)
+    return path != name and not choice.reason_against([name, f"model/{path}"])
+
+
+def _shapes(state: PortableState) -> Shapes:
+    """Return the shapes of a model's arrays, without what only one framework reads."""
+    return {
+        name: tuple(array.shape)
+        for name, array in state.items()
+        if name.startswith("model/") and not is_private(name)
+    }
+
+
+def changed_outputs(found: Checkpoint, backend: Backend, config: Config, is_ema: bool) -> list[str]:
+    """Collective. Return sentences on how the model computes something else than when it was saved.
+
+    Args:
+        found: the checkpoint.
+        backend: the backend, with its weights.
+        config: the resolved config.
+        is_ema: whether the model has the moving average of its weights.
+    """
+    path = with_urls(str(found.path))
+    return describe_changes(found.manifest.outputs, path, backend, config, is_ema)
+
+
+def read_checkpoint(found: Checkpoint, weights_only: bool = False) -> PortableState:
+    """Read a checkpoint's arrays. Local: no collective.
+
+    Raises:
+        CheckpointError: If they cannot be read.
+    """
+    try:
+        return found.read_model() if weights_only else found.read()
+    except CorruptCheckpoint as corruption:
+        raise CheckpointError(f"checkpoint {found.path} cannot be read: {corruption}") from None
+
+
+@contextmanager
+def misfits_named(found: Checkpoint) -> Iterator[None]:
+    """Return a context in which a checkpoint is loaded; the error of one that does not fit names it."""
+    try:
+        yield
+    except TaskError as error:
+        raise CheckpointError(
+            f"checkpoint {found.path}: {error.problem}",
+            error.remedy or "To take its weights alone, without the optimizer's state, use --init.",
+            everywhere=True,
+        ) from None

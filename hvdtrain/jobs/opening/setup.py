@@ -1,19 +1,24 @@
 """Opening a job: the task with its data, and the model. All workers agree on both."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.model_call import describe_columns
 from hvdtrain.backends.options import replicas
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.records import ModelInfo
+from hvdtrain.callbacks import (
+    RunContext,
+    find_callbacks,
+)
 from hvdtrain.config import Config
 from hvdtrain.data.augment import Mixed
 from hvdtrain.data.drawn import Drawn
+from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
@@ -48,10 +53,15 @@ from hvdtrain.jobs.opening.limits import (
     check_metrics,
     check_train_batch,
     check_training_length,
+    with_learning_rate,
 )
-from hvdtrain.jobs.opening.memory_check import with_cuts_before
+from hvdtrain.jobs.opening.memory_check import (
+    with_cuts_before,
+    with_cuts_of,
+)
 from hvdtrain.jobs.opening.prepare import JobSpec
 from hvdtrain.jobs.opening.start import handshake
+from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.task import make_task, notes_on_members
@@ -60,6 +70,9 @@ from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import assert_consistent
 from hvdtrain.workers.seeding import seed_generators
 from hvdtrain.workers.user_errors import where_raised
+
+if TYPE_CHECKING:
+    from hvdtrain.checkpoints.remote.run_store import RunStore
 
 
 @dataclass(frozen=True)
@@ -292,3 +305,67 @@ def build(config: Config, task: Any, backend: Backend, batch: HostBatch | None =
         raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
     set_float_bits(model.float_bits)
     return model
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A training with its data open and its model built.
+
+    Attributes:
+        job: what the worker knew before; its config has the learning rate that counts.
+        backend: the framework.
+        task_data: the task with its data.
+        model: what is known of the model.
+        hosts: the host of each worker.
+        callbacks: the user's callbacks, checked.
+        lock: the lock of the run directory, which rank 0 acquires.
+        keeps_history: whether the summary that training returns has the run's history.
+        store: what uploads the run directory, if that is at a URL.
+        notes_on_task: what rank 0 has to tell the user of the task's file.
+    """
+
+    job: JobSpec
+    backend: Backend
+    task_data: TaskData
+    model: ModelInfo
+    hosts: Sequence[str]
+    callbacks: Sequence[Any]
+    lock: RunLock
+    keeps_history: bool = False
+    store: "RunStore | None" = None
+    notes_on_task: list[str] = field(default_factory=list)
+
+    @property
+    def config(self) -> Config:
+        """The resolved config."""
+        return self.job.config
+
+    def context(self) -> RunContext:
+        """Return what callbacks can use of the run, as far as it is known before the run directory."""
+        task_data, workers = self.task_data, self.backend.workers
+        return RunContext(
+            rank=workers.rank,
+            workers=workers.size,
+            config=self.config,
+            task=task_data.task,
+            model=self.backend.model,
+            train_data=task_data.train_data,
+            eval_data=first_set(task_data.eval_data),
+            eval_sets=sets_of(task_data.eval_data),
+        )
+
+
+def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any], lock: RunLock) -> TrainingRun:
+    """Collective. Agree, open the data and build the model.
+
+    Args:
+        job: the job.
+        backend: its framework.
+        callbacks: those of the caller, beside the task's own.
+        lock: what locks the run directory.
+    """
+    task_data, model, hosts = open_together(job, backend)
+    config = with_cuts_of(job.config, model)
+    job = replace(job, config=with_learning_rate(config, model.own_rates))
+    callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
+    return TrainingRun(job, backend, task_data, model, hosts, callbacks, lock)

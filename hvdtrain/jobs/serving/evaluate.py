@@ -20,6 +20,7 @@ from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, UsageError, WorkerF
 from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.opening import checkpoint_config
+from hvdtrain.jobs.opening.checkpoint_config import changed_outputs, load_weights, read_weights
 from hvdtrain.jobs.opening.data_identity import NO_DATA, JobData, compare_with_checkpoint
 from hvdtrain.jobs.opening.data_sets import known_size
 from hvdtrain.jobs.opening.dry_run import check_alone
@@ -27,7 +28,6 @@ from hvdtrain.jobs.opening.limits import check_eval_batch
 from hvdtrain.jobs.opening.prepare import JobSpec, prepare
 from hvdtrain.jobs.opening.setup import build_together
 from hvdtrain.jobs.opening.start import handshake, started
-from hvdtrain.jobs.resume import changed_outputs, load_weights, read_weights
 from hvdtrain.jobs.run_directory.folder import run_dir_of
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint, open_checkpoint_data
 from hvdtrain.jobs.serving.outputs import Place, place_in, place_of

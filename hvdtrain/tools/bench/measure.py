@@ -9,10 +9,10 @@ from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import UsageError
+from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.opening.prepare import JobSpec
 from hvdtrain.jobs.opening.setup import TaskData, build
 from hvdtrain.jobs.resume import ResumePoint
-from hvdtrain.jobs.training_run import new_session
 from hvdtrain.session import Session
 from hvdtrain.tools.blocks import (
     MOST_STEPS,

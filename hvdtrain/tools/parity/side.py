@@ -26,9 +26,9 @@ from hvdtrain.errors import (
 from hvdtrain.horovod_build.installed import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import SRUN, stated_launch
+from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.opening.setup import TaskData, build
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.training_run import new_session
 from hvdtrain.session import Session, readers_for
 from hvdtrain.tools.parity.observation import Observation
 from hvdtrain.tools.parity.probe import in_fp64, make_probe, model_part, observe, try_out

@@ -1,10 +1,13 @@
-"""What the plan says of an elastic job: the parts that follow the number of workers."""
+"""Parts of the plan: learning rate and optimizer, and what follows from the number of workers."""
 
+import math
 from collections.abc import Sequence
 
+from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.schedule import Cadence
+from hvdtrain.early_stopping import PlateauState
+from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST, Cadence
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import TrainingPlan, most_workers
@@ -136,3 +139,87 @@ def _padded_with(batch: BatchPlan, numbers: range) -> str:
         return ""
     more = f" and {len(found) - _NAMED} other numbers of" if len(found) > _NAMED else ""
     return f"{', '.join(map(str, found[:_NAMED]))}{more} workers"
+
+
+_GROUPS = 8  # parameter groups whose learning rates are shown
+
+
+def describe_learning_rate(
+    config: Config, plan: TrainingPlan, own: OwnRates | None, plateau: PlateauState | None
+) -> str:
+    """Return the learning rate, its warm-up and its schedule."""
+    rate, base = plan.learning_rate, config.base_learning_rate
+    quoted = f"{base:g}{_origin(base, own)}"
+    text = quoted
+    if rate.peak != base:
+        text = (
+            f"{rate.peak:g} = {quoted} x {rate.peak / base:g} ({config.lr_scaling} rule: "
+            f"{learning_rate_of(config, plan)}, quoted for {plan.base_batch})"
+        )
+    if rate.warmup_epochs:
+        steps = config.warmup_steps
+        length = counted(steps, "step") if steps else counted(rate.warmup_epochs, "epoch")
+        text += f", after a warm-up of {length}"
+    lowest = f"{rate.peak * rate.final_fraction:g}"
+    after = {
+        "constant": "constant",
+        "cosine": f"cosine to {lowest}",
+        "linear": f"linear to {lowest}",
+        "one_cycle": f"one cycle: from {rate.peak * ONE_CYCLE_FIRST:g} up to the peak at 30 % of the "
+        f"training and down to {rate.peak * ONE_CYCLE_LAST:g}",
+        "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
+        "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
+        "plateau": _plateau(config, rate.peak, plateau),
+    }
+    return f"{text}, {after[rate.schedule]}{_rates_of_groups(rate.peak, own)}"
+
+
+def _plateau(config: Config, peak: float, plateau: PlateauState | None) -> str:
+    patience = counted(config.plateau_patience, "evaluation")
+    goal = config.plateau_metric
+    way = "higher" if goal.highest else "lower"
+    text = f"x {config.plateau_factor:g} after {patience} in a row without a {way} {goal.metric}"
+    if config.lr_final_fraction:
+        text += f", down to {peak * config.lr_final_fraction:g}"
+    if plateau is not None and plateau.fraction < 1:
+        text += f"; lowered to {peak * max(plateau.fraction, config.lr_final_fraction):g} so far"
+    return text
+
+
+def _origin(base: float, own: OwnRates | None) -> str:
+    """Return where the learning rate comes from, if that is not plain."""
+    if own is None or own.base is None:
+        return ""
+    if math.isclose(base, own.base, rel_tol=1e-6):
+        return " (the optimizer's own)"
+    return f" (in place of the optimizer's default {own.base:g})"
+
+
+def _rates_of_groups(peak: float, own: OwnRates | None) -> str:
+    if own is None or set(own.factors) == {1.0}:
+        return ""
+    shown = [f"{peak * factor:g}" for factor in own.factors[:_GROUPS]]
+    more = ", ..." if len(own.factors) > _GROUPS else ""
+    return f"; {counted(len(own.factors), 'parameter group')} at {', '.join(shown)}{more}"
+
+
+def describe_optimizer(config: Config, own: OwnRates | None) -> str:
+    """Return the optimizer with its options."""
+    text = f"{config.optimizer}{_options(config)}" if own is None else f"the task's own, {own.optimizer}"
+    if config.clip_norm:
+        text += f", gradient clipped to norm {config.clip_norm:g}"
+    return text
+
+
+def _options(config: Config) -> str:
+    """Return the options of a built-in optimizer."""
+    text = ""
+    if config.optimizer in ("sgd", "lars") and config.momentum:
+        text += f", momentum {config.momentum:g}"
+    if config.optimizer == "lars":
+        text += f", trust coefficient {config.lars_trust_coefficient:g}"
+    if config.optimizer == "lamb":
+        text += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
+    if config.weight_decay:
+        text += f", weight decay {config.weight_decay:g}"
+    return text

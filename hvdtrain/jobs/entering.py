@@ -1,0 +1,286 @@
+"""Entering a run: its session, the dry run, and its services, which are closed after the last step."""
+
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.hooks import LoopHook, LoopHooks
+from hvdtrain.backends.memory import MemoryPeak
+from hvdtrain.backends.options import speaks_for_replica
+from hvdtrain.backends.records import ModelInfo
+from hvdtrain.callbacks import (
+    ON_STEP,
+    ON_WINDOW,
+    SHOULD_STOP,
+    hook_of,
+)
+from hvdtrain.checkpoints.saver import BackgroundSaver, Saver, UploadingSaver
+from hvdtrain.config import Config
+from hvdtrain.data.readers import Readers
+from hvdtrain.errors import ConfigError
+from hvdtrain.host.cores import peak_bytes
+from hvdtrain.jobs.endings import errors_noted
+from hvdtrain.jobs.opening.dry_run import dry_run
+from hvdtrain.jobs.opening.memory_check import (
+    heaviest_plan,
+    measured_plan,
+    notes_on_memory,
+    plan_memory,
+)
+from hvdtrain.jobs.opening.setup import TaskData, TrainingRun
+from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
+from hvdtrain.jobs.resume import ResumePoint
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, open_run, run_dir_of
+from hvdtrain.jobs.run_directory.provenance import Provenance, keep, provenance_of
+from hvdtrain.jobs.run_directory.stored import end_uploads
+from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.track import agree_on_id, trackers_of
+from hvdtrain.reporting.index_trace import IndexTrace
+from hvdtrain.reporting.report import Report
+from hvdtrain.run_state import RunState
+from hvdtrain.schedule import Rescale
+from hvdtrain.session import Session, readers_for, versions_with
+from hvdtrain.storage.files import run_folder
+from hvdtrain.task import GivenTask
+from hvdtrain.training_plan import TrainingPlan, most_workers
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.seeding import seed_generators, seed_host_generators
+
+# by config field, what makes the hook of a tool; a tool is imported only where it is used
+_TOOL_HOOKS = {"profile": "hvdtrain.tools.profile.step_profile:StepProfile"}
+
+
+def seed_training(run: TrainingRun, step: int) -> None:
+    """Seed the generators that the task's code may draw from, after this step. Local: no collective."""
+    seed = run.config.seed
+    if run.config.check_data:  # it has seeded them for each sample
+        seed_generators(seed, "training")
+    # transforms that draw from them must not draw the same on all workers
+    seed_host_generators(seed, f"step {step}, rank {run.backend.workers.rank}")
+
+
+def new_session(
+    config: Config,
+    backend: Backend,
+    task_data: TaskData,
+    point: ResumePoint,
+    readers: Readers,
+    *,
+    callbacks: Sequence[Any] = (),
+) -> Session:
+    """Collective. Return the run as it stands before anything is written."""
+    session = Session(
+        config=config,
+        backend=backend,
+        train_data=task_data.train_data,
+        eval_data=task_data.eval_data,
+        report=Report(),
+        run_dir=run_folder(config.run_dir),
+        readers=readers,
+        fingerprints=task_data.identity.to_keep(),
+        state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
+        watched=_watched(config, backend.workers, callbacks),
+        stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
+    )
+    session.hooks = hooks_of(session)
+    follow_workers(session)
+    return session
+
+
+def _watched(config: Config, workers: Workers, callbacks: Sequence[Any]) -> frozenset[str]:
+    """Collective. Return the hooks of callbacks after which the next step follows what they freeze or thaw.
+
+    Workers may have other callbacks than rank 0. Where nothing follows, what has changed is refused later.
+    """
+    own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
+    found = {hook for of_rank in workers.allgather_object(own) for hook in of_rank}
+    return frozenset() if workers.is_elastic or config.sync_every else frozenset(found)
+
+
+def follow_workers(session: Session) -> None:
+    """Local. Note the number of workers in ``session.state``, and where the learning rate comes from.
+
+    The same on every worker that has the same state. Called when a run starts or resumes, and in each new
+    world when the state is there; it does nothing if the number is the same.
+    """
+    config, state, now = session.config, session.state, session.backend.workers.size
+    before, state.workers = state.workers, now
+    if (
+        before in (0, now)
+        or not config.rescale_epochs
+        or (config.global_batch_size and config.sync_every is None)
+        or not state.progress.samples
+    ):
+        return
+    old = TrainingPlan.of(
+        config,
+        before,
+        session.data_size,
+        state.progress,
+        most=most_workers(session.backend.workers),
+        rescale=state.rescale,
+    )
+    peak = old.learning_rate.peak_at(session.epoch)
+    state.rescale = None
+    if peak != session.plan().learning_rate.peak:
+        state.rescale = Rescale(peak=peak, samples=state.progress.samples)
+
+
+def tool_hooks(config: Config) -> list[Callable[[Session], LoopHook]]:
+    """Return what makes the hooks of tools that the config asks for. Local.
+
+    Raises:
+        ConfigError: If a tool is not there.
+    """
+    found = []
+    for name, place in _TOOL_HOOKS.items():
+        if getattr(config, name) is not None:
+            module, attribute = place.split(":")
+            try:
+                found.append(getattr(importlib.import_module(module), attribute))
+            except ModuleNotFoundError as error:
+                raise ConfigError(
+                    f"--{name} needs {module}, which this installation of hvdtrain does not have",
+                    f"Leave out --{name}, or install hvdtrain anew.",
+                    everywhere=True,
+                ) from error
+    return found
+
+
+def hooks_of(session: Session) -> LoopHooks:
+    """Return what takes part in the loop. Local."""
+    config, workers = session.config, session.backend.workers
+    hooks: list[LoopHook] = [MemoryPeak(session.backend, config.sync_every or 1)]
+    hooks += [make(session) for make in tool_hooks(config)]
+    if config.trace_indices:
+        hooks.append(
+            IndexTrace(
+                lambda: (
+                    session.run_dir if speaks_for_replica(workers, config) else None,
+                    workers.rank,
+                    session.state.progress.step,
+                    session.generation,
+                ),
+                may_write=lambda: not session.lost_lease(),
+            )
+        )
+    return LoopHooks(*hooks)
+
+
+def try_out(session: Session, task: Any, model: ModelInfo) -> Sequence[str]:
+    """Collective. Do the dry run, which precedes whatever is written; return its notes."""
+    ACTIVITY.enter("in the dry run", is_long=True)
+    session.memory = plan_memory(session, model)
+    peak = peak_bytes()
+    # its batches need not stay in memory
+    found = dry_run(session, task, session.memory)
+    session.forms = found.forms
+    session.memory = measured_plan(session, model, found, peak)
+    session.heaviest = heaviest_plan(session, session.memory)
+    return [*notes_on_memory(session.heaviest, session.backend), *found.notes]
+
+
+def open_services(
+    run: TrainingRun, session: Session, point: ResumePoint, lost_lease: Callable[[], str] = lambda: ""
+) -> None:
+    """Collective. Make the run directory, or cut it back to the start, and the session's report and saver.
+
+    Args:
+        run: the training.
+        session: the run.
+        point: where it starts.
+        lost_lease: returns why this worker may no longer write files; empty while it may.
+    """
+    config, workers = run.config, run.backend.workers
+    provenance = _provenance(run) if workers.rank == 0 else None
+    known, in_place = session.state.tracking_id, point.resumed_step is not None
+    session.state.tracking_id = tracking_id = agree_on_id(config, workers, known, in_place)
+    session.report, session.run_dir = open_run(
+        config,
+        workers,
+        point.resumed_step,
+        run.callbacks,
+        run.context(),
+        lock=run.lock,
+        lost_lease=lost_lease,
+        provenance=provenance,
+        new_reporters=trackers_of(
+            config, tracking_id, run.hosts, point.changes, origin=point.origin, provenance=provenance
+        ),
+    )
+    if provenance is not None:
+        source = point.source if point.manifest is not None else None
+        source_dir = None if source is None else run_dir_of(source)
+        run.notes_on_task[:] = keep(provenance, session.run_dir, point.progress.step, source_dir)
+    session.saver = Saver()
+    if workers.rank == 0:
+        session.saver = _saver(run, session, point)
+        if run.store is not None:
+            run.store.start(point.resumed_step)
+
+
+def _saver(run: TrainingRun, session: Session, point: ResumePoint) -> BackgroundSaver:
+    """Return the saver of rank 0."""
+    config = run.config
+    options: dict[str, Any] = {
+        "keep_last": config.keep_last,
+        "best": config.keep_best,
+        "stop_on_error": config.on_save_error == "stop",
+        "newest": point.newest,
+        "values": point.values,
+        "parameters": list(run.model.parameter_shapes),
+    }
+    folder = session.run_dir / CHECKPOINTS
+    if run.store is None:
+        return BackgroundSaver(folder, session.report, **options)
+    return UploadingSaver(folder, session.report, run.store, **options)
+
+
+def _provenance(run: TrainingRun) -> Provenance:
+    """Find out where this start of the run comes from. Local: rank 0 does it."""
+    versions = versions_with(run.backend)
+    if run.job.build_identity:
+        versions["Horovod"] = run.job.build_identity
+    return provenance_of(run.config, run.hosts, versions, isinstance(run.job.task_class, GivenTask))
+
+
+def close_services(session: Session) -> None:
+    """Wait for the checkpoint that is being written, and close the report. Local: no collective."""
+    with errors_noted(session.report):
+        session.saver.finish(LAST_SAVE_SECONDS)
+    session.report.close()  # last: what is being written waits for the log to be on the disk
+    end_uploads(session.saver, session.report)
+
+
+@contextmanager
+def entered(run: TrainingRun, point: ResumePoint) -> Iterator[tuple[Session, Sequence[str]]]:
+    """Collective. Return a context with the session of a run, which was tried out, and the dry run's notes.
+
+    The processes that read samples are started before, and end after the context.
+    """
+    task_data = run.task_data
+    with readers_for(run.config, task_data.train_data, task_data.eval_data) as readers:
+        session = new_session(run.config, run.backend, task_data, point, readers, callbacks=run.callbacks)
+        session.keeps_history = run.keeps_history
+        yield session, try_out(session, task_data.task, run.model)
+
+
+@contextmanager
+def services_open(run: TrainingRun, session: Session, point: ResumePoint, signals: Signals) -> Iterator[None]:
+    """Collective. Return a context with the services of a run, which are closed at its end.
+
+    A request to stop does not interrupt the training in it, nor the saving and closing at its end.
+    """
+    try:
+        open_services(run, session, point)
+    except BaseException:
+        close_services(session)  # those that are open
+        raise
+    with signals.defer_to_step_boundary():
+        try:
+            yield
+        finally:
+            close_services(session)
