@@ -197,7 +197,7 @@ def test_in_the_warmup_gradients_and_errors_travel_whole(started):
     parts = drawn(started, 0)
     first = finished(started, parts)
     left = {path: summed(parts)[path] - first[path] for path in KERNELS}
-    started._reducer.follow(True)
+    reducer_of(started).follow(True)
     parts = drawn(started, 1)
     found, total = finished(started, parts), summed(parts)
     for path, value in total.items():

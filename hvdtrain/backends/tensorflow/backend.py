@@ -256,8 +256,8 @@ class TensorFlowBackend(ComposedBackend):
 
     def _all_kept(self) -> AbstractContextManager[None]:
         """Return a context after which everything that steps change is as it was."""
-        scale = [] if (scale := self.parts.loss_scale) is None else scale.variables
-        return state_kept(self.model, [*self.parts.slots, *self.parts.ema.to_broadcast(), *scale])
+        parts = self.parts
+        return state_kept(self.model, [*parts.slots, *parts.ema.to_broadcast(), *parts.scale_variables])
 
 
 _backend: type[Backend] = TensorFlowBackend

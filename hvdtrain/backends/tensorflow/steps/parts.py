@@ -79,6 +79,11 @@ class Parts:
         return {name: optimizer for name, (optimizer, _) in self.named.items()}
 
     @property
+    def scale_variables(self) -> list[Any]:
+        """The variables of the loss scale, if there is one."""
+        return [] if self.loss_scale is None else self.loss_scale.variables
+
+    @property
     def optimized(self) -> set[int]:
         """The identities of the variables that the only optimizer knows."""
         return {id(variable) for variable in self.named[MAIN][0]._trainable_variables}

@@ -113,11 +113,10 @@ class PlainStep(WholeModelStep):
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the root's variables to every worker."""
-        parts, scale = self.parts, self.parts.loss_scale
+        parts = self.parts
         variables = [field.variable for field in parts.tensors.fields]
         averages = [*parts.ema.to_broadcast(), *self.to_broadcast()]
-        scales = [] if scale is None else scale.variables
-        broadcast_variables([*parts.slots, *variables, *averages, *scales], root)
+        broadcast_variables([*parts.slots, *variables, *averages, *parts.scale_variables], root)
         parts.ema.follow_broadcast()
         parts.reducer.broadcast(root)
         if self.computation.layer_state:

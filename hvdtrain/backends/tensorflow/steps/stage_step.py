@@ -172,9 +172,8 @@ class StageStep(StageStepBase):
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the variables of the first replica to the others."""
-        scale = self.parts.loss_scale
-        optimizer = self.parts.named[MAIN][0]
-        self.state.broadcast([optimizer.iterations, *([] if scale is None else scale.variables)])
+        parts = self.parts
+        self.state.broadcast([parts.named[MAIN][0].iterations, *parts.scale_variables])
 
     def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective. Do a step."""
