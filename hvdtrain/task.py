@@ -1,23 +1,21 @@
 """Task and Dataset, the interfaces that a user implements, and loading a task by name or path."""
 
 import difflib
-import dis
 import importlib
 import importlib.util
 import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hvdtrain.config.field_names import is_misspelt, task_advice
-from hvdtrain.errors import ENDINGS, NOT_THE_TASKS, TaskError
-from hvdtrain.host.frameworks import FRAMEWORKS, OWN_STEP, load_triton
+from hvdtrain.errors import ENDINGS, TaskError
+from hvdtrain.host.frameworks import load_triton
 from hvdtrain.storage.files import expand_task
 from hvdtrain.workers.user_errors import where_raised
 
@@ -58,7 +56,6 @@ MEMBERS: dict[str, tuple[str, ...] | None] = {
     "callbacks": None,
 }
 
-_READS = ("LOAD_ATTR", "LOAD_METHOD")
 
 # prefix for modules of task files, which other processes cannot import by name
 FILE_MODULE_PREFIX = "hvdtrain_task_"
@@ -170,132 +167,6 @@ def load_task_class(spec: str) -> Callable[..., Any]:
     return found
 
 
-def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, Any], framework: str) -> Any:
-    """Construct a task and check that it has the required attributes.
-
-    Raises:
-        TaskError: If the constructor does not accept the options or raises, or an attribute is missing.
-    """
-    _check_options(task_class, spec, options)
-    try:
-        task = task_class(**options)
-    except NOT_THE_TASKS:
-        raise
-    except BaseException as error:
-        raise TaskError(f"task {spec} cannot be constructed: {where_raised(error)}") from error
-    for name in ("train_data", "eval_data"):
-        if not callable(getattr(task, name, None)):
-            hint = _hint_at(task, name) or "docs/tasks.md lists what a task needs."
-            raise TaskError(f"task {spec} has no method {name}()", hint)
-    wanted = FRAMEWORKS[framework].model_method
-    if not callable(getattr(task, wanted, None)):
-        methods = [row.model_method for row in FRAMEWORKS.values()]
-        other = next((name for name in methods if callable(getattr(task, name, None))), None)
-        remedy = f"It has {other}(): use the other --framework, or add {wanted}()." if other else ""
-        remedy = _hint_at(task, wanted) or remedy
-        raise TaskError(f"task {spec} has no method {wanted}(), which --framework {framework} needs", remedy)
-    row = FRAMEWORKS[framework]
-    if not any(hasattr(task, name) for name in ("loss", row.loss_method, row.step_method)):
-        hint = _hint_at(task, "loss") or _hint_at(task, row.loss_method)
-        raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)", hint)
-    if hasattr(task, row.step_method) and OWN_STEP not in row.capabilities:
-        raise TaskError(f"task {spec} has {row.step_method}: the backend for {row.title} cannot call it")
-    _check_signatures(task, spec, framework)
-    return task
-
-
-def _check_signatures(task: Any, spec: str, framework: str) -> None:
-    """Check that the task's methods for a framework take the arguments that they are called with.
-
-    Raises:
-        TaskError: naming the method and how to write it.
-    """
-    row = FRAMEWORKS[framework]
-    of_framework = (row.model_method, row.loss_method, row.optimizer_method)
-    of_step = (row.step_method, row.optimizers_method)
-    for method in ("train_data", "eval_data", *of_framework, *of_step):
-        arguments = MEMBERS.get(method) or ()
-        try:
-            signature = inspect.signature(getattr(task, method, None))  # type: ignore[arg-type]
-        except (TypeError, ValueError):  # there is none, or it is not written in Python
-            continue
-        try:
-            signature.bind(*arguments)
-        except TypeError as error:
-            call = f"{method}({', '.join(arguments)})"
-            raise TaskError(
-                f"task {spec}: {method}{signature} cannot be called as {call}: {error}",
-                f"Write def {method}({', '.join(('self', *arguments))}).",
-            ) from None
-
-
-def unknown_members(task: Any) -> dict[str, str]:
-    """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant.
-
-    It is empty for a known member, and for one that the task's own code reads. What a class of a library
-    gives is not looked at.
-
-    Args:
-        task: the task.
-    """
-    classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
-    spaces = [getattr(task, "__dict__", {}), *map(vars, classes)]
-    read = {name for kind in classes for value in vars(kind).values() for name in _read_by(value)}
-    found = {}
-    for name, members in ((name, space) for space in spaces for name in space):
-        if name in MEMBERS or name in read or name.startswith("_"):
-            continue
-        near = next((known for known in MEMBERS if is_misspelt(name, known)), "")
-        if near and members.get(near) is None:
-            found[name] = f"did you mean {_called(near, MEMBERS[near] is not None)}?"
-        elif advice := task_advice(name):
-            found[name] = advice
-    return found
-
-
-def notes_on_members(task: Any) -> list[str]:
-    """Return notes on members of a task that are misspelt, or that other trainers have."""
-    return [
-        f"the task has {_called(name, _is_method(task, name))}, which hvdtrain does not know; {meant}"
-        for name, meant in unknown_members(task).items()
-    ]
-
-
-def _hint_at(task: Any, missing: str) -> str:
-    """Return what a task may have in place of a member that it lacks, as a sentence; empty if nothing is."""
-    for name, meant in unknown_members(task).items():
-        if re.search(rf"\b{missing}\b", meant):
-            return f"It has {_called(name, _is_method(task, name))}: {meant}"
-    return ""
-
-
-def _is_method(task: Any, name: str) -> bool:
-    return callable(inspect.getattr_static(task, name, None))  # a property is not computed
-
-
-def _called(name: str, is_method: bool) -> str:
-    return f"{name}()" if is_method else name
-
-
-def _is_users(kind: type) -> bool:
-    """Return whether a class is written by the user, and comes from no library."""
-    module = sys.modules.get(kind.__module__)
-    path = getattr(module, "__file__", None) or ""
-    is_installed = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "hvdtrain")
-    return kind.__module__ == "__main__" or not (is_installed or "-packages" in path)
-
-
-def _read_by(value: Any) -> Iterator[str]:
-    """Yield the names of attributes that the code of a class's member reads."""
-    if isinstance(value, property):
-        value = value.fget
-    codes = [getattr(getattr(value, "__func__", value), "__code__", None)]
-    while codes:
-        if (code := codes.pop()) is not None:
-            yield from (str(i.argval) for i in dis.get_instructions(code) if i.opname in _READS)
-            codes += [inner for inner in code.co_consts if inspect.iscode(inner)]
-
-
 class GivenTask:
     """Takes the place of a task's class if the caller made the task: called, it returns that object.
 
@@ -364,7 +235,7 @@ def _built_in(name: str) -> Callable[..., Any]:
     if name not in names:
         if name.endswith(".py"):
             raise TaskError(f"task {name} names a file but no class", f"Write {name}:MyTask.")
-        hint = _did_you_mean(name, names)
+        hint = did_you_mean(name, names)
         raise TaskError(
             f"there is no built-in task {name!r}",
             hint or f"Built-in: {', '.join(names)}. Your own: package.module:Task or path/to/file.py:Task.",
@@ -407,33 +278,8 @@ def _import_file(path: Path) -> ModuleType:
     return module
 
 
-def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[str, Any]) -> None:
-    if isinstance(task_class, GivenTask) and options:
-        raise TaskError(
-            f"task {spec} was passed as an instance, so task_options must be empty; found {options}",
-            "Give the options to its constructor, or pass the class.",
-        )
-    try:
-        signature = inspect.signature(task_class)
-    except (TypeError, ValueError):
-        return
-    parameters = signature.parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    for name in options:
-        if name not in parameters and not takes_any:
-            hint = _did_you_mean(name, parameters) or (
-                f"It takes {', '.join(parameters)}." if parameters else "It takes none."
-            )
-            raise TaskError(f"task {spec} has no option {name!r} (from task_options)", hint)
-    try:
-        signature.bind(**options)
-    except TypeError as error:
-        raise TaskError(
-            f"task {spec}: {error}", "Set it with --set task_options.NAME=VALUE or in the config file."
-        ) from None
-
-
-def _did_you_mean(name: str, known: Any) -> str:
+def did_you_mean(name: str, known: Any) -> str:
+    """Return a hint at the known name that is nearest to an unknown one; empty if none is near."""
     by_plain_name = {str(other).lower(): other for other in known}
     close = difflib.get_close_matches(name.lower(), by_plain_name, n=1)
     return f"Did you mean {by_plain_name[close[0]]!r}?" if close else ""
@@ -449,4 +295,4 @@ def _known_classes(name: str, module: ModuleType) -> str:
     tasks = [own for own, value in classes.items() if hasattr(value, "train_data")]
     known = tasks or list(classes)
     listed = f"Its classes: {', '.join(known[:10])}." if known else "It defines no class."
-    return _did_you_mean(name, known) or listed
+    return did_you_mean(name, known) or listed

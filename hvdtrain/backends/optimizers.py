@@ -10,7 +10,8 @@ from typing import Any
 
 from hvdtrain.backends.options import adapts
 from hvdtrain.backends.records import OwnRates, Shapes
-from hvdtrain.config import Config, ParameterGroup
+from hvdtrain.config import Config
+from hvdtrain.config.values import ParameterGroup
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 

@@ -1,76 +1,33 @@
-"""The configuration of a job: its fields and their rules. ``config_layers.py`` reads and merges sources."""
+"""The configuration of a job: its fields and their rules. ``layers.py`` reads and merges sources."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    field_validator,
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from hvdtrain.config.values import (
+    CompressionField,
+    EveryField,
+    FrameworkField,
+    MetricGoalField,
+    ParameterGroup,
+    Patterns,
+    StepsField,
+    TrackersField,
+    expand_place,
 )
-
-from hvdtrain.config.values import check_compression, split_trackers
 from hvdtrain.config.yaml_reader import write_yaml
 from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.schedule import Cadence, StepWindow
-from hvdtrain.storage.files import check_url, expand_path, expand_task
-from hvdtrain.storage.urls import READ_ONLY, is_url, scheme_of, shown
+from hvdtrain.schedule import Cadence
 
 _LEAST_STALL_TIMEOUT = 5
-
-MetricGoalField = Annotated[MetricGoal, BeforeValidator(MetricGoal.parse), PlainSerializer(str)]
-
-
-def _known_framework(value: object) -> object:
-    if not isinstance(value, str) or value not in FRAMEWORKS:
-        raise ValueError(f"should be {' or '.join(map(repr, FRAMEWORKS))}")
-    return value
-
-
-FrameworkField = Annotated[str, BeforeValidator(_known_framework)]
-# one text is a list of one pattern
-Patterns = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...],
-    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
-]
-StepsField = Annotated[StepWindow, BeforeValidator(StepWindow.parse), PlainSerializer(str)]
-EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
-
-TrackersField = Annotated[
-    tuple[Literal["mlflow", "wandb", "tensorboard"], ...], BeforeValidator(split_trackers)
-]
-
-CompressionField = Annotated[str, BeforeValidator(check_compression)]
 
 # the sources of values that were typed for one job
 COMMAND_LINE = ("--set", "options")
 # the learning rate of each built-in optimizer if no source sets one
 LEARNING_RATES = {"sgd": 0.01, "adamw": 0.001, "lars": 0.1, "lamb": 0.001}
-
-# setting one field of a pair removes the other field if a source of lower precedence set it
-EITHER_OR = (
-    ("epochs", "steps"),
-    ("batch_size", "global_batch_size"),
-    ("warmup_epochs", "warmup_steps"),
-)
-
-
-class ParameterGroup(BaseModel):
-    """Options of the parameters whose portable names match a pattern."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    match: str = Field(min_length=1)
-    learning_rate_factor: float = Field(1.0, gt=0)
-    weight_decay: float | None = Field(None, ge=0)
-    frozen: bool = False
 
 
 class Config(BaseModel):
@@ -376,22 +333,7 @@ class Config(BaseModel):
     @classmethod
     def _expand(cls, value: object, info: Any) -> object:
         """Expand ``~`` and environment variables; ``task`` may name a file."""
-        if isinstance(value, os.PathLike):
-            value = os.fspath(value)
-        if not isinstance(value, str):
-            return value
-        if info.field_name == "task":
-            return expand_task(value)
-        path = expand_path(value)
-        scheme, inside = scheme_of(path), path.partition("://")[2]
-        if info.field_name == "run_dir" and inside and scheme in ("memory", *READ_ONLY):
-            raise ValueError(f"{shown(path)}: {scheme}:// keeps nothing that is written")
-        if not is_url(path):
-            return path
-        url = check_url(path)
-        if shown(url) != url:
-            raise ValueError(f"{shown(url)} has a signature in it, which would be written to config.yaml")
-        return url
+        return expand_place(info.field_name, value)
 
     @field_validator("stall_timeout")
     @classmethod

@@ -13,13 +13,20 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from hvdtrain.config import EITHER_OR, Config, Layer, is_nullable
+from hvdtrain.config import Config, Layer, is_nullable
 from hvdtrain.config.field_names import name_hint, value_hint
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.urls import shown
+
+# setting one field of a pair removes the other field if a source of lower precedence set it
+_EITHER_OR = (
+    ("epochs", "steps"),
+    ("batch_size", "global_batch_size"),
+    ("warmup_epochs", "warmup_steps"),
+)
 
 _MAX_FILE_BYTES = 10_000_000
 _MAX_KEY_PARTS = 20
@@ -45,7 +52,7 @@ def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> C
         unknown += [(problem, "") for problem in wrong]
     _check_names(unknown)
     for layer in layers:
-        for one, other in EITHER_OR:
+        for one, other in _EITHER_OR:
             given = [field for field in (one, other) if layer.values.get(field) is not None]
             if len(given) == 2:
                 raise ConfigError(

@@ -1,11 +1,25 @@
-"""The values of config fields that are rows of a table: compression, formats of exports, trackers."""
+"""The values of config fields: their types, and tables of compression, formats of exports, trackers."""
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+)
+
+from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError
+from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.schedule import Cadence, StepWindow
+from hvdtrain.storage.files import check_url, expand_path, expand_task
+from hvdtrain.storage.urls import READ_ONLY, is_url, scheme_of, shown
 
 
 class Compression(NamedTuple):
@@ -159,3 +173,59 @@ def check_installed(names: Collection[str]) -> None:
                 f"python -m pip install 'hvdtrain[{row.package}]', on each host of the job. Or leave it out, "
                 f"and send the run later: python -m hvdtrain track RUN --to {name}",
             )
+
+
+def _known_framework(value: object) -> object:
+    if not isinstance(value, str) or value not in FRAMEWORKS:
+        raise ValueError(f"should be {' or '.join(map(repr, FRAMEWORKS))}")
+    return value
+
+
+MetricGoalField = Annotated[MetricGoal, BeforeValidator(MetricGoal.parse), PlainSerializer(str)]
+FrameworkField = Annotated[str, BeforeValidator(_known_framework)]
+# one text is a list of one pattern
+Patterns = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...],
+    BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
+]
+StepsField = Annotated[StepWindow, BeforeValidator(StepWindow.parse), PlainSerializer(str)]
+EveryField = Annotated[Cadence, BeforeValidator(Cadence.parse), PlainSerializer(str)]
+TrackersField = Annotated[
+    tuple[Literal["mlflow", "wandb", "tensorboard"], ...], BeforeValidator(split_trackers)
+]
+CompressionField = Annotated[str, BeforeValidator(check_compression)]
+
+
+class ParameterGroup(BaseModel):
+    """Options of the parameters whose portable names match a pattern."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    match: str = Field(min_length=1)
+    learning_rate_factor: float = Field(1.0, gt=0)
+    weight_decay: float | None = Field(None, ge=0)
+    frozen: bool = False
+
+
+def expand_place(name: str, value: object) -> object:
+    """Return the value of a field that names a task, a path or a URL, with ``~`` and variables expanded.
+
+    Raises:
+        ValueError: If it is a URL that cannot be used, or that has a signature in it.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, str):
+        return value
+    if name == "task":
+        return expand_task(value)
+    path = expand_path(value)
+    scheme, inside = scheme_of(path), path.partition("://")[2]
+    if name == "run_dir" and inside and scheme in ("memory", *READ_ONLY):
+        raise ValueError(f"{shown(path)}: {scheme}:// keeps nothing that is written")
+    if not is_url(path):
+        return path
+    url = check_url(path)
+    if shown(url) != url:
+        raise ValueError(f"{shown(url)} has a signature in it, which would be written to config.yaml")
+    return url

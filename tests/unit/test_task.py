@@ -8,14 +8,8 @@ from typing import ClassVar
 import pytest
 
 from hvdtrain.errors import TaskError
-from hvdtrain.task import (
-    built_in_names,
-    load_task_class,
-    make_task,
-    notes_on_members,
-    task_class_of,
-    task_spec,
-)
+from hvdtrain.jobs.opening.make_task import make_task, notes_on_members
+from hvdtrain.task import built_in_names, load_task_class, task_class_of, task_spec
 from hvdtrain.tasks.digits import Digits
 
 GOOD = """

@@ -55,6 +55,7 @@ from hvdtrain.jobs.opening.limits import (
     check_training_length,
     with_learning_rate,
 )
+from hvdtrain.jobs.opening.make_task import make_task, notes_on_members
 from hvdtrain.jobs.opening.memory_check import (
     with_cuts_before,
     with_cuts_of,
@@ -64,7 +65,6 @@ from hvdtrain.jobs.opening.start import handshake
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
-from hvdtrain.task import make_task, notes_on_members
 from hvdtrain.training_plan import TrainingPlan, most_workers
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import assert_consistent
