@@ -58,7 +58,6 @@ def test_a_file_goes_and_comes_back(url, tmp_path, size):
     upload(tmp_path / "there", f"{url}/file")
     download(f"{url}/file", tmp_path / "back")
     assert (tmp_path / "back").read_bytes() == content
-    assert {path.name for path in tmp_path.iterdir()} >= {"there", "back"}
     assert not [*tmp_path.glob(".*")]
 
 
@@ -101,6 +100,14 @@ def test_a_version_that_is_no_longer_there_is_not_written_over(store):
         with pytest.raises(ChangedObjectError):
             object_urls.write(url, b"3", over=old)
     assert store.objects("versions") == {"versions": b"2"}
+
+
+def test_a_store_that_knows_no_conditions_is_written_without_them(monkeypatch):
+    system = type(fsspec.filesystem("memory"))
+    write = system.pipe_file
+    monkeypatch.setattr(system, "pipe_file", lambda self, path, value: write(self, path, value, "overwrite"))
+    object_urls.write("memory://plain/one", b"1", over="")
+    assert object_urls.read("memory://plain/one", 1) == b"1"
 
 
 def test_another_clients_objects_are_seen_at_once(store):

@@ -90,13 +90,6 @@ def test_one_without_a_manifest_does_not_exist_and_a_damaged_one_is_passed_over(
             fetched.locate(f"{url}/checkpoints/step-0000000{named}")
 
 
-def test_one_that_was_replaced_is_fetched_anew(store, url, tmp_path):
-    assert equal(fetched.locate(url).read(), make_state(3))
-    other = saved(tmp_path / "other", 3, value=7)
-    store.put_folder(other, f"{key(url)}/checkpoints/step-00000003")
-    assert equal(fetched.locate(url).read(), make_state(7))
-
-
 def test_what_is_fetched_over_connections_that_are_cut_is_whole(store, url, tmp_path):
     numbers = random.Random(1)
     for _ in range(4):
