@@ -22,46 +22,30 @@ _GOALS = ("keep_best", "early_stopping", "plateau_metric")  # config fields that
 
 
 class Best(NamedTuple):
-    """The best value of a metric.
-
-    Attributes:
-        value: the value.
-        step: the step of its evaluation; None if it is not known.
-    """
+    """The best value of a metric."""
 
     value: float
-    step: int | None
+    step: int | None  # the step of its evaluation; None if it is not known
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is compared of a run.
+    """What is compared of a run."""
 
-    Attributes:
-        name: the run's name among the others.
-        path: its directory.
-        facts: values as text, by the names in ``FACTS``.
-        last: metrics of the last evaluation, by name; of the last training window if there was none.
-        best: their best values; without those that were never finite.
-        is_trained_only: whether there was no evaluation.
-        seconds: the time that it trained.
-        samples_per_second: the median of the logged windows.
-        peak_memory_mib: the most memory that a worker has had.
-        config: fields of the config as text; those of mappings by names with dots.
-        problem: why something is not known; empty if all is.
-    """
-
-    name: str
-    path: Path
-    facts: Mapping[str, str]
+    name: str  # the run's name among the others
+    path: Path  # its directory
+    facts: Mapping[str, str]  # values as text, by the names in ``FACTS``
+    # metrics of the last evaluation, by name; of the last training window if there was none
     last: Mapping[str, Any]
+    # their best values; without those that were never finite
     best: Mapping[str, Best] = field(default_factory=dict)
-    is_trained_only: bool = False
-    seconds: Any = None
-    samples_per_second: Any = None
-    peak_memory_mib: Any = None
+    is_trained_only: bool = False  # whether there was no evaluation
+    seconds: Any = None  # the time that it trained
+    samples_per_second: Any = None  # the median of the logged windows
+    peak_memory_mib: Any = None  # the most memory that a worker has had
+    # fields of the config as text; those of mappings by names with dots
     config: Mapping[str, str] = field(default_factory=dict)
-    problem: str = ""
+    problem: str = ""  # why something is not known; empty if all is
 
 
 def read_rows(paths: Sequence[Path]) -> list[Row]:

@@ -156,10 +156,7 @@ def _masked_checksum(data: bytes) -> bytes:
 @cache
 def _table() -> list[int]:
     """Return the table of CRC-32C (Castagnoli): its polynomial 0x1EDC6F41 has its bits reversed here."""
-    table = []
-    for byte in range(256):
-        entry = byte
-        for _ in range(8):
-            entry = entry >> 1 ^ (0x82F63B78 if entry & 1 else 0)
-        table.append(entry)
-    return table
+    entries = list(range(256))
+    for _ in range(8):
+        entries = [entry >> 1 ^ (0x82F63B78 if entry & 1 else 0) for entry in entries]
+    return entries

@@ -7,8 +7,8 @@ from typing import Any
 
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.reporting.jsonl import AppendFile, cut_log, lines_of
-from hvdtrain.reporting.records import cut_tail
+from hvdtrain.reporting.jsonl import AppendFile, lines_of
+from hvdtrain.reporting.records import cut_log, cut_tail
 from hvdtrain.storage.files import check_link
 
 INDICES = "indices"
@@ -52,8 +52,8 @@ class IndexTrace(LoopHook):
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._generation:
             cut_tail(path, steps, in_a_row=_KEPT_IN_A_ROW)
-        elif path.exists():
-            cut_log(path, steps)
+        else:
+            cut_log(path, steps, _KEPT_IN_A_ROW)
         return AppendFile(path, may_write=self._may_write)
 
     def __exit__(self, *_: object) -> None:

@@ -152,24 +152,6 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
     return json.dumps(finite(values), indent=indent, allow_nan=False)
 
 
-def cut_log(path: Path, step: int) -> None:
-    """Keep the lines of a JSON-lines log up to a step, and drop one that was not written out.
-
-    Args:
-        path: the log, each of whose lines has a ``step``.
-        step: the last step to keep; 0 keeps nothing, and the log is renamed to ``*.old`` instead.
-
-    Raises:
-        OSError: If it cannot be rewritten.
-    """
-    if all(_is_kept(line, step) for line in lines_of(path)):
-        return
-    if step == 0:
-        path.replace(path.with_name(path.name + ".old"))
-        return
-    write_parts(path, (line for line in lines_of(path) if _is_kept(line, step)))
-
-
 def write_whole(path: Path, text: str) -> None:
     """Write a text file whole or, where there is no room for instance, leave what is there as it is.
 
@@ -234,13 +216,3 @@ def lines_of(path: Path, follow: bool = False) -> Iterator[bytes]:
             if len(line) > LONGEST_LINE:
                 raise OSError(errno.EINVAL, f"it has a line of more than {LONGEST_LINE:,} bytes", str(path))
             yield line
-
-
-def _is_kept(line: bytes, last_step: int) -> bool:
-    if not line.endswith(b"\n"):
-        return False
-    try:
-        step = json.loads(line.decode()).get("step")
-    except (ValueError, AttributeError, RecursionError):
-        return False
-    return isinstance(step, int) and step <= last_step

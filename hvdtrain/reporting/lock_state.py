@@ -78,21 +78,13 @@ os.register_at_fork(after_in_child=_close_all)  # or a forked process that lives
 
 @dataclass(frozen=True)
 class LockState:
-    """Who uses a run directory, as somebody sees it who does not.
+    """Who uses a run directory, as somebody sees it who does not."""
 
-    Attributes:
-        is_held: whether a job holds the lock; None if that cannot be found out.
-        process: the process that held it last; 0 if it is not known.
-        host: the host of that process.
-        since: when it took the lock, in ISO 8601.
-        changed_ns: when the lock file was written, by the clock of its file system; 0 if there is none.
-    """
-
-    is_held: bool | None
-    process: int = 0
-    host: str = ""
-    since: str = ""
-    changed_ns: int = 0
+    is_held: bool | None  # whether a job holds the lock; None if that cannot be found out
+    process: int = 0  # the process that held it last; 0 if it is not known
+    host: str = ""  # the host of that process
+    since: str = ""  # when it took the lock, in ISO 8601
+    changed_ns: int = 0  # when the lock file was written, by the clock of its file system; 0 if there is none
 
     @property
     def is_elsewhere(self) -> bool:

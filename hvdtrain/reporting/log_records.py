@@ -17,15 +17,10 @@ _MAX_COUNT = 1 << 53  # beyond it, floats are not exact
 
 @dataclass(frozen=True)
 class BrokenLines:
-    """Lines of a log that hold no record. One at its end that is not written out is none of them.
+    """Lines of a log that hold no record. One at its end that is not written out is none of them."""
 
-    Attributes:
-        count: how many there are.
-        first: the number of the first one, from 1.
-    """
-
-    count: int = 0
-    first: int = 0
+    count: int = 0  # how many there are
+    first: int = 0  # the number of the first one, from 1
 
     def with_line(self, number: int) -> "BrokenLines":
         """Return these and one more."""

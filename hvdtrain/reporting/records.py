@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from hvdtrain.callbacks import CALLBACK, EVENT
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.jsonl import LONGEST_LINE, to_json, write_parts
+from hvdtrain.reporting.jsonl import LONGEST_LINE, lines_of, to_json, write_parts
 from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.text import counted
 
@@ -22,29 +22,18 @@ _BLOCK_BYTES = 1 << 16
 
 
 class Line(NamedTuple):
-    """A line of a log.
+    """A line of a log."""
 
-    Attributes:
-        first_byte: where it begins in the file.
-        text: the line, with its end unless it was not written out.
-        record: its values; None if it is not a line of a log with a step.
-    """
-
-    first_byte: int
-    text: bytes
-    record: dict[str, Any] | None
+    first_byte: int  # where it begins in the file
+    text: bytes  # the line, with its end unless it was not written out
+    record: dict[str, Any] | None  # its values; None if it is not a line of a log with a step
 
 
 class Tail(NamedTuple):
-    """The end of a log that was cut.
+    """The end of a log that was cut."""
 
-    Attributes:
-        records: those that stay, of the lines that were looked at; the last last.
-        is_all: whether the whole log was looked at.
-    """
-
-    records: list[dict[str, Any]]
-    is_all: bool
+    records: list[dict[str, Any]]  # those that stay, of the lines that were looked at; the last last
+    is_all: bool  # whether the whole log was looked at
 
 
 def cut_tail(path: Path, step: int, redone: Sequence[str] = (), in_a_row: int = KEPT_IN_A_ROW) -> Tail:
@@ -77,6 +66,18 @@ def cut_tail(path: Path, step: int, redone: Sequence[str] = (), in_a_row: int = 
     _keep(path, lines, kept)
     records = [line.record for line in kept if line.record is not None]
     return Tail(records, is_all=not lines or lines[0].first_byte == 0)
+
+
+def cut_log(path: Path, step: int, in_a_row: int = KEPT_IN_A_ROW) -> None:
+    """Cut a log as ``cut_tail`` does. If nothing of it is kept, which step 0 means, rename it to ``*.old``.
+
+    Raises:
+        OSError: If it cannot be cut.
+    """
+    if step:
+        cut_tail(path, step, in_a_row=in_a_row)
+    elif path.exists() and any(lines_of(path)):
+        path.replace(path.with_name(path.name + ".old"))
 
 
 def _keep(path: Path, lines: Sequence[Line], kept: Sequence[Line]) -> None:
@@ -172,21 +173,14 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class WorkersChange:
-    """That other workers go on with an elastic job.
+    """That other workers go on with an elastic job."""
 
-    Attributes:
-        left: who is no longer there, with the reason, in words such as "rank 2 on h2: killed (SIGKILL)".
-        joined: who came, in words.
-        cause: what began the change, in words.
-        generation: the number of the world that goes on.
-        pause_seconds: the time without training.
-    """
-
+    # who is no longer there, with the reason, in words such as "rank 2 on h2: killed (SIGKILL)"
     left: tuple[str, ...]
-    joined: tuple[str, ...]
-    cause: str
-    generation: int
-    pause_seconds: float
+    joined: tuple[str, ...]  # who came, in words
+    cause: str  # what began the change, in words
+    generation: int  # the number of the world that goes on
+    pause_seconds: float  # the time without training
 
     def values(self) -> dict[str, Any]:
         """Return what its line in metrics.jsonl says."""

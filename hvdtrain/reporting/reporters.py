@@ -20,7 +20,47 @@ from hvdtrain.reporting.records import line_of, record_of
 from hvdtrain.reporting.report import RunFolder
 
 
-class JsonlLog(Callback):
+class _Log(Callback):
+    """A built-in callback that appends windows and evaluations to a file of the run directory.
+
+    The file is restored if it was removed, and an error of writing is noted once.
+    """
+
+    def __init__(self, file: AppendFile | EventFile, folder: RunFolder, note: Callable[[str], None]) -> None:
+        self._file, self._folder, self._note = file, folder, note
+        self._note_error = WriteErrors(note)
+
+    def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Write a window."""
+        self.write("train", step, values)
+
+    def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
+        """Write an evaluation."""
+        self.write("eval", step, metrics)
+
+    def write(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> None:
+        """Write values by name."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _check(self, error: OSError | None = None) -> None:
+        """Restore the file if it was removed, and note that, and what went wrong, if something did."""
+        self._folder.check()
+        for text in self._folder.take_notes():
+            self._note(text)
+        if not self._folder.replaced:  # else what lies at the path is not this job's
+            try:
+                if done := self._file.restore():
+                    self._note(done)
+            except OSError as failed:
+                error = failed
+        self._note_error(self._file.path, error)
+
+
+class JsonlLog(_Log):
     """The built-in callback that writes metrics.jsonl: one line for each window and evaluation.
 
     Args:
@@ -33,26 +73,17 @@ class JsonlLog(Callback):
     """
 
     def __init__(self, path: Path, note: Callable[[str], None], folder: RunFolder) -> None:
-        self._file = AppendFile(path, may_write=folder.may_write)
-        self._in_place = InPlace(folder, self._file, note)
-        self._note_error = WriteErrors(note)
+        self._lines = AppendFile(path, may_write=folder.may_write)
+        super().__init__(self._lines, folder, note)
         self._seconds: Callable[[], float] = lambda: 0.0
 
     def on_start(self, context: RunContext) -> None:
         """Take the clock of the run."""
         self._seconds = context.seconds
 
-    def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        """Write a window."""
-        self.write("train", step, values)
-
-    def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
-        """Write an evaluation."""
-        self.write("eval", step, metrics)
-
     def on_end(self, summary: Summary) -> None:
         """Look once more whether the file is there."""
-        self._note_error(self._file.path, self._in_place.restore())
+        self._check()
 
     def write(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> None:
         """Write a line with values by name."""
@@ -60,19 +91,14 @@ class JsonlLog(Callback):
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a line."""
-        error = self._file.append(line_of(record))
-        self._note_error(self._file.path, self._in_place.restore() or error)
+        self._check(self._lines.append(line_of(record)))
 
     def sync(self) -> None:
         """Wait until what was written is on the disk. May be called in another thread."""
-        self._file.sync()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self._lines.sync()
 
 
-class TensorBoard(Callback):
+class TensorBoard(_Log):
     """The built-in callback that writes a TensorBoard event file with the values of metrics.jsonl.
 
     Args:
@@ -88,17 +114,8 @@ class TensorBoard(Callback):
     def __init__(
         self, run_dir: Path, resumed_step: int | None, note: Callable[[str], None], folder: RunFolder
     ) -> None:
-        self._file = EventFile(run_dir, resumed_step, folder.may_write)
-        self._in_place = InPlace(folder, self._file, note)
-        self._note_error = WriteErrors(note)
-
-    def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        """Write a window."""
-        self.write("train", step, values)
-
-    def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
-        """Write an evaluation."""
-        self.write("eval", step, metrics)
+        self._events = EventFile(run_dir, resumed_step, folder.may_write)
+        super().__init__(self._events, folder, note)
 
     def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
         """Write values by name, which TensorBoard groups by the phase."""
@@ -118,20 +135,14 @@ class TensorBoard(Callback):
     def write_config(self, config: Mapping[str, Any], text: str, step: int, name: str) -> None:
         """Write a run's config as hyperparameters and as a text, at the steps that were done before."""
         for summary in (session_start(config, name, time.time()), text_summary("config", text)):
-            self._note_error(self._file.path, self._file.add_summary(summary, step))
+            self._note_error(self._file.path, self._events.add_summary(summary, step))
 
     def write_end(self, step: int) -> None:
         """Write that the run is complete."""
-        self._note_error(self._file.path, self._file.add_summary(session_end(time.time()), step))
+        self._note_error(self._file.path, self._events.add_summary(session_end(time.time()), step))
 
     def _add(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        tagged = {f"{phase}/{name}": value for name, value in values.items()}
-        error = self._file.add(tagged, step)
-        self._note_error(self._file.path, self._in_place.restore() or error)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        self._check(self._events.add({f"{phase}/{name}": value for name, value in values.items()}, step))
 
 
 class SummaryFile(Callback):
@@ -163,33 +174,6 @@ class SummaryFile(Callback):
                 write_json(path / self._name, summary.as_dict())
             except OSError as error:
                 self._note_error(path / self._name, error)
-
-
-class InPlace:
-    """Sees that a file of the run directory is where it was made.
-
-    Args:
-        folder: the run directory.
-        file: the file, which has ``restore``.
-        note: shows a line of text to the user.
-    """
-
-    def __init__(self, folder: RunFolder, file: AppendFile | EventFile, note: Callable[[str], None]) -> None:
-        self._folder, self._file, self._note = folder, file, note
-
-    def restore(self) -> OSError | None:
-        """Restore the file if it was removed, and say so; return what went wrong, if something did."""
-        self._folder.check()
-        for text in self._folder.take_notes():
-            self._note(text)
-        if self._folder.replaced:
-            return None  # what lies at the path is not this job's; lines go where the directory went
-        try:
-            if done := self._file.restore():
-                self._note(done)
-        except OSError as error:
-            return error
-        return None
 
 
 class WriteErrors:

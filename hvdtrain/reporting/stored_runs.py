@@ -142,27 +142,17 @@ _MAX_HEADER = 40  # lines
 
 @dataclass(frozen=True)
 class StoredRun:
-    """What the small files of a run directory hold.
+    """What the small files of a run directory hold."""
 
-    Attributes:
-        path: the directory.
-        config: fields of the config; empty if it cannot be read.
-        header: lines of comment at the top of config.yaml.
-        summary: how the run ended; None if it did not say so, or goes on since.
-        problems: why something is not known.
-        lock: who uses the directory.
-        silent_seconds: how long ago the last record came.
-        status: how the run ended or stands, one of the words of ``run_status``.
-    """
-
-    path: Path
+    path: Path  # the directory
+    # fields of the config; empty if it cannot be read
     config: Mapping[str, Any] = field(default_factory=dict)
-    header: Sequence[str] = ()
-    summary: Mapping[str, Any] | None = None
-    problems: Sequence[str] = ()
-    lock: LockState = field(default_factory=lambda: LockState(None))
-    silent_seconds: float = math.inf
-    status: str = UNKNOWN
+    header: Sequence[str] = ()  # lines of comment at the top of config.yaml
+    summary: Mapping[str, Any] | None = None  # how the run ended; None if it did not say so, or goes on since
+    problems: Sequence[str] = ()  # why something is not known
+    lock: LockState = field(default_factory=lambda: LockState(None))  # who uses the directory
+    silent_seconds: float = math.inf  # how long ago the last record came
+    status: str = UNKNOWN  # how the run ended or stands, one of the words of ``run_status``
 
     @property
     def may_train(self) -> bool:

@@ -12,7 +12,7 @@ from hvdtrain.config.layers import read_file
 from hvdtrain.data.texts.tables import parquet_rows
 from hvdtrain.errors import DataError, EnvironmentFault
 from hvdtrain.reporting.index_trace import IndexTrace
-from hvdtrain.reporting.jsonl import cut_log
+from hvdtrain.reporting.records import cut_log
 from hvdtrain.storage.files import check_link
 
 SECONDS = 120

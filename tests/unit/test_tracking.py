@@ -19,7 +19,7 @@ from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.jobs import track
 from hvdtrain.jobs.run_directory.provenance import GitState, Provenance
 from hvdtrain.jobs.track import agree_on_id, trackers_of
-from hvdtrain.reporting.jsonl import cut_log
+from hvdtrain.reporting.records import cut_log
 from hvdtrain.trackers import sender as sending
 from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_id, read_tracked_run
 from hvdtrain.trackers.tracker import TrackedRun, row_of, without_password

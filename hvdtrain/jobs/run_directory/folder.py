@@ -15,8 +15,9 @@ from hvdtrain.jobs.failures import forget_causes
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import Provenance, config_text
 from hvdtrain.reporting.index_trace import INDICES, trace_files
-from hvdtrain.reporting.jsonl import AppendFile, cut_log, sync_folder, write_whole
+from hvdtrain.reporting.jsonl import AppendFile, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
+from hvdtrain.reporting.records import cut_log
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import CallbackReport, Reporter, RunReport
 from hvdtrain.storage.files import check_link, run_folder

@@ -20,19 +20,12 @@ _MAX_CONNECTING_THREADS = 32
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """What to collect.
+    """What to collect."""
 
-    Attributes:
-        frameworks: of "torch" and "tf".
-        run_dir: the run directory.
-        speed: whether to run the benchmarks.
-        timeout_seconds: how long a host may take to collect its own information.
-    """
-
-    frameworks: tuple[str, ...]
-    run_dir: str
-    speed: bool
-    timeout_seconds: float
+    frameworks: tuple[str, ...]  # of "torch" and "tf"
+    run_dir: str  # the run directory
+    speed: bool  # whether to run the benchmarks
+    timeout_seconds: float  # how long a host may take to collect its own information
 
 
 def collect_host_info(options: CheckOptions, name: str, slots: int, is_leader: bool = True) -> dict[str, Any]:

@@ -14,55 +14,34 @@ _SEVERITY: tuple[Status, ...] = ("ok", "warn", "fail")
 
 
 class Finding(NamedTuple):
-    """The result of one check on one host.
+    """The result of one check on one host."""
 
-    Attributes:
-        host: the host's name.
-        check: the check's name.
-        status: "fail" if a job would fail, "warn" if it would run slowly or not as intended, else "ok".
-        found: what was found.
-        remedy: what to do; empty if the status is "ok".
-    """
-
-    host: str
-    check: str
-    status: Status
-    found: str
-    remedy: str = ""
+    host: str  # the host's name
+    check: str  # the check's name
+    status: Status  # "fail" if a job would fail, "warn" if it would run slowly or not as intended, else "ok"
+    found: str  # what was found
+    remedy: str = ""  # what to do; empty if the status is "ok"
 
 
 @dataclass(frozen=True)
 class Host:
-    """A host of the job.
+    """A host of the job."""
 
-    Attributes:
-        name: its name in the host list or from the launcher.
-        slots: number of workers that are to run there.
-        info: what it reported about itself; None if it did not respond.
-        problem: why it did not respond.
-    """
-
-    name: str
-    slots: int
-    info: HostInfo | None
-    problem: Finding | None = None
+    name: str  # its name in the host list or from the launcher
+    slots: int  # number of workers that are to run there
+    info: HostInfo | None  # what it reported about itself; None if it did not respond
+    problem: Finding | None = None  # why it did not respond
 
 
 @dataclass(frozen=True)
 class Report:
-    """What all hosts reported; the input of the checks.
+    """What all hosts reported; the input of the checks."""
 
-    Attributes:
-        hosts: all hosts of the job; the first one is that of rank 0.
-        agents: for each of ``hosts``, the index of its agent in the lists of ``answers``.
-        answers: for each step, one answer per agent; None for an agent that did not answer.
-        directory: the working directory that all hosts should have.
-    """
-
-    hosts: tuple[Host, ...]
-    agents: tuple[int, ...]
+    hosts: tuple[Host, ...]  # all hosts of the job; the first one is that of rank 0
+    agents: tuple[int, ...]  # for each of ``hosts``, the index of its agent in the lists of ``answers``
+    # for each step, one answer per agent; None for an agent that did not answer
     answers: Mapping[str, list[Any]]
-    directory: str
+    directory: str  # the working directory that all hosts should have
 
     @property
     def responding(self) -> list[tuple[Host, HostInfo]]:
@@ -81,18 +60,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """A report with the findings of all checks.
+    """A report with the findings of all checks."""
 
-    Attributes:
-        report: what the hosts reported.
-        transport: title of the transport that carried the hosts' answers.
-        findings: of all checks, in the order of the checks.
-        horovod: the result of starting Horovod; empty if it was not started.
-    """
-
-    report: Report
-    transport: str
-    findings: tuple[Finding, ...]
+    report: Report  # what the hosts reported
+    transport: str  # title of the transport that carried the hosts' answers
+    findings: tuple[Finding, ...]  # of all checks, in the order of the checks
+    # the result of starting Horovod; empty if it was not started
     horovod: Mapping[str, Any] = field(default_factory=dict)
 
     @property

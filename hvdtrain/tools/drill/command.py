@@ -40,31 +40,19 @@ Ended = tuple[int | None, str]  # exit code of the last job, None if it did not 
 
 @dataclass
 class Outcome:
-    """The result of a case.
+    """The result of a case."""
 
-    Attributes:
-        case: its name.
-        framework: "torch" or "tf".
-        lost: descriptions of what was lost or done twice; empty if nothing was.
-        not_tried: why it was not tried; empty if it was.
-        seconds: of the whole case.
-        recovery_seconds: the longest time without training; None if training did not pause.
-        steps: steps in the surviving history.
-        samples: samples trained on in it.
-        loss: the last loss.
-        output: the end of what the jobs printed, if something was lost.
-    """
-
-    case: str
-    framework: str
+    case: str  # its name
+    framework: str  # "torch" or "tf"
+    # descriptions of what was lost or done twice; empty if nothing was
     lost: list[str] = field(default_factory=list)
-    not_tried: str = ""
-    seconds: float = 0.0
-    recovery_seconds: float | None = None
-    steps: int = 0
-    samples: int = 0
-    loss: float | None = None
-    output: str = ""
+    not_tried: str = ""  # why it was not tried; empty if it was
+    seconds: float = 0.0  # of the whole case
+    recovery_seconds: float | None = None  # the longest time without training; None if training did not pause
+    steps: int = 0  # steps in the surviving history
+    samples: int = 0  # samples trained on in it
+    loss: float | None = None  # the last loss
+    output: str = ""  # the end of what the jobs printed, if something was lost
 
 
 class Drilled(NamedTuple):

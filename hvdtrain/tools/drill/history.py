@@ -19,17 +19,11 @@ _TOLERANCE = 1e-4  # relative difference of losses; sums over other numbers of w
 
 @dataclass(frozen=True)
 class History:
-    """What a run left behind.
+    """What a run left behind."""
 
-    Attributes:
-        lines: of its log, whole ones only.
-        indices: by step, the samples that all workers trained on, sorted.
-        summary: how it ended; empty if it did not.
-    """
-
-    lines: Sequence[Mapping[str, Any]]
-    indices: Mapping[int, Sequence[int]]
-    summary: Mapping[str, Any]
+    lines: Sequence[Mapping[str, Any]]  # of its log, whole ones only
+    indices: Mapping[int, Sequence[int]]  # by step, the samples that all workers trained on, sorted
+    summary: Mapping[str, Any]  # how it ended; empty if it did not
 
     @classmethod
     def of(cls, run_dir: Path) -> "History":

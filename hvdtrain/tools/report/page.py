@@ -77,17 +77,11 @@ def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
 
 
 class StoredCheckpoint(NamedTuple):
-    """What is known of a checkpoint.
+    """What is known of a checkpoint."""
 
-    Attributes:
-        path: its directory.
-        state: "verified", "not checked", or what is wrong with it.
-        manifest: its manifest; None if that cannot be read.
-    """
-
-    path: Path
-    state: str
-    manifest: Manifest | None
+    path: Path  # its directory
+    state: str  # "verified", "not checked", or what is wrong with it
+    manifest: Manifest | None  # its manifest; None if that cannot be read
 
 
 def stored_checkpoints(run_dir: Path, verified: bool = True) -> tuple[list[StoredCheckpoint], list[str]]:
@@ -152,23 +146,14 @@ def _best(row: Row, name: str) -> str:
 
 
 class RunOnPage(NamedTuple):
-    """All that a page shows of a run.
+    """All that a page shows of a run."""
 
-    Attributes:
-        stored: its small files, and how it ended or stands.
-        row: its results.
-        log: its curves.
-        history: what happened to it.
-        checkpoints: its checkpoints.
-        checkpoint_notes: what to say of others.
-    """
-
-    stored: StoredRun
-    row: Row
-    log: RunLog
-    history: Sequence[RunEvent]
-    checkpoints: Sequence[StoredCheckpoint]
-    checkpoint_notes: Sequence[str]
+    stored: StoredRun  # its small files, and how it ended or stands
+    row: Row  # its results
+    log: RunLog  # its curves
+    history: Sequence[RunEvent]  # what happened to it
+    checkpoints: Sequence[StoredCheckpoint]  # its checkpoints
+    checkpoint_notes: Sequence[str]  # what to say of others
 
 
 def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:

@@ -31,34 +31,21 @@ _LARGEST = 1e30  # beyond it, numbers are not drawn: the others would be a line
 
 @dataclass(frozen=True)
 class Curve:
-    """Numbers of one name, in the order of the log.
+    """Numbers of one name, in the order of the log."""
 
-    Attributes:
-        phase: "train", "eval" or "callback".
-        name: their name in the log.
-        axes: where each of them lies, by the names in ``AXES``.
-        values: the numbers; NaN for those that are not finite or too large to be drawn.
-    """
-
-    phase: str
-    name: str
-    axes: Mapping[str, Numbers]
-    values: Numbers
+    phase: str  # "train", "eval" or "callback"
+    name: str  # their name in the log
+    axes: Mapping[str, Numbers]  # where each of them lies, by the names in ``AXES``
+    values: Numbers  # the numbers; NaN for those that are not finite or too large to be drawn
 
 
 @dataclass(frozen=True)
 class RunLog:
-    """What the log of a run holds.
+    """What the log of a run holds."""
 
-    Attributes:
-        curves: by phase and name.
-        events: records of events.
-        problem: what could not be read; empty if nothing was.
-    """
-
-    curves: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
-    events: Sequence[Mapping[str, Any]] = ()
-    problem: str = ""
+    curves: Mapping[tuple[str, str], Curve] = field(default_factory=dict)  # by phase and name
+    events: Sequence[Mapping[str, Any]] = ()  # records of events
+    problem: str = ""  # what could not be read; empty if nothing was
 
     def place_of(self, step: int) -> dict[str, float]:
         """Return where a step lies on each axis: at the last logged window up to it."""
@@ -104,19 +91,12 @@ def _curve(phase: str, name: str, column: "array[float]") -> Curve:
 
 
 class RunEvent(NamedTuple):
-    """Something that happened to a run.
+    """Something that happened to a run."""
 
-    Attributes:
-        kind: "started", "resumed", "workers", "problem" or "ended".
-        text: what happened.
-        place: where it happened, by axis; empty if that is not known.
-        time: when, in UTC; empty if that is not known.
-    """
-
-    kind: str
-    text: str
-    place: Mapping[str, float] = {}
-    time: str = ""
+    kind: str  # "started", "resumed", "workers", "problem" or "ended"
+    text: str  # what happened
+    place: Mapping[str, float] = {}  # where it happened, by axis; empty if that is not known
+    time: str = ""  # when, in UTC; empty if that is not known
 
     def at(self, axis: str, form: str) -> str:
         """Return where it happened on an axis, as text; nothing if that is not known."""
