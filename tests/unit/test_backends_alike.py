@@ -70,7 +70,7 @@ OWN_NAMES = {
         "give_memory",
         "check_it_draws_nothing",  # PyTorch's generators are set
     },
-    "torch/steps/sharded_parameters.py": {"memory_of"},  # parts are views
+    "torch/reduction/sharded_parameters.py": {"memory_of"},  # parts are views
     "tensorflow/state/model_state.py": {"walk"},
     "tensorflow/steps/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter
     "torch/steps/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables
@@ -190,7 +190,7 @@ STAGES += ["normalize", "clip", "update", "ema"]
 def reducers(framework):
     """Return the classes of the reducers, and their base, by name."""
     found = dict(definitions("reduction/__init__.py"))
-    for file in ("reducer", "all_reduce", "fp16", "bfloat16", "low_rank"):
+    for file in ("reducer", "all_reduce", "fp16", "bfloat16", "low_rank", "sharded"):
         found |= definitions(f"{framework}/reduction/{file}.py")
     return found
 
@@ -198,7 +198,7 @@ def reducers(framework):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_reducers_have_the_methods_of_their_protocol(framework):
     found = reducers(framework)
-    for reducer in ("Reducer", "AllReduce", "Fp16", "BFloat16", "LowRank"):
+    for reducer in ("Reducer", "AllReduce", "Fp16", "BFloat16", "LowRank", "Sharded"):
         for name, expected in methods(found["GradientReducer"]).items():
             own = methods(found[reducer]).get(name, expected)
             assert signature(own) == signature(expected)

@@ -7,6 +7,8 @@ and all parts of a bucket have the same length, so that a parameter may belong t
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hvdtrain.config.values import compression_of
+
 _SEVERAL = 4
 _LEAST_BYTES = 1 << 20
 BUCKET_BYTES = 32 << 20
@@ -123,3 +125,12 @@ def _divided(begins: Mapping[str, int], sizes: Mapping[str, int], workers: int) 
 
 def _aligned(numbers: int) -> int:
     return -(-numbers // ALIGNMENT) * ALIGNMENT
+
+
+def type_of_parts(compression: str, workers: int, scaled: bool) -> tuple[str, int]:
+    """Return the type in which parts of gradients travel, and what they are multiplied by before that.
+
+    fp16 would lose digits of parts of a mean over all workers, unless a loss scale has multiplied them.
+    """
+    kind = compression_of(compression).parts_as
+    return kind, workers if kind == "float16" and not scaled else 1

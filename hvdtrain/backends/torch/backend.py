@@ -60,6 +60,7 @@ from hvdtrain.backends.torch.program import predicted, to_numpy
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.reduction.local_steps import LocalSteps
 from hvdtrain.backends.torch.reduction.reducer import check_kinds
+from hvdtrain.backends.torch.reduction.sharded_parameters import make_shards
 from hvdtrain.backends.torch.replica_state import StateTensors, TrainedSet
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
@@ -70,7 +71,6 @@ from hvdtrain.backends.torch.steps.optimizer_state import TrainingState, optimiz
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer
 from hvdtrain.backends.torch.steps.own_step import OwnStep, make_optimizers, take_rates
 from hvdtrain.backends.torch.steps.sharded_optimizer import make_ema, shard_optimizer
-from hvdtrain.backends.torch.steps.sharded_parameters import make_shards
 from hvdtrain.backends.torch.steps.sharded_state import make_state
 from hvdtrain.backends.torch.steps.sharded_update import update_kind
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms

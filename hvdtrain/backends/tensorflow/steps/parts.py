@@ -11,6 +11,7 @@ from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.precision import LossScale, new_loss_scale
 from hvdtrain.backends.tensorflow.probes import count_frozen
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, make_shards
 from hvdtrain.backends.tensorflow.replica_state import TrainedSet
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
@@ -22,7 +23,6 @@ from hvdtrain.backends.tensorflow.steps.optimizers import (
     take_rates,
 )
 from hvdtrain.backends.tensorflow.steps.sharded_optimizer import make_ema, shard_optimizer
-from hvdtrain.backends.tensorflow.steps.sharded_parameters import ShardedParameters, make_shards
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import unused_methods
 from hvdtrain.backends.trained_set import frozen_by_config

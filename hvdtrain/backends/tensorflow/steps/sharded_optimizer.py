@@ -8,10 +8,10 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.tensorflow.functions import native
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.steps.optimizers import LAMB, LARS
-from hvdtrain.backends.tensorflow.steps.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.workers import peer_errors
 
 Tensor = Any

@@ -14,12 +14,12 @@ from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import Spool
 from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.tensorflow.functions import native
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import Bucket, OwnSegment, ShardedParameters
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.steps.formulas import SGD
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.sharded_optimizer import ShardedMovingAverage
-from hvdtrain.backends.tensorflow.steps.sharded_parameters import Bucket, OwnSegment, ShardedParameters
 from hvdtrain.backends.workers import peer_errors
 
 _STEP = "optimizer/step"

@@ -7,14 +7,14 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.tensorflow.functions import marked
-from hvdtrain.backends.tensorflow.steps.sharded_parameters import Bucket, OwnSegment, ShardedParameters
+from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.tensorflow.reduction.sharded import Sharded
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import OwnSegment, ShardedParameters
+from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.steps.update import Update
 from hvdtrain.config import Config
 
 Tensor = Any
-
-_HALVES = {"fp16": tf.float16, "bf16": tf.bfloat16}
 
 
 class ShardedUpdate(Update):
@@ -52,31 +52,30 @@ class ShardedUpdate(Update):
 class ShardedGradientsUpdate(ShardedUpdate):
     """The update of a step in which every worker gets the sum of its part of the gradients alone.
 
-    Each worker sends every other one its part of a bucket when its gradients have been computed; the graph
-    then frees them. What a worker receives it adds up. From ``reduce`` on, the gradients of a step are
-    this worker's parts, one vector for each bucket.
+    From ``reduce`` on, the gradients of a step are this worker's parts, one vector for each bucket.
 
     Args:
-        compression: how gradients travel: "none", "fp16" or "bf16".
+        compression: how gradients travel.
         shards: the parameters.
-        *arguments: those of ``Update``; the optimizer is one over the segments.
-        **options: those of ``Update``.
+        trainable: the trainable parameters.
+        optimizer: an optimizer over the segments.
+        reducer: not used: it sums whole gradients.
+        *arguments: the other ones of ``Update``.
+        **options: likewise.
     """
 
-    def __init__(self, compression: str, shards: ShardedParameters, *arguments: Any, **options: Any) -> None:
-        self._half = _HALVES.get(compression)
-        super().__init__(shards, *arguments, **options)
-
-    def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return this worker's parts of the gradients, and the sum of the step's vector."""
-        self._clock.ready([*gradients, vector])
-        by_path = {field.path: gradient for field, gradient in zip(self._fields, gradients, strict=True)}
-        parts = [self._sum(bucket, by_path) for bucket in self._shards.buckets]
-        vector = hvd.allreduce(self._with_reached(vector), op=hvd.Sum, name="hvdtrain.metrics")
-        vector = self._without_reached(vector)
-        self._waits_for = [*parts, vector]
-        self._clock.reduced(self._waits_for)
-        return parts, vector
+    def __init__(
+        self,
+        compression: str,
+        shards: ShardedParameters,
+        trainable: Sequence[Field],
+        optimizer: Any,
+        reducer: GradientReducer,
+        *arguments: Any,
+        **options: Any,
+    ) -> None:
+        parts = Sharded(shards, compression, options.get("loss_scale") is not None)
+        super().__init__(shards, trainable, optimizer, parts, *arguments, **options)
 
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:
         """Collective, if the config has a norm. Scale the gradients to a joint norm of at most that."""
@@ -97,23 +96,6 @@ class ShardedGradientsUpdate(ShardedUpdate):
             for bucket in self._shards.buckets
             for segment in bucket.segments
         ]
-
-    def _sum(self, bucket: Bucket, gradients: dict[str, Tensor]) -> Tensor:
-        """Collective. Return the sum over workers of this worker's part of a bucket's gradients."""
-        name, size = f"hvdtrain.gradients.{bucket.number}", self._shards.workers.size
-        flat, factor = bucket.joined(lambda field: gradients[field.path]), 1
-        is_half = self._half is not None and bucket.dtype == tf.float32
-        if is_half:
-            if self._half == tf.float16 and self.loss_scale is None:
-                factor = size  # of parts of a mean over all workers, fp16 would lose digits
-            flat = tf.bitcast(tf.cast(flat * factor if factor != 1 else flat, self._half), tf.int16)
-        with marked(name):
-            received = hvd.alltoall(flat, name=name)
-        if is_half:
-            received = tf.bitcast(received, self._half)
-        parts = tf.reshape(tf.cast(received, bucket.dtype), [size, bucket.layout.part])
-        total = tf.reduce_sum(parts, 0)
-        return total / factor if factor != 1 else total
 
 
 def update_kind(config: Config, shards: ShardedParameters | None) -> Callable[..., Update]:

@@ -146,7 +146,7 @@ class AllReduce(Reducer):
 
     def finish(
         self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    ) -> tuple[list[torch.Tensor], Any]:
         """Collective. Begin what no backward pass has completed, and wait for all. Empty the list.
 
         The sums are parts of the memory that is lent to the gradients of the next step. A vector may travel

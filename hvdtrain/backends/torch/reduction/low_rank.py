@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import horovod.torch as hvd
 import numpy as np
@@ -99,7 +100,7 @@ class LowRank(CommonLowRank, Reducer):
 
     def finish(
         self, gradients: Sequence[torch.Tensor], vector: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    ) -> tuple[list[torch.Tensor], Any]:
         """Collective. Return the sums of low rank; sum a vector in place, which is in the last message.
 
         So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its

@@ -23,7 +23,7 @@ class Reducer(GradientReducer):
 
     def finish(
         self, gradients: list[torch.Tensor], vector: torch.Tensor | None = None
-    ) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+    ) -> tuple[list[torch.Tensor], Any]:
         """Collective. Return the sum of each gradient over workers; sum a vector in place, by itself."""
         if self._workers.size == 1:
             return list(gradients), vector

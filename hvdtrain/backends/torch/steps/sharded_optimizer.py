@@ -6,10 +6,10 @@ from contextlib import contextmanager
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.backends.torch.reduction.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.steps.optimizers import LAMB, LARS, Group, Tensors
-from hvdtrain.backends.torch.steps.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers

@@ -15,16 +15,16 @@ from hvdtrain.backends.portable.names import PRIVATE, check_unique
 from hvdtrain.backends.portable.training_state import Spool
 from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.torch.reduction.local_steps import LocalSteps
-from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
-from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
-from hvdtrain.backends.torch.steps.optimizer_state import SLOTS, TrainingState
-from hvdtrain.backends.torch.steps.sharded_optimizer import ShardedMovingAverage
-from hvdtrain.backends.torch.steps.sharded_parameters import (
+from hvdtrain.backends.torch.reduction.sharded_parameters import (
     Bucket,
     OwnSegment,
     ShardedParameters,
     memory_of,
 )
+from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
+from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
+from hvdtrain.backends.torch.steps.optimizer_state import SLOTS, TrainingState
+from hvdtrain.backends.torch.steps.sharded_optimizer import ShardedMovingAverage
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.workers.agreement import Workers
 
