@@ -81,9 +81,7 @@ def _loss(metrics: StepMetrics) -> str:
 def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
     """Read this worker's samples of a step again; return the first that is not finite, in words."""
     with suppress(Exception):  # the loss is what is reported
-        if session.is_stream:
-            return ""
-        batch = session.train_batch(plan, Progress(step.step - 1, step.samples_before))
+        batch = session.data.batch_again(plan, Progress(step.step - 1, step.samples_before))
         return describe_not_finite(batch.arrays, batch.indices) if batch else ""
     return ""
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from hvdtrain.backends.base import PendingMetrics, probes, trained_parameters
 from hvdtrain.backends.common import check_replicas, follow_trained
-from hvdtrain.backends.options import speaks_for_replica
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
 from hvdtrain.callbacks import ON_STEP
 from hvdtrain.checkpoints.digest import digest_of
@@ -56,12 +55,12 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
     """
     backend, config, plan = session.backend, session.config, session.plan()
     if _is_over(session, plan):
-        session.hooks.after_steps(session.state.progress.step)
+        session.services.hooks.after_steps(session.state.progress.step)
         return
     results = StepResults(session, plan)
     first = session.state.progress.step + 1
-    with session.hooks, session.train_feed(plan) as feed:
-        session.hooks.before_step(first)
+    with session.services.hooks, session.data.train_feed(plan, session.state.progress) as feed:
+        session.services.hooks.before_step(first)
         ACTIVITY.enter(READING_DATA, first, is_long=True)
         probes(backend).restart_clock()
         for batch in backend.to_device(feed):
@@ -71,7 +70,7 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
             if results.is_watched or session.state.last_eval_step == number - 1:
                 _follow_trained(session, number)
             signals = _outgoing_signals(session, poll_signals, feed, batch.step)
-            session.hooks.on_batch(batch)
+            session.services.hooks.on_batch(batch)
             pending = _train_step(session, batch, learning_rate, signals)
             session.unsent = NO_FLAGS
             step = session.advance(plan, learning_rate, batch.total_weight)
@@ -84,13 +83,13 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
                     probes(backend).restart_clock()
                 if finish_step(session, plan, results):
                     break
-            session.hooks.before_step(number + 1)
+            session.services.hooks.before_step(number + 1)
             ACTIVITY.enter(READING_DATA, number + 1)
-        session.hooks.after_steps(session.state.progress.step)
+        session.services.hooks.after_steps(session.state.progress.step)
     ACTIVITY.enter("ending training after step", session.state.progress.step, is_long=True)
     results.read_all()
     check_replicas(backend)
-    session.hooks.on_workers()
+    session.services.hooks.on_workers()
 
 
 def _train_step(
@@ -102,7 +101,7 @@ def _train_step(
     a collective for it, and a worker on which they have not finds it in the metrics.
     """
     backend = session.backend
-    if ON_STEP in session.watched and any(trained_parameters(backend).trained_change()):
+    if ON_STEP in session.services.watched and any(trained_parameters(backend).trained_change()):
         trained_parameters(backend).undone_step(
             batch, learning_rate, encode_signals(ControlFlags(trained=True))
         )
@@ -139,10 +138,12 @@ def _is_over(session: Session, plan: TrainingPlan) -> bool:
     ACTIVITY.enter("starting to train", is_long=True)
     session.wanted, session.unsent = session.wanted.without_change(), session.unsent.without_change()
     check_replicas(session.backend)
-    session.hooks.on_workers()
-    if not session.is_started:
-        session.report.on_start(plan.steps, session.state.progress.step, session.state.seconds_before)
-        session.is_started = True
+    session.services.hooks.on_workers()
+    if not session.services.has_started:
+        session.services.report.on_start(
+            plan.steps, session.state.progress.step, session.state.seconds_before
+        )
+        session.services.has_started = True
     if session.state.is_unfinished:
         if finish_step(session, plan, StepResults(session, plan)):
             return True
@@ -151,7 +152,9 @@ def _is_over(session: Session, plan: TrainingPlan) -> bool:
     if session.stopped_early:  # before the workers changed
         return True
     if stops_early(session, plan):
-        session.report.note("to continue, raise early_stopping_patience or set early_stopping to null")
+        session.services.report.note(
+            "to continue, raise early_stopping_patience or set early_stopping to null"
+        )
         return True
     return False
 
@@ -169,14 +172,14 @@ def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> b
     assert step is not None
     if state.stage == STEPPED:
         judged = Judgement()
-        if session.eval_data is not None and plan.is_due(session.config.eval_every, step):
+        if session.data.evaluation is not None and plan.is_due(session.config.eval_every, step):
             results.read_all()
             with session.pause_timer():
                 _evaluate(session, plan, step.learning_rate)
             judged = judge_evaluation(session, plan)
         due = plan.is_due(session.config.save_every, step)
         state.save_is_due, state.stage = judged.is_best or judged.stops or due, JUDGED
-        session.raise_loss()
+        session.raise_deferred()
     if state.save_is_due or session.wanted:
         results.read_all()  # a state with a loss that is not finite is never saved
         if state.save_is_due or session.wanted.stop or session.wanted.save:
@@ -217,8 +220,8 @@ def settle(session: Session) -> None:
         PeerLostError: If they are lost: then this worker's state is not whole.
         NonFiniteLossError: If the loss became NaN or infinite.
     """
-    session.settle()
-    session.lost = None
+    session.read_alone()
+    session.deferred_error = None
 
 
 def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -> dict[str, float]:
@@ -236,19 +239,19 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
         first stand before those of their metrics.
     """
     _evaluate(session, plan, learning_rate)
-    session.raise_loss()
+    session.raise_deferred()
     return session.state.last_eval
 
 
 def _evaluate(session: Session, plan: TrainingPlan, learning_rate: float) -> None:
-    """Collective. Evaluate and report; a collective of a callback that fails is put off."""
-    skipped = session.skipped.count
+    """Collective. Evaluate and report; a collective of a callback that fails is deferred."""
+    skipped = session.data.skipped.count
     try:
         with ACTIVITY.during(EVALUATING, session.state.progress.step):
             _combine_state(session)
             _evaluate_sets(session, plan, learning_rate)
     except PeerLostError:
-        session.skipped.count = skipped  # the evaluation is done again
+        session.data.skipped.count = skipped  # the evaluation is done again
         raise
 
 
@@ -257,40 +260,41 @@ def _evaluate_sets(session: Session, plan: TrainingPlan, learning_rate: float) -
     backend, state = session.backend, session.state
     total, means = Window(), dict[str, float]()
     with backend.ema_weights():
-        for name, prefix in metric_prefixes(session.eval_data).items():
-            session.report.status(f"evaluating {name + ' ' if name else ''}at step {state.progress.step:,}")
+        for name, prefix in metric_prefixes(session.data.evaluation).items():
+            session.services.report.status(
+                f"evaluating {name + ' ' if name else ''}at step {state.progress.step:,}"
+            )
             window = _evaluate_set(session, plan, name)
             means |= {f"{prefix}{metric}": mean for metric, mean in window.means().items()}
             total.weight, total.ended_seconds = total.weight + window.weight, window.ended_seconds
             total.bad_samples += window.bad_samples
         state.last_eval, state.last_eval_step = means, state.progress.step
         step = session.step_info(learning_rate)
-        with session.put_off_loss():
-            session.report.on_evaluation(
+        with session.defer_peer_loss():
+            session.services.report.on_evaluation(
                 step,
                 state.last_eval,
                 total.samples_per_second(),
                 total.bad_samples,
-                measured=session.hooks.values(),
+                measured=session.services.hooks.values(),
             )
 
 
 def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
     """Collective. Evaluate on a set of the evaluation data; return the sums over its samples."""
     backend, window, partial = session.backend, Window(), None
-    with session.eval_feed(plan, name) as feed:
+    with session.data.eval_feed(plan, name) as feed:
         for batch in backend.to_device(feed):
             ACTIVITY.enter(EVALUATING, session.state.progress.step, is_long=True)
             partial = backend.eval_step(batch, partial)
-        skipped, _ = feed.take_notes()
-    skipped = skipped if speaks_for_replica(backend.workers, session.config) else 0
+        skipped, _ = session.data.skipped_in(feed)
     signals = encode_signals(statistics=StepStatistics(skipped_samples=skipped))
     metrics = backend.eval_metrics(partial, signals).read()
     check_weights(f"the evaluation of {name!r}" if name else "the evaluation", metrics)
     if not metrics.weights.get("loss", metrics.weight):
         raise nothing_counts(f"the {set_words(name)}")
     if metrics.statistics.skipped_samples:
-        session.skipped.count += metrics.statistics.skipped_samples
+        session.data.skipped.count += metrics.statistics.skipped_samples
         name_skipped_samples(session)
     window.add(metrics.without_skipped_samples(), time.perf_counter())
     return window
@@ -303,22 +307,22 @@ def save(session: Session) -> None:
         _combine_state(session)
         backend, config, averaged = session.backend, session.config, session.config.ema_decay is not None
         with backend.ema_weights():
-            outputs = digest_of(backend, config, session.forms, averaged)
-        session.saver.save(backend, session.manifest().model_copy(update={"outputs": outputs}))
+            outputs = digest_of(backend, config, session.services.forms, averaged)
+        session.services.saver.save(backend, session.manifest().model_copy(update={"outputs": outputs}))
     session.state.save_is_due, session.state.saved_step = False, session.state.progress.step
 
 
 def _follow_trained(session: Session, number: int) -> None:
     """Collective. Follow what callbacks have frozen or thawed since the last step."""
     if note := follow_trained(session.backend, session.config, number):
-        session.report.note(note)
+        session.services.report.note(note)
         probes(session.backend).restart_clock()
 
 
 def _combine_state(session: Session) -> None:
     """Collective. Give all workers one state of what no optimizer updates: what is evaluated is saved."""
     if late := session.backend.sync_statistics():
-        session.report.note(
+        session.services.report.note(
             f"training also changes {', '.join(late)}, on each worker by itself: from here on, all take rank "
             "0's before each evaluation and save; the task's state_reductions can combine them"
         )
@@ -329,12 +333,11 @@ def _outgoing_signals(
 ) -> Sequence[float]:
     """Return what this worker tells all of them; one whose checkpoints fail may want to stop."""
     flags = poll_signals() | session.unsent
-    skipped, waited_seconds = feed.take_notes(step)
-    skipped = skipped if speaks_for_replica(session.backend.workers, session.config) else 0
-    if session.saver.poll():
+    skipped, waited_seconds = session.data.skipped_in(feed, step)
+    if session.services.saver.poll():
         flags |= ControlFlags(stop=True)
     session.unsent = flags
-    measured = session.hooks.measure(session.state.progress.step + 1)
+    measured = session.services.hooks.measure(session.state.progress.step + 1)
     return encode_signals(flags, StepStatistics(skipped, waited_seconds, **measured))
 
 
@@ -342,4 +345,4 @@ def _is_left_to_evaluate(session: Session, plan: TrainingPlan) -> bool:
     """Return whether training was done before this run began, but not its last evaluation."""
     state = session.state
     evaluated = state.last_eval_step == state.progress.step
-    return plan.is_done(state.progress) and session.eval_data is not None and not evaluated
+    return plan.is_done(state.progress) and session.data.evaluation is not None and not evaluated

@@ -49,7 +49,7 @@ class StepResults:
         self._uncounted: int | None = 0  # samples until now of which none counts; None when one has
         self._stragglers = StragglerWatch()
         session.state.window.restart_clock()
-        session.settle = self.settle
+        session.read_alone = self.settle
 
     def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
         """Collective if a step has something to name. Take a new step, and add those before it.
@@ -57,10 +57,10 @@ class StepResults:
         The metrics of a local step are this worker's own: they are kept until the workers are equal.
         """
         is_logged = self._plan.is_due(self._session.config.log_every, step)
-        self.is_watched = is_logged and ON_WINDOW in self._session.watched
+        self.is_watched = is_logged and ON_WINDOW in self._session.services.watched
         if self._local is None:
             self.add(self._delayed.push(step, pending))
-            if self.is_watched or ON_STEP in self._session.watched:
+            if self.is_watched or ON_STEP in self._session.services.watched:
                 self.read_all()
         else:
             self._local.launched(step, pending)
@@ -107,9 +107,9 @@ class StepResults:
                 follow_trained(self._session.backend, self._session.config, step.step)
             self._add_own(step, metrics)
             if self._is_alone:
-                self._session.lost = None
+                self._session.deferred_error = None
                 continue
-            self._session.raise_loss()
+            self._session.raise_deferred()
             if metrics.unused_parameters and not self._unused_are_reported:
                 self._unused_are_reported = True
                 report_unused_parameters(self._session, step, metrics)
@@ -126,13 +126,13 @@ class StepResults:
             raise divergence(session, self._plan, step, metrics, is_alone=self._is_alone)
         if metrics.flags:
             session.wanted |= metrics.flags
-        session.skipped.count += metrics.statistics.skipped_samples
-        session.hooks.take(metrics.statistics)
+        session.data.skipped.count += metrics.statistics.skipped_samples
+        session.services.hooks.take(metrics.statistics)
         session.state.window.add(metrics, step.clock_seconds)
         try:
-            session.report.on_step(step, metrics)
+            session.services.report.on_step(step, metrics)
         except PeerLostError as error:
-            session.lost = error
+            session.deferred_error = error
         if self._plan.is_due(session.config.log_every, step):
             self._close_window(step)
 
@@ -142,22 +142,22 @@ class StepResults:
             self._uncounted = None
             return
         self._uncounted += step.samples - step.samples_before
-        if self._uncounted >= self._session.data_size or self._plan.is_done(step):
+        if self._uncounted >= self._session.data.size or self._plan.is_done(step):
             raise nothing_counts(f"{self._uncounted:,} samples of the training data")
 
     def _close_window(self, step: StepInfo) -> None:
         window, session = self._session.state.window, self._session
         speed = window.samples_per_second()
-        session.speeds.append(speed)
+        session.services.speeds.append(speed)
         self._report_small_weights()
         data_wait, busy = window.data_wait_fraction(step.workers), window.busy.values(window.seconds)
-        bad_samples, measured = window.bad_samples, session.hooks.values()
-        with session.put_off_loss():
-            session.report.on_window(
+        bad_samples, measured = window.bad_samples, session.services.hooks.values()
+        with session.defer_peer_loss():
+            session.services.report.on_window(
                 step, window.means(), speed, data_wait, busy, bad_samples=bad_samples, measured=measured
             )
         if text := self._stragglers.take(window.busy, window.seconds):
-            session.report.note(f"{text} (step {step.step:,})")
+            session.services.report.note(f"{text} (step {step.step:,})")
         session.state.window = Window(started_seconds=step.clock_seconds)
 
     def _report_small_weights(self) -> None:
@@ -168,7 +168,7 @@ class StepResults:
             return
         if "fp16" in (config.compression, config.precision):
             self._small_weights_are_reported = True
-            self._session.report.note(
+            self._session.services.report.note(
                 f"the weights of the loss are {mean:.2g} on average; gradients are multiplied by them before "
                 "they are rounded to fp16, and small ones are lost: multiply the weights, so that their mean "
                 "is near 1"
@@ -209,7 +209,7 @@ def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetr
     gathered = session.backend.workers.allgather_object(metrics.unused_names)
     found = [f"{name} on rank {rank}" for rank, names in enumerate(gathered) for name in names]
     acts = "; with --stages, momentum and weight decay act on it" if session.config.stages > 1 else ""
-    session.report.note(
+    session.services.report.note(
         f"no gradient reached {some(found, 4)} at step {step.step}; where another worker has one, this "
         f"counts as zero{acts}"
     )
@@ -217,14 +217,14 @@ def report_unused_parameters(session: Session, step: StepInfo, metrics: StepMetr
 
 def name_skipped_samples(session: Session) -> None:
     """Collective. Name the first few of the samples that could not be read."""
-    skipped = session.skipped
+    skipped = session.data.skipped
     if len(skipped.reported) >= _NAMED:
         return
     own, skipped.unreported = skipped.unreported, []
     gathered = session.backend.workers.allgather_object(own[:_NAMED])
     for text in (text for of_worker in gathered for text in of_worker):
         if text not in skipped.reported and len(skipped.reported) < _NAMED:
-            session.report.note(f"skipped {text}")
+            session.services.report.note(f"skipped {text}")
             skipped.reported.add(text)
 
 
@@ -262,14 +262,14 @@ def _update_plateau(session: Session, plan: TrainingPlan, is_over: bool) -> None
         return
     step, lowest = state.progress.step, config.lr_final_fraction
     value = _last_value("plateau_metric", goal, session)
-    waited = state.plateau.update(goal, value, step, counts=not plan.in_warmup(state.progress))
+    waited = state.plateau.update(goal, value, step, counts=not plan.in_warmup(step, state.progress.samples))
     state.plateau = waited
     if not waited.is_due(config.plateau_patience, lowest):
         return
     before = session.learning_rate(plan)
     state.plateau = waited.lowered(config.plateau_factor, lowest)
     if not is_over:
-        session.report.say(
+        session.services.report.say(
             f"learning rate {before:.4g} -> {session.learning_rate(plan):.4g} from step {step + 1:,} on: "
             f"{waited.describe(goal)}"
         )
@@ -284,22 +284,22 @@ def stops_early(session: Session, plan: TrainingPlan) -> bool:
         return False
     why = state.early_stopping.describe(config.early_stopping)
     session.stopped_early = f"stopped early at step {state.progress.step:,}: {why}"
-    session.report.say(session.stopped_early)
+    session.services.report.say(session.stopped_early)
     return True
 
 
 def _stopped_by_callback(session: Session, plan: TrainingPlan) -> bool:
     """Collective if there are such callbacks. Return whether one of rank 0's ends training, and say so."""
-    if not session.stoppers or plan.is_done(session.state.progress):
+    if not session.services.stoppers or plan.is_done(session.state.progress):
         return False
     why = ""
-    with session.put_off_loss():
+    with session.defer_peer_loss():
         why = run_on_rank_zero(
             session.backend.workers, lambda: _why_stopped(session), "asking callbacks whether to stop"
         )
     if why:
         session.stopped_early = f"stopped early at step {session.state.progress.step:,}: {why}"
-        session.report.say(session.stopped_early)
+        session.services.report.say(session.stopped_early)
     return bool(why)
 
 
@@ -309,7 +309,7 @@ def _why_stopped(session: Session) -> str:
     Raises:
         WorkerFailure: If one fails whose errors end the job.
     """
-    for callback in session.stoppers:
+    for callback in session.services.stoppers:
         try:
             if why := callback.should_stop(session.state.last_step, dict(session.state.last_eval)):
                 return str(why)
@@ -319,9 +319,11 @@ def _why_stopped(session: Session) -> str:
             problem = f"callback {name_of(callback)} failed in {SHOULD_STOP}: {where_raised(error)}"
             if getattr(callback, "errors_end_job", True) or not isinstance(error, Exception):
                 raise WorkerFailure(problem) from error
-            session.report.note(f"{problem}; it is not asked again")
+            session.services.report.note(f"{problem}; it is not asked again")
             # one that stops nothing takes its place: the other workers still wait for an answer
-            session.stoppers = [Callback() if one is callback else one for one in session.stoppers]
+            session.services.stoppers = [
+                Callback() if one is callback else one for one in session.services.stoppers
+            ]
     return ""
 
 

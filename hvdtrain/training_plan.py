@@ -151,9 +151,9 @@ class TrainingPlan:
         """
         return round(self.learning_rate.warmup_epochs * self.data_size, 3)
 
-    def in_warmup(self, progress: Progress) -> bool:
-        """Return whether the learning rate is still rising to its peak."""
-        return lies_in_warmup(self._position(progress), self.warmup_samples)
+    def in_warmup(self, step: int, samples: int) -> bool:
+        """Return whether the learning rate is still rising to its peak after so many steps and samples."""
+        return lies_in_warmup(self._position(Progress(step, samples)), self.warmup_samples)
 
     def is_due(self, cadence: Cadence | None, step: StepInfo) -> bool:
         """Return whether something is due after a step: by its cadence, and at the end of training."""

@@ -3,9 +3,7 @@
 from typing import Any
 
 from hvdtrain.backends.workers import Sized
-from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault, TaskError
-from hvdtrain.workers.agreement import Workers
 
 # of the dynamic loss scale, as torch.amp.GradScaler has them
 INITIAL_SCALE = 2.0**16
@@ -80,21 +78,6 @@ def adapts(path: str, shape: tuple[int, ...]) -> bool:
         shape: the portable array's.
     """
     return len(shape) > 1 and path.rpartition("/")[2] not in _NEVER
-
-
-def replicas(workers: Workers, config: Config) -> int:
-    """Return the number of replicas of the model, to which each step's samples are dealt."""
-    return workers.size // config.stages
-
-
-def replica(workers: Workers, config: Config) -> int:
-    """Return the replica that this worker belongs to, from 0: it reads the samples that are dealt to it."""
-    return workers.rank // config.stages
-
-
-def speaks_for_replica(workers: Workers, config: Config) -> bool:
-    """Return whether this worker counts and reports what all workers of its replica read: its first stage."""
-    return workers.rank % config.stages == 0
 
 
 MARK = "recompute"  # the attribute of a block, or of its class

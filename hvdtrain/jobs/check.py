@@ -10,6 +10,7 @@ from hvdtrain.backends.memory import MemoryPlan, mebibytes
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
+from hvdtrain.data.training_data import readers_for
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.entering import new_session
@@ -30,7 +31,6 @@ from hvdtrain.jobs.opening.start import started
 from hvdtrain.jobs.plan_text import describe_model, describe_stages
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.session import readers_for
 from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 from hvdtrain.workers.seeding import seeded_frameworks

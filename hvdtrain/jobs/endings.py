@@ -51,7 +51,7 @@ def ending_of(error: BaseException, session: Session, explain: Callable[[], Watc
     if isinstance(error, ENDINGS):
         return Ending("failed", None, error)
     doing = f"training failed {where_it_stood(session)}"
-    failure: HvdtrainError = lack_of_memory(error, doing, session.memory) or WorkerFailure(
+    failure: HvdtrainError = lack_of_memory(error, doing, session.memory.own) or WorkerFailure(
         f"{doing}: {where_raised(error)}"
     )
     failure.__cause__ = error
@@ -81,9 +81,9 @@ def early_end_reported(
         ending = ending_of(error, session, explain)
         if isinstance(ending.error, HvdtrainError):
             inform(ending.error)
-        with errors_noted(session.report):
+        with errors_noted(session.services.report):
             if isinstance(error, Interrupted):
-                session.report.say(f"{ending.problem} {where_it_stood(session)}")
+                session.services.report.say(f"{ending.problem} {where_it_stood(session)}")
             report(ending)
         if ending.error is error:
             raise
@@ -102,12 +102,14 @@ def errors_noted(report: Report) -> Iterator[None]:
 def report_early_end(session: Session, signals: Signals, ending: Ending) -> None:
     """Report how training ends before it is done, in a job with fixed workers. Local: no collective."""
     if isinstance(ending.error, Interrupted):
-        with errors_noted(session.report):
-            session.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
-        if session.saver.newest is None:
-            session.report.say("no checkpoint was saved")
+        with errors_noted(session.services.report):
+            session.services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
+        if session.services.saver.newest is None:
+            session.services.report.say("no checkpoint was saved")
     workers = session.backend.workers
-    problem = exchange_cause(session.run_dir, workers.rank, workers.host, ending.problem, ending.error)
+    problem = exchange_cause(
+        session.services.run_dir, workers.rank, workers.host, ending.problem, ending.error
+    )
     report_end(session, ending.status, problem, signals, in_order=False)
 
 
@@ -119,18 +121,18 @@ def report_end(
     if in_order:
         waiting = partial(waiting_for_rank_zero, session.backend.workers)
     ending = status if in_order else "failed"
-    seconds = session.report.seconds()  # without the uploads that are awaited
+    seconds = session.services.report.seconds()  # without the uploads that are awaited
     with waiting("uploading the last checkpoint"):
         publish(session, ending, signals)
     with waiting("reading the last checkpoint"):
         summary = summarise(session, status, problem, verified=in_order)
         summary = replace(summary, seconds=round(seconds, 3))
-        session.report.on_end(summary)
+        session.services.report.on_end(summary)
     with waiting("uploading the summary"):
         missing = publish(session, ending, signals)
         if missing and in_order and not summary.save_error:
             summary = with_save_error(session, summary, missing)
-            session.report.write_summary(summary)  # which the store does not have
+            session.services.report.write_summary(summary)  # which the store does not have
         if missing and in_order:  # before other workers end, for which mpirun ends this one
-            end_uploads(session.saver, session.report)
+            end_uploads(session.services.saver, session.services.report)
     return summary

@@ -8,7 +8,6 @@ from typing import Any
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import LoopHook, LoopHooks
 from hvdtrain.backends.memory import MemoryPeak
-from hvdtrain.backends.options import speaks_for_replica
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import (
     ON_STEP,
@@ -19,6 +18,7 @@ from hvdtrain.callbacks import (
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver, UploadingSaver
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
+from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.errors import ConfigError
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.jobs.endings import errors_noted
@@ -41,7 +41,7 @@ from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
 from hvdtrain.schedule import Rescale
-from hvdtrain.session import Session, readers_for, versions_with
+from hvdtrain.session import Services, Session, versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.task import GivenTask
 from hvdtrain.training_plan import TrainingPlan, most_workers
@@ -75,17 +75,23 @@ def new_session(
     session = Session(
         config=config,
         backend=backend,
-        train_data=task_data.train_data,
-        eval_data=task_data.eval_data,
-        report=Report(),
-        run_dir=run_folder(config.run_dir),
-        readers=readers,
-        fingerprints=task_data.identity.to_keep(),
+        data=TrainingData(
+            config,
+            backend.workers,
+            task_data.train_data,
+            task_data.eval_data,
+            readers=readers,
+            fingerprints=task_data.identity.to_keep(),
+        ),
+        services=Services(
+            Report(),
+            run_folder(config.run_dir),
+            watched=_watched(config, backend.workers, callbacks),
+            stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
+        ),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
-        watched=_watched(config, backend.workers, callbacks),
-        stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
     )
-    session.hooks = hooks_of(session)
+    session.services.hooks = hooks_of(session)
     follow_workers(session)
     return session
 
@@ -118,7 +124,7 @@ def follow_workers(session: Session) -> None:
     old = TrainingPlan.of(
         config,
         before,
-        session.data_size,
+        session.data.size,
         state.progress,
         most=most_workers(session.backend.workers),
         rescale=state.rescale,
@@ -159,12 +165,12 @@ def hooks_of(session: Session) -> LoopHooks:
         hooks.append(
             IndexTrace(
                 lambda: (
-                    session.run_dir if speaks_for_replica(workers, config) else None,
+                    session.services.run_dir if session.data.place.is_first_stage else None,
                     workers.rank,
                     session.state.progress.step,
-                    session.generation,
+                    session.services.generation,
                 ),
-                may_write=lambda: not session.lost_lease(),
+                may_write=lambda: not session.services.lost_lease(),
             )
         )
     return LoopHooks(*hooks)
@@ -173,14 +179,14 @@ def hooks_of(session: Session) -> LoopHooks:
 def try_out(session: Session, task: Any, model: ModelInfo) -> Sequence[str]:
     """Collective. Do the dry run, which precedes whatever is written; return its notes."""
     ACTIVITY.enter("in the dry run", is_long=True)
-    session.memory = plan_memory(session, model)
+    session.memory.own = plan_memory(session, model)
     peak = peak_bytes()
     # its batches need not stay in memory
-    found = dry_run(session, task, session.memory)
-    session.forms = found.forms
-    session.memory = measured_plan(session, model, found, peak)
-    session.heaviest = heaviest_plan(session, session.memory)
-    return [*notes_on_memory(session.heaviest, session.backend), *found.notes]
+    found = dry_run(session, task, session.memory.own)
+    session.services.forms = found.forms
+    session.memory.own = measured_plan(session, model, found, peak)
+    session.memory.heaviest = heaviest_plan(session, session.memory.own)
+    return [*notes_on_memory(session.memory.heaviest, session.backend), *found.notes]
 
 
 def open_services(
@@ -198,7 +204,7 @@ def open_services(
     provenance = _provenance(run) if workers.rank == 0 else None
     known, in_place = session.state.tracking_id, point.resumed_step is not None
     session.state.tracking_id = tracking_id = agree_on_id(config, workers, known, in_place)
-    session.report, session.run_dir = open_run(
+    session.services.report, session.services.run_dir = open_run(
         config,
         workers,
         point.resumed_step,
@@ -214,10 +220,10 @@ def open_services(
     if provenance is not None:
         source = point.source if point.manifest is not None else None
         source_dir = None if source is None else run_dir_of(source)
-        run.notes_on_task[:] = keep(provenance, session.run_dir, point.progress.step, source_dir)
-    session.saver = Saver()
+        run.notes_on_task[:] = keep(provenance, session.services.run_dir, point.progress.step, source_dir)
+    session.services.saver = Saver()
     if workers.rank == 0:
-        session.saver = _saver(run, session, point)
+        session.services.saver = _saver(run, session, point)
         if run.store is not None:
             run.store.start(point.resumed_step)
 
@@ -233,10 +239,10 @@ def _saver(run: TrainingRun, session: Session, point: ResumePoint) -> Background
         "values": point.values,
         "parameters": list(run.model.parameter_shapes),
     }
-    folder = session.run_dir / CHECKPOINTS
+    folder = session.services.run_dir / CHECKPOINTS
     if run.store is None:
-        return BackgroundSaver(folder, session.report, **options)
-    return UploadingSaver(folder, session.report, run.store, **options)
+        return BackgroundSaver(folder, session.services.report, **options)
+    return UploadingSaver(folder, session.services.report, run.store, **options)
 
 
 def _provenance(run: TrainingRun) -> Provenance:
@@ -249,10 +255,10 @@ def _provenance(run: TrainingRun) -> Provenance:
 
 def close_services(session: Session) -> None:
     """Wait for the checkpoint that is being written, and close the report. Local: no collective."""
-    with errors_noted(session.report):
-        session.saver.finish(LAST_SAVE_SECONDS)
-    session.report.close()  # last: what is being written waits for the log to be on the disk
-    end_uploads(session.saver, session.report)
+    with errors_noted(session.services.report):
+        session.services.saver.finish(LAST_SAVE_SECONDS)
+    session.services.report.close()  # last: what is being written waits for the log to be on the disk
+    end_uploads(session.services.saver, session.services.report)
 
 
 @contextmanager
@@ -264,7 +270,7 @@ def entered(run: TrainingRun, point: ResumePoint) -> Iterator[tuple[Session, Seq
     task_data = run.task_data
     with readers_for(run.config, task_data.train_data, task_data.eval_data) as readers:
         session = new_session(run.config, run.backend, task_data, point, readers, callbacks=run.callbacks)
-        session.keeps_history = run.keeps_history
+        session.services.keeps_history = run.keeps_history
         yield session, try_out(session, task_data.task, run.model)
 
 

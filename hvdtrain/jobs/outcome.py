@@ -90,17 +90,17 @@ def write_summary_on_loss(session: Session, problem: str) -> None:
     Another rank than 0 does so for rank 0, which does not answer, if it can reach the run directory. In an
     elastic job it does not: another worker becomes rank 0.
     """
-    session.saver.finish(LOST_SAVE_SECONDS)
+    session.services.saver.finish(LOST_SAVE_SECONDS)
     summary = summarise(session, "failed", problem)
-    session.report.write_summary(summary)
+    session.services.report.write_summary(summary)
     if session.backend.workers.rank and not session.backend.workers.is_elastic:
         do_in_time(partial(_write_summary_for_rank_zero, session, summary))
 
 
 def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:
-    if (session.run_dir / "config.yaml").is_file():
-        newest = str(max(checkpoints_in(session.run_dir / CHECKPOINTS), default="")) or None
-        write_json(session.run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
+    if (session.services.run_dir / "config.yaml").is_file():
+        newest = str(max(checkpoints_in(session.services.run_dir / CHECKPOINTS), default="")) or None
+        write_json(session.services.run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
 
 
 class Asked(Protocol):
@@ -134,8 +134,8 @@ def polling(session: Session, signals: Asked) -> Callable[[], ControlFlags]:
         if flags.stop and not reported:
             reported = True
             when = "this step" if session.config.sync_every is None else "the workers have synchronised"
-            session.report.say(f"{signals.why} {where_it_stood(session)}; stopping after {when}")
-            session.report.write_summary(summarise(session, "stopped", signals.why))
+            session.services.report.say(f"{signals.why} {where_it_stood(session)}; stopping after {when}")
+            session.services.report.write_summary(summarise(session, "stopped", signals.why))
         return flags
 
     return poll_signals
@@ -153,11 +153,11 @@ def status_of(session: Session, signals: Asked, why: str | None = None) -> tuple
         NonFiniteParameterError: If the state to be saved has a parameter that is not finite.
         EnvironmentFault: If another directory has the name of the run directory, or another job its lock.
     """
-    if session.saver.poll():
+    if session.services.saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
     elif session.stopped and signals.why:
         why = signals.why
-    saver = session.saver
+    saver = session.services.saver
     gathered = session.backend.workers.allgather_object((why, saver.not_finite, saver.newest, saver.replaced))
     for _, not_finite, newest, replaced in gathered:
         if not_finite:
@@ -166,13 +166,13 @@ def status_of(session: Session, signals: Asked, why: str | None = None) -> tuple
             raise EnvironmentFault(
                 f"{replaced}; training stopped {where_it_stood(session)}",
                 f"{newest} has the state: continue with --resume and --run-dir {newest.parent.parent}."
-                if newest is not None and newest.is_dir() and newest.parent.parent != session.run_dir
+                if newest is not None and newest.is_dir() and newest.parent.parent != session.services.run_dir
                 else "The state is lost: nothing is written to a directory that may be another job's.",
                 everywhere=True,
             )
     why = next((reason for reason, *_ in gathered if reason), None)
     if session.stopped:
-        session.report.say(f"stopped {where_it_stood(session)}: {why}")
+        session.services.report.say(f"stopped {where_it_stood(session)}: {why}")
     return ("stopped" if session.stopped else "completed"), why
 
 
@@ -193,7 +193,7 @@ def end_together(session: Session, summary: Summary) -> Summary:
         SaveError: If there is none, if the config wants it to be an error, or if training completed and
             its last state is not saved.
     """
-    if session.keeps_history and not session.stopped:  # which gives no summary
+    if session.services.keeps_history and not session.stopped:  # which gives no summary
         summary = _with_history(session, summary)
     else:
         summary = session.backend.workers.broadcast_object(summary)
@@ -236,7 +236,7 @@ def _with_history(session: Session, summary: Summary) -> Summary:
     lines = np.empty(0, np.uint8)
     with waiting_for_rank_zero(workers, "reading metrics.jsonl"):
         if workers.rank == 0:
-            lines = read_lines(session.run_dir / METRICS_FILE, session.report.recent)
+            lines = read_lines(session.services.run_dir / METRICS_FILE, session.services.report.recent)
     lines = workers.broadcast_object(lines)
     log = bytes(lines)
     if workers.rank == 0:
@@ -247,14 +247,14 @@ def _with_history(session: Session, summary: Summary) -> Summary:
 
 def with_own_history(session: Session, summary: Summary) -> Summary:
     """Return a summary with the history that this worker finds; rank 0 has ended. Local: no collective."""
-    if not session.keeps_history:
+    if not session.services.keeps_history:
         return summary
-    log = bytes(read_lines(session.run_dir / METRICS_FILE, session.report.recent))
+    log = bytes(read_lines(session.services.run_dir / METRICS_FILE, session.services.report.recent))
     return replace(summary, best=_best(session, log), metrics_log=log)
 
 
 def _best(session: Session, log: bytes) -> dict[str, Best]:
-    kept = {step_of(path): session.location_of(path) for path in _checkpoints(session.run_dir)}
+    kept = {step_of(path): session.location_of(path) for path in _checkpoints(session.services.run_dir)}
     return best_of(log.splitlines(), session.config, kept)
 
 
@@ -268,18 +268,18 @@ def where_it_stood(session: Session) -> str:
     """Return where training stands, in words that follow "stopped"."""
     plan, progress = session.plan(), session.state.progress
     place = f"at step {progress.step:,} of {plan.steps:,} (epoch {session.epoch:.2f})"
-    return f"{place}, run directory {session.location_of(session.run_dir)}"
+    return f"{place}, run directory {session.location_of(session.services.run_dir)}"
 
 
 def summarise(session: Session, status: str, problem: str | None, verified: bool = False) -> Summary:
     """Say how the run stands; with ``verified``, its newest checkpoint is read once more."""
-    seconds = session.report.seconds()
+    seconds = session.services.report.seconds()
     # of the last checkpoint, which this worker may have written since the workers reported theirs
-    known, own = session.hooks.values(), own_peak_mib(session.backend)
+    known, own = session.services.hooks.values(), own_peak_mib(session.backend)
     memory = [
         max(known.get(n, 0.0), mib) for n, mib in zip((PEAK_MEMORY, PEAK_DEVICE_MEMORY), own, strict=True)
     ]
-    newest, failures = session.saver.newest, session.saver.failures
+    newest, failures = session.services.saver.newest, session.services.saver.failures
     save_error = failures[-1] if failures else None
     if newest is not None and verified:
         written, newest = newest, newest_verified(newest.parent)
@@ -287,7 +287,7 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
             save_error = f"{written} was written, and is damaged or no longer there"
     checkpoint = None if newest is None else str(newest)
     if session.is_remote:
-        checkpoint, problem_there = session.saver.published()
+        checkpoint, problem_there = session.services.saver.published()
         save_error = save_error or problem_there
     summary = Summary(
         status=status,
@@ -298,16 +298,16 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         samples=session.state.progress.samples,
         epochs=round(session.epoch, 6),
         seconds=round(seconds, 3),
-        samples_per_second=round(median(session.speeds or [0.0]), 1),
+        samples_per_second=round(median(session.services.speeds or [0.0]), 1),
         final=session.state.last_eval,
-        run_dir=session.location_of(session.run_dir),
+        run_dir=session.location_of(session.services.run_dir),
         checkpoint=checkpoint,
-        bad_samples=session.skipped.count,
+        bad_samples=session.data.skipped.count,
         failed_saves=len(failures),
         save_error=save_error,
         error=problem,
         stopped_early=session.stopped_early or None,
-        eval_sets=[name for name in sets_of(session.eval_data) if name],
+        eval_sets=[name for name in sets_of(session.data.evaluation) if name],
         changes=session.state.changes,
         paused_seconds=round(session.state.paused_seconds, 3),
         peak_memory_mib=round(memory[0], 1),

@@ -15,7 +15,7 @@ from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening import plan_parts
-from hvdtrain.jobs.opening.data_sets import is_dealt, known_size, promises, roles_of
+from hvdtrain.jobs.opening.data_sets import known_size, promises, roles_of
 from hvdtrain.jobs.opening.options import notes_on_options
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
@@ -118,7 +118,7 @@ def describe_plan(
         "stops early": _stops_early(config),
         "precision": _precision(config, model),
         "gradients": model.reduction,
-        "memory": "" if session.heaviest is None else session.heaviest.describe(),
+        "memory": "" if session.memory.heaviest is None else session.memory.heaviest.describe(),
         "sharded": describe_sharding(config, session.backend.workers.size),
         "stages": _indented(describe_stages(config, session.backend.workers.size, model.stages)),
         "local steps": plan_parts.describe(config, plan),
@@ -147,8 +147,8 @@ def describe_model(model: ModelInfo) -> str:
 
 
 def _run_directory(session: Session) -> str:
-    copy = f" (local copy {session.run_dir} until all of it is there)" if session.is_remote else ""
-    return shown(session.location_of(session.run_dir)) + copy
+    copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
+    return shown(session.location_of(session.services.run_dir)) + copy
 
 
 def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
@@ -184,19 +184,19 @@ def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
 
 
 def _data(session: Session) -> str:
-    sets = sets_of(session.eval_data)
+    sets = sets_of(session.data.evaluation)
     # named sets have a line of their own
     evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
     readers = session.config.read_workers
     read = f"; {counted(readers, 'reader')} per worker" if readers else ""
-    is_drawn = isinstance(getattr(session.train_data, "draws", None), Draws)
+    is_drawn = isinstance(getattr(session.data.training, "draws", None), Draws)
     drawn = ", drawn by sample_probabilities()" if is_drawn else ""
-    return f"{size_words(session.train_data)} to train{drawn}{evaluation}{read}"
+    return f"{size_words(session.data.training)} to train{drawn}{evaluation}{read}"
 
 
 def _eval_sets(session: Session) -> str:
     """Return the named sets of evaluation data with their sizes; empty if they have no names."""
-    sets = sets_of(session.eval_data)
+    sets = sets_of(session.data.evaluation)
     if "" in sets or not sets:
         return ""
     sizes = [f"{name} ({size_words(dataset)})" for name, dataset in sets.items()]
@@ -239,7 +239,7 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
     layers -= model.synchronized_layers  # those with synchronized=True
     has_none = model.leaves_out_padding and batch.global_batch >= batch.workers * batch.accumulate
     padding = "" if batch.is_even or has_none else "; padding (a repeated sample) counts in the statistics"
-    if is_dealt(session):
+    if session.data.is_sharded:
         padding = "; padding (repeated samples) of workers whose shards end first counts in the statistics"
     if batch.workers == 1:
         over = f"over each micro-batch of {counted(batch.micro_batch, 'sample')}"
@@ -254,15 +254,17 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
 
 
 def _length(session: Session, plan: TrainingPlan) -> str:
-    epochs = plan.last_sample / session.data_size
+    epochs = plan.last_sample / session.data.size
     cadence = session.config.eval_every
-    evaluates = f", evaluation {cadence.describe() if cadence else 'at the end'}" if session.eval_data else ""
-    if known_size(session.train_data) is None:
+    evaluates = (
+        f", evaluation {cadence.describe() if cadence else 'at the end'}" if session.data.evaluation else ""
+    )
+    if known_size(session.data.training) is None:
         return f"{counted(plan.steps, 'step')}{evaluates}"
     text = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
     done = session.state.progress.step
     left = f", {counted(max(0, plan.steps - done), 'step')} to go" if done else ""
-    least = "at least " if is_dealt(session) else ""  # the last steps of an epoch have fewer samples
+    least = "at least " if session.data.is_sharded else ""  # the last steps of an epoch have fewer samples
     return f"{least}{counted(plan.steps, 'step')} = {text}{left}{evaluates}"
 
 
@@ -314,18 +316,18 @@ def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Seq
         found: notes of its start, and of the dry run.
     """
     config, task, plan = run.config, run.task_data.task, session.plan()
-    of_directory = filter(None, [run.lock.note, note_on_links(session.run_dir), *run.notes_on_task])
+    of_directory = filter(None, [run.lock.note, note_on_links(session.services.run_dir), *run.notes_on_task])
     notes = (*point.notes, *found, *of_directory)
     options = notes_on_options(
         config,
         run.job.given,
         plan,
         own_optimizer=run.model.own_rates is not None,
-        has_eval_data=session.eval_data is not None,
+        has_eval_data=session.data.evaluation is not None,
     )
     row = FRAMEWORKS[config.framework]
     is_named = not callable(getattr(task, "loss", print)) and not hasattr(task, row.loss_method)
-    session.report.say(
+    session.services.report.say(
         describe_plan(
             session,
             plan,
@@ -339,4 +341,4 @@ def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Seq
         )
     )
     for note in (*notes, *options):
-        session.report.note(note)
+        session.services.report.note(note)

@@ -116,6 +116,6 @@ def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
             with signals.signals_take_precedence():
                 run_loop(session, polling(session, signals))
                 with waiting_for_rank_zero(run.backend.workers, "writing the last checkpoint"):
-                    session.saver.finish()
+                    session.services.saver.finish()
             status, problem = status_of(session, signals)
         return end_together(session, report_end(session, status, problem, signals))

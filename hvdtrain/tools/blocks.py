@@ -14,6 +14,7 @@ from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.values import rank_of
 from hvdtrain.data.readers import Readers
+from hvdtrain.data.training_data import readers_for
 from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.opening.dry_run import dry_run
 from hvdtrain.jobs.opening.limits import with_learning_rate
@@ -25,7 +26,7 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report
-from hvdtrain.session import Session, readers_for
+from hvdtrain.session import Session
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.seeding import seed_host_generators, seeded_frameworks
 

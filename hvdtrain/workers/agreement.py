@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
@@ -83,6 +84,39 @@ class Workers(Protocol):
     def have_failed(self) -> bool:
         """Collective among workers that fail. Return, when all have called it, whether all may go on."""
         ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """What this worker is in its job; an elastic job changes it, so it is read anew each time.
+
+    Attributes:
+        workers: the job's workers.
+        stages: how many stages the model is split into, each on a worker of its own; 1 if it is not split.
+    """
+
+    workers: Workers
+    stages: int = 1
+
+    @property
+    def replicas(self) -> int:
+        """The number of replicas of the model, to which each step's samples are sharded."""
+        return self.workers.size // self.stages
+
+    @property
+    def replica(self) -> int:
+        """The replica that this worker belongs to, from 0: it reads the samples of this replica."""
+        return self.workers.rank // self.stages
+
+    @property
+    def stage(self) -> int:
+        """The stage of a split model that this worker has, from 0."""
+        return self.workers.rank % self.stages
+
+    @property
+    def is_first_stage(self) -> bool:
+        """Whether it counts and reports what all workers of its replica read."""
+        return self.stage == 0
 
 
 def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str = SAME_COMMAND) -> None:

@@ -8,11 +8,12 @@ from hvdtrain.backends import load_backend
 from hvdtrain.backends.objective import metric_states as metric_merging
 from hvdtrain.backends.objective.stateful_metrics import Part
 from hvdtrain.config import Layer
+from hvdtrain.data.training_data import TrainingData
 from hvdtrain.jobs.opening.prepare import prepare
 from hvdtrain.jobs.opening.setup import open_together
 from hvdtrain.loop import evaluate
 from hvdtrain.reporting.report import Report
-from hvdtrain.session import Session
+from hvdtrain.session import Services, Session
 from hvdtrain.workers.seeding import seeded_frameworks
 
 TASKS = Path(__file__).with_name("metric_tasks.py")
@@ -29,7 +30,8 @@ def evaluated(framework: str, tasks: list[str]) -> dict[str, dict[str, float]]:
             task_data, *_ = open_together(job, backend)
             backend.build(task_data.task, job.config)
             data = task_data.eval_data
-            session = Session(job.config, backend, task_data.train_data, data, Report(), Path())
+            given = TrainingData(job.config, backend.workers, task_data.train_data, data)
+            session = Session(job.config, backend, given, Services(Report(), Path()))
             found[name] = evaluate(session, session.plan())
             assert repr(evaluate(session, session.plan())) == repr(found[name])
     return found

@@ -12,9 +12,9 @@ import pytest
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.config import Config
+from hvdtrain.data.training_data import readers_for
 from hvdtrain.jobs.opening.prepare import JobSpec
 from hvdtrain.jobs.opening.setup import build_together, open_task_data
-from hvdtrain.session import readers_for
 from hvdtrain.task import load_task_class
 from hvdtrain.tools.bench.measure import measure_steps, session_alone
 from hvdtrain.tools.blocks import Recorder, bench_config, run_block
@@ -67,7 +67,7 @@ def test_a_worker_alone_takes_the_same_steps(started, options):
     recorder = Recorder()
     with readers_for(config, task_data.train_data, None) as readers:
         session = session_alone(config, second, task_data, plan, readers)
-        session.report = recorder
+        session.services.report = recorder
         seconds, waited = run_block(session, recorder, 6)
     assert session.backend.workers.size == 1
     assert session.plan().batch.global_batch == BATCH

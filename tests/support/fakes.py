@@ -17,12 +17,13 @@ from hvdtrain.backends.step_metrics import NO_SIGNALS, ControlFlags, StepMetrics
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import TaskError
 from hvdtrain.jobs.entering import hooks_of
 from hvdtrain.loop import run
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
-from hvdtrain.session import Session
+from hvdtrain.session import Services, Session
 from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.wire import decode, encode
 
@@ -361,14 +362,11 @@ def make_session(
 ) -> Session:
     """Return a session over fakes: real config, real data, no framework and no report."""
     parameters = {"model/a/kernel": np.ones((3, 4), np.float32), "model/a/bias": np.zeros(4, np.float32)}
-    return Session(
-        config=Config(**{"framework": "torch", "epochs": 1, **fields}),
-        backend=FakeBackend(workers or one_worker(), parameters),
-        train_data=dataset(train_size),
-        eval_data=dataset(eval_size) if eval_size else None,
-        report=SimpleNamespace(),
-        run_dir=run_dir,
-    )
+    config = Config(**{"framework": "torch", "epochs": 1, **fields})
+    backend = FakeBackend(workers or one_worker(), parameters)
+    evaluation = dataset(eval_size) if eval_size else None
+    data = TrainingData(config, backend.workers, dataset(train_size), evaluation)
+    return Session(config, backend, data, Services(SimpleNamespace(), run_dir))
 
 
 def make_loop_session(tmp_path, backend=None, eval_size=0, train_size=10, **fields) -> Session:
@@ -376,11 +374,10 @@ def make_loop_session(tmp_path, backend=None, eval_size=0, train_size=10, **fiel
     config = Config(**{"framework": "torch", "epochs": 2, "batch_size": 4, "log_every": 1, **fields})
     evaluation = dataset(eval_size) if eval_size else None
     backend = backend or FakeBackend(one_worker())
-    session = Session(
-        config, backend, dataset(train_size), evaluation, FakeReport(), tmp_path, saver=FakeSaver()
-    )
+    data = TrainingData(config, backend.workers, dataset(train_size), evaluation)
+    session = Session(config, backend, data, Services(FakeReport(), tmp_path, FakeSaver()))
     session.state = RunState.from_manifest(None, config)
-    session.hooks = hooks_of(session)
+    session.services.hooks = hooks_of(session)
     return session
 
 
@@ -388,7 +385,7 @@ def trained(tmp_path, backend=None, eval_size=0, **fields) -> tuple[FakeBackend,
     """Train 10 samples an epoch in steps of 4."""
     session = make_loop_session(tmp_path, backend, eval_size, **fields)
     run(session)
-    return session.backend, session.report, session
+    return session.backend, session.services.report, session
 
 
 def asks(at: dict[int, ControlFlags], backend: FakeBackend):

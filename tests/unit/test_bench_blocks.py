@@ -31,15 +31,15 @@ class SlowSynchronizing(FakeLocalBackend):
 
 def block(tmp_path, backend, steps, **fields):
     session = make_loop_session(tmp_path, backend, epochs=None, steps=10**6, **fields)
-    session.report = Recorder()
-    return session, run_block(session, session.report, steps)
+    session.services.report = Recorder()
+    return session, run_block(session, session.services.report, steps)
 
 
 def test_each_step_is_timed_and_the_next_block_goes_on(tmp_path):
     session, (seconds, _) = block(tmp_path, FakeBackend(one_worker()), 5)
     assert len(seconds) == 5
     done = session.state.progress.step
-    assert len(run_block(session, session.report, 3)[0]) == 3
+    assert len(run_block(session, session.services.report, 3)[0]) == 3
     assert session.state.progress.step > done
 
 

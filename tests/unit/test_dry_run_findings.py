@@ -130,7 +130,7 @@ def test_the_batches_are_the_first_ones_from_where_training_stands(tmp_path):
     session, calls = session_of(tmp_path, eval_size=6, train_size=40)
     session.state.progress = Progress(3, 12)
     dry_run(session, Task)
-    with session.train_feed(session.plan()) as feed:
+    with session.data.train_feed(session.plan(), session.state.progress) as feed:
         first = next(iter(feed))
     evaluated = [(step, [[0, 1, 2, 3]], False) for step in (0, 1)]  # twice, which must not differ
     assert calls == [(3, first.indices.tolist(), True), *evaluated]
@@ -138,12 +138,12 @@ def test_the_batches_are_the_first_ones_from_where_training_stands(tmp_path):
 
 def test_pythons_and_numpys_generators_are_as_before(tmp_path):
     session, _ = session_of(tmp_path)
-    session.train_data = Samples()
+    session.data.training = Samples()
     random.seed(1)
     np.random.seed(1)
     expected = random.Random(1).random(), np.random.RandomState(1).rand()
     dry_run(session, Task)
-    assert session.train_data.read
+    assert session.data.training.read
     assert (random.random(), np.random.rand()) == expected
 
 
@@ -153,7 +153,7 @@ def test_a_sample_that_cannot_be_read_is_named_with_the_users_line(tmp_path):
             raise ValueError("cannot decode")
 
     session, _ = session_of(tmp_path)
-    session.train_data = Broken()
+    session.data.training = Broken()
     with pytest.raises(TaskError) as caught:
         dry_run(session, Task)
     line = Broken.__getitem__.__code__.co_firstlineno + 1

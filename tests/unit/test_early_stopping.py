@@ -69,12 +69,12 @@ def test_training_ends_after_the_evaluation_that_ends_patience_and_is_saved(
 ):
     session = session_of(tmp_path, one_worker(), losses, patience)
     run(session)
-    assert (session.state.progress.step, session.saver.steps, session.stopped) == (
+    assert (session.state.progress.step, session.services.saver.steps, session.stopped) == (
         last_step,
         [last_step],
         False,
     )
-    assert session.saver.manifests[-1].waiting == session.state.early_stopping
+    assert session.services.saver.manifests[-1].waiting == session.state.early_stopping
     assert bool(session.stopped_early) == (last_step < 5)
 
 
@@ -92,7 +92,7 @@ def test_patience_goes_on_where_the_checkpoint_stood(tmp_path):
     losses = [0.5, 0.6, 0.7, 0.8, 0.1]
     first = session_of(tmp_path, one_worker(), losses[:], patience=3, steps=2, epochs=None, save_every=2)
     run(first)
-    manifest = Manifest.model_validate(json.loads(first.saver.manifests[-1].model_dump_json()))
+    manifest = Manifest.model_validate(json.loads(first.services.saver.manifests[-1].model_dump_json()))
     second = session_of(tmp_path, one_worker(), losses[2:], patience=3)
     second.state = RunState.from_manifest(manifest, second.config)
     run(second)
@@ -106,7 +106,9 @@ def test_a_run_that_was_stopped_early_goes_on_with_more_patience_only(tmp_path, 
     run(session)
     assert session.state.progress.step == last_step
     assert session.stopped_early.startswith(f"stopped early at step {last_step}: ")
-    assert ("to continue, raise early_stopping_patience" in " ".join(session.report.notes)) == (patience == 2)
+    assert ("to continue, raise early_stopping_patience" in " ".join(session.services.report.notes)) == (
+        patience == 2
+    )
 
 
 class StopsAt:
@@ -125,7 +127,7 @@ class StopsAt:
 
 def stoppable(tmp_path, workers, callbacks):
     session = session_of(tmp_path, workers, [0.5] * 5, early_stopping=None)
-    session.stoppers = callbacks
+    session.services.stoppers = callbacks
     return session
 
 

@@ -16,8 +16,7 @@ def test_a_warm_up_draws_no_random_numbers_of_the_training():
 
     session = SimpleNamespace(
         plan=lambda: None,
-        train_batch=lambda plan, progress: "batch",
-        eval_data=None,
+        data=SimpleNamespace(train_batch=lambda plan, progress: "batch", evaluation=None),
         backend=SimpleNamespace(warm_up=draw, enter_world=print),
     )
     before = random.getstate(), np.random.get_state()[1].tolist()

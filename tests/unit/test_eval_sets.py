@@ -85,7 +85,7 @@ SETS = {"validation": dataset(7), "noisy": dataset(5)}
 
 def session_of(tmp_path, sets=None, **fields):
     session = make_loop_session(tmp_path, **fields)
-    session.eval_data = EvalSets(sets or SETS)
+    session.data.evaluation = EvalSets(sets or SETS)
     return session
 
 
@@ -94,16 +94,16 @@ def test_each_set_has_its_own_exact_mean_and_the_first_plain_names(tmp_path, rea
     session = session_of(tmp_path, eval_every=None, read_workers=read_workers)
     with loop_readers(session):
         run(session)
-    assert session.report.evaluations == [(5, {"loss": 3.0, "noisy/loss": 2.0})]
+    assert session.services.report.evaluations == [(5, {"loss": 3.0, "noisy/loss": 2.0})]
     assert session.state.last_eval == {"loss": 3.0, "noisy/loss": 2.0}
     assert session.manifest().metrics == {"loss": 3.0, "noisy/loss": 2.0}
 
 
 def loop_readers(session):
-    from hvdtrain.session import readers_for
+    from hvdtrain.data.training_data import readers_for
 
-    session.readers = readers_for(session.config, session.train_data, session.eval_data)
-    return session.readers
+    session.data.readers = readers_for(session.config, session.data.training, session.data.evaluation)
+    return session.data.readers
 
 
 def test_statistics_are_averaged_once_for_all_sets(tmp_path):
@@ -145,11 +145,11 @@ def test_a_skipped_sample_is_named_with_its_set(tmp_path):
     sets = {name: Unreadable(BadSampleError("cut off")) for name in ("validation", "noisy")}
     session = session_of(tmp_path, sets, on_bad_sample="skip")
     assert loop.evaluate(session, session.plan()) == {"loss": 11 / 5, "noisy/loss": 11 / 5}
-    assert session.report.notes == [
+    assert session.services.report.notes == [
         f"skipped sample 4 of the evaluation set '{name}': cut off" for name in ("validation", "noisy")
     ]
-    assert session.skipped.count == 2
-    assert session.report.bad_samples == [("eval", 0, 2)]
+    assert session.data.skipped.count == 2
+    assert session.services.report.bad_samples == [("eval", 0, 2)]
 
 
 def differing(workers) -> None:

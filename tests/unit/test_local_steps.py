@@ -94,9 +94,9 @@ def test_what_is_due_comes_at_the_first_synchronisation_at_or_after_its_step(tmp
         tmp_path, backend, eval_size=4, sync_every=2, log_every=every, eval_every=every, save_every=every
     )
     run(session)
-    assert [step for step, _ in session.report.windows] == due
-    assert [step for step, _ in session.report.evaluations] == due
-    assert session.saver.steps == due
+    assert [step for step, _ in session.services.report.windows] == due
+    assert [step for step, _ in session.services.report.evaluations] == due
+    assert session.services.saver.steps == due
 
 
 def test_a_worker_that_asks_to_stop_stops_all_at_the_next_synchronisation(tmp_path):
@@ -118,7 +118,7 @@ def test_a_loss_that_is_no_number_is_named_with_its_step_and_rank(tmp_path, bad_
         session = make_loop_session(tmp_path, backend, sync_every=4, train_size=100, learning_rate=0.25)
         with pytest.raises(NonFiniteLossError) as caught:
             run(session)
-        assert not session.saver.steps
+        assert not session.services.saver.steps
         return caught.value.problem
 
     host = ["alpha", "beta"][bad_rank]
@@ -142,8 +142,8 @@ def test_replicas_are_compared_right_after_a_synchronisation_alone(tmp_path):
 
 def test_a_run_saves_at_synchronisations_alone(tmp_path):
     _, _, session = local(tmp_path, save_every=1)
-    assert isinstance(session.saver, FakeSaver)
-    assert session.saver.steps == [2, 4, 5]
+    assert isinstance(session.services.saver, FakeSaver)
+    assert session.services.saver.steps == [2, 4, 5]
 
 
 @pytest.mark.parametrize(

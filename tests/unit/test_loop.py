@@ -98,7 +98,7 @@ def test_data_that_are_not_finite_are_named_in_place_of_the_learning_rate(tmp_pa
         session = make_loop_session(tmp_path, FakeBackend(workers, losses={2: float("nan")}), train_size=32)
         order = ShuffledOrder(32, session.config.seed).indices(np.arange(32))
         bad = int(order[8 + 5])  # of the second step, on rank 1
-        session.train_data.arrays["inputs"][bad] = np.inf
+        session.data.training.arrays["inputs"][bad] = np.inf
         with pytest.raises(NonFiniteLossError) as caught:
             run(session)
         return str(caught.value).replace(f"sample {bad} ", "sample BAD ")

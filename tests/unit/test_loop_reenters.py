@@ -32,7 +32,7 @@ class Failing:
         for name in COLLECTIVE:
             self._wrap(session.backend, name, after=False)
         for name in REPORTED:
-            self._wrap(session.report, name, after=True)
+            self._wrap(session.services.report, name, after=True)
 
     def _wrap(self, owner, name: str, after: bool) -> None:
         call = getattr(owner, name)
@@ -63,10 +63,10 @@ def train(tmp_path, at: int | None = None, poll=ControlFlags, **fields):
         except PeerLostError:
             settle(session)
     seen = {
-        "steps": session.report.steps,
-        "windows": session.report.windows,
-        "evaluations": session.report.evaluations,
-        "saved": session.saver.steps,
+        "steps": session.services.report.steps,
+        "windows": session.services.report.windows,
+        "evaluations": session.services.report.evaluations,
+        "saved": session.services.saver.steps,
         "trace": (tmp_path / "indices" / "rank-0000.jsonl").read_text(),
         "progress": session.state.progress,
         "rates": sorted(set(session.backend.rates), reverse=True),
@@ -116,10 +116,14 @@ def test_all_leave_at_the_step_at_which_they_read_that_one_asked(tmp_path, asked
         with pytest.raises(WorldChanged):
             run(session, lambda: ControlFlags(change=workers.rank == 1 and next(calls) == asked))
         state = session.state
-        assert (state.stage, session.wanted, session.report.steps[-1]) == (SAVED, ControlFlags(), left)
-        first = [step for step, _ in session.report.evaluations]
+        assert (state.stage, session.wanted, session.services.report.steps[-1]) == (
+            SAVED,
+            ControlFlags(),
+            left,
+        )
+        first = [step for step, _ in session.services.report.evaluations]
         run(session)
-        return state.progress.step, first, session.report.steps, session.report.evaluations
+        return state.progress.step, first, session.services.report.steps, session.services.report.evaluations
 
     for steps, first, reported, evaluations in on_every_rank(["here"] * 2, work):
         assert first == ([3] if left >= 3 else [])
@@ -142,7 +146,7 @@ def test_a_request_to_save_outlives_the_step_that_failed(tmp_path):
         run(session, lambda: next(asked, ControlFlags()))
     settle(session)
     run(session)
-    assert session.saver.steps == [2, session.state.progress.step]
+    assert session.services.saver.steps == [2, session.state.progress.step]
 
 
 def test_a_worker_at_the_place_of_an_unfinished_step_does_what_it_has_left(tmp_path):
@@ -152,7 +156,7 @@ def test_a_worker_at_the_place_of_an_unfinished_step_does_what_it_has_left(tmp_p
         session.state.last_step = session.step_info(0.1, 4)
         session.state.stage, session.state.save_is_due = stage, stage == JUDGED
         run(session)
-        return [step for step, _ in session.report.evaluations], session.saver.steps
+        return [step for step, _ in session.services.report.evaluations], session.services.saver.steps
 
     assert stopped_at(STEPPED) == ([2, 4, 5], [2, 4, 5])
     assert stopped_at(JUDGED) == ([4, 5], [2, 4, 5])
@@ -163,10 +167,10 @@ def test_a_state_whose_save_was_lost_is_saved_before_the_next_step(tmp_path):
     session = make_loop_session(tmp_path, epochs=4, save_every=4)
     with suppress(WorldChanged):
         run(session, lambda: ControlFlags(change=len(session.backend.rates) == 4))
-    assert (session.state.progress.step, session.saver.steps) == (6, [4])
+    assert (session.state.progress.step, session.services.saver.steps) == (6, [4])
     session.state.save_is_due = True
     run(session)
-    assert session.saver.steps == [4, 6, 8, 10]
+    assert session.services.saver.steps == [4, 6, 8, 10]
 
 
 def test_a_world_that_only_saves_does_the_duties_and_stops(tmp_path):
@@ -176,8 +180,12 @@ def test_a_world_that_only_saves_does_the_duties_and_stops(tmp_path):
         run(session)
     settle(session)
     save_and_stop(session)
-    assert [step for step, _ in session.report.evaluations] == [2]
-    assert (session.stopped, session.saver.steps, session.report.steps) == (True, [2], [1, 2])
+    assert [step for step, _ in session.services.report.evaluations] == [2]
+    assert (session.stopped, session.services.saver.steps, session.services.report.steps) == (
+        True,
+        [2],
+        [1, 2],
+    )
 
 
 def test_the_index_of_a_step_is_written_before_the_step(tmp_path):

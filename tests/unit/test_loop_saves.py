@@ -16,7 +16,7 @@ STOP, SAVE = ControlFlags(stop=True), ControlFlags(save=True)
 
 def saves(tmp_path, backend=None, **fields) -> list[int]:
     """Train five steps; give those that were saved at."""
-    return trained(tmp_path, backend, **fields)[2].saver.steps
+    return trained(tmp_path, backend, **fields)[2].services.saver.steps
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_a_checkpoint_is_saved_when_due_and_once_at_the_end(tmp_path, fields, sa
 def test_all_workers_gather_the_state_and_average_their_statistics_for_what_rank_0_saves(tmp_path):
     def work(workers):
         backend, _, session = trained(tmp_path, FakeBackend(workers), save_every=None)
-        return session.saver.steps, backend.calls.count("gather"), backend.calls.count("average")
+        return session.services.saver.steps, backend.calls.count("gather"), backend.calls.count("average")
 
     assert on_every_rank(["here"] * 2, work) == [([3], 1, 1), ([], 1, 1)]
 
@@ -62,12 +62,12 @@ def test_nothing_is_saved_of_a_loss_that_is_no_number(tmp_path, step, value):
     session = make_loop_session(tmp_path, FakeBackend(one_worker(), losses={step: value}), save_every=1)
     with pytest.raises(NonFiniteLossError):
         run(session)
-    assert session.saver.steps == list(range(1, step))
+    assert session.services.saver.steps == list(range(1, step))
 
 
 def test_a_record_says_where_training_stands(tmp_path):
     session = trained(tmp_path, save_every=2)[2]
-    found = session.saver.manifests[1]
+    found = session.services.saver.manifests[1]
     assert (found.step, found.samples, found.data_size, found.workers) == (4, 16, 10, 1)
     assert found.epoch == 1.6
     assert found.config == session.config.model_dump(mode="json")
@@ -76,7 +76,7 @@ def test_a_record_says_where_training_stands(tmp_path):
 
 def test_a_record_has_the_metrics_of_its_own_step_only_and_the_last_ones_beside(tmp_path):
     backend = FakeBackend(one_worker(), eval_losses=[0.5, 0.25])
-    manifests = trained(tmp_path, backend, eval_size=7, save_every=1)[2].saver.manifests
+    manifests = trained(tmp_path, backend, eval_size=7, save_every=1)[2].services.saver.manifests
     assert [manifest.metrics for manifest in manifests] == [{}, {}, {"loss": 0.5}, {}, {"loss": 0.25}]
     assert [manifest.last_metrics for manifest in manifests] == [
         {}, {}, {"loss": 0.5}, {"loss": 0.5}, {"loss": 0.25},
@@ -120,19 +120,23 @@ def requested(tmp_path, at: dict[int, ControlFlags], **fields):
 )
 def test_a_save_on_request_comes_a_step_later_and_training_goes_on(tmp_path, asked_at, saved_at):
     session = requested(tmp_path, {asked_at: SAVE})
-    assert (session.saver.steps, session.state.progress.step, session.stopped) == (saved_at, 5, False)
+    assert (session.services.saver.steps, session.state.progress.step, session.stopped) == (
+        saved_at,
+        5,
+        False,
+    )
 
 
 @pytest.mark.parametrize("asked_at", [1, 2, 3])
 def test_a_stop_on_request_comes_a_step_later_and_is_saved_once(tmp_path, asked_at):
     session = requested(tmp_path, {asked_at: STOP})
-    assert (session.saver.steps, session.state.progress.step) == ([asked_at + 1], asked_at + 1)
+    assert (session.services.saver.steps, session.state.progress.step) == ([asked_at + 1], asked_at + 1)
     assert session.stopped
 
 
 def test_a_stop_that_is_asked_for_again_and_again_is_one(tmp_path):
     session = requested(tmp_path, dict.fromkeys(range(1, 6), STOP))
-    assert (session.saver.steps, session.state.progress.step) == ([2], 2)
+    assert (session.services.saver.steps, session.state.progress.step) == ([2], 2)
 
 
 def test_a_signal_stops_training_at_a_step(tmp_path):
@@ -147,7 +151,7 @@ def test_a_signal_stops_training_at_a_step(tmp_path):
     session.backend.train_step = train_step
     with signals.defer_to_step_boundary():
         run(session, signals.poll)
-    assert (session.saver.steps, session.stopped) == ([3], True)
+    assert (session.services.saver.steps, session.stopped) == ([3], True)
 
 
 @pytest.mark.parametrize("asking", [{0}, {1}, {0, 1}])
@@ -156,7 +160,7 @@ def test_one_workers_request_stops_all_at_one_step_with_one_save(tmp_path, askin
         session = make_loop_session(tmp_path, FakeBackend(workers), save_every=None, train_size=100)
         at = {2: STOP} if workers.rank in asking else {}
         run(session, asks(at, session.backend))
-        return session.state.progress.step, session.saver.steps, session.stopped
+        return session.state.progress.step, session.services.saver.steps, session.stopped
 
     assert on_every_rank(["here"] * 2, work) == [(3, [3], True), (3, [], True)]
 
@@ -165,7 +169,7 @@ def test_workers_that_ask_at_different_steps_stop_at_the_first(tmp_path):
     def work(workers):
         session = make_loop_session(tmp_path, FakeBackend(workers), save_every=None, train_size=100)
         run(session, asks({4 - workers.rank: STOP}, session.backend))
-        return session.state.progress.step, session.saver.steps
+        return session.state.progress.step, session.services.saver.steps
 
     assert on_every_rank(["here"] * 2, work) == [(4, [4]), (4, [])]
 
@@ -174,7 +178,7 @@ def test_one_workers_request_to_save_lets_all_go_on(tmp_path):
     def work(workers):
         session = make_loop_session(tmp_path, FakeBackend(workers), save_every=None)
         run(session, asks({1: SAVE} if workers.rank else {}, session.backend))
-        return session.state.progress.step, session.saver.steps
+        return session.state.progress.step, session.services.saver.steps
 
     assert on_every_rank(["here"] * 2, work) == [(3, [2, 3]), (3, [])]
 
@@ -182,7 +186,7 @@ def test_one_workers_request_to_save_lets_all_go_on(tmp_path):
 def test_saves_that_fail_stop_all_where_the_saver_wants_it(tmp_path):
     def work(workers):
         session = make_loop_session(tmp_path, FakeBackend(workers), train_size=100, save_every=None)
-        session.saver = FakeSaver(failed=workers.rank == 0)
+        session.services.saver = FakeSaver(failed=workers.rank == 0)
         run(session)
         return session.state.progress.step, session.stopped
 
@@ -191,8 +195,8 @@ def test_saves_that_fail_stop_all_where_the_saver_wants_it(tmp_path):
 
 def test_a_stop_leaves_the_window_to_the_run_that_goes_on(tmp_path):
     session = requested(tmp_path, {1: STOP}, log_every=3)
-    assert session.report.windows == []
-    assert session.saver.manifests[-1].window == {"loss": 4.0 + 8.0}
+    assert session.services.report.windows == []
+    assert session.services.saver.manifests[-1].window == {"loss": 4.0 + 8.0}
 
 
 def test_the_time_of_a_save_is_not_in_the_throughput(tmp_path, monkeypatch):
@@ -210,8 +214,8 @@ def test_the_time_of_a_save_is_not_in_the_throughput(tmp_path, monkeypatch):
             now[0] += 1000
 
     made = make_loop_session(tmp_path, save_every=2, log_every=100)
-    made.saver = Slow()
+    made.services.saver = Slow()
     monkeypatch.setattr(loop.time, "perf_counter", perf_counter)
     assert session.time is loop.time
     run(made)
-    assert made.speeds[0] > 20 / 100
+    assert made.services.speeds[0] > 20 / 100

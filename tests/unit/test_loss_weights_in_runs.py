@@ -52,11 +52,11 @@ def test_a_checkpoint_keeps_the_weights_of_its_window(tmp_path, step):
     _, whole, _ = trained(tmp_path, Weighing(weights), log_every=3)
     first = make_loop_session(tmp_path, Weighing(weights), save_every=1, log_every=3)
     run(first, asks({step: ControlFlags(stop=True)}, first.backend))
-    manifest = Manifest.model_validate(json.loads(first.saver.manifests[-1].model_dump_json()))
+    manifest = Manifest.model_validate(json.loads(first.services.saver.manifests[-1].model_dump_json()))
     second = make_loop_session(tmp_path, Weighing(weights), log_every=3)
     second.state = RunState.from_manifest(manifest, second.config)
     run(second)
-    assert first.report.windows + second.report.windows == whole.windows
+    assert first.services.report.windows + second.services.report.windows == whole.windows
 
 
 @pytest.mark.parametrize("weight", [-1.0, math.nan, math.inf])

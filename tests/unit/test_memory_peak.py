@@ -24,13 +24,13 @@ def test_every_line_has_the_largest_of_all_workers(kind, fields, tmp_path, monke
         return session
 
     sessions = on_every_rank(["here"] * 3, work)
-    lines = sessions[0].report.memory
-    assert all(session.report.memory == lines for session in sessions), "the same on every worker"
+    lines = sessions[0].services.report.memory
+    assert all(session.services.report.memory == lines for session in sessions), "the same on every worker"
     assert all(line["peak_memory_mib"] == 100.0 for line in lines)
     device = [line["peak_device_memory_mib"] for line in lines]
     steps = sessions[0].state.progress.step
     assert device == sorted(device)
     assert device[0] >= 100, "all have told theirs before the first step"
     assert 100 + steps - 3 * fields.get("sync_every", 1) <= device[-1] <= 100 + steps
-    last = [session.hooks.values()["peak_device_memory_mib"] for session in sessions]
+    last = [session.services.hooks.values()["peak_device_memory_mib"] for session in sessions]
     assert last == [100 + steps] * 3, "and after the last one"

@@ -99,7 +99,7 @@ def session_of(tmp_path, workers, losses, **fields):
 def test_the_step_after_the_evaluation_has_the_lower_rate_and_it_is_said(tmp_path):
     session = session_of(tmp_path, one_worker(), [0.5, 0.6, 0.4, 0.5, 0.5], plateau_factor=0.5)
     said = []
-    session.report.say = said.append
+    session.services.report.say = said.append
     run(session)
     assert session.backend.rates == pytest.approx([PEAK, PEAK, PEAK / 2, PEAK / 2, PEAK / 4])
     assert said == [
@@ -117,9 +117,9 @@ def test_a_resumed_run_has_the_rates_of_one_in_one_go(tmp_path, stop):
     run(whole)
     first = session_of(tmp_path, one_worker(), losses[:stop], steps=stop, epochs=None, **fields)
     run(first)
-    manifest = Manifest.model_validate(json.loads(first.saver.manifests[-1].model_dump_json()))
+    manifest = Manifest.model_validate(json.loads(first.services.saver.manifests[-1].model_dump_json()))
     second = session_of(tmp_path, one_worker(), losses[stop:], **fields)
     second.state = RunState.from_manifest(manifest, second.config)
     run(second)
     assert first.backend.rates + second.backend.rates == whole.backend.rates
-    assert second.saver.manifests[-1].plateau == whole.saver.manifests[-1].plateau
+    assert second.services.saver.manifests[-1].plateau == whole.services.saver.manifests[-1].plateau

@@ -63,9 +63,9 @@ def nobody_listens_afterwards():
 def profile_of(window, folder, workers=None, fails="", backend=None) -> tuple[StepProfile, Session]:
     """Return a profile over fakes, and its session, of which it is the only hook."""
     session = make_loop_session(folder, backend or FakeBackend(workers or one_worker()), profile=window)
-    session.report = Shown()
+    session.services.report = Shown()
     session.backend.recorder = lambda: FakeRecorder(fails)
-    session.hooks = profile = StepProfile(session)
+    session.services.hooks = profile = StepProfile(session)
     return profile, session
 
 
@@ -77,9 +77,9 @@ def train_step(number: int) -> None:
 def profiled(window, tmp_path, done: int = 0, fails: str = "", lost_lease: str = "") -> Shown:
     """Train five steps of the loop, of which a profile records some; return what was shown."""
     _, session = profile_of(window, tmp_path, fails=fails)
-    session.state.progress, session.lost_lease = Progress(done, 4 * done), lambda: lost_lease
+    session.state.progress, session.services.lost_lease = Progress(done, 4 * done), lambda: lost_lease
     run(session)
-    return session.report
+    return session.services.report
 
 
 def trace_in(folder) -> dict:
@@ -135,7 +135,7 @@ def test_a_job_that_is_asked_to_stop_saves_before_it_writes_its_profile(tmp_path
     def work(workers):
         ended = []
         profile, session = profile_of("1-9", tmp_path, workers)
-        session.saver.finish = lambda: ended.append("save")
+        session.services.saver.finish = lambda: ended.append("save")
         profile._write = lambda recordings: ended.append("profile")
         run(session, asks({2: ControlFlags(stop=True)} if stops else {}, session.backend))
         return ended
@@ -155,7 +155,7 @@ def recorded_by_two(folders, ends=True) -> list[Shown]:
             profile.before_step(2)
         else:
             profile.__exit__(RuntimeError, None, None)
-        return session.report
+        return session.services.report
 
     return on_every_rank(["here", "here"], work)
 

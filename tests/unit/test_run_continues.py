@@ -45,10 +45,13 @@ def test_windows_and_evaluations_are_those_of_the_uninterrupted_run(tmp_path, re
     whole = make_loop_session(tmp_path, **fields)
     run(whole)
     first = stopped_at(tmp_path, step, **fields)
-    second = resume(first.saver.manifests[-1], **fields)
+    second = resume(first.services.saver.manifests[-1], **fields)
     run(second)
-    assert first.report.windows + second.report.windows == whole.report.windows
-    assert first.report.evaluations + second.report.evaluations == whole.report.evaluations
+    assert first.services.report.windows + second.services.report.windows == whole.services.report.windows
+    assert (
+        first.services.report.evaluations + second.services.report.evaluations
+        == whole.services.report.evaluations
+    )
     assert (second.state.progress, second.state.last_eval) == (whole.state.progress, whole.state.last_eval)
 
 
@@ -58,28 +61,32 @@ def test_steps_and_rates_are_those_of_the_uninterrupted_run(tmp_path, resume, st
     whole = make_loop_session(tmp_path, **fields)
     run(whole)
     first = stopped_at(tmp_path, step, **fields)
-    second = resume(first.saver.manifests[-1], **fields)
+    second = resume(first.services.saver.manifests[-1], **fields)
     run(second)
-    assert first.report.steps + second.report.steps == whole.report.steps
+    assert first.services.report.steps + second.services.report.steps == whole.services.report.steps
     assert first.backend.rates + second.backend.rates == whole.backend.rates
 
 
 def test_the_throughput_counts_what_this_process_did(tmp_path, resume):
     first = stopped_at(tmp_path, 2, log_every=3)
-    second = resume(first.saver.manifests[-1], log_every=3)
+    second = resume(first.services.saver.manifests[-1], log_every=3)
     assert (second.state.window.weight, second.state.window.untimed_weight) == (8.0, 8.0)
 
 
 def finished(tmp_path, **fields) -> Manifest:
     session = make_loop_session(tmp_path, **fields)
     run(session)
-    return session.saver.manifests[-1]
+    return session.services.saver.manifests[-1]
 
 
 def test_a_finished_run_that_was_evaluated_has_nothing_left_to_do(tmp_path, resume):
     session = resume(finished(tmp_path, eval_size=7), eval_size=7)
     run(session)
-    assert (session.report.steps, session.report.evaluations, session.saver.steps) == ([], [], [])
+    assert (
+        session.services.report.steps,
+        session.services.report.evaluations,
+        session.services.saver.steps,
+    ) == ([], [], [])
     assert session.state.last_eval == {"loss": 3.0}
     assert session.stopped is False
 
@@ -87,14 +94,14 @@ def test_a_finished_run_that_was_evaluated_has_nothing_left_to_do(tmp_path, resu
 def test_a_finished_run_that_was_not_evaluated_is_evaluated_once(tmp_path, resume):
     session = resume(finished(tmp_path), eval_size=7)
     run(session)
-    assert (session.report.steps, session.report.evaluations) == ([], [(5, {"loss": 3.0})])
+    assert (session.services.report.steps, session.services.report.evaluations) == ([], [(5, {"loss": 3.0})])
 
 
 @pytest.mark.parametrize("fields", [{"epochs": 3}, {"epochs": None, "steps": 8}], ids=str)
 def test_a_finished_run_can_be_made_longer(tmp_path, resume, fields):
     session = resume(finished(tmp_path), **fields)
     run(session)
-    assert session.report.steps == [6, 7, 8]
+    assert session.services.report.steps == [6, 7, 8]
 
 
 @pytest.mark.parametrize(
@@ -108,16 +115,16 @@ def test_a_finished_run_can_be_made_longer(tmp_path, resume, fields):
     ids=str,
 )
 def test_a_run_goes_on_with_another_batch_from_the_same_sample(tmp_path, resume, fields, steps, samples):
-    manifest = stopped_at(tmp_path, 2).saver.manifests[-1]
+    manifest = stopped_at(tmp_path, 2).services.saver.manifests[-1]
     session = resume(manifest, **fields)
     run(session)
-    assert (session.report.steps, session.state.progress.samples) == (steps, samples)
+    assert (session.services.report.steps, session.state.progress.samples) == (steps, samples)
 
 
 def test_the_samples_left_are_trained_on_exactly_once(tmp_path, resume):
     """Over a stop and another batch size: two epochs are every sample twice."""
     fields = {"trace_indices": True}
-    manifest = stopped_at(tmp_path, 3, **fields).saver.manifests[-1]
+    manifest = stopped_at(tmp_path, 3, **fields).services.saver.manifests[-1]
     run(resume(manifest, batch_size=3, **fields))
     lines = (tmp_path / "indices" / "rank-0000.jsonl").read_text().splitlines()
     assert sorted(i for line in lines for i in json.loads(line)["indices"]) == sorted([*range(10)] * 2)

@@ -73,8 +73,8 @@ def test_a_window_reports_them_and_a_note(tmp_path):
     for step in range(1, 41):
         info = StepInfo(step, step, step + 1, 0.1, 2, 0.1, clock_seconds=step / 10)
         results.add([(info, StepMetrics({"loss": 1.0}, 1.0, busy_seconds=(0.01, 0.09)))])
-    assert session.report.busy == [{"slowest_rank": 1, "wait_fraction": pytest.approx(0.4)}] * 4
-    (note,) = session.report.notes
+    assert session.services.report.busy == [{"slowest_rank": 1, "wait_fraction": pytest.approx(0.4)}] * 4
+    (note,) = session.services.report.notes
     assert "rank 1 is slower" in note
     assert note.endswith("(step 30)")
 

@@ -58,13 +58,13 @@ class Worker:
         context = run_context(run_dir, rank=rank)
         self.services = RunServices(context, callbacks, (), lock)
         own = [callback for callback in callbacks if callback.every_rank]
-        self.session.report = CallbackReport(context, own) if own else Report()
+        self.session.services.report = CallbackReport(context, own) if own else Report()
         if rank == 0:
             single = FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
-            self.session.report, _ = open_run(
+            self.session.services.report, _ = open_run(
                 self.session.config, single, None, callbacks, context, lock=lock
             )
-        self.session.report.on_start(25, 0)
+        self.session.services.report.on_start(25, 0)
 
     def stand_at(self, step: int, evaluated: int | None = None) -> None:
         self.session.state.progress = Progress(step, step * 8)
@@ -72,10 +72,10 @@ class Worker:
 
     def log(self, *steps: int) -> None:
         for step in steps:
-            self.session.report.on_window(step_info(step), {"loss": 1.0 / step}, 100.0)
+            self.session.services.report.on_window(step_info(step), {"loss": 1.0 / step}, 100.0)
 
     def evaluate(self, step: int) -> None:
-        self.session.report.on_evaluation(step_info(step), {"loss": 0.5}, 100.0)
+        self.session.services.report.on_evaluation(step_info(step), {"loss": 0.5}, 100.0)
 
     def take_over(self, generation: int = 2) -> list[str]:
         return take_over_run(self.session, world(generation), self.services)
@@ -93,7 +93,7 @@ def pair(run_dir):
     both = Worker(run_dir, 0), Worker(run_dir, 1)
     yield both
     for worker in both:
-        worker.session.report.close()
+        worker.session.services.report.close()
         worker.services.lock.release()
 
 
@@ -157,8 +157,8 @@ def test_a_new_rank_0_cuts_the_log_and_goes_on_with_it(run_dir, pair):
     new.stand_at(3)
     die(old)
     assert new.take_over() == []
-    assert isinstance(new.session.report, RunReport)
-    assert isinstance(new.session.saver, BackgroundSaver)
+    assert isinstance(new.session.services.report, RunReport)
+    assert isinstance(new.session.services.saver, BackgroundSaver)
     new.log(4, 5)
     assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4, 5)]
 
@@ -213,7 +213,7 @@ def test_tensorboard_has_each_step_once(run_dir, pair, monkeypatch):
     new.take_over()
     new.evaluate(4)
     new.log(5)
-    new.session.report.close()
+    new.session.services.report.close()
     found = events(run_dir, monkeypatch)
     assert found["train/loss"] == [1, 2, 3, 4, 5]
     assert found["eval/loss"] == [4]
@@ -230,11 +230,11 @@ def test_checkpoints_of_later_steps_are_set_aside_and_the_newest_is_known(run_di
     notes = new.take_over()
     assert len(notes) == 1
     assert "step-00000005 is of a later step; set aside as set-aside-step-00000005" in notes[0]
-    assert new.session.saver.newest == run_dir / "checkpoints" / "step-00000003"
-    best = new.session.saver._best_of(storage.checkpoints_in(run_dir / "checkpoints"))
+    assert new.session.services.saver.newest == run_dir / "checkpoints" / "step-00000003"
+    best = new.session.services.saver._best_of(storage.checkpoints_in(run_dir / "checkpoints"))
     assert best == run_dir / "checkpoints" / "step-00000002"
     for worker in (old, new):
-        worker.session.report.close()
+        worker.session.services.report.close()
 
 
 class Told(Callback):
@@ -260,7 +260,7 @@ def test_callbacks_start_once_and_those_of_rank_0_when_their_worker_is_rank_0(ru
     new.log(2)
     hand_over_run(new.session, world(3, rank=1), new.services)
     new.log(3)
-    assert isinstance(new.session.report, CallbackReport)
+    assert isinstance(new.session.services.report, CallbackReport)
     new.stand_at(3)
     new.take_over(generation=4)
     new.log(4)
@@ -268,7 +268,7 @@ def test_callbacks_start_once_and_those_of_rank_0_when_their_worker_is_rank_0(ru
     assert alone.told == ["start 0", "window 2", "window 4"]
     assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4)]
     for worker in (old, new):
-        worker.session.report.close()
+        worker.session.services.report.close()
 
 
 def test_a_rank_0_that_is_one_no_longer_hands_over(run_dir, pair):
@@ -276,10 +276,10 @@ def test_a_rank_0_that_is_one_no_longer_hands_over(run_dir, pair):
     for worker in pair:
         worker.log(1, 2)
         worker.stand_at(2)
-    folder = old.session.report.folder
+    folder = old.session.services.report.folder
     hand_over_run(old.session, world(2, rank=1), old.services)
-    assert type(old.session.report) is Report
-    assert type(old.session.saver) is Saver
+    assert type(old.session.services.report) is Report
+    assert type(old.session.services.saver) is Saver
     assert folder.check() is None  # a save that is under way does not end there
     new.take_over()
     old.log(3), new.log(3)
@@ -297,9 +297,9 @@ def test_a_rank_0_that_stays_signs_the_lock_and_cuts_all_traces(run_dir):
         text = "".join(json.dumps({"step": step, "indices": [step]}) + "\n" for step in (1, 2, 3))
         (run_dir / "indices" / f"rank-{rank:04d}.jsonl").write_text(text)
     worker.stand_at(2)
-    report = worker.session.report
+    report = worker.session.services.report
     worker.take_over(generation=5)
-    assert worker.session.report is report
+    assert worker.session.services.report is report
     assert json.loads((run_dir / LOCK_FILE).read_text())["generation"] == 5
     for path in (run_dir / "indices").iterdir():
         assert len(path.read_text().splitlines()) == 2
@@ -310,7 +310,7 @@ def test_a_directory_that_is_not_seen_is_made_anew_and_it_is_said(run_dir, tmp_p
     old, new = Worker(run_dir, 0), Worker(run_dir, 1)
     for worker in (old, new):
         worker.log(1, 2)
-    new.session.run_dir = elsewhere = tmp_path / "elsewhere"
+    new.session.services.run_dir = elsewhere = tmp_path / "elsewhere"
     (elsewhere / "indices").mkdir(parents=True)  # this worker's own trace
     new.stand_at(2)
     notes = new.take_over()
@@ -320,7 +320,7 @@ def test_a_directory_that_is_not_seen_is_made_anew_and_it_is_said(run_dir, tmp_p
     assert logged(elsewhere) == [("train", 1), ("train", 2)]
     assert (elsewhere / "config.yaml").is_file()
     for worker in (old, new):
-        worker.session.report.close()
+        worker.session.services.report.close()
 
 
 @pytest.mark.parametrize(
@@ -373,7 +373,7 @@ def test_the_lock_of_a_rank_0_that_was_given_up_is_no_hindrance_and_tells_it(run
     frozen.stdin.write("go on\n")
     frozen.stdin.flush()
     assert frozen.stdout.readline().startswith(f"the run directory was taken over: process {os.getpid()} on ")
-    new.session.report.close()
+    new.session.services.report.close()
     new.services.lock.release()
 
 
@@ -406,18 +406,18 @@ def test_a_worker_without_a_lease_writes_nothing(run_dir):
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     lost.append("the driver was not heard for 20 s")
     worker.log(2, 3)
-    worker.session.report.write_summary(None)
+    worker.session.services.report.write_summary(None)
     worker.session.backend.workers = FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
-    worker.session.saver.save(worker.session.backend, make_record(3))
-    worker.session.saver.finish()
-    assert "the driver was not heard for 20 s" in worker.session.saver.failures[0]
+    worker.session.services.saver.save(worker.session.backend, make_record(3))
+    worker.session.services.saver.finish()
+    assert "the driver was not heard for 20 s" in worker.session.services.saver.failures[0]
     assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
     lost.clear()  # it was a pause
     worker.log(4)
     assert logged(run_dir) == [("train", step) for step in (1, 2, 3, 4)]
     lost.append("again")
     worker.log(5)
-    worker.session.report.close()
+    worker.session.services.report.close()
     assert logged(run_dir)[-1] == ("train", 4)
 
 

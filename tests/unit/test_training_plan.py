@@ -89,7 +89,7 @@ def test_as_many_steps_are_in_a_warm_up_in_steps(data_size, batch_size, steps, w
     plan = layout(workers, data_size, warmup_steps=steps, batch_size=batch_size)
     size = plan.batch.global_batch
     shard = Shard(plan.batch, 0, 0, 0, (steps + 5) * size, warmup_samples=plan.warmup_samples)
-    found = [plan.in_warmup(Progress(n, n * size)) for n in range(steps + 5)]
+    found = [plan.in_warmup(n, n * size) for n in range(steps + 5)]
     assert found == [n < steps for n in range(steps + 5)]
     assert [shard.begins_in_warmup(n) for n in range(steps + 5)] == found
 
@@ -218,6 +218,6 @@ def test_steps_with_few_samples_have_the_learning_rates_of_full_ones(schedule):
             at = Progress(step, progress.samples + 7 * (step - progress.step))
             expected = full.learning_rate_at(Progress(step, 10 * step))
             assert resumed.learning_rate_at(at) == begun.learning_rate_at(at) == expected
-            assert resumed.in_warmup(at) == full.in_warmup(Progress(step, 10 * step))
+            assert resumed.in_warmup(at.step, at.samples) == full.in_warmup(step, 10 * step)
         assert not resumed.is_done(Progress(19, 140))
         assert resumed.is_done(Progress(20, 147))

@@ -123,7 +123,7 @@ def test_a_change_is_a_line_a_record_and_a_sum(tmp_path):
     silent = Report()
     session.backend.workers.size = 2
     for report in (watched.report, silent):
-        session.report = report
+        session.services.report = report
         report_change(session, next_world(2, 2, left=(LEFT,), why="w9 left"), 0.81234)
     watched.report.close()
     assert [without_clock(record) for record in records(tmp_path)] == [EVENT]
@@ -135,7 +135,7 @@ def test_a_change_is_a_line_a_record_and_a_sum(tmp_path):
 def test_a_change_after_which_the_same_workers_go_on_says_its_cause(tmp_path):
     session, watched = session_of(tmp_path, 2, samples=300), Watched(tmp_path)
     watched.report.on_start(334, 0)
-    session.report = watched.report
+    session.services.report = watched.report
     report_change(session, next_world(2, 2, why="rank 1 on h1 lost its connection"), 1.0)
     watched.report.close()
     said = "2 workers from step 151 on; cause: rank 1 on h1 lost its connection; 1.0 s without training"

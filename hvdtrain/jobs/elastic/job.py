@@ -167,7 +167,7 @@ class Worlds:
             lambda: membership.lost_lease,
         )
         run.lock.job = membership.job
-        session.lost_lease = self._services.lost_lease
+        session.services.lost_lease = self._services.lost_lease
         self._state = WorldState(run, session, self._services, found)
         self._world: World | None = None
         self._paused_since: float | None = None  # by time.perf_counter
@@ -191,9 +191,9 @@ class Worlds:
         session = self._session
         if isinstance(ending.error, Stopped | Removed) or self._membership.lost_lease:
             return  # it is reported already, or this worker may not write
-        with errors_noted(session.report):
-            session.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
-        session.report.on_end(summarise(session, ending.status, ending.problem))
+        with errors_noted(session.services.report):
+            session.services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
+        session.services.report.on_end(summarise(session, ending.status, ending.problem))
 
     def _train_in_worlds(self) -> Summary:
         workers = self._session.backend.workers
@@ -208,7 +208,7 @@ class Worlds:
                 if ended.exit_code != EXIT_DONE or self._summary is None:
                     raise
                 self._membership.done(EXIT_DONE)
-                newest = newest_verified(self._session.run_dir / CHECKPOINTS)  # which rank 0 wrote
+                newest = newest_verified(self._session.services.run_dir / CHECKPOINTS)  # which rank 0 wrote
                 summary = replace(self._summary, checkpoint=None if newest is None else str(newest))
                 return with_own_history(self._session, summary)
             except Stopped:
@@ -260,7 +260,7 @@ class Worlds:
     def _enter(self, world: World) -> None:
         """Collective. Connect the workers of a world, and bring all of them to the state of its rank 0."""
         session, membership = self._session, self._membership
-        self._run.lock.generation = session.generation = world.generation
+        self._run.lock.generation = session.services.generation = world.generation
         ACTIVITY.enter("connecting the workers", is_long=True)
         try:
             session.backend.workers.restart(world)
@@ -274,13 +274,13 @@ class Worlds:
         else:
             self._state.start(world)
         seed_training(self._run, session.state.progress.step)
-        membership.synced(session.state.place, str(session.run_dir))
+        membership.synced(session.state.place, str(session.services.run_dir))
         if world.change is not None:
             paused = world.change.since_seconds
             if self._has_entered and self._paused_since is not None:  # the driver may count from further back
                 paused = time.perf_counter() - self._paused_since
             report_change(session, world, paused)
-        session.report.on_workers_changed(world.rank, world.size)
+        session.services.report.on_workers_changed(world.rank, world.size)
         self._paused_since, self._entered_at_step, self._has_entered = None, session.state.progress.step, True
 
     def _train_in(self, world: World) -> Summary:
@@ -293,9 +293,9 @@ class Worlds:
             save_and_stop(session)
             why = world.why or "the job has too few workers"
         with waiting_for_rank_zero(workers, "writing the last checkpoint"):
-            session.saver.finish()
+            session.services.saver.finish()
         status, problem = status_of(session, self._asked, why if session.stopped else None)
         with waiting_for_rank_zero(workers, "reading the last checkpoint"):
             self._summary = summary = summarise(session, status, problem, verified=True)
-            session.report.on_end(summary)
+            session.services.report.on_end(summary)
         return end_together(session, summary)

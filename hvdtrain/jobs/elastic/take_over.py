@@ -51,8 +51,8 @@ def take_over_run(session: Session, world: World, services: RunServices) -> list
     Called when ``session.state`` is what the world goes on from, before the world's first step and before
     another worker of the world writes; on a rank 0 that was rank 0 before, it only signs the lock anew and
     cuts the traces of indices. Locks the directory, cuts its logs back to ``session.state``, appends what
-    this worker knows and the log lacks, sets aside checkpoints of later steps. Sets ``session.report``, which
-    has then been told of the start of training, and ``session.saver``.
+    this worker knows and the log lacks, sets aside checkpoints of later steps. Sets report and saver of
+    ``session.services``; the report has then started.
 
     Args:
         session: the run.
@@ -67,15 +67,17 @@ def take_over_run(session: Session, world: World, services: RunServices) -> list
     """
     services.lock.generation = world.generation
     try:
-        if isinstance(session.report, RunReport):
-            services.lock.acquire(session.run_dir)
+        if isinstance(session.services.report, RunReport):
+            services.lock.acquire(session.services.run_dir)
             _cut_traces(session)
             notes: list[str] = []
         else:
             notes = _take_over(session, world, services)
     except OSError as error:
-        raise EnvironmentFault(f"cannot go on with the run directory {session.run_dir}: {error}") from None
-    forget_causes(session.run_dir)
+        raise EnvironmentFault(
+            f"cannot go on with the run directory {session.services.run_dir}: {error}"
+        ) from None
+    forget_causes(session.services.run_dir)
     return notes
 
 
@@ -86,7 +88,7 @@ def hand_over_run(
 
     Called when this worker was rank 0 and is not in the next world, or has another rank there, before that
     world's first collective. Waits for the checkpoint that is being written, closes the logs, releases the
-    lock. Sets ``session.report`` and ``session.saver`` to those of another rank than 0.
+    lock. Sets ``session.services.report`` and ``session.services.saver`` to those of another rank than 0.
 
     Args:
         session: the run.
@@ -94,24 +96,26 @@ def hand_over_run(
         services: what was needed to write.
         timeout_seconds: how long to wait for the checkpoint.
     """
-    old = session.report
+    old = session.services.report
     if not isinstance(old, RunReport):
         return
-    session.saver.finish(timeout_seconds)
+    session.services.saver.finish(timeout_seconds)
     saver = Saver()
-    saver.newest, saver.failures = session.saver.newest, session.saver.failures
-    session.saver = saver
+    saver.newest, saver.failures = session.services.saver.newest, session.services.saver.failures
+    session.services.saver = saver
     old.close()
     if old.folder is not None:  # a checkpoint that is still being written must not take its name
         old.folder.lost_lease = lambda: "the run directory was handed over"
     services.lock.release()
     own = [callback for callback in services.callbacks if getattr(callback, "every_rank", False)]
     if own:
-        context = replace(services.context, rank=world.rank, workers=world.size, run_dir=session.run_dir)
-        session.report = report = CallbackReport(context, own)
+        context = replace(
+            services.context, rank=world.rank, workers=world.size, run_dir=session.services.run_dir
+        )
+        session.services.report = report = CallbackReport(context, own)
         report.go_on_from(old, session.plan().steps, session.state.progress.step)
     else:
-        session.report = silent = Report()
+        session.services.report = silent = Report()
         silent.recent = old.recent
         silent.set_clock(old.seconds())
 
@@ -123,17 +127,17 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
         EnvironmentFault: If another run is in it.
         OSError: If it can be neither read nor written.
     """
-    path, lock, step = session.run_dir, services.lock, session.state.progress.step
+    path, lock, step = session.services.run_dir, services.lock, session.state.progress.step
     notes = _lock(path, session.config, lock, world.host)
     check_link(path / INDICES, path)
     is_evaluated = session.state.last_eval_step == step
     tail = cut_tail(path / METRICS_FILE, step, redone=() if is_evaluated else (EVAL,))
-    missing = _missing(session.report.recent, tail, step)
+    missing = _missing(session.services.report.recent, tail, step)
     first = min([step, *(record["step"] for record in missing)])  # TensorBoard has from here on anew
     _cut_traces(session)
     newest, values, set_aside = _find_checkpoints(session)
-    old, moved = session.report, f"rank 0 is on {world.host} from here on"
-    session.report = report = RunReport(
+    old, moved = session.services.report, f"rank 0 is on {world.host} from here on"
+    session.services.report = report = RunReport(
         open_console(),
         replace(services.context, rank=0, workers=world.size, run_dir=path),
         first - 1,
@@ -147,7 +151,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
     report.append(missing)
     again = [record for record in (*tail.records, *missing) if record["step"] >= first]
     report.add_events(sorted(again, key=lambda record: int(record["step"])))
-    session.saver = BackgroundSaver(
+    session.services.saver = BackgroundSaver(
         path / CHECKPOINTS,
         report,
         keep_last=session.config.keep_last,
@@ -195,7 +199,7 @@ def _missing(recent: RecentRecords, tail: Tail, step: int) -> list[dict[str, Any
 def _find_checkpoints(session: Session) -> tuple[Path | None, dict[Path, float | None], list[str]]:
     """Set aside checkpoints of later steps; return the newest, values of the best metric, and notes."""
     step, best = session.state.progress.step, session.config.keep_best
-    paths = storage.checkpoints_in(session.run_dir / CHECKPOINTS)
+    paths = storage.checkpoints_in(session.services.run_dir / CHECKPOINTS)
     good = [path for path in paths if storage.step_of(path) <= step]
     notes = [
         f"checkpoint {path} is of a later step; {storage.quarantine(path)}"
@@ -211,4 +215,4 @@ def _find_checkpoints(session: Session) -> tuple[Path | None, dict[Path, float |
 
 def _cut_traces(session: Session) -> None:
     if session.config.trace_indices:
-        cut_traces(session.run_dir, session.state.progress.step)
+        cut_traces(session.services.run_dir, session.state.progress.step)

@@ -11,6 +11,7 @@ from hvdtrain.callbacks import RunContext
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.fingerprint import Fingerprint
+from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run, take_over_run
 from hvdtrain.jobs.entering import follow_workers, open_services
@@ -24,7 +25,7 @@ from hvdtrain.reporting.records import RecentRecords, WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.reporting.run_report import CallbackReport
 from hvdtrain.run_state import RunState
-from hvdtrain.session import Session, SkippedSamples
+from hvdtrain.session import Session
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import run_on_rank_zero, waiting_for_rank_zero
@@ -73,14 +74,14 @@ class Common:
             state=session.state,
             stop=session.wanted.stop,
             save=session.wanted.save,
-            skipped=session.skipped.count,
-            reported=session.skipped.reported,
-            speeds=session.speeds[-_SPEEDS:],
-            seconds=session.report.seconds(),
-            run_dir=session.run_dir,
+            skipped=session.data.skipped.count,
+            reported=session.data.skipped.reported,
+            speeds=session.services.speeds[-_SPEEDS:],
+            seconds=session.services.report.seconds(),
+            run_dir=session.services.run_dir,
             stopped_early=session.stopped_early,
-            data=dict(session.fingerprints),
-            recent=list(session.report.recent),
+            data=dict(session.data.fingerprints),
+            recent=list(session.services.report.recent),
         )
 
     def give_to(self, session: Session) -> None:
@@ -88,11 +89,11 @@ class Common:
         session.state = self.state
         session.state.seconds_before = self.seconds
         session.wanted = ControlFlags(self.stop, self.save)
-        session.skipped = SkippedSamples(self.skipped, session.skipped.unreported, self.reported)
-        session.speeds = self.speeds
-        session.run_dir = self.run_dir
+        session.data.skipped = SkippedSamples(self.skipped, session.data.skipped.unreported, self.reported)
+        session.services.speeds = self.speeds
+        session.services.run_dir = self.run_dir
         session.stopped_early = self.stopped_early
-        session.report.recent = RecentRecords(self.recent)
+        session.services.report.recent = RecentRecords(self.recent)
 
 
 def values_to_compare(run: TrainingRun) -> Mapping[str, Any]:
@@ -171,10 +172,10 @@ def warm_up(session: Session) -> None:
     """Compile the steps before the others wait for this worker. Local: it is alone."""
     ACTIVITY.enter("compiling the steps", is_long=True)
     plan = session.plan()
-    batch = session.train_batch(plan, Progress())
+    batch = session.data.train_batch(plan, Progress())
     if batch is not None:
-        first = next(iter(sets_of(session.eval_data)), None)
-        eval_batch = None if first is None else session.eval_batch(plan, first)
+        first = next(iter(sets_of(session.data.evaluation)), None)
+        eval_batch = None if first is None else session.data.eval_batch(plan, first)
         with random_state_kept():  # a task's own code may draw from Python's and numpy's generators
             resizable(session.backend).warm_up(batch, eval_batch)
 
@@ -227,7 +228,7 @@ class WorldState:
         follow_workers(session)
         self.is_whole = True
         for note in notes:
-            session.report.note(note)
+            session.services.report.note(note)
 
     def start(self, world: World) -> None:
         """Collective. Begin training, or go on from a checkpoint: no worker has a state that is whole.
@@ -240,7 +241,7 @@ class WorldState:
         self.is_whole = False
         self._run.lock.release()  # of a directory that was made in a world that was lost at once
         agree_on_data(session.backend.workers, self._run.task_data.identity)
-        known = session.run_dir if self._has_begun else None
+        known = session.services.run_dir if self._has_begun else None
         if self._has_begun:
             hand_over_run(session, world, self._services)
         run, point = start_of(self._run, world, known, self._check_as_built)
@@ -250,7 +251,11 @@ class WorldState:
         )
         session.state = RunState.from_manifest(point.manifest, run.config, point.best_value(run.config))
         session.state.changes, session.state.paused_seconds = before
-        session.skipped, session.speeds, session.is_started = SkippedSamples(), [], False
+        session.data.skipped, session.services.speeds, session.services.has_started = (
+            SkippedSamples(),
+            [],
+            False,
+        )
         session.wanted = session.unsent = NO_FLAGS
         session.stopped_early = ""
         follow_workers(session)
@@ -267,11 +272,11 @@ class WorldState:
 
     def _take_over(self, world: World) -> Sequence[str]:
         """Become the worker that writes the run directory, unless it is that already. Local."""
-        session, before = self._session, self._session.report
+        session, before = self._session, self._session.services.report
         notes = take_over_run(session, world, self._services)
-        if session.report is not before:
-            session.is_started = True  # the new report goes on from the one before
-            written, saved = session.saver.newest, session.state.saved_step
+        if session.services.report is not before:
+            session.services.has_started = True  # the new report goes on from the one before
+            written, saved = session.services.saver.newest, session.state.saved_step
             if saved is not None and (written is None or step_of(written) < saved):
                 session.state.save_is_due = True  # it was lost with the rank 0 that wrote it
         return notes
@@ -281,8 +286,8 @@ class WorldState:
         session = self._session
         if not self._has_begun:
             context = replace(self._run.context(), run_dir=common.run_dir)
-            session.report = report_of_others(context, self._run.callbacks)
-            session.report.set_clock(common.seconds)
+            session.services.report = report_of_others(context, self._run.callbacks)
+            session.services.report.set_clock(common.seconds)
             self._has_begun = True
         common.give_to(session)
 
@@ -302,7 +307,7 @@ def report_change(session: Session, world: World, pause_seconds: float) -> None:
     session.state.changes += 1
     session.state.paused_seconds += pause_seconds
     plan = session.plan()
-    session.report.on_change(
+    session.services.report.on_change(
         session.step_info(session.learning_rate(plan)),
         WorkersChange(
             world.change.left, world.change.joined, world.change.why, world.generation, pause_seconds

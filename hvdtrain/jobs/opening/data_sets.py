@@ -46,7 +46,7 @@ def promises(session: Session, before: Manifest | None) -> str:
         session: the run.
         before: of the checkpoint that the run continues from, if it does.
     """
-    stream, config = session.train_data, session.config
+    stream, config = session.data.training, session.config
     if not isinstance(stream, Stream):
         return ""
     workers = session.backend.workers.size
@@ -93,12 +93,6 @@ def _lost_promise(stream: Stream, before: Manifest | None, config: Config, worke
 def _global_batch(config: Mapping[str, Any], workers: int) -> int:
     total = config.get("global_batch_size")
     return int(total or workers * int(config.get("batch_size") or 0) * int(config.get("accumulate") or 1))
-
-
-def is_dealt(session: Session) -> bool:
-    """Return whether the training data are a stream whose shards are dealt to the workers."""
-    data = session.train_data
-    return isinstance(data, Stream) and data.is_dealt(session.backend.workers.size)
 
 
 def known_size(dataset: Any) -> int | None:

@@ -78,7 +78,7 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     begun_seconds = time.perf_counter()
     with random_state_kept():
         passes = list(_passes(session, task, memory))
-        again = session.train_batch(session.plan(), session.state.progress) if passes else None
+        again = session.data.train_batch(session.plan(), session.state.progress) if passes else None
         may_halve = passes and passes[0].result.memory is not None and not passes[0].with_row_numbers
         half = _half(session, again) if may_halve else None
         reused, shared = (_reused_memory(session), dict(_shared(session))) if passes else (None, {})
@@ -130,8 +130,8 @@ def check_alone(session: Session, task: Any) -> None:
     if workers.size == 1 or not has_own_values(task, session.config.framework):
         return
     error: HvdtrainError | None = None
-    for name in sets_of(session.eval_data):
-        batch, what = session.eval_batch(session.plan(), name), set_words(name)
+    for name in sets_of(session.data.evaluation):
+        batch, what = session.data.eval_batch(session.plan(), name), set_words(name)
         if batch is not None:
             with random_state_kept():
                 failed = probes(session.backend).dry_run(batch, training=False).error
@@ -152,8 +152,8 @@ def _half(session: Session, batch: HostBatch | None) -> StepMemory | None:
 
 def _reused_memory(session: Session) -> HvdtrainError | None:
     """Return the error of data that give several samples in the same memory. Local."""
-    given = {TRAINING_DATA: session.train_data}
-    given |= {set_words(name): dataset for name, dataset in sets_of(session.eval_data).items()}
+    given = {TRAINING_DATA: session.data.training}
+    given |= {set_words(name): dataset for name, dataset in sets_of(session.data.evaluation).items()}
     for words, dataset in given.items():
         if name := reused_memory(dataset):
             return DataError(
@@ -168,10 +168,10 @@ def _shared(session: Session) -> Iterator[tuple[str, str]]:
     """Yield the notes on evaluation samples that are training samples. Local: rank 0 looks."""
     if session.backend.workers.rank:
         return
-    for name, dataset in sets_of(session.eval_data).items():
+    for name, dataset in sets_of(session.data.evaluation).items():
         if "train" in name:  # which is meant
             continue
-        shared, compared = shared_samples(session.train_data, dataset)
+        shared, compared = shared_samples(session.data.training, dataset)
         if shared > 1 and shared >= _SHARED * compared:
             yield (
                 f"samples of the {set_words(name)}",
@@ -214,11 +214,11 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
     given = {} if hasattr(task, row.loss_method) else getattr(task, "metrics", {})
     metrics = {key: kind for key, kind in given.items() if isinstance(kind, str)}
     sources: list[tuple[str, Any, Callable[[], HostBatch | None]]] = [
-        (TRAINING_DATA, session.train_data, lambda: session.train_batch(plan, session.state.progress))
+        (TRAINING_DATA, session.data.training, lambda: session.data.train_batch(plan, session.state.progress))
     ]
     sources += [
-        (set_words(name), dataset, partial(session.eval_batch, plan, name))
-        for name, dataset in sets_of(session.eval_data).items()
+        (set_words(name), dataset, partial(session.data.eval_batch, plan, name))
+        for name, dataset in sets_of(session.data.evaluation).items()
     ]
     done: list[Pass] = []
     for what, dataset, read in sources:
@@ -277,7 +277,7 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
             scale_note(what, one.arrays, training.arrays),
         )
         one = replace(one, notes=notes, is_random=bool(notes[0]))
-    elif session.eval_data is not None:  # which shows the same of the loss
+    elif session.data.evaluation is not None:  # which shows the same of the loss
         return one
     # named losses and metrics check shapes themselves
     if one.with_row_numbers or not has_own_values(task, config.framework):

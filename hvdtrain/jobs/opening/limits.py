@@ -9,7 +9,6 @@ import psutil
 
 from hvdtrain.backends.objective.metric_objects import logged_names
 from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
-from hvdtrain.backends.options import replicas
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import LocalFetch
@@ -24,7 +23,7 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.data_identity import JobData, disagreement, hash_of, words_for
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.agreement import Place, Workers
 
 
 def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
@@ -143,7 +142,9 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
     if not config.check_data:
         return []
     size = len(data.datasets["train_data"])
-    plan = TrainingPlan.of(config, replicas(workers, config), size, progress, most=most_workers(workers))
+    plan = TrainingPlan.of(
+        config, Place(workers, config.stages).replicas, size, progress, most=most_workers(workers)
+    )
     train_order = training_order(data.datasets["train_data"], size, config.seed)
     ranges: dict[str, tuple[Order, int, int, int]] = {
         "train_data": (train_order, progress.samples, plan.last_sample, plan.batch.global_batch)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.model_call import describe_columns
-from hvdtrain.backends.options import replicas
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import (
@@ -22,6 +21,7 @@ from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
+from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import (
     NOT_THE_TASKS,
     DataError,
@@ -64,10 +64,10 @@ from hvdtrain.jobs.opening.prepare import JobSpec
 from hvdtrain.jobs.opening.start import handshake
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.reporting.report import Report
-from hvdtrain.session import Session
+from hvdtrain.session import Services, Session
 from hvdtrain.training_plan import TrainingPlan, most_workers
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.agreement import assert_consistent
+from hvdtrain.workers.agreement import Place, assert_consistent
 from hvdtrain.workers.seeding import seed_generators
 from hvdtrain.workers.user_errors import where_raised
 
@@ -262,7 +262,8 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     if config.stages > 1:
         Layout.of(workers, config.stages)
     size = len(task_data.train_data)
-    plan = TrainingPlan.of(config, replicas(workers, config), size, most=most_workers(workers))
+    replicas = Place(workers, config.stages).replicas
+    plan = TrainingPlan.of(config, replicas, size, most=most_workers(workers))
     check_training_length(config, plan)
     check_train_batch(config, plan, task_data.train_data, workers.local_size)
     check_eval_batch(config, plan, task_data.eval_data, workers.local_size)
@@ -270,8 +271,9 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
 
 def _first_batch(config: Config, backend: Backend, task_data: TaskData) -> HostBatch | None:
     """Return this worker's first batch of the training data. Local: no collective."""
-    session = Session(config, backend, task_data.train_data, task_data.eval_data, Report(), Path(os.devnull))
-    return session.train_batch(session.plan(), session.state.progress)
+    data = TrainingData(config, backend.workers, task_data.train_data)
+    session = Session(config, backend, data, Services(Report(), Path(os.devnull)))
+    return data.train_batch(session.plan(), session.state.progress)
 
 
 def build_together(

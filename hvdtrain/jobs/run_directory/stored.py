@@ -126,7 +126,7 @@ def publish(session: Session, status: str, signals: Signals) -> str:
     How long depends on how training ended, and on the signals that come meanwhile.
     """
     limits = {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY)
-    return session.saver.publish(lambda: limits if signals.number is None else min(limits, _STOPPED))
+    return session.services.saver.publish(lambda: limits if signals.number is None else min(limits, _STOPPED))
 
 
 def end_uploads(saver: Saver, report: Report, seconds: float = _LAST_SECONDS) -> None:

@@ -15,6 +15,7 @@ from hvdtrain.checkpoints.remote.fetched import run_place_of
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.eval_sets import sets_of
+from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.early_stopping import SEPARATOR, metrics_by_set
 from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, UsageError, WorkerFailure
 from hvdtrain.host.launcher import muted_console, open_console
@@ -37,7 +38,7 @@ from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
-from hvdtrain.session import Session, readers_for
+from hvdtrain.session import Services, Session
 from hvdtrain.storage.files import expand_path
 from hvdtrain.storage.text import counted, with_urls
 from hvdtrain.storage.transfers import append_line
@@ -216,7 +217,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Place, unverified: Checkpoin
     check_alone(session, task)
     begun = time.perf_counter()
     try:
-        with readers_for(job.config, None, data) as session.readers:
+        with readers_for(job.config, None, data) as session.data.readers:
             metrics = run_evaluation(session, session.plan())
     except NOT_THE_TASKS:
         raise
@@ -224,7 +225,7 @@ def _evaluate(job: JobSpec, backend: Backend, path: Place, unverified: Checkpoin
         raise WorkerFailure(f"evaluation failed: {where_raised(error)}") from error
     seconds = time.perf_counter() - begun
     sizes = {name: known_size(dataset) or 0 for name, dataset in sets_of(data).items()}
-    all_notes, bad = (*identity.notes, *notes), session.skipped.count
+    all_notes, bad = (*identity.notes, *notes), session.data.skipped.count
     return _Done(found, is_ema, job.config, metrics, backend.workers.size, sizes, seconds, bad, all_notes)
 
 
@@ -234,10 +235,9 @@ def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data
     return Session(
         config=config,
         backend=backend,
-        train_data=range(manifest.data_size),  # its size is all that the plan needs of it
-        eval_data=data,
-        report=Report(),
-        run_dir=run_dir_of(found),
+        # the size of the training data is all that the plan needs of it
+        data=TrainingData(config, backend.workers, range(manifest.data_size), data),
+        services=Services(Report(), run_dir_of(found)),
         state=RunState(Progress(manifest.step, manifest.samples)),
     )
 

@@ -13,6 +13,7 @@ from hvdtrain.backends.base import Backend, model_files
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Layer
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.data.training_data import readers_for
 from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, TaskError, WorkerFailure
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.compatibility import check
@@ -35,7 +36,7 @@ from hvdtrain.jobs.serving.prediction_files import (
     prediction_file,
 )
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.session import Session, readers_for
+from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
 from hvdtrain.workers.activity import ACTIVITY
@@ -238,8 +239,8 @@ def _parts(session: Session, job: JobSpec, done: _Done) -> Iterator[_Part]:
     backend = session.backend
     files = model_files(backend)
     with (
-        readers_for(job.config, None, session.eval_data) as session.readers,
-        session.eval_feed(session.plan()) as feed,
+        readers_for(job.config, None, session.data.evaluation) as session.data.readers,
+        session.data.eval_feed(session.plan()) as feed,
     ):
         hosts: deque[HostBatch] = deque()  # the device's batches come later
         for batch in backend.to_device(_noted(feed, hosts)):

@@ -121,7 +121,7 @@ def _measure(sessions: Sequence[Session], seconds: float, *, has_parts: bool) ->
     plan, workers = sessions[0].plan(), sessions[0].backend.workers
     recorders = [Recorder() for _ in sessions]
     for session, recorder in zip(sessions, recorders, strict=True):
-        session.report = recorder
+        session.services.report = recorder
 
     def run(place: int, steps: int) -> Block:
         of_ranks = workers.allgather_object(run_block(sessions[place], recorders[place], steps))

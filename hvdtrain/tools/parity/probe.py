@@ -135,7 +135,7 @@ def steps_to_compare(steps: int) -> tuple[int, ...]:
 
 def try_out(session: Session, probe: Probe) -> None:
     """Let a model that computes in fp64 do a forward pass and a training pass. Local: no collective."""
-    found = session.train_batch(session.plan(), Progress())
+    found = session.data.train_batch(session.plan(), Progress())
     assert found is not None  # a training has at least one step
     first = _widened(found)
     probe.forward(_samples(first))
@@ -151,7 +151,7 @@ def observe(session: Session, probe: Probe, *, is_fp64: bool = False) -> Observa
         is_fp64: whether the model computes in fp64, and is to be given such numbers.
     """
     plan = session.plan()
-    found = session.train_batch(plan, Progress())
+    found = session.data.train_batch(plan, Progress())
     assert found is not None  # a training has at least one step
     first = _widened(found) if is_fp64 else found
     ACTIVITY.enter("comparing the forward pass", is_long=True)
@@ -192,7 +192,7 @@ def _train(
             waiting.append(_widened(batch) if is_fp64 else batch)
             yield waiting[-1]
 
-    with session.train_feed(plan) as feed:
+    with session.data.train_feed(plan, session.state.progress) as feed:
         for batch in backend.to_device(given(feed)):
             host, step = waiting.popleft(), session.state.progress.step + 1
             ACTIVITY.enter("in training step", step=step)

@@ -13,6 +13,7 @@ import numpy as np
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.records import PortableState
 from hvdtrain.config import Config
+from hvdtrain.data.training_data import readers_for
 from hvdtrain.errors import (
     ENDINGS,
     NOT_THE_TASKS,
@@ -29,7 +30,7 @@ from hvdtrain.host.launcher import SRUN, stated_launch
 from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.opening.setup import TaskData, build
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.session import Session, readers_for
+from hvdtrain.session import Session
 from hvdtrain.tools.parity.observation import Observation
 from hvdtrain.tools.parity.probe import in_fp64, make_probe, model_part, observe, try_out
 from hvdtrain.workers import wire

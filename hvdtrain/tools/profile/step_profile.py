@@ -72,7 +72,7 @@ class StepProfile(LoopHook):
             return
         if self._session.stopped:
             with waiting_for_rank_zero(self._workers, "writing the last checkpoint"):
-                self._session.saver.finish()
+                self._session.services.saver.finish()
         self._finish(self._recording)
 
     def __exit__(self, *exception: Any) -> None:
@@ -88,13 +88,17 @@ class StepProfile(LoopHook):
 
     def _nothing(self, why: str) -> None:
         self._is_over = True
-        self._session.report.note(f"profile: nothing was recorded of {self._window.describe()}: {why}")
+        self._session.services.report.note(
+            f"profile: nothing was recorded of {self._window.describe()}: {why}"
+        )
 
     def _begin(self, step: int) -> None:
         """Collective. Begin to record."""
         workers = self._workers
         if step > self._window.first:
-            self._session.report.note(f"profile: recording begins with step {step:,}: training resumed there")
+            self._session.services.report.note(
+                f"profile: recording begins with step {step:,}: training resumed there"
+            )
         with ACTIVITY.during("starting the profiler before step", step):
             clock = measure_offset(workers, clock_id())
             self._recording = recording = Recording(workers.rank, workers.host, clock=clock)
@@ -158,11 +162,11 @@ class StepProfile(LoopHook):
                 problems.append(f"the recordings of {left} of {self._workers.size} workers are missing")
             if (apart := costs["clock_uncertainty_ms"]) > _NOTED_MS:
                 problems.append(f"times of different hosts may be {apart:.1f} ms apart")
-            shown, folder = lines_of(costs), session.run_dir / "profile"
+            shown, folder = lines_of(costs), session.services.run_dir / "profile"
             try:
-                if session.lost_lease():
+                if session.services.lost_lease():
                     raise OSError("this worker may no longer write files")
-                check_link(folder, session.run_dir)
+                check_link(folder, session.services.run_dir)
                 folder.mkdir(exist_ok=True)
                 text = json.dumps(build_trace(recordings), separators=(",", ":"))
                 write_parts(folder / "trace.json.gz", [gzip.compress(text.encode(), compresslevel=5)])
@@ -170,11 +174,11 @@ class StepProfile(LoopHook):
                 shown.append(f"  {folder / 'trace.json.gz'} opens in https://ui.perfetto.dev")
             except OSError as error:
                 problems.append(f"it cannot be written to {folder}: {error.strerror or error}")
-            session.report.say("\n".join(shown))
+            session.services.report.say("\n".join(shown))
             for problem in problems:
-                session.report.note(f"profile: {problem}")
+                session.services.report.note(f"profile: {problem}")
         except Exception as error:
-            session.report.note(f"profile: the recording cannot be evaluated: {error!r}")
+            session.services.report.note(f"profile: the recording cannot be evaluated: {error!r}")
 
     def _busy(self) -> Busy | None:
         """Return what the step clock says; None if that fails, which must not end the training."""

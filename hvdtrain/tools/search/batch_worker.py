@@ -95,7 +95,7 @@ def work(specification: dict[str, Any]) -> None:
 def _measured(run: OpenRun, watch: MemoryWatch, seconds: float) -> dict[str, Any] | None:
     """Collective. Train, and return what was found on rank 0, None on other ranks."""
     session, recorder = run.session, _LossRecorder()
-    session.report = recorder
+    session.services.report = recorder
     workers = session.backend.workers
     first = sum(run_block(session, recorder, _FIRST_STEPS)[0]) / _FIRST_STEPS
     steps = steps_of_block(seconds, max(workers.allgather_object(first)))

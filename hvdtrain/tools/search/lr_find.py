@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.options import replicas
 from hvdtrain.backends.step_metrics import ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import HvdtrainError, NonFiniteLossError
@@ -122,11 +121,12 @@ def find_rates(
     with opened_run(layers, lambda config: rising_config(config, rise), task_class) as run:
         backend = run.session.backend
         values = {one.name: getattr(run.session, one.name) for one in fields(run.session)}
-        session = _RisingSession(**{**values, "report": _CurveReport(curve)}, rise=rise)
+        services = replace(run.session.services, report=_CurveReport(curve))
+        session = _RisingSession(**{**values, "services": services}, rise=rise)
         ACTIVITY.enter("finding a learning rate", is_long=True)
         with _state_kept(backend) if keeps_state else nullcontext():
             _train(session, curve, rise)
-        scale = batch_scale(run.config, session.plan(), replicas(backend.workers, run.config))
+        scale = batch_scale(run.config, session.plan(), run.session.data.place.replicas)
     notes = (*run.notes, *_notes(run), *notes_of_ends(curve, rise))
     return LearningRates(
         run.config.task, backend.info.description, scale, curve.rates, curve.losses, curve.diverged,
