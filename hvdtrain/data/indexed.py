@@ -3,7 +3,7 @@
 import io
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,24 +86,8 @@ _DECODERS: dict[str, Callable[[bytes], Any]] = {
 Decode = Callable[[dict[str, Any]], Any]
 
 
-class Records(Protocol):
-    """Records that are read by their numbers."""
-
-    def __len__(self) -> int:
-        """Return their number."""
-        ...
-
-    def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
-        """Return several records, decoded as far as the format says how."""
-        ...
-
-    def describe(self, index: int) -> str:
-        """Return where a record lies, for messages."""
-        ...
-
-
-class Divided:
-    """Records in parts, such as files.
+class Records:
+    """Records in parts, such as files, that are read by their numbers.
 
     Args:
         sizes: the records of each part.
@@ -126,6 +110,14 @@ class Divided:
             raise IndexError(f"there are {len(self)} {self._what}; found {index}")
         part = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return part, index - int(self._firsts[part])
+
+    def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """Return several records, decoded as far as the format says how."""
+        raise NotImplementedError
+
+    def describe(self, index: int) -> str:
+        """Return where a record lies, for messages."""
+        raise NotImplementedError
 
 
 class IndexedDataset:
@@ -175,7 +167,5 @@ class IndexedDataset:
         return stack(self._samples(indices.tolist()), indices)
 
     def _samples(self, indices: list[int]) -> list[Arrays]:
-        return [self._sample(record) for record in self._records.read(indices)]
-
-    def _sample(self, record: dict[str, Any]) -> Arrays:
-        return self._columns.arrays(record if self._decode is None else self._decode(record))
+        decode = self._decode or (lambda record: record)
+        return [self._columns.arrays(decode(record)) for record in self._records.read(indices)]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.indexed import Decode, Divided, IndexedDataset
+from hvdtrain.data.indexed import Decode, IndexedDataset, Records
 from hvdtrain.data.order import Blocks
 from hvdtrain.data.shard_files import Paths, find_files, open_file
 from hvdtrain.errors import DataError
@@ -62,7 +62,7 @@ class _Group(NamedTuple):
     rows: int
 
 
-class ParquetRows(Divided):
+class ParquetRows(Records):
     """The rows of Parquet files.
 
     Args:

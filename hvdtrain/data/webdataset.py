@@ -19,7 +19,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.indexed import Decode, Divided, IndexedDataset, decode_file
+from hvdtrain.data.indexed import Decode, IndexedDataset, Records, decode_file
 from hvdtrain.data.shard_files import Paths, RangeReader, find_files, open_file, version_of
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import cache_folder
@@ -230,7 +230,7 @@ def open_webdataset(
     return IndexedDataset(records, inputs, targets, decode)
 
 
-class TarRecords(Divided):
+class TarRecords(Records):
     """The samples of tars, by their numbers.
 
     Args:
