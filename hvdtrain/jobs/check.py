@@ -7,32 +7,23 @@ from typing import Any
 
 from hvdtrain.backends.base import Backend, probes
 from hvdtrain.backends.memory import MemoryPlan, mebibytes
-from hvdtrain.backends.records import ModelInfo
-from hvdtrain.callbacks import find_callbacks
 from hvdtrain.config import Layer
-from hvdtrain.data.training_data import readers_for
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs.entering import new_session
-from hvdtrain.jobs.opening.dry_run import Dry, dry_run
+from hvdtrain.jobs.entering import entered
+from hvdtrain.jobs.opening.dry_run import Dry
 from hvdtrain.jobs.opening.dry_run_checks import Pass
-from hvdtrain.jobs.opening.limits import check_batches, with_learning_rate
-from hvdtrain.jobs.opening.memory_check import (
-    heaviest_plan,
-    measured_plan,
-    memory_limit,
-    notes_on_memory,
-    plan_memory,
-)
-from hvdtrain.jobs.opening.options import notes_on_options
-from hvdtrain.jobs.opening.prepare import JobSpec, prepare
-from hvdtrain.jobs.opening.setup import TaskData, open_together
+from hvdtrain.jobs.opening.limits import check_batches, notes_on_options
+from hvdtrain.jobs.opening.memory_check import memory_limit
+from hvdtrain.jobs.opening.prepare import prepare
+from hvdtrain.jobs.opening.setup import TrainingRun, opened
 from hvdtrain.jobs.opening.start import started
 from hvdtrain.jobs.plan_text import describe_model, describe_stages
 from hvdtrain.jobs.resume import ResumePoint, restore
+from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
-from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
+from hvdtrain.training_plan import Progress
 from hvdtrain.workers.seeding import seeded_frameworks
 
 _WIDTH = 11
@@ -54,58 +45,33 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
         job = prepare(layers, task_class)
         with started(job, signals) as backend, signals.signals_take_precedence():
             begun_seconds = time.perf_counter()
-            task_data, model, _ = open_together(job, backend)
-            job = replace(job, config=with_learning_rate(job.config, model.own_rates))
-            find_callbacks(task_data.task, job.config.task, ())
-            checked = check_batches(backend.workers, task_data.identity, job.config, Progress())
-            memory, found = _dry_run(job, backend, task_data, model)
-            notes = (*job.notes, *model.notes, *task_data.notes, *task_data.identity.notes, *checked)
-            options = notes_on_options(
-                job.config,
-                job.given,
-                TrainingPlan.of(
-                    job.config,
-                    backend.workers.size,
-                    len(task_data.train_data),
-                    most=most_workers(backend.workers),
-                ),
-                own_optimizer=model.own_rates is not None,
-                has_eval_data=task_data.eval_data is not None,
-            )
+            run = opened(job, backend, (), RunLock())
+            config, task_data = run.config, run.task_data
+            checked = check_batches(backend.workers, task_data.identity, config, Progress())
+            restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
+            with entered(run, ResumePoint()) as (session, found):
+                options = notes_on_options(
+                    config,
+                    job.given,
+                    session.plan(),
+                    own_optimizer=run.model.own_rates is not None,
+                    has_eval_data=task_data.eval_data is not None,
+                )
+            notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes, *checked)
             found = replace(found, notes=(*notes, *found.notes, *options))
             seconds = time.perf_counter() - begun_seconds
             taken = backend.workers.allgather_object(peak_bytes())
             if backend.workers.rank == 0:
-                text = _describe(job, backend, model, found, memory, seconds=seconds, peak=max(taken))
+                assert session.memory.heaviest is not None  # the dry run has measured it
+                text = _describe(run, found, session.memory.heaviest, seconds=seconds, peak=max(taken))
                 open_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _dry_run(job: JobSpec, backend: Backend, task_data: TaskData, model: ModelInfo) -> tuple[MemoryPlan, Dry]:
-    config = job.config
-    restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
-    with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
-        session = new_session(config, backend, task_data, ResumePoint(), readers)
-        memory, peak = plan_memory(session, model), peak_bytes()
-        found = dry_run(session, task_data.task, memory)
-        memory = measured_plan(session, model, found, peak)
-        memory = heaviest_plan(session, memory)
-        notes = notes_on_memory(memory, backend)
-        return memory, replace(found, notes=(*notes, *found.notes))
-
-
-def _describe(
-    job: JobSpec,
-    backend: Backend,
-    model: ModelInfo,
-    found: Dry,
-    memory: MemoryPlan,
-    *,
-    seconds: float,
-    peak: int,
-) -> str:
+def _describe(run: TrainingRun, found: Dry, memory: MemoryPlan, *, seconds: float, peak: int) -> str:
+    config, backend, model = run.config, run.backend, run.model
     workers = counted(backend.workers.size, "worker")
     lines = [("model", describe_model(model))]
-    split = describe_stages(job.config, backend.workers.size, model.stages)
+    split = describe_stages(config, backend.workers.size, model.stages)
     lines += [("" if number else "stages", line) for number, line in enumerate(split.splitlines())]
     lines += [line for one in found.passes for line in _describe_pass(one)]
     lines += [
@@ -115,7 +81,7 @@ def _describe(
         ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
         *(("note", note) for note in found.notes),
     ]
-    title = f"check passed: {job.config.task} with {backend.info.description}, {workers}; nothing was trained"
+    title = f"check passed: {config.task} with {backend.info.description}, {workers}; nothing was trained"
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines)])
 
 

@@ -3,6 +3,7 @@
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from hvdtrain.backends.base import Backend
@@ -22,7 +23,7 @@ from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.errors import ConfigError
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.jobs.endings import errors_noted
-from hvdtrain.jobs.opening.dry_run import dry_run
+from hvdtrain.jobs.opening.dry_run import Dry, dry_run
 from hvdtrain.jobs.opening.memory_check import (
     heaviest_plan,
     measured_plan,
@@ -176,8 +177,8 @@ def hooks_of(session: Session) -> LoopHooks:
     return LoopHooks(*hooks)
 
 
-def try_out(session: Session, task: Any, model: ModelInfo) -> Sequence[str]:
-    """Collective. Do the dry run, which precedes whatever is written; return its notes."""
+def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
+    """Collective. Do the dry run, which precedes whatever is written."""
     ACTIVITY.enter("in the dry run", is_long=True)
     session.memory.own = plan_memory(session, model)
     peak = peak_bytes()
@@ -186,7 +187,8 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Sequence[str]:
     session.services.forms = found.forms
     session.memory.own = measured_plan(session, model, found, peak)
     session.memory.heaviest = heaviest_plan(session, session.memory.own)
-    return [*notes_on_memory(session.memory.heaviest, session.backend), *found.notes]
+    notes = notes_on_memory(session.memory.heaviest, session.backend)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 def open_services(
@@ -262,8 +264,8 @@ def close_services(session: Session) -> None:
 
 
 @contextmanager
-def entered(run: TrainingRun, point: ResumePoint) -> Iterator[tuple[Session, Sequence[str]]]:
-    """Collective. Return a context with the session of a run, which was tried out, and the dry run's notes.
+def entered(run: TrainingRun, point: ResumePoint) -> Iterator[tuple[Session, Dry]]:
+    """Collective. Return a context with the session of a run, and what its dry run has found.
 
     The processes that read samples are started before, and end after the context.
     """

@@ -16,7 +16,7 @@ from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening import plan_parts
 from hvdtrain.jobs.opening.data_sets import known_size, promises, roles_of
-from hvdtrain.jobs.opening.options import notes_on_options
+from hvdtrain.jobs.opening.limits import notes_on_options
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import note_on_links

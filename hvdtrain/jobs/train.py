@@ -112,7 +112,7 @@ def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
     with entered(run, point) as (session, found), services_open(run, session, point, signals):
         watching.on_worker_lost = partial(write_summary_on_loss, session)
         with early_end_reported(session, watching.explain, partial(report_early_end, session, signals)):
-            show_plan(run, session, point, [*filter(None, [watching.note]), *found])
+            show_plan(run, session, point, [*filter(None, [watching.note]), *found.notes])
             with signals.signals_take_precedence():
                 run_loop(session, polling(session, signals))
                 with waiting_for_rank_zero(run.backend.workers, "writing the last checkpoint"):

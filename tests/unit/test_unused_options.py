@@ -5,7 +5,7 @@ import pytest
 from hvdtrain.config import Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.jobs.compatibility import unused_options
-from hvdtrain.jobs.opening.options import notes_on_options, unreached_parts
+from hvdtrain.jobs.opening.limits import notes_on_options, unreached_parts
 from hvdtrain.jobs.opening.prepare import given_fields
 from hvdtrain.training_plan import TrainingPlan
 

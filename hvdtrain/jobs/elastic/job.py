@@ -128,7 +128,7 @@ def train_in_worlds(
     with entered(run, ResumePoint()) as (session, found):
         if membership.is_joining:
             warm_up(session)
-        worlds = Worlds(run, session, membership, signals, found)
+        worlds = Worlds(run, session, membership, signals, found.notes)
         watching.on_worker_lost = partial(write_summary_on_loss, session)
         with signals.defer_to_step_boundary():
             try:
