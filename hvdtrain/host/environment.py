@@ -11,15 +11,23 @@ from hvdtrain.host.hostfile import chosen_interfaces, interfaces
 from hvdtrain.host.launcher import is_elastic, launched_rank, workers_on_this_host
 from hvdtrain.host.start_reports import start_limit
 
+_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _DOCTOR = "To check all hosts: python -m hvdtrain doctor --hostfile FILE"
 
 
 def check_host(environ: Mapping[str, str] = os.environ) -> None:
-    """Check this host's name and network interfaces. Local.
+    """Check this host's name and network interfaces, and the time limit of Gloo. Local.
 
     Raises:
         EnvironmentFault: If Gloo or Open MPI cannot start on this host.
     """
+    seconds = environ.get(_GLOO_TIMEOUT, "")
+    if seconds and not (seconds.isascii() and seconds.isdecimal() and int(seconds)):
+        raise EnvironmentFault(  # Horovod would take it as 0: no worker could connect
+            f"{_GLOO_TIMEOUT} must be a whole number of seconds, at least 1; found {seconds!r}",
+            "Set it to another value, or unset it.",
+            everywhere=True,
+        )
     host, alone = socket.gethostname(), launched_rank() is None
     # Gloo, which is also used without a launcher, crashes if it cannot resolve its host's name
     if alone or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
@@ -95,7 +103,7 @@ def prepare(
     wanted = {_UCX: "0"}
     elastic = is_elastic(environ)
     if elastic:
-        wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = _gloo_timeout(environ, stall_timeout)
+        wanted[_GLOO_TIMEOUT] = _gloo_timeout(environ, stall_timeout)
         wanted["HOROVOD_LOG_LEVEL"] = "fatal"
     if elastic or launched_rank() is None:
         wanted.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
@@ -104,7 +112,7 @@ def prepare(
         if shutdown.isdecimal() and 0 < int(shutdown) <= _STALL_CHECK_SECONDS:
             wanted[_STALL_CHECK] = str(max(1, int(shutdown) // 2))
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
-            wanted["HOROVOD_GLOO_TIMEOUT_SECONDS"] = _gloo_timeout(environ, stall_timeout)
+            wanted[_GLOO_TIMEOUT] = _gloo_timeout(environ, stall_timeout)
         local_size = workers_on_this_host(environ)
         cores = cores_per_worker(local_size) if local_size else math.inf
         if cores < 2:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hvdtrain.elastic.member.orders import blame_for
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host import environment as preflight
 from hvdtrain.host.environment import check_host
@@ -32,3 +33,11 @@ def test_a_worker_of_an_elastic_job_needs_the_interface_although_it_starts_alone
     monkeypatch.delenv("HOROVOD_RANK", raising=False)
     with pytest.raises(EnvironmentFault, match="no network interface nothere0"):
         check_host({"HVDTRAIN_ELASTIC": "127.0.0.1:4000", "HOROVOD_GLOO_IFACE": "nothere0"})
+
+
+@pytest.mark.parametrize("seconds", ["abc", "0", "-1", "1.5"])
+def test_a_time_limit_that_horovod_takes_as_none_ends_an_elastic_job_at_once(seconds):
+    environ = {"HVDTRAIN_ELASTIC": "127.0.0.1:4000", "HOROVOD_GLOO_TIMEOUT_SECONDS": seconds}
+    with pytest.raises(EnvironmentFault, match="HOROVOD_GLOO_TIMEOUT_SECONDS must be a whole number") as seen:
+        check_host(environ)
+    assert blame_for(seen.value) == "code"  # and no other worker tries it
