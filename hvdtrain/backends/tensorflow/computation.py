@@ -213,10 +213,10 @@ class Computation:
         micro_batch: Mapping[str, Tensor],
         weights: Tensor,
         training: bool,
-        own_step: Objective | None = None,
+        objective: Objective | None = None,
     ) -> Values:
         """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
-        given = self.given(micro_batch, weights, training, own_step)
+        given = self.given(micro_batch, weights, training, objective)
         check_values(given, weights.shape[0])
         self.names = tuple(given)
         self.weighted = tuple(name for name, value in given.items() if isinstance(value, Weighted))
@@ -227,15 +227,15 @@ class Computation:
         micro_batch: Mapping[str, Tensor],
         weights: Tensor,
         training: bool,
-        own_step: Objective | None = None,
+        objective: Objective | None = None,
     ) -> dict[str, Any]:
         """Collective if the objective gathers. Return what it gives: the loss, the first, and the metrics."""
         self.batch_norm.weights = weights
-        objective = own_step or (self.train_objective if training else self.eval_objective)
+        chosen = objective or (self.train_objective if training else self.eval_objective)
         phase = Phase(self.called, training)
         among = self.gathering.among(self.near if training else self.traced_workers, weights)
         with phase_of_layers(training), among:
-            losses, metrics = objective(phase, micro_batch)
+            losses, metrics = chosen(phase, micro_batch)
         if (added := phase.added_loss()) is not None:
             check_free(REGULARIZATION_LOSS, (*metrics, *self.evaluation.order))
             losses = add_to_loss(losses, added)
