@@ -219,5 +219,4 @@ def _make_new(config: Config) -> Path:
 def _cut_back(path: Path, step: int) -> None:
     """Remove from a run's logs what came after a step, which is going to be repeated."""
     for log in (path / METRICS_FILE, *trace_files(path)):
-        if log.exists():
-            cut_log(log, step)
+        cut_log(log, step)

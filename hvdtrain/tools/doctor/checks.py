@@ -99,25 +99,20 @@ _LOCKED_WARN_BYTES = 64 * 2**20
 def check_machines(report: Report) -> list[Finding]:
     """Check the directories, disks, memory, cores and GPUs of all hosts."""
     first = report.hosts[0].name if report.hosts else ""
-    missing = "Create it there, with the same files: workers read configs and tasks from it."
-    findings = report.each(
-        "working directory",
-        lambda _, info: (
-            ("ok", report.directory, "")
-            if info["directory"] == report.directory
-            else (
-                "fail",
-                f"it is {info['directory'] or 'deleted'}; {report.directory} is missing there",
-                missing,
-            )
-        ),
-    )
+    findings = report.each("working directory", partial(_directory, report.directory))
     findings += _shared(report)
     findings += report.each("run directory's disk", partial(_run_disk, first))
     findings += report.each("temporary directory", _temporary_disk)
     findings += report.each("/dev/shm", partial(_shared_memory, first))
     findings += report.each("locked memory", _locked_memory)
     return findings + report.each("cores", _cores) + _gpus(report)
+
+
+def _directory(expected: str, _: Host, info: HostInfo) -> Verdict:
+    if info["directory"] == expected:
+        return "ok", expected, ""
+    remedy = "Create it there, with the same files: workers read configs and tasks from it."
+    return "fail", f"it is {info['directory'] or 'deleted'}; {expected} is missing there", remedy
 
 
 def _shared(report: Report) -> list[Finding]:

@@ -32,13 +32,7 @@ def diagnose(report: Report, transport: str) -> Diagnosis:
 
 
 def add_horovod_result(diagnosis: Diagnosis, result: Mapping[str, Any], host_of: list[str]) -> Diagnosis:
-    """Return the diagnosis with a finding per host on the start of Horovod.
-
-    Args:
-        diagnosis: the findings so far.
-        result: what ``start_horovod`` returned.
-        host_of: for each rank, the name of its host.
-    """
+    """Return the diagnosis with what ``start_horovod`` returned; ``host_of`` has the host of each rank."""
     errors: dict[str, str] = {}
     for rank, error in enumerate(result.get("errors", [])):
         if error:

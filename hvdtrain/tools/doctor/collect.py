@@ -33,12 +33,6 @@ def collect_host_info(options: CheckOptions, name: str, slots: int, is_leader: b
 
     Loading the frameworks takes seconds, everything else milliseconds. An agent that is not the leader of
     its host reports only about itself.
-
-    Args:
-        options: what to collect.
-        name: name of its host, in the host list or from the launcher.
-        slots: number of workers on its host.
-        is_leader: whether it is the one agent that collects information about its host.
     """
     identity = {"name": name, "slots": slots, "is_leader": is_leader, "process": os.getpid()}
     if not is_leader:
@@ -48,13 +42,7 @@ def collect_host_info(options: CheckOptions, name: str, slots: int, is_leader: b
 
 
 def collect(transport: Transport, options: CheckOptions, host_info: dict[str, Any]) -> None:
-    """Collective. Run all steps; the answers are then in ``transport.answers``.
-
-    Args:
-        transport: between the agents.
-        options: what to collect.
-        host_info: what :func:`collect_host_info` returned for this agent.
-    """
+    """Collective. Run all steps; the answers, host infos first, are in ``transport.answers``."""
     infos = transport.allgather("host info", host_info, options.timeout_seconds + _STEP_SECONDS)
     leaders = [index for index, info in enumerate(infos) if info and info["is_leader"]]
     is_leader = transport.index in leaders

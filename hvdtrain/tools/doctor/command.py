@@ -96,12 +96,7 @@ def run_doctor(options: Mapping[str, Any]) -> int:
 def check_discovery(script: str, slots_per_host: int) -> tuple[list[HostSlots], list[Finding]]:
     """Run a discovery script some times, as an elastic job does once a second.
 
-    Args:
-        script: the script, a command of the shell.
-        slots_per_host: slots of a host for which it prints no number.
-
-    Returns:
-        The hosts of the last run, and findings, which are listed with the first host.
+    Return the hosts of the last run, and findings, which are listed with the first host.
 
     Raises:
         DiscoveryError: If a run fails, or there is no host to check.
@@ -208,12 +203,7 @@ def _first_of(names: tuple[str, ...], otherwise: str) -> str:
 
 
 def start_horovod(transport: Transport, framework: str, speed: bool) -> dict[str, Any]:
-    """Collective. Start Horovod on all workers, and measure its all-reduce.
-
-    Args:
-        transport: between the workers.
-        framework: "torch" or "tf".
-        speed: whether to measure several message sizes instead of one.
+    """Collective. Start Horovod on all workers, and measure its all-reduce; for speed, of several sizes.
 
     Returns:
         ``seconds`` of an all-reduce by size in bytes, ``workers`` and ``controller``. If Horovod did not

@@ -126,11 +126,7 @@ def _connected(endpoint: list[Any]) -> Iterator[tuple[socket.socket, float, floa
 
 
 def machine_info(run_dir: Path) -> dict[str, Any]:
-    """Return what a host reports about itself, in JSON's types.
-
-    Args:
-        run_dir: the run directory, relative to the working directory; it need not exist yet.
-    """
+    """Return what a host reports about itself, in JSON's types. The run directory need not exist yet."""
     own = socket.gethostname()
     directory, infiniband = "", []
     with contextlib.suppress(OSError):  # it was removed

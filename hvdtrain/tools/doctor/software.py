@@ -125,11 +125,7 @@ def advice(name: str, error: str) -> str:
 
 
 def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """Return what is installed, and whether it loads.
-
-    Args:
-        frameworks: those to look at, of "torch" and "tf".
-        seconds: how long loading one may take.
+    """Return what is installed, and whether it loads, each framework within some seconds.
 
     Returns:
         ``versions``: texts that must be equal on all hosts, by name; empty if it is not installed.

@@ -56,14 +56,9 @@ class Transport(ABC):
         self.stop_waiting = threading.Event()
 
     def allgather(self, step: str, value: Any, timeout_seconds: float) -> list[Any]:
-        """Collective. Return the values of all agents, in the order of their indices.
+        """Collective. Return the values of all agents in a step, in JSON's types and in the order of indices.
 
         The value of an agent that does not answer in time is None. Later steps do not wait for this agent.
-
-        Args:
-            step: name of the step; every step has another one.
-            value: the value of this agent, in JSON's types.
-            timeout_seconds: how long to wait for the other agents.
         """
         self.answers[step] = self._exchange(step, value, timeout_seconds)
         return self.answers[step]
