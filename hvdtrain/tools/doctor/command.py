@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from hvdtrain.elastic.driver.hosts import ScriptHosts
-from hvdtrain.errors import EXIT_DONE, DiscoveryError, UsageError
+from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, DiscoveryError, UsageError
 from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
@@ -42,7 +42,7 @@ _START_SECONDS = 60.0
 _ALLREDUCE_SECONDS, _SIZE_SECONDS, _REPEATS = 60.0, 0.4, 20
 _STEP_SECONDS = 20.0
 _DISCOVERY_RUNS, _DISCOVERY_SECONDS = 3, 2.0
-_END_SECONDS = 2.0  # until a child that took too long has ended
+_END_SECONDS = 2.0  # until a child that took too long has ended, or rank 0 has printed
 _PREFIX = "hvdtrain-horovod:"
 _MAX_WIDTH = 100
 _LOCAL_RANKS = (
@@ -168,7 +168,8 @@ def _check_here(options: CheckOptions, as_json: bool) -> int:
         _print(diagnosis, as_json)
     if transport.is_stuck:
         sys.stdout.flush()
-        os._exit(code)
+        time.sleep(_END_SECONDS if transport.index else 0)
+        os._exit(EXIT_ENVIRONMENT)
     transport.close()
     return code
 
