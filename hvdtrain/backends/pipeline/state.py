@@ -12,37 +12,13 @@ from hvdtrain.backends.pipeline.groups import Layout, StageGroups
 from hvdtrain.backends.pipeline.messages import Bytes, Messenger
 from hvdtrain.backends.portable.initial_values import has_ema
 from hvdtrain.backends.portable.names import check_state
-from hvdtrain.backends.portable.training_state import CommonState, Spool
+from hvdtrain.backends.portable.training_state import CommonState, ReadyState, Spool
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
 from hvdtrain.errors import TaskError
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
 Arrays = Iterable[tuple[str, NDArray[Any]]]
-
-
-class ReadyState:
-    """A portable state that is gathered already.
-
-    Args:
-        state: the state; None if it could not be gathered.
-        error: why not.
-    """
-
-    def __init__(self, state: PortableState | None, error: OSError | None = None) -> None:
-        self._state = state
-        self._error = error
-
-    def read(self) -> PortableState:
-        """Return the state; may be called once, in another thread.
-
-        Raises:
-            OSError: If there was no room to gather it.
-        """
-        if self._state is None:
-            raise self._error or OSError("the state could not be gathered")
-        state, self._state = self._state, None
-        return state
 
 
 def gather_arrays(

@@ -2,7 +2,8 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,9 +11,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hvdtrain.backends.base import PendingState
-from hvdtrain.backends.portable.initial_values import with_initial_values
+from hvdtrain.backends.portable.initial_values import has_ema, with_initial_values
 from hvdtrain.backends.portable.names import check_state
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
+from hvdtrain.backends.workers import peer_errors
 
 _ALIGNED_BYTES = 64
 
@@ -61,6 +63,30 @@ class Spool:
         copy = self.empty(array.shape, array.dtype)
         copy[...] = array
         return copy
+
+
+class ReadyState:
+    """A portable state that is gathered already.
+
+    Args:
+        state: the state; None if it could not be gathered.
+        error: why not.
+    """
+
+    def __init__(self, state: PortableState | None, error: OSError | None = None) -> None:
+        self._state = state
+        self._error = error
+
+    def read(self) -> PortableState:
+        """Return the state; may be called once, in another thread.
+
+        Raises:
+            OSError: If there was no room to gather it.
+        """
+        if self._state is None:
+            raise self._error or OSError("the state could not be gathered")
+        state, self._state = self._state, None
+        return state
 
 
 class CommonState:
@@ -171,3 +197,111 @@ class CommonState:
     @property
     def _outer_fields(self) -> list[Any]:
         return [] if self._local is None else list(self._local.fields)
+
+
+@dataclass(frozen=True)
+class ShardedSlot:
+    """What every number of the parameters has one of.
+
+    Attributes:
+        prefix: what stands before the parameter in its portable name.
+        is_ema: whether it is the moving average.
+        of: returns this worker's part of it, of a segment.
+    """
+
+    prefix: str
+    is_ema: bool
+    of: Callable[[Any], Any]
+
+
+class CommonShardedState(CommonState):
+    """Model and sharded optimizer as portable state, as far as no framework has a part in it."""
+
+    _shards: Any
+    _sharded: Sequence[ShardedSlot]
+    _count_names: Sequence[str]  # of the counts of steps that all workers have in common
+
+    def load(self, state: StateArrays) -> None:
+        """Check a whole portable state, and load the model's part of it; ``distribute`` gives out the rest.
+
+        Raises:
+            TaskError: If the state does not fit.
+        """
+        shapes = self.weight_shapes()
+        for slot in self._sharded:
+            if not slot.is_ema or has_ema(state):
+                shapes |= {field.name: field.shape for field in self._fields(slot)}
+        shapes |= dict.fromkeys(self._count_names, ())
+        self.check_fits(shapes, state)
+        for field in self.model.fields:
+            field.write(state)
+        self.ema.restart()
+
+    def distribute(self, state: PortableState | None) -> None:
+        """Collective. Give every worker its part of the optimizer's slots and of the moving average.
+
+        Args:
+            state: the state on rank 0, which ``load`` has checked; not looked at on other ranks.
+        """
+        workers = self._shards.workers
+        given = state if workers.rank == 0 and state is not None else {}
+        with_ema = workers.broadcast_object(has_ema(given))
+        with peer_errors():
+            for slot in self._sharded:
+                if slot.is_ema and not with_ema:
+                    self.ema.restart()
+                else:
+                    self._scatter(slot, given)
+            self._scatter_counts(given)
+
+    def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
+        """Collective. Copy the model, and what all workers keep, for rank 0 to read in another thread.
+
+        Args:
+            kept: what else belongs to the state, as arrays.
+            folder: where the copy lies; in memory if None.
+            is_root: whether this is rank 0.
+        """
+        spool, error, room = Spool(None), None, {}
+        if is_root:
+            try:
+                spool = Spool(folder)
+                room = self._make_room(spool)
+            except OSError as found:  # such as no room on the disk
+                error = found
+        if not self._shards.workers.broadcast_object(error is None):
+            return ReadyState(None, error) if is_root else None
+        with peer_errors():
+            for number, slot in enumerate(self._sharded):
+                for bucket, flat in self._shards.gather_on_root(slot.of, f"state.{number}"):
+                    if is_root:
+                        self._put(room, number, bucket, flat)
+            counts = self._gather_counts()
+        return self._gathered({**kept, **counts}, room, spool) if is_root else None
+
+    def _fields(self, slot: ShardedSlot) -> Sequence[Any]:
+        """Return a slot's portable arrays, with the parameters in place of what it consists of."""
+        raise NotImplementedError
+
+    def _scatter(self, slot: ShardedSlot, state: PortableState) -> None:
+        """Collective. Give every worker its part of a slot of rank 0's state."""
+        raise NotImplementedError
+
+    def _scatter_counts(self, state: PortableState) -> None:
+        """Collective. Give every worker the counts of steps of rank 0's state, if ``load`` does not."""
+
+    def _make_room(self, spool: Spool) -> Any:
+        """Make the memory into which all slots are gathered."""
+        raise NotImplementedError
+
+    def _put(self, room: Any, number: int, bucket: Any, flat: Any) -> None:
+        """Write a bucket of the slot of this number into the memory made for it."""
+        raise NotImplementedError
+
+    def _gather_counts(self) -> PortableState:
+        """Collective. Return the counts of steps."""
+        raise NotImplementedError
+
+    def _gathered(self, kept: PortableState, room: Any, spool: Spool) -> PendingState:
+        """Return the gathered state with what else belongs to it, and with a copy of the model."""
+        raise NotImplementedError
