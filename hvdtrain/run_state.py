@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
@@ -15,8 +16,11 @@ from hvdtrain.training_plan import Progress
 from hvdtrain.workers.wire_types import travels
 from hvdtrain.workers.world import Place
 
-# what of a step's end is done: the step alone; its evaluation, and what follows from that; its save
-STEPPED, JUDGED, SAVED = range(3)
+
+class StepEnd(IntEnum):
+    """What of a step's end is done: the step alone; its evaluation, and what follows from that; its save."""
+
+    STEPPED, JUDGED, SAVED = range(3)
 
 
 @travels
@@ -39,7 +43,9 @@ class RunState:
         changes: how often the workers of an elastic job changed while this job trained.
         paused_seconds: the time without training that this took.
         last_step: the last step that this job did; None before it did one.
-        stage: what of the end of that step is done, or was not due: ``STEPPED``, ``JUDGED`` or ``SAVED``.
+        step_end: what of the end of that step is done, or was not due.
+        awaits_answer: whether callbacks were called to find whether training ends, and this worker does not
+            have their answer, as a peer was lost.
         save_is_due: whether the state must be saved before the next step.
         saved_step: when the state was last copied to be written.
     """
@@ -58,19 +64,22 @@ class RunState:
     changes: int = 0
     paused_seconds: float = 0.0
     last_step: StepInfo | None = None
-    stage: int = SAVED
+    step_end: int = StepEnd.SAVED
+    awaits_answer: bool = False
     save_is_due: bool = False
     saved_step: int | None = None
 
     @property
     def place(self) -> Place:
         """Where training stands, as the driver of an elastic job compares it."""
-        return Place(self.progress.step, self.stage) if self.progress.step else Place()
+        return Place(self.progress.step, self.step_end) if self.progress.step else Place()
 
     @property
     def is_unfinished(self) -> bool:
         """Whether something that is due after the last step is not done."""
-        return self.last_step is not None and (self.stage < SAVED or self.save_is_due)
+        return self.last_step is not None and (
+            self.step_end < StepEnd.SAVED or self.save_is_due or self.awaits_answer
+        )
 
     @classmethod
     def from_manifest(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hvdtrain
-from hvdtrain.backends.base import Backend, probes, trained_parameters
+from hvdtrain.backends.base import Backend, trained_parameters
 from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
@@ -20,7 +20,7 @@ from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import PeerLostError
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report
-from hvdtrain.run_state import STEPPED, RunState
+from hvdtrain.run_state import RunState, StepEnd
 from hvdtrain.storage.urls import is_url, join
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
@@ -159,6 +159,25 @@ class Session:
             error, self.deferred_error = self.deferred_error, None
             raise error
 
+    def settle(self) -> None:
+        """Bring the run's numbers to where its state is, after a collective failed. Local: no collective.
+
+        The metrics of a step that was done are read, added and reported; they were reduced in the step.
+
+        Raises:
+            PeerLostError: If they are lost: then this worker's state is not whole.
+            NonFiniteLossError: If the loss became NaN or infinite.
+        """
+        self.read_alone()
+        self.deferred_error = None
+
+    def start_report(self, plan: TrainingPlan) -> None:
+        """Report that training starts, once."""
+        services, state = self.services, self.state
+        if not services.has_started:
+            services.report.on_start(plan.steps, state.progress.step, state.seconds_before)
+            services.has_started = True
+
     @contextmanager
     def pause_timer(self) -> Iterator[None]:
         """Return a context whose time, an evaluation's or a save's, does not count in the throughput.
@@ -168,7 +187,7 @@ class Session:
         paused_seconds = time.perf_counter()
         yield
         self.state.window.started_seconds += time.perf_counter() - paused_seconds
-        probes(self.backend).restart_clock()
+        self.services.hooks.after_pause()
 
     def advance(self, plan: TrainingPlan, learning_rate: float, taken: float) -> StepInfo:
         """Move progress by the step that was just launched; return what the host knows of it.
@@ -182,8 +201,12 @@ class Session:
         after = self.data.position_after(plan, before.samples, taken)
         self.state.progress = Progress(before.step + 1, after)
         step = self.step_info(learning_rate, before.samples)
-        self.state.last_step, self.state.stage = step, STEPPED
+        self.end_step(step)
         return step
+
+    def end_step(self, step: StepInfo) -> None:
+        """Take note that a step is done, and nothing of what is due after it."""
+        self.state.last_step, self.state.step_end = step, StepEnd.STEPPED
 
     def step_info(self, learning_rate: float, samples_before: int | None = None) -> StepInfo:
         """Return where training stands now.

@@ -1,26 +1,29 @@
-"""What the loop does with the metrics of steps and evaluations: check, add up, report, judge them."""
+"""What the loop does with the metrics of steps: check, add up and report them."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 
-from hvdtrain.backends.base import PendingMetrics
+from hvdtrain.backends.base import PendingMetrics, local_steps
 from hvdtrain.backends.common import follow_trained
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, Callback, name_of
-from hvdtrain.early_stopping import MetricGoal
-from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, TaskError, WorkerFailure
-from hvdtrain.local_results import LocalResults, divergence, is_diverged
-from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
+from hvdtrain.callbacks import ON_STEP, ON_WINDOW
+from hvdtrain.data.eval_sets import TRAINING_DATA
+from hvdtrain.data.numeric import describe_not_finite
+from hvdtrain.errors import NonFiniteLossError, PeerLostError, TaskError
+from hvdtrain.metrics import DelayedMetrics, StepInfo, Window, is_finite
 from hvdtrain.session import Session
 from hvdtrain.storage.text import some
-from hvdtrain.training_plan import TrainingPlan
-from hvdtrain.workers.agreement import run_on_rank_zero
+from hvdtrain.training_plan import Progress, TrainingPlan
+from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.stragglers import StragglerWatch
-from hvdtrain.workers.user_errors import where_raised
 
 _SMALL_WEIGHT = 0.02  # a masked language model that looks at a tenth of its tokens is well above
 _NAMED = 5  # skipped samples, and unused parameters, that a message names
+_CALMER = "Lower the learning rate, lengthen the warm-up or clip the gradient (--clip-norm)."
+_CLEANER = "Remove such samples, or replace the values."
 
 
 class StepResults:
@@ -49,7 +52,7 @@ class StepResults:
         self._uncounted: int | None = 0  # samples until now of which none counts; None when one has
         self._stragglers = StragglerWatch()
         session.state.window.restart_clock()
-        session.read_alone = self.settle
+        session.read_alone = self.read_alone
 
     def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
         """Collective if a step has something to name. Take a new step, and add those before it.
@@ -83,7 +86,7 @@ class StepResults:
         """Collective if a step has something to name. Add the steps that were launched and not read."""
         self.add(self._delayed.flush())
 
-    def settle(self) -> None:
+    def read_alone(self) -> None:
         """Add the steps that are done and were not read, after a collective failed. Local: no collective.
 
         What only all workers together can tell of them is left out.
@@ -228,115 +231,132 @@ def name_skipped_samples(session: Session) -> None:
             skipped.reported.add(text)
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What an evaluation means: whether it is the best so far, and whether training stops early."""
-
-    is_best: bool = False
-    stops: bool = False
+def is_diverged(metrics: StepMetrics) -> bool:
+    """Return whether training cannot go on after a step with these metrics."""
+    return metrics.overflow_exhausted or not is_finite(metrics)
 
 
-def judge_evaluation(session: Session, plan: TrainingPlan) -> Judgement:
-    """Collective if a callback may stop training. Take note of the evaluation just done.
+def divergence(
+    session: Session, plan: TrainingPlan, step: StepInfo, metrics: StepMetrics, *, is_alone: bool
+) -> NonFiniteLossError:
+    """Collective, unless alone. Return the error of a loss that is not finite; such data are named."""
+    problem = f"the loss is {_loss(metrics)} at step {step.step}, with learning rate {step.learning_rate:g}"
+    remedy = _CALMER
+    gathered = [_not_finite_data(session, plan, step)]
+    if not is_alone:
+        with suppress(PeerLostError):  # the loss is what is reported
+            gathered = session.backend.workers.allgather_object(gathered[0])
+    if found := next((text for text in gathered if text), ""):
+        problem = f"{problem}: in the {TRAINING_DATA}, {found}"
+        remedy = _CLEANER
+    return NonFiniteLossError(problem, remedy, everywhere=True)
 
-    What is returned is the same on every worker.
+
+def local_divergence(
+    session: Session,
+    plan: TrainingPlan,
+    step: StepInfo,
+    metrics: StepMetrics,
+    diverged: Sequence[tuple[StepInfo, StepMetrics]],
+) -> NonFiniteLossError:
+    """Collective. Return the error of a loss that is not finite on a worker in its local steps.
+
+    Args:
+        session: the run.
+        plan: how the run is done.
+        step: the local steps as one.
+        metrics: their sums over all workers.
+        diverged: the first local step of this worker whose loss is not finite, with its metrics, if any.
     """
-    state, best, goal = session.state, session.config.keep_best, session.config.early_stopping
-    is_best = False
-    if best is not None:
-        value = _last_value("keep_best", best, session)
-        is_best = best.improves(value, state.best_value)
-        state.best_value = value if is_best else state.best_value
-    if goal is not None and state.early_stopping is not None:
-        value = _last_value("early_stopping", goal, session)
-        state.early_stopping = state.early_stopping.update(goal, value, state.progress.step)
-    judgement = Judgement(is_best, stops_early(session, plan) or _stopped_by_callback(session, plan))
-    _update_plateau(session, plan, is_over=judgement.stops or plan.is_done(state.progress))
-    return judgement
+    found = None
+    for at, its in diverged[:1]:
+        found = at.step, _loss(its), at.learning_rate, _not_finite_data(session, plan, at)
+    workers = session.backend.workers
+    gathered = workers.allgather_object((workers.host, found))
+    bad = [(of[0], rank, host, of) for rank, (host, of) in enumerate(gathered) if of is not None]
+    if not bad:  # finite numbers whose sum is not
+        return divergence(session, plan, step, metrics, is_alone=False)
+    number, rank, host, (_, loss, rate, text) = min(bad, key=lambda one: one[:2])
+    where = f": in the {TRAINING_DATA}, {text}" if text else ""
+    return NonFiniteLossError(
+        f"the loss is {loss} at step {number} on rank {rank} ({host}), with learning rate {rate:g}, before "
+        f"the workers synchronised at step {step.step}{where}",
+        _CLEANER if text else _CALMER,
+        everywhere=True,
+    )
 
 
-def _update_plateau(session: Session, plan: TrainingPlan, is_over: bool) -> None:
-    """Lower the learning rate of the steps to come if the schedule is plateau and nothing gets better."""
-    config, state, goal = session.config, session.state, session.config.plateau_goal
-    if goal is None or state.plateau is None:
-        return
-    step, lowest = state.progress.step, config.lr_final_fraction
-    value = _last_value("plateau_metric", goal, session)
-    waited = state.plateau.update(goal, value, step, counts=not plan.in_warmup(step, state.progress.samples))
-    state.plateau = waited
-    if not waited.is_due(config.plateau_patience, lowest):
-        return
-    before = session.learning_rate(plan)
-    state.plateau = waited.lowered(config.plateau_factor, lowest)
-    if not is_over:
-        session.services.report.say(
-            f"learning rate {before:.4g} -> {session.learning_rate(plan):.4g} from step {step + 1:,} on: "
-            f"{waited.describe(goal)}"
-        )
+def _loss(metrics: StepMetrics) -> str:
+    return "nan" if metrics.overflow_exhausted else f"{metrics.sums['loss']}"
 
 
-def stops_early(session: Session, plan: TrainingPlan) -> bool:
-    """Return whether training has gone long enough without improvement, and say so."""
-    config, state = session.config, session.state
-    if state.early_stopping is None or config.early_stopping is None or plan.is_done(state.progress):
-        return False
-    if not state.early_stopping.should_stop(config.early_stopping_patience):
-        return False
-    why = state.early_stopping.describe(config.early_stopping)
-    session.stopped_early = f"stopped early at step {state.progress.step:,}: {why}"
-    session.services.report.say(session.stopped_early)
-    return True
-
-
-def _stopped_by_callback(session: Session, plan: TrainingPlan) -> bool:
-    """Collective if there are such callbacks. Return whether one of rank 0's ends training, and say so."""
-    if not session.services.stoppers or plan.is_done(session.state.progress):
-        return False
-    why = ""
-    with session.defer_peer_loss():
-        why = run_on_rank_zero(
-            session.backend.workers, lambda: _why_stopped(session), "asking callbacks whether to stop"
-        )
-    if why:
-        session.stopped_early = f"stopped early at step {session.state.progress.step:,}: {why}"
-        session.services.report.say(session.stopped_early)
-    return bool(why)
-
-
-def _why_stopped(session: Session) -> str:
-    """Ask callbacks in order; return what the first one says that ends training. Local.
-
-    Raises:
-        WorkerFailure: If one fails whose errors end the job.
-    """
-    for callback in session.services.stoppers:
-        try:
-            if why := callback.should_stop(session.state.last_step, dict(session.state.last_eval)):
-                return str(why)
-        except ENDINGS:
-            raise
-        except BaseException as error:
-            problem = f"callback {name_of(callback)} failed in {SHOULD_STOP}: {where_raised(error)}"
-            if getattr(callback, "errors_end_job", True) or not isinstance(error, Exception):
-                raise WorkerFailure(problem) from error
-            session.services.report.note(f"{problem}; it is not asked again")
-            # one that stops nothing takes its place: the other workers still wait for an answer
-            session.services.stoppers = [
-                Callback() if one is callback else one for one in session.services.stoppers
-            ]
+def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
+    """Read this worker's samples of a step again; return the first that is not finite, in words."""
+    with suppress(Exception):  # the loss is what is reported
+        batch = session.data.batch_again(plan, Progress(step.step - 1, step.samples_before))
+        return describe_not_finite(batch.arrays, batch.indices) if batch else ""
     return ""
 
 
-def _last_value(field: str, goal: MetricGoal, session: Session) -> float:
-    """Return the metric that a field names, of the evaluation just done.
+class LocalResults:
+    """The local steps since the workers were last equal, with this worker's own metrics.
 
-    Raises:
-        ConfigError: If the evaluation gives no such metric.
+    Args:
+        session: the run.
+        plan: how the run is done.
     """
-    last_eval = session.state.last_eval
-    if goal.metric not in last_eval:
-        raise ConfigError(
-            f"{field}: there is no metric {goal.metric!r}; the evaluation gives {', '.join(last_eval)}",
-            everywhere=True,
+
+    def __init__(self, session: Session, plan: TrainingPlan) -> None:
+        self._session = session
+        self._plan = plan
+        self._delayed = DelayedMetrics()
+        self._first: StepInfo | None = None
+        self._diverged: list[tuple[StepInfo, StepMetrics]] = []  # the first one, if any
+        self._diverged_before: list[tuple[StepInfo, StepMetrics]] = []  # of those that were synchronised last
+        self._has_synchronized = False
+
+    def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
+        """Take a local step, and read the metrics of the one before. Local: no collective.
+
+        So the host is never more than a step ahead of the device, as in other jobs.
+        """
+        self._first = self._first or step
+        self._take(self._delayed.push(step, pending))
+
+    def synchronize(self, last: StepInfo) -> tuple[StepInfo, StepMetrics]:
+        """Collective. Make the workers equal; return the local steps as one, and their sums over all workers.
+
+        They are read at once: what a worker asks for is done here, and not after as many steps again.
+
+        Args:
+            last: the last of the local steps.
+        """
+        self._take(self._delayed.flush())
+        # a framework may compile it when it is done first
+        with ACTIVITY.during("averaging after step", last.step, is_long=not self._has_synchronized):
+            metrics = local_steps(self._session.backend).synchronize().read()
+        self._has_synchronized = True
+        first = self._first or last
+        step = replace(
+            last,
+            samples_before=first.samples_before,
+            steps=last.step - first.step + 1,
+            clock_seconds=time.perf_counter(),
         )
-    return last_eval[goal.metric]
+        self._session.state.last_step = step
+        self._first, self._diverged, self._diverged_before = None, [], self._diverged
+        return step, metrics
+
+    def divergence(self, step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:
+        """Collective. Return the error of a loss that is not finite in the steps that were synchronised last.
+
+        Args:
+            step: these steps as one.
+            metrics: their sums over all workers.
+        """
+        return local_divergence(self._session, self._plan, step, metrics, self._diverged_before)
+
+    def _take(self, found: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
+        """Keep the first step whose loss is not finite, of any number of them."""
+        if not self._diverged:
+            self._diverged = [pair for pair in found if is_diverged(pair[1])][:1]

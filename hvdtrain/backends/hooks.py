@@ -1,9 +1,24 @@
 """What takes part in the loop without being a part of it: a profile, a trace, the peak of memory."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from enum import Enum
 from typing import Any
 
+from hvdtrain.backends.base import Probes
 from hvdtrain.backends.step_metrics import StepStatistics
+from hvdtrain.workers.activity import ACTIVITY, READING_DATA, TRAINING
+
+_FIRST_STEPS = 2
+
+
+class Phase(Enum):
+    """What the loop does, but for reading data, evaluating and saving."""
+
+    PREPARING = "starting to train"
+    TRAINING = TRAINING
+    COMPARING = "comparing parameters after step"
+    ENDING = "ending training after step"
 
 
 class LoopHook:
@@ -29,6 +44,12 @@ class LoopHook:
 
     def after_steps(self, step: int) -> None:
         """Collective. Called when no step follows the last one, which was ``step``."""
+
+    def on_phase(self, phase: Phase, step: int = 0) -> None:
+        """Local. Called when a phase of a step begins; of none if ``step`` is 0."""
+
+    def after_pause(self) -> None:
+        """Local. Called after what is no part of the steps, such as an evaluation."""
 
     def measure(self, step: int) -> dict[str, float]:
         """Local. Return what this worker adds to the sums that travel with a step, as ``StepStatistics``."""
@@ -80,6 +101,16 @@ class LoopHooks(LoopHook):
         for hook in self._hooks:
             hook.after_steps(step)
 
+    def on_phase(self, phase: Phase, step: int = 0) -> None:
+        """Local. Call each."""
+        for hook in self._hooks:
+            hook.on_phase(phase, step)
+
+    def after_pause(self) -> None:
+        """Local. Call each."""
+        for hook in self._hooks:
+            hook.after_pause()
+
     def measure(self, step: int) -> dict[str, float]:
         """Local. Return what all of them return."""
         return {name: value for hook in self._hooks for name, value in hook.measure(step).items()}
@@ -102,3 +133,58 @@ class LoopHooks(LoopHook):
 
     def __exit__(self, *exception: Any) -> None:
         self._entered.__exit__(*exception)
+
+
+class Activities(LoopHook):
+    """Sets this worker's activity, for whoever watches it.
+
+    A framework may compile something in the first step of a process and, for another shape, in the second:
+    these may take long. So may the last of local SGD, which may have no samples for some workers.
+
+    Args:
+        last_local_step: returns the last step of a job with local SGD; None of another job.
+    """
+
+    def __init__(self, last_local_step: Callable[[], int | None]) -> None:
+        self._last_local_step = last_local_step
+        self._first = 0
+        self._last: int | None = None
+
+    def __enter__(self) -> "Activities":
+        self._first, self._last = 0, self._last_local_step()
+        return self
+
+    def before_step(self, step: int) -> None:
+        """The batch of a step is read; that of the first may take long."""
+        ACTIVITY.enter(READING_DATA, step, is_long=not self._first)
+        self._first = self._first or step
+
+    def on_phase(self, phase: Phase, step: int = 0) -> None:
+        """Enter a phase."""
+        is_long = step < self._first + _FIRST_STEPS or step == self._last
+        ACTIVITY.enter(phase.value, step, is_long=is_long if phase is Phase.TRAINING else True)
+
+
+class Clock(LoopHook):
+    """Restarts the clock of a backend, which has Probes, at the first step and after pauses.
+
+    Args:
+        probes: those of the backend.
+    """
+
+    def __init__(self, probes: Probes) -> None:
+        self._probes, self._is_started = probes, False
+
+    def __enter__(self) -> "Clock":
+        self._is_started = False
+        return self
+
+    def before_step(self, step: int) -> None:
+        """Start the clock before the first step."""
+        if not self._is_started:
+            self._probes.restart_clock()
+        self._is_started = True
+
+    def after_pause(self) -> None:
+        """Leave the pause out of the busy time of the next step."""
+        self._probes.restart_clock()

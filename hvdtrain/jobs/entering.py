@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from hvdtrain.backends.base import Backend
-from hvdtrain.backends.hooks import LoopHook, LoopHooks
+from hvdtrain.backends.base import Backend, Probes
+from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks
 from hvdtrain.backends.memory import MemoryPeak
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import (
@@ -174,6 +174,9 @@ def hooks_of(session: Session) -> LoopHooks:
                 may_write=lambda: not session.services.lost_lease(),
             )
         )
+    hooks.append(Activities(lambda: session.plan().steps if config.sync_every else None))
+    if isinstance(session.backend, Probes):
+        hooks.append(Clock(session.backend))
     return LoopHooks(*hooks)
 
 

@@ -12,6 +12,7 @@ import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ class _Writer:
         if isinstance(value, HvdtrainError):
             name = next(cls.__name__ for cls in kind.__mro__ if cls.__module__ == errors.__name__)
             return {"error": [name, *map(self.write, (value.problem, value.remedy)), value.everywhere]}
+        if isinstance(value, IntEnum):  # arrives as a plain number
+            return self.integer(int(value))
         if isinstance(value, np.generic):
             return {"scalar": self._numbers(value)}
         if TYPES.get(kind.__name__) is kind:

@@ -11,9 +11,9 @@ from hvdtrain.config import Layer
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.jobs.opening.prepare import prepare
 from hvdtrain.jobs.opening.setup import open_together
-from hvdtrain.loop import evaluate
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Services, Session
+from hvdtrain.step_end import evaluate
 from hvdtrain.workers.seeding import seeded_frameworks
 
 TASKS = Path(__file__).with_name("metric_tasks.py")

@@ -6,12 +6,13 @@ import math
 import pytest
 from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
 
+from hvdtrain import step_end
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import (
     MetricGoal,
     early_stopping_from,
 )
-from hvdtrain.errors import WorkerFailure
+from hvdtrain.errors import PeerLostError, WorkerFailure
 from hvdtrain.loop import run
 from hvdtrain.run_state import RunState
 from hvdtrain.training_plan import Progress
@@ -129,6 +130,32 @@ def stoppable(tmp_path, workers, callbacks):
     session = session_of(tmp_path, workers, [0.5] * 5, early_stopping=None)
     session.services.stoppers = callbacks
     return session
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["on rank 0", "nowhere"])
+def test_a_stop_survives_a_worker_that_is_lost_while_callbacks_answer(tmp_path, monkeypatch, is_known):
+    """Rank 0 keeps its answer; where no answer is left, callbacks are called again."""
+    callback = StopsAt(2)
+    session = stoppable(tmp_path, one_worker(), [callback])
+
+    ordinary, calls = step_end.run_on_rank_zero, iter(range(1, 9))
+
+    def second_is_lost(workers, work, doing=""):
+        if next(calls) != 2:
+            return ordinary(workers, work, doing)
+        if is_known:
+            work()
+        raise PeerLostError("rank 1 went away")
+
+    monkeypatch.setattr(step_end, "run_on_rank_zero", second_is_lost)
+    with pytest.raises(PeerLostError):
+        run(session)
+    session.settle()
+    run(session)
+    assert session.stopped_early == "stopped early at step 2: enough"
+    assert (session.state.progress.step, session.services.saver.steps[-1]) == (2, 2)
+    assert [step for step, _ in session.services.report.evaluations] == [1, 2]
+    assert callback.asked == [1, 2]
 
 
 def test_a_callback_of_rank_zero_ends_training_on_all_workers(tmp_path):

@@ -9,7 +9,7 @@ from support.numpy_backend import NumpyDigits
 from support.watching import records
 
 import hvdtrain
-from hvdtrain import EvalSets, loop
+from hvdtrain import EvalSets
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.eval_sets import check_not_bare_sets
@@ -26,6 +26,7 @@ from hvdtrain.jobs.opening.data_identity import identify_data
 from hvdtrain.jobs.opening.data_sets import open_sets
 from hvdtrain.loop import run
 from hvdtrain.reporting import compare
+from hvdtrain.step_end import evaluate
 from hvdtrain.workers.agreement import assert_consistent
 
 ARRAYS = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
@@ -108,7 +109,7 @@ def loop_readers(session):
 
 def test_statistics_are_averaged_once_for_all_sets(tmp_path):
     session = session_of(tmp_path)
-    loop.evaluate(session, session.plan())
+    evaluate(session, session.plan())
     assert session.backend.calls.count("average") == 1
 
 
@@ -144,7 +145,7 @@ class Unreadable:
 def test_a_skipped_sample_is_named_with_its_set(tmp_path):
     sets = {name: Unreadable(BadSampleError("cut off")) for name in ("validation", "noisy")}
     session = session_of(tmp_path, sets, on_bad_sample="skip")
-    assert loop.evaluate(session, session.plan()) == {"loss": 11 / 5, "noisy/loss": 11 / 5}
+    assert evaluate(session, session.plan()) == {"loss": 11 / 5, "noisy/loss": 11 / 5}
     assert session.services.report.notes == [
         f"skipped sample 4 of the evaluation set '{name}': cut off" for name in ("validation", "noisy")
     ]

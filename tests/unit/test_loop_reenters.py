@@ -8,8 +8,8 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank
 
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.errors import PeerLostError, WorldChanged
-from hvdtrain.loop import run, save_and_stop, settle
-from hvdtrain.run_state import JUDGED, SAVED, STEPPED
+from hvdtrain.loop import run, save_and_stop
+from hvdtrain.run_state import StepEnd
 
 COLLECTIVE = (
     "train_step",
@@ -61,7 +61,7 @@ def train(tmp_path, at: int | None = None, poll=ControlFlags, **fields):
             run(session, poll)
             break
         except PeerLostError:
-            settle(session)
+            session.settle()
     seen = {
         "steps": session.services.report.steps,
         "windows": session.services.report.windows,
@@ -116,8 +116,8 @@ def test_all_leave_at_the_step_at_which_they_read_that_one_asked(tmp_path, asked
         with pytest.raises(WorldChanged):
             run(session, lambda: ControlFlags(change=workers.rank == 1 and next(calls) == asked))
         state = session.state
-        assert (state.stage, session.wanted, session.services.report.steps[-1]) == (
-            SAVED,
+        assert (state.step_end, session.wanted, session.services.report.steps[-1]) == (
+            StepEnd.SAVED,
             ControlFlags(),
             left,
         )
@@ -144,7 +144,7 @@ def test_a_request_to_save_outlives_the_step_that_failed(tmp_path):
     asked = iter([ControlFlags(save=True)])
     with pytest.raises(PeerLostError):
         run(session, lambda: next(asked, ControlFlags()))
-    settle(session)
+    session.settle()
     run(session)
     assert session.services.saver.steps == [2, session.state.progress.step]
 
@@ -154,13 +154,13 @@ def test_a_worker_at_the_place_of_an_unfinished_step_does_what_it_has_left(tmp_p
         session = make_loop_session(tmp_path, epochs=2, eval_size=7, eval_every=2, save_every=2)
         session.state.progress = session.state.progress.__class__(2, 8)
         session.state.last_step = session.step_info(0.1, 4)
-        session.state.stage, session.state.save_is_due = stage, stage == JUDGED
+        session.state.step_end, session.state.save_is_due = stage, stage == StepEnd.JUDGED
         run(session)
         return [step for step, _ in session.services.report.evaluations], session.services.saver.steps
 
-    assert stopped_at(STEPPED) == ([2, 4, 5], [2, 4, 5])
-    assert stopped_at(JUDGED) == ([4, 5], [2, 4, 5])
-    assert stopped_at(SAVED) == ([4, 5], [4, 5])
+    assert stopped_at(StepEnd.STEPPED) == ([2, 4, 5], [2, 4, 5])
+    assert stopped_at(StepEnd.JUDGED) == ([4, 5], [2, 4, 5])
+    assert stopped_at(StepEnd.SAVED) == ([4, 5], [4, 5])
 
 
 def test_a_state_whose_save_was_lost_is_saved_before_the_next_step(tmp_path):
@@ -178,7 +178,7 @@ def test_a_world_that_only_saves_does_the_duties_and_stops(tmp_path):
     Failing(session, 6)  # the statistics for the first evaluation
     with pytest.raises(PeerLostError):
         run(session)
-    settle(session)
+    session.settle()
     save_and_stop(session)
     assert [step for step, _ in session.services.report.evaluations] == [2]
     assert (session.stopped, session.services.saver.steps, session.services.report.steps) == (

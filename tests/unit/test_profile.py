@@ -10,6 +10,7 @@ import pytest
 from support.fakes import FakeBackend, FakeReport, asks, make_loop_session, on_every_rank, one_worker
 from support.profiles import DAMAGED, MS, check_trace
 
+from hvdtrain.backends.hooks import Activities, LoopHooks
 from hvdtrain.backends.recording import Busy, Operation, Operations
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.loop import run
@@ -65,7 +66,8 @@ def profile_of(window, folder, workers=None, fails="", backend=None) -> tuple[St
     session = make_loop_session(folder, backend or FakeBackend(workers or one_worker()), profile=window)
     session.services.report = Shown()
     session.backend.recorder = lambda: FakeRecorder(fails)
-    session.services.hooks = profile = StepProfile(session)
+    profile = StepProfile(session)
+    session.services.hooks = LoopHooks(profile, Activities(lambda: None))
     return profile, session
 
 

@@ -97,6 +97,15 @@ def test_a_finished_run_that_was_not_evaluated_is_evaluated_once(tmp_path, resum
     assert (session.services.report.steps, session.services.report.evaluations) == ([], [(5, {"loss": 3.0})])
 
 
+def test_an_evaluation_that_was_left_over_is_judged_and_saved(tmp_path, resume):
+    session = resume(finished(tmp_path), eval_size=7, keep_best="loss:min", early_stopping="loss:min")
+    run(session)
+    assert session.state.best_value == 3.0
+    assert session.state.early_stopping.best == 3.0
+    assert [manifest.metrics for manifest in session.services.saver.manifests] == [{"loss": 3.0}]
+    assert session.services.saver.steps == [5]
+
+
 @pytest.mark.parametrize("fields", [{"epochs": 3}, {"epochs": None, "steps": 8}], ids=str)
 def test_a_finished_run_can_be_made_longer(tmp_path, resume, fields):
     session = resume(finished(tmp_path), **fields)

@@ -48,7 +48,7 @@ from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.loop import run as run_loop
-from hvdtrain.loop import save_and_stop, settle
+from hvdtrain.loop import save_and_stop
 from hvdtrain.session import Session
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
@@ -233,7 +233,7 @@ class Worlds:
         """Bring the numbers to where the state is, without the others. Local: no collective."""
         ACTIVITY.enter("leaving a world that lost a worker")
         try:
-            settle(self._session)
+            self._session.settle()
         except PeerLostError:
             self._state.is_whole = False
 

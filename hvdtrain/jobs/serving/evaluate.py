@@ -33,12 +33,12 @@ from hvdtrain.jobs.run_directory.folder import run_dir_of
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint, open_checkpoint_data
 from hvdtrain.jobs.serving.outputs import Place, place_in, place_of
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.loop import evaluate as run_evaluation
 from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Services, Session
+from hvdtrain.step_end import evaluate as run_evaluation
 from hvdtrain.storage.files import expand_path
 from hvdtrain.storage.text import counted, with_urls
 from hvdtrain.storage.transfers import append_line
