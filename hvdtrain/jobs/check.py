@@ -15,9 +15,8 @@ from hvdtrain.jobs.opening.dry_run import Dry
 from hvdtrain.jobs.opening.dry_run_checks import Pass
 from hvdtrain.jobs.opening.limits import check_batches, notes_on_options
 from hvdtrain.jobs.opening.memory_check import memory_limit
-from hvdtrain.jobs.opening.prepare import prepare
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
-from hvdtrain.jobs.opening.start import started
+from hvdtrain.jobs.opening.start import prepare, started
 from hvdtrain.jobs.plan_text import describe_model, describe_stages
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.jobs.run_directory.lock import RunLock

@@ -14,9 +14,8 @@ from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
 from hvdtrain.jobs.endings import early_end_reported, report_early_end, report_end
 from hvdtrain.jobs.entering import entered, seed_training, services_open, tool_hooks
 from hvdtrain.jobs.failures import end_if_uncaught
-from hvdtrain.jobs.opening.prepare import prepare
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
-from hvdtrain.jobs.opening.start import started
+from hvdtrain.jobs.opening.start import prepare, started
 from hvdtrain.jobs.outcome import end_together, polling, status_of, write_summary_on_loss
 from hvdtrain.jobs.plan_text import show_plan
 from hvdtrain.jobs.resume import find_start

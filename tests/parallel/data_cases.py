@@ -7,8 +7,8 @@ from hvdtrain.backends import load_backend
 from hvdtrain.config import Layer
 from hvdtrain.errors import HvdtrainError
 from hvdtrain.jobs.opening.limits import check_batches
-from hvdtrain.jobs.opening.prepare import prepare
 from hvdtrain.jobs.opening.setup import open_together
+from hvdtrain.jobs.opening.start import prepare
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.seeding import seeded_frameworks
 

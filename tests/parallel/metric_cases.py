@@ -9,7 +9,6 @@ from hvdtrain.backends.objective import metric_states as metric_merging
 from hvdtrain.backends.objective.stateful_metrics import Part
 from hvdtrain.config import Layer
 from hvdtrain.data.training_data import TrainingData
-from hvdtrain.jobs.opening.prepare import prepare
 from hvdtrain.jobs.opening.setup import open_together
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Services, Session

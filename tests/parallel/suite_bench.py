@@ -13,8 +13,8 @@ from hvdtrain.backends import load_backend
 from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.config import Config
 from hvdtrain.data.training_data import readers_for
-from hvdtrain.jobs.opening.prepare import JobSpec
 from hvdtrain.jobs.opening.setup import build_together, open_task_data
+from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.task import load_task_class
 from hvdtrain.tools.bench.measure import measure_steps, session_alone
 from hvdtrain.tools.blocks import Recorder, bench_config, run_block

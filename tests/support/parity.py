@@ -7,8 +7,8 @@ from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.config import Layer
 from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.prepare import JobSpec, settle
 from hvdtrain.jobs.opening.setup import build_together, open_task_data
+from hvdtrain.jobs.opening.start import JobSpec, settle
 from hvdtrain.tools.parity.job import Result, compare, keeps_initial_values, layers_for, match
 from hvdtrain.tools.parity.side import Side, parity_config
 from support.twins import keras, torch  # noqa: F401 - skips where a framework is missing

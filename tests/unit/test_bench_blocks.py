@@ -8,7 +8,7 @@ from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, one_
 from hvdtrain.backends.step_metrics import StepMetrics, StepStatistics
 from hvdtrain.config import Config
 from hvdtrain.errors import UsageError
-from hvdtrain.jobs.opening.prepare import JobSpec
+from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.tools import blocks
 from hvdtrain.tools.bench import job
 from hvdtrain.tools.bench.measure import check_rounds

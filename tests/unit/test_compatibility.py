@@ -11,7 +11,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, HvdtrainError
 from hvdtrain.jobs.compatibility import NEEDS, ROWS, Row, check
 from hvdtrain.jobs.features import Job
-from hvdtrain.jobs.opening.prepare import settle
+from hvdtrain.jobs.opening.start import settle
 
 # for each feature of the table, by its name in the documentation: a job that has it
 EXAMPLES: dict[str, dict[str, Any]] = {

@@ -19,7 +19,6 @@ from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.horovod_build import InstalledBuild
-from hvdtrain.jobs.opening import prepare as preparing
 from hvdtrain.jobs.opening import setup as opening
 from hvdtrain.jobs.opening import start as starting
 from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
@@ -77,8 +76,8 @@ class Learning(FakeBackend):
 def train(tmp_path, monkeypatch):
     """Runs a job in ``tmp_path``; ``at`` holds what happens before a step."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(preparing, "require_horovod", lambda framework: BUILD)
-    monkeypatch.setattr(preparing.environment, "prepare", dict)
+    monkeypatch.setattr(starting, "require_horovod", lambda framework: BUILD)
+    monkeypatch.setattr(starting.environment, "prepare", dict)
 
     def start(at=None, **fields):
         monkeypatch.setattr(starting, "load_backend", lambda *_: Learning(at))

@@ -15,7 +15,7 @@ from support.predictions import DOCUMENT, of_three, sure
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.jobs.opening.prepare import JobSpec
+from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.tools import torch as torch_calls
 from hvdtrain.tools.bench import job, plan_command, sweep
 from hvdtrain.tools.bench.options import USUAL_LINKS, PlanOptions

@@ -9,11 +9,10 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import ConfigError, DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
-from hvdtrain.jobs.opening import prepare as preparing
 from hvdtrain.jobs.opening import start as starting
 from hvdtrain.jobs.opening.limits import check_metrics
-from hvdtrain.jobs.opening.prepare import JobSpec, prepare
 from hvdtrain.jobs.opening.setup import TaskData, open_task_data
+from hvdtrain.jobs.opening.start import JobSpec, prepare
 from hvdtrain.workers.activity import ACTIVITY
 
 
@@ -43,8 +42,8 @@ def build_with(patches: str) -> InstalledBuild:
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch):
     """Horovod counts as installed, and nothing is set for it."""
-    monkeypatch.setattr(preparing, "require_horovod", lambda framework: build_with(""))
-    monkeypatch.setattr(preparing.environment, "prepare", lambda **_: {"SET": "1"})
+    monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(""))
+    monkeypatch.setattr(starting.environment, "prepare", lambda **_: {"SET": "1"})
 
 
 def prepared(task_class: type = Small, **options: object) -> JobSpec:
@@ -131,7 +130,7 @@ OWN_PATCHES = patches_digest(horovod_patches())
     ],
 )
 def test_a_horovod_with_other_patches_is_noted(monkeypatch, patches, notes):
-    monkeypatch.setattr(preparing, "require_horovod", lambda framework: build_with(patches))
+    monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(patches))
     assert prepared().notes == notes
 
 
@@ -139,7 +138,7 @@ def test_a_horovod_with_other_patches_is_noted(monkeypatch, patches, notes):
 def test_an_elastic_job_is_refused_with_other_patches(monkeypatch, patches, refused):
     """Its workers would crash at the next change of the workers."""
     monkeypatch.setenv("HVDTRAIN_ELASTIC", "h1:1")
-    monkeypatch.setattr(preparing, "require_horovod", lambda framework: build_with(patches))
+    monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(patches))
     if not refused:
         assert prepared().notes == ()
         return
@@ -153,7 +152,7 @@ def test_workers_compare_the_patches_of_their_horovod(monkeypatch):
     """The plan's line of Horovod has no digest."""
     seen = []
     for patches in ("d" * 12, "e" * 12):
-        monkeypatch.setattr(preparing, "require_horovod", lambda framework, found=patches: build_with(found))
+        monkeypatch.setattr(starting, "require_horovod", lambda framework, found=patches: build_with(found))
         job = prepared()
         assert patches not in job.build
         monkeypatch.setattr(starting, "versions_with", lambda backend: {})
@@ -221,7 +220,7 @@ def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
     def missing(framework: str) -> None:
         raise HorovodBuildError("Horovod is not installed")
 
-    monkeypatch.setattr(preparing, "require_horovod", missing)
+    monkeypatch.setattr(starting, "require_horovod", missing)
     with pytest.raises(UsageError):
         prepared(seed=-1)
     with pytest.raises(HorovodBuildError):
@@ -236,7 +235,7 @@ MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
 def prepared_under(monkeypatch, environ, build):
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(preparing, "installed_build", lambda: build)
+    monkeypatch.setattr(starting, "installed_build", lambda: build)
     prepare([Layer("options", {"framework": "torch"})], Small)
 
 
@@ -271,8 +270,8 @@ def test_what_horovod_may_see_is_not_refused_before_it_starts(monkeypatch, envir
 
 def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):
     joined = []
-    monkeypatch.setattr(preparing, "join_torchrun", lambda: joined.append(True))
-    monkeypatch.setattr(preparing, "load_task_class", lambda spec: joined.append(spec) or Small)
+    monkeypatch.setattr(starting, "join_torchrun", lambda: joined.append(True))
+    monkeypatch.setattr(starting, "load_task_class", lambda spec: joined.append(spec) or Small)
     for name, value in {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     prepare([Layer("options", {"framework": "torch", "task": "small"})])

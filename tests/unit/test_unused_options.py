@@ -6,7 +6,7 @@ from hvdtrain.config import Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.jobs.compatibility import unused_options
 from hvdtrain.jobs.opening.limits import notes_on_options, unreached_parts
-from hvdtrain.jobs.opening.prepare import given_fields
+from hvdtrain.jobs.opening.start import given_fields
 from hvdtrain.training_plan import TrainingPlan
 
 TASK = Layer("defaults of task t", {"framework": "torch", "momentum": 0.5, "lr_final_fraction": 0.1})

@@ -60,8 +60,7 @@ from hvdtrain.jobs.opening.memory_check import (
     with_cuts_before,
     with_cuts_of,
 )
-from hvdtrain.jobs.opening.prepare import JobSpec
-from hvdtrain.jobs.opening.start import handshake
+from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Services, Session

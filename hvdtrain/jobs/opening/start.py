@@ -1,26 +1,43 @@
-"""Starting a job: its backend, with workers that are watched and agree on config and versions."""
+"""Starting a job: its config and its task's class, then its backend with workers that are watched."""
 
+import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.backends import load_backend
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.start import forbid_restart
-from hvdtrain.config import Config
+from hvdtrain.backends.torchrun import join_torchrun
+from hvdtrain.config import COMMAND_LINE, Config, Layer
+from hvdtrain.config.layers import resolve
+from hvdtrain.config.values import check_installed
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.elastic.watch.liveness import Watching, WatchLimits, silence_seconds
 from hvdtrain.elastic.watch.worker_watch import WorkerWatch, watch_workers
 from hvdtrain.errors import (
+    ConfigError,
     HvdtrainError,
     PeerLostError,
+    TaskError,
     UsageError,
 )
+from hvdtrain.horovod_build import check_patches, installed_build, require_horovod
+from hvdtrain.host import environment
+from hvdtrain.host.environment import check_host
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import (
+    HOROVODRUN,
+    TORCHRUN,
+    check_launch_is_seen,
     is_elastic,
+    launched_rank,
+    stated_launch,
 )
+from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.failures import (
     do_in_time,
     end_at_once,
@@ -30,13 +47,152 @@ from hvdtrain.jobs.failures import (
     leave_open,
     name_lost_worker,
 )
-from hvdtrain.jobs.opening.prepare import JobSpec
+from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.session import versions_with
+from hvdtrain.task import constructor_parameters, load_task_class
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import assert_consistent
+from hvdtrain.workers.seeding import seed_generators
 
 _FIRST_ANSWER_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What each worker knows before it communicates with the others.
+
+    Attributes:
+        config: the resolved config.
+        task_class: the task's class, or a function that makes a task.
+        build: the Horovod build, in words.
+        settings: environment variables that hvdtrain set.
+        notes: what to tell the user before training.
+        given: the config fields that the user set.
+        build_identity: the Horovod build in the words in which workers compare theirs.
+    """
+
+    config: Config
+    task_class: Any
+    build: str
+    settings: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+    given: frozenset[str] = frozenset()
+    build_identity: str = ""
+
+
+def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
+    """Do what needs neither another worker nor the user's code: find the task, settle the config.
+
+    Args:
+        layers: config values, weakest source first, without the task's defaults.
+        task_class: the task's class if the caller has it; found by its name otherwise.
+    """
+    is_torchrun = _join_launch()  # first: the task's code may ask for the rank when it is loaded
+    task_class, config = settle(layers, task_class)
+    if is_torchrun and config.framework != "torch":
+        remedy = f"Run: horovodrun -np {os.environ['WORLD_SIZE']} python -m hvdtrain ..."
+        raise UsageError("torchrun starts workers of PyTorch alone", remedy, everywhere=True)
+    notes = _notes_on_task(layers)
+    build = identity = ""
+    if FRAMEWORKS[config.framework].horovod:
+        found = require_horovod(config.framework)
+        build, identity = found.describe(), found.identify()
+        notes += tuple(filter(None, [check_patches(found, elastic=is_elastic())]))
+    check_host()
+    settings = environment.prepare(stall_timeout=config.stall_timeout)
+    return JobSpec(config, task_class, build, settings, notes, given_fields(layers, config), identity)
+
+
+def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
+    """Return the task's class and the config. It changes no environment variables and needs no Horovod.
+
+    Args:
+        layers: config values, weakest source first, without the task's defaults.
+        task_class: the task's class if the caller has it; found by its name otherwise.
+    """
+    merged = _merged(layers)
+    spec = _task_of(merged)
+    seed_generators(merged.get("seed", Config.model_fields["seed"].default), "import")
+    task_class = task_class or load_task_class(spec)
+    defaults = getattr(task_class, "defaults", {})
+    if not isinstance(defaults, Mapping):
+        raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
+    config = resolve(
+        [Layer(f"defaults of task {spec}", defaults), *layers], constructor_parameters(task_class)
+    )
+    check(Job(config), everywhere=False)
+    check_installed(config.track)
+    return task_class, config
+
+
+def _merged(layers: Iterable[Layer]) -> dict[str, Any]:
+    return {name: value for layer in layers for name, value in layer.values.items()}
+
+
+def _task_of(merged: Mapping[str, Any]) -> str:
+    """Return the task's name or path.
+
+    Raises:
+        ConfigError: If it is no text.
+    """
+    task = merged.get("task") or Config.model_fields["task"].default
+    if not isinstance(task, str):
+        raise ConfigError(f"task: should be a name or a path with a class, found {task!r}")
+    return task
+
+
+def _notes_on_task(layers: Sequence[Layer]) -> tuple[str, ...]:
+    """Return a note if the user may have forgotten the task: a config file, or task_options, without it."""
+    merged = _merged(layers)
+    configured = any(layer.values for layer in layers if layer.source not in COMMAND_LINE)
+    if merged.get("task") or not (configured or merged.get("task_options")):
+        return ()
+    return (f"no task is given: training the built-in task {Config.model_fields['task'].default}",)
+
+
+def _join_launch() -> bool:
+    """Let Horovod see the workers of torchrun, and refuse to start with workers that it will not see.
+
+    What MPI sees is known only when it has started: ``HorovodWorkers`` checks it.
+
+    Returns:
+        Whether torchrun started several workers.
+
+    Raises:
+        EnvironmentFault: If the other workers of this launch cannot be seen.
+    """
+    launch, build = stated_launch(), installed_build()
+    if launch is None or launch.launcher == HOROVODRUN or build is None:
+        return False
+    controller = os.environ.get("HOROVOD_CONTROLLER", "").lower()
+    by_default = "gloo" if launched_rank() is None else "mpi"  # as environment.prepare chooses
+    without_mpi = build.patches and not build.mpi
+    if launch.launcher == TORCHRUN and launch.size > 1:
+        join_torchrun()
+        return True
+    if without_mpi or (controller or by_default) == "gloo":
+        check_launch_is_seen(launch, size=1, rank=0, build=build.mpi or "")
+    return False
+
+
+def given_fields(layers: Iterable[Layer], config: Config) -> frozenset[str]:
+    """Return the fields that a user set.
+
+    A config file may be that of another run, which lists all fields: those with the value of their default
+    do not count.
+
+    Args:
+        layers: the user's sources, without the task's defaults.
+        config: the resolved config.
+    """
+    return frozenset(
+        name
+        for layer in layers
+        for name, value in layer.values.items()
+        if value is not None
+        and not (layer.is_file and getattr(config, name) == Config.model_fields[name].default)
+    )
 
 
 @contextmanager

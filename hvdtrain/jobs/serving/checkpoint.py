@@ -25,9 +25,8 @@ from hvdtrain.jobs.opening.data_identity import (
     words_for,
 )
 from hvdtrain.jobs.opening.data_sets import align_columns
-from hvdtrain.jobs.opening.prepare import JobSpec, prepare
 from hvdtrain.jobs.opening.setup import build, new_task, open_data, open_task_data
-from hvdtrain.jobs.opening.start import check_alone, started
+from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.serving.outputs import Place, local_file
 from hvdtrain.jobs.signals import interruptible

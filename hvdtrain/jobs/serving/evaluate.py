@@ -26,9 +26,8 @@ from hvdtrain.jobs.opening.data_identity import NO_DATA, JobData, compare_with_c
 from hvdtrain.jobs.opening.data_sets import known_size
 from hvdtrain.jobs.opening.dry_run import check_alone
 from hvdtrain.jobs.opening.limits import check_eval_batch
-from hvdtrain.jobs.opening.prepare import JobSpec, prepare
 from hvdtrain.jobs.opening.setup import build_together
-from hvdtrain.jobs.opening.start import handshake, started
+from hvdtrain.jobs.opening.start import JobSpec, handshake, prepare, started
 from hvdtrain.jobs.run_directory.folder import run_dir_of
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint, open_checkpoint_data
 from hvdtrain.jobs.serving.outputs import Place, place_in, place_of

@@ -25,9 +25,8 @@ from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.checkpoint_config import changed_outputs, load_weights, read_weights
-from hvdtrain.jobs.opening.prepare import JobSpec, prepare
 from hvdtrain.jobs.opening.setup import build, new_task, open_data
-from hvdtrain.jobs.opening.start import check_alone, started
+from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
 from hvdtrain.jobs.serving.outputs import (
     Place,
     check_not_there,

@@ -16,9 +16,8 @@ from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening import checkpoint_config
-from hvdtrain.jobs.opening.prepare import prepare
 from hvdtrain.jobs.opening.setup import build, new_task
-from hvdtrain.jobs.opening.start import check_alone, started
+from hvdtrain.jobs.opening.start import check_alone, prepare, started
 from hvdtrain.jobs.serving.checkpoint import Imported, chosen_checkpoint, import_file
 from hvdtrain.jobs.serving.evaluate import checkpoint_path, given_layer, given_path, load_verified, print_note
 from hvdtrain.jobs.serving.export import Export, export_checkpoint

@@ -22,9 +22,8 @@ from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.data_identity import words_for
 from hvdtrain.jobs.opening.data_sets import streams_of
 from hvdtrain.jobs.opening.limits import check_eval_batch
-from hvdtrain.jobs.opening.prepare import JobSpec, prepare
 from hvdtrain.jobs.opening.setup import build_together
-from hvdtrain.jobs.opening.start import handshake, started
+from hvdtrain.jobs.opening.start import JobSpec, handshake, prepare, started
 from hvdtrain.jobs.serving.checkpoint import open_checkpoint_data
 from hvdtrain.jobs.serving.evaluate import evaluation_session, load_verified
 from hvdtrain.jobs.serving.outputs import Place, check_not_there, put_into_place, written_beside

@@ -16,9 +16,8 @@ from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.prepare import JobSpec, prepare
 from hvdtrain.jobs.opening.setup import TaskData, open_together
-from hvdtrain.jobs.opening.start import started
+from hvdtrain.jobs.opening.start import JobSpec, prepare, started
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.bench.measure import check_rounds, measure_steps

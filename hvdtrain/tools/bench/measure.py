@@ -10,8 +10,8 @@ from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import UsageError
 from hvdtrain.jobs.entering import new_session
-from hvdtrain.jobs.opening.prepare import JobSpec
 from hvdtrain.jobs.opening.setup import TaskData, build
+from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.session import Session
 from hvdtrain.tools.blocks import (

@@ -11,9 +11,8 @@ from hvdtrain.config import Layer
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.limits import with_learning_rate
-from hvdtrain.jobs.opening.prepare import JobSpec, prepare
 from hvdtrain.jobs.opening.setup import open_together
-from hvdtrain.jobs.opening.start import started
+from hvdtrain.jobs.opening.start import JobSpec, prepare, started
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.tools.parity.findings import MISSING_BIAS, Finding, different_beginnings, different_values
 from hvdtrain.tools.parity.observation import Observation

@@ -14,8 +14,7 @@ from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import check_is_not_launched
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
-from hvdtrain.jobs.opening.prepare import settle
-from hvdtrain.jobs.opening.start import check_may_be_elastic
+from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.tools.launch import (
     check_slots,

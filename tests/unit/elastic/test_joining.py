@@ -12,8 +12,7 @@ from hvdtrain.elastic.watch.liveness import Told, Watching
 from hvdtrain.errors import DataError, UsageError
 from hvdtrain.jobs.elastic.job import join_elastic_job
 from hvdtrain.jobs.opening import start
-from hvdtrain.jobs.opening.prepare import JobSpec
-from hvdtrain.jobs.opening.start import started
+from hvdtrain.jobs.opening.start import JobSpec, started
 from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.workers.world import MemberInfo
 from tests.support.elastic_driver import ScriptedDriver, world
