@@ -10,6 +10,7 @@ from hvdtrain.backends.objective.stateful_metrics import Part
 from hvdtrain.config import Layer
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.jobs.opening.setup import open_together
+from hvdtrain.jobs.opening.start import prepare
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Services, Session
 from hvdtrain.step_end import evaluate
