@@ -32,8 +32,7 @@ def load_backend(config: Config, membership: Membership | None = None, ranks: Se
         require_triton_before_tensorflow()
     try:
         with ACTIVITY.during(f"importing {framework.title}"), quick_imports(framework.postponed):
-            is_other = config.stages > 1 and framework.flag == "torch"
-            module = import_module(framework.staged_module if is_other else framework.module)
+            module = import_module(framework.module)
     except ImportError as error:
         raise HorovodBuildError(
             f"{framework.title} or Horovod's extension for it cannot be loaded: {error}",

@@ -7,133 +7,20 @@ from hashlib import blake2b
 from typing import Any
 
 from hvdtrain.backends.base import Backend, PendingMetrics, trained_parameters
-from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.objective.metric_states import Collectives
-from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.records import PortableState, Shapes, StatePart
-from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.reduction.local_steps import OuterOptimizer, check_averaged
-from hvdtrain.backends.replica_state import ReplicaState, Talking
-from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums, PendingVector
+from hvdtrain.backends.replica_state import ReplicaState
+from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums
 from hvdtrain.backends.trained_set import Change, describe_change, refused_change
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import ReplicaDriftError
-from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.agreement import Workers
 
 _RANKS_NAMED = 8
 
 
 class CommonBackend:
-    """A backend's methods that need nothing of the framework. ``build`` makes the parts.
-
-    Attributes:
-        collectives: the class of what moves objects and metrics through the framework's binding of Horovod.
-        local_steps: the class of what averages the workers after local steps.
-        state_tensors: the class of what reads and writes the state that no optimizer updates.
-    """
-
-    collectives: type[Collectives]
-    local_steps: Any
-    state_tensors: Any
-    workers: Workers
-    model: Any
-    replica_state: ReplicaState
-    weight_shapes: Shapes
-    _clock: Any
-    _ema: Any
-    _evaluation: EvaluationMetrics
-    _local: Any
-    _optimizers: Any
-    _reducer: GradientReducer
-    _state: Any
-    _trained_set: Any
-    _update: Any
-
-    def synchronize(self) -> PendingMetrics:
-        """Collective. Make the workers equal after local steps; return the sums of all of them."""
-        assert self._local is not None  # the loop calls it in a job with local steps
-        with peer_errors():
-            pending: PendingMetrics = self._local.synchronize()
-        return pending
-
-    def _evaluated(self, names: Any, vector: Any, weight: float, weighted: Any) -> PendingVector:
-        """Collective. Return the metrics of an evaluation, from what it adds up to over all workers."""
-        options = {"computed": self._computed(), "order": self._evaluation.order}
-        pending: PendingVector = self.local_steps.pending(names, vector, weight, weighted=weighted, **options)
-        return pending
-
-    def _computed(self) -> dict[str, float]:
-        """Collective. Return the metrics of the whole of an evaluation."""
-        return self._evaluation.computed(self.workers, self.collectives())
-
-    def _make_local_steps(self, tensors: Any, own_optimizer: str, config: Config) -> Any:
-        """Return what averages the workers after local steps; None if each step sums their gradients."""
-        if config.sync_every is None:
-            return None
-        optimizer = self._optimizers[MAIN]
-        if own_optimizer:
-            check_averaged(optimizer, self.local_steps.averaged, own_optimizer, config)
-        outer, loss_scale = OuterOptimizer.of(config), self._update.loss_scale
-        options = {"workers": self.workers, "loss_scale": loss_scale}
-        return self.local_steps(tensors, optimizer, self._ema, outer, **options)
-
-    def restart_clock(self) -> None:
-        """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
-        self._clock.restart()
-
-    def trained_change(self) -> Change:
-        """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
-        change: Change = self._trained_set.change()
-        return change
-
-    def parameter_checksums(self) -> list[tuple[str, int]]:
-        """Return name and checksum of each tensor that ought to be equal on all workers, in a fixed order."""
-        fields = self._state.model.trainable_fields()
-        trained = [(field.name, zlib.crc32(field.read().data)) for field in fields]
-        return [*trained, *self.replica_state.checksums()]
-
-    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
-        """Collective. Load rank 0's portable state, or a part of it, into every worker."""
-        given = state or {}
-        if part is StatePart.ALL:
-            run_on_rank_zero(self.workers, lambda: self._load(given))
-        else:
-            run_on_rank_zero(self.workers, lambda: self._load_weights(given, part is StatePart.SOME_WEIGHTS))
-        self.broadcast_state(0)
-        if part is StatePart.ALL:
-            self._state.distribute(state)
-
-    def broadcast_state(self, root: int) -> None:
-        """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
-        raise NotImplementedError
-
-    def _load(self, state: PortableState) -> None:
-        """Load portable state into this worker's model and optimizer, and what compression keeps. Local."""
-        raise NotImplementedError
-
-    def _load_weights(self, weights: PortableState, is_part: bool) -> None:
-        """Load the model's part of a portable state. Local."""
-        raise NotImplementedError
-
-    def _kept_by_compression(self) -> PortableState:
-        """Collective. Return what the reducer keeps from step to step."""
-        with peer_errors():
-            return self._reducer.state()
-
-    def _make_replica_state(self, task: Any) -> None:
-        """Make what keeps the workers' copies of state that no optimizer updates alike."""
-        self._follow_state(task, self.workers, self.collectives())
-
-    def _follow_state(self, task: Any, replicas: Talking, collectives: Collectives) -> None:
-        self._replicas = replicas
-        self._state_tensors = self.state_tensors(self.model, self._state.model)
-        is_whole = replicas is self.workers
-        self.replica_state = ReplicaState(task, replicas, collectives, self._state_tensors, is_whole)
-
-
-class ComposedBackend:
     """A backend's methods that need nothing of the framework, over the step that ``build`` has chosen.
 
     Attributes:
@@ -162,6 +49,7 @@ class ComposedBackend:
 
         A step that fails leaves everything as it was, in a job that continues without a worker.
         """
+        self.step.begin(batch)
         try:
             if self.workers.is_elastic:
                 self._moving.keep()

@@ -22,7 +22,7 @@ STEPS: dict[str, Callable[[Any, Config], bool]] = {
 }
 
 
-def choose_step(task: Any, config: Config) -> Callable[[Any, Config, Workers], Any]:
+def choose_step(task: Any, config: Config) -> Callable[..., Any]:
     """Return the class of a job's step, a ``Step``.
 
     Args:
@@ -32,7 +32,7 @@ def choose_step(task: Any, config: Config) -> Callable[[Any, Config, Workers], A
     name = next(name for name, holds in STEPS.items() if holds(task, config))
     folder = FRAMEWORKS[config.framework].module.removesuffix(".backend")
     module = import_module(f"{folder}.steps.{name}")
-    found: Callable[[Any, Config, Workers], Any] = getattr(module, name.title().replace("_", ""))
+    found: Callable[..., Any] = getattr(module, name.title().replace("_", ""))
     return found
 
 
@@ -89,6 +89,10 @@ class Step(Protocol):
         """Collective. Copy the root's state to every worker that has the same."""
         ...
 
+    def begin(self, batch: Any) -> None:
+        """Seed what a training step draws, and put the model into training. Local: no collective."""
+        ...
+
     def train(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Collective, but with local steps. Do a step; if it fails, ``forget`` follows."""
         ...
@@ -127,6 +131,7 @@ class WholeModelStep:
 
     follows_trained = True
     collectives: Any
+    computation: Any
     workers: Workers
     parts: Any
     state: Any
@@ -160,6 +165,10 @@ class WholeModelStep:
             self.load_layers(state)
 
         run_on_rank_zero(self.workers, load)
+
+    def begin(self, batch: Any) -> None:
+        """Seed what a training step draws, and put the model into training. Local: no collective."""
+        self.computation.begin_step(batch.step)
 
     def load_layers(self, state: PortableState) -> None:
         """Let layers load what they save themselves, where the framework has such. Local: no collective."""

@@ -62,11 +62,6 @@ class Framework:
     postponed: tuple[str, ...] = ()
 
     @property
-    def staged_module(self) -> str:
-        """The module of the backend for split models."""
-        return f"{self.module.removesuffix('backend')}stages.backend"
-
-    @property
     def model_method(self) -> str:
         """The task's method that makes the model."""
         return f"{self.flag}_model"

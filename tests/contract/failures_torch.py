@@ -33,20 +33,20 @@ class Failures:
 
     def extra(self, backend):
         texts = {}
-        for name, optimizer in backend._optimizers.items():
+        for name, optimizer in backend.parts.optimizers.items():
             for place, group in enumerate(optimizer.param_groups):
                 texts |= {f"{name}/{place}/{key}": repr(v) for key, v in group.items() if key != "params"}
         # what an update sets before anything reads it is left out
         return {n: np.frombuffer(t.encode(), np.uint8) for n, t in texts.items() if not n.endswith("/lr")}
 
     def loss_scale(self, backend):
-        if backend._loss_scale is None:
+        if backend.parts.loss_scale is None:
             return {}
-        numbers = backend._loss_scale.to_broadcast().tolist()
+        numbers = backend.parts.loss_scale.to_broadcast().tolist()
         return dict(zip(("scale", "steps since change", "skipped"), numbers, strict=True))
 
     def set_loss_scale(self, backend, value):
-        backend._loss_scale.value = value
+        backend.parts.loss_scale.value = value
 
     def resize(self, backend, size):
         workers = backend.workers

@@ -317,7 +317,7 @@ def test_workers_that_skip_steps_of_fp16_go_on_with_one_scale(started):
     for step in range(2):
         started.train_step(batch(started, step, scale=1e4 if last and step == 0 else 1e-3), RATE).read()
     started.synchronize().read()
-    update = started.step.update if FRAMEWORK == "tf" else started._update
+    update = started.step.update
     scale, state = update.loss_scale, state_of(started)
     value = float(scale.value if FRAMEWORK == "torch" else scale.value.numpy())
     everyone = started.workers.allgather_object((value, int(state["optimizer/step"])))

@@ -110,17 +110,10 @@ def drawn(backend, step, factor=1.0):
     ]
 
 
-def reducer_of(backend):
-    return backend.parts.reducer if FRAMEWORK == "tf" else backend._reducer
-
-
 def finished(backend, parts):
     """Collective. Give what the reducer makes of this worker's portable gradients, as portable arrays."""
-    reducer = reducer_of(backend)
-    if FRAMEWORK == "tf":
-        backend.step.forget()
-    else:
-        backend._update.begin()
+    reducer = backend.parts.reducer
+    backend.step.forget()
     fields, own = fields_of(backend), parts[backend.workers.rank]
     if FRAMEWORK == "torch":
         import torch
@@ -197,7 +190,7 @@ def test_in_the_warmup_gradients_and_errors_travel_whole(started):
     parts = drawn(started, 0)
     first = finished(started, parts)
     left = {path: summed(parts)[path] - first[path] for path in KERNELS}
-    reducer_of(started).follow(True)
+    started.parts.reducer.follow(True)
     parts = drawn(started, 1)
     found, total = finished(started, parts), summed(parts)
     for path, value in total.items():
@@ -280,7 +273,7 @@ def test_accumulated_gradients_are_compressed_once_a_step(started):
 
 def local(backend):
     """Give what this worker goes on from."""
-    state = {one.name: one.tensor.numpy() for one in reducer_of(backend).kept()}
+    state = {one.name: one.tensor.numpy() for one in backend.parts.reducer.kept()}
     return {name: np.array(v) for name, v in {**state, **backend._state.snapshot().read()}.items()}
 
 

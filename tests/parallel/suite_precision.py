@@ -93,7 +93,7 @@ def scale_of(backend):
 
 
 def update_of(backend):
-    return backend.step.update if FRAMEWORK == "tf" else backend._update
+    return backend.step.update
 
 
 def batch(backend, x, y, step=0, accumulate=1):

@@ -229,7 +229,7 @@ def test_each_worker_keeps_its_part(started, shard):
 def kept_numbers(backend):
     """Return how many numbers this worker's optimizer keeps, and how many its moving average."""
     (optimizer,) = backend.optimizers
-    averages = (backend.parts.ema if FRAMEWORK == "tf" else backend._ema)._averages
+    averages = backend.parts.ema._averages
     if FRAMEWORK == "tf":
         slots = [variable for variables in optimizer.slots.values() for variable in variables]
         return [sum(int(np.prod(v.shape)) for v in group) for group in (slots, averages)]
@@ -257,8 +257,7 @@ def test_a_state_that_was_saved_is_loaded(started, shard):
 
 def skipped_by(backend):
     """Return how many steps a backend's loss scale has skipped."""
-    update = backend.step.update if FRAMEWORK == "tf" else backend._update
-    return int(update.loss_scale.skipped)
+    return int(backend.step.update.loss_scale.skipped)
 
 
 @SHARDED

@@ -13,14 +13,8 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {
-        "state/slots.py",  # Keras keeps everything in variables, made with it
-        *("dry_run.py", "reduction/local_steps.py", "stages/backend.py", "stages/update.py"),
-        "steps/own_step.py",
-    },
+    "torch": {"state/slots.py"},  # Keras keeps everything in variables, made with it
     "tensorflow": {
-        *("computation.py", "probes.py", "steps/parts.py", "steps/staged_update.py"),
-        *("steps/plain_step.py", "steps/custom_step.py", "steps/local_step.py", "steps/stage_step.py"),
         *("functions.py", "distributed_optimizer.py", "steps/formulas.py"),
         *("steps/step_number.py", "traced_workers.py"),  # a step that is traced
         "stages/functional_blocks.py",  # PyTorch's models are no graphs
@@ -40,16 +34,12 @@ OWN_NAMES = {
     },
     "tensorflow/reduction/broadcast.py": {"broadcast_variables"},
     "tensorflow/activations.py": {"Operation", "most_bytes"},  # PyTorch frees tensors as it trains
-    "tensorflow/steps/optimizers.py": {
-        "Adapting",
-        "make_optimizers",
-        "take_rates",
-    },  # Keras updates one variable after the other
+    "tensorflow/steps/optimizers.py": {"Adapting"},  # Keras updates one variable after the other
     # sparse tensors, and other shapes
     "torch/state/model_state.py": {"Entry", "strided_parts", "set_values"},
     # Keras's layers have no mode; PyTorch copies tensors late
     # Keras has operations that no seed of a step reaches, and tensors that nothing changes
-    "torch/dry_run.py": {
+    "torch/probes.py": {
         *("parts_in_evaluation", "describe_undone", "as_kept", "copied", "changed_in_place", "address_of"),
     },
     "tensorflow/probes.py": {"seed_operations", "draws_noted"},
@@ -139,16 +129,16 @@ PROTOCOLS = {
     "PendingState": ("state/model_state.py", "Snapshot"),
 }
 # what both frameworks share of them
-SHARED = {"PendingMetrics": ("step_metrics.py", "PendingVector")}
-BASES = {"torch": "CommonBackend", "tensorflow": "ComposedBackend"}
+SHARED = {
+    **dict.fromkeys(OF_BACKENDS, ("common.py", "CommonBackend")),
+    "PendingMetrics": ("step_metrics.py", "PendingVector"),
+}
 METHODS = [(protocol, name) for protocol in PROTOCOLS for name in methods(SEAM[protocol])]
 
 
 def own_method(framework: str, protocol: str, name: str) -> ast.FunctionDef:
     file, class_name = PROTOCOLS[protocol]
     shared_file, shared_class = SHARED.get(protocol, (f"{framework}/{file}", class_name))
-    if protocol in OF_BACKENDS:
-        shared_file, shared_class = "common.py", BASES[framework]
     shared = methods(definitions(shared_file)[shared_class])
     return (shared | methods(definitions(f"{framework}/{file}")[class_name]))[name]
 
@@ -163,7 +153,7 @@ def test_both_folders_have_the_same_files():
 def test_a_backend_has_the_methods_of_the_seam_in_its_order_and_no_others(framework):
     own, shared = (
         methods(definitions(file)[name])
-        for file, name in ((f"{framework}/backend.py", "Backend"), ("common.py", BASES[framework]))
+        for file, name in ((f"{framework}/backend.py", "Backend"), SHARED["Backend"])
     )
     protocols = [list(methods(SEAM[protocol])) for protocol in OF_BACKENDS]
     for expected in protocols:

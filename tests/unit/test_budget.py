@@ -18,7 +18,6 @@ LONG, SHORT, MANY = 400, 60, 25
 TO_SPLIT = {
     "hvdtrain/backends/base.py",
     "hvdtrain/backends/memory.py",
-    "hvdtrain/backends/torch/backend.py",
     "hvdtrain/backends/torch/state/model_state.py",
     "hvdtrain/backends/torch/steps/optimizer_state.py",
 }

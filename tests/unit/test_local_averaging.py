@@ -15,9 +15,9 @@ from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage as T
 from hvdtrain.backends.tensorflow.state.model_state import ModelState as TensorFlowModel
 from hvdtrain.backends.tensorflow.steps import local_step as tensorflow_steps
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState as TensorFlowState
-from hvdtrain.backends.torch.reduction import local_steps as torch_steps
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage as TorchAverage
 from hvdtrain.backends.torch.state.model_state import ModelState as TorchModel
+from hvdtrain.backends.torch.steps import local_step as torch_steps
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState as TorchState
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from support.fakes import one_worker
 
@@ -9,6 +10,7 @@ from hvdtrain.backends import optimizers as named_optimizers
 from hvdtrain.backends import own_step
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 
 BOTH = {"g": ["a", "b"], "d": ["c"]}
@@ -104,30 +106,27 @@ pytest.importorskip("horovod")
 class Side:
     """A model of two networks with an optimizer each, in one worker."""
 
-    def __init__(self, step, make=None, **values):
-        from hvdtrain.backends.own_step import StepPart
-        from hvdtrain.backends.portable.names import Renaming
-        from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
-        from hvdtrain.backends.torch.state.model_state import ModelState
-        from hvdtrain.backends.torch.steps import own_step as torch_step
+    def __init__(self, step, **values):
+        from support.torch_steps import backend_of
 
         torch.manual_seed(0)
-        self.model = torch.nn.ModuleDict({name: torch.nn.Linear(2, 1) for name in "gd"})
-        tensors = ModelState(self.model, Renaming(SimpleNamespace(), "torch"))
-        make = make or (lambda model: {n: torch.optim.SGD(model[n].parameters(), 0.1) for n in "gd"})
-        self.optimizers = torch_step.make_optimizers(
-            SimpleNamespace(torch_optimizers=make), self.model, tensors
+        task = SimpleNamespace(
+            torch_model=lambda: torch.nn.ModuleDict({name: torch.nn.Linear(2, 1) for name in "gd"}),
+            torch_loss=lambda model, batch: (losses_of(model, batch, "g"), {}),
+            torch_optimizers=lambda model: {n: torch.optim.SGD(model[n].parameters(), 0.1) for n in "gd"},
+            torch_step=step,
         )
-        own = own_step.own_step_of(SimpleNamespace(torch_step=step), config(**values))
-        ema = ExponentialMovingAverage(tensors, None)
-        self.step = torch_step.OwnStep(
-            own, self.optimizers, tensors.entries, config(**values), ema, workers=one_worker()
-        )
-        self.samples = StepPart(torch.ones(4), torch.full((4,), 0.25), 4.0, 0.5)
+        self.backend = backend_of(one_worker(), task, **values)
+        self.model, self.optimizers = self.backend.model, self.backend.parts.optimizers
+        arrays = {"x": np.arange(8, dtype=np.float32).reshape(1, 4, 2)}
+        self.host_batch = HostBatch(7, arrays, np.ones((1, 4), np.float32), 4.0, np.arange(4)[None])
+        (self.batch,) = self.backend.to_device([self.host_batch])
 
-    def run(self, dry=False):
-        samples = self.samples._replace(learning_rate=None) if dry else self.samples
-        return self.step.run(self.model, {"x": torch.arange(8.0).reshape(4, 2)}, 7, samples)
+    def run(self):
+        return self.backend.train_step(self.batch, 0.5).read()
+
+    def dry_run(self):
+        return self.backend.dry_run(self.host_batch, training=True)
 
     def values(self):
         return {name: value.clone() for name, value in self.model.state_dict().items()}
@@ -147,11 +146,11 @@ def good(model, batch, optimizers):
 def test_an_optimizer_moves_its_own_parameters_alone():
     side = Side(good)
     before = side.values()
-    side.run()
+    found = side.run()
     after = side.values()
     assert [name for name in before if not torch.equal(before[name], after[name])] == ["g.weight", "g.bias"]
-    assert side.step.not_applied() == ["d"]
-    assert side.step.unused() == []
+    assert "no step with the optimizer 'd'" in side.dry_run().note
+    assert found.unused_names == ()
     assert all(p.grad is None for p in side.model.parameters())
 
 
@@ -164,7 +163,7 @@ def test_a_dry_run_updates_nothing_and_has_the_rates_as_built():
 
     side = Side(step)
     before = side.values()
-    side.run(dry=True)
+    assert side.dry_run().error is None
     assert all(torch.equal(value, before[name]) for name, value in side.values().items())
     side.run()
     assert rates == [0.1, 0.5]
@@ -199,7 +198,7 @@ def test_gradients_do_not_share_memory_with_weights_or_with_one_another():
 
     side = Side(step)
     side.run()
-    assert side.samples.gradient_weights.tolist() == [0.25] * 4
+    assert side.batch.gradient_weights[0].tolist() == [0.25] * 4
 
 
 def test_a_second_derivative_can_be_a_part_of_the_losses():
@@ -266,7 +265,7 @@ def test_an_optimizer_is_of_use_within_the_step_alone():
 def test_parts_of_one_saved_array_belong_to_one_optimizer():
     from hvdtrain.backends.portable.names import Renaming
     from hvdtrain.backends.torch.state.model_state import ModelState
-    from hvdtrain.backends.torch.steps.own_step import make_optimizers
+    from hvdtrain.backends.torch.steps.optimizers import make_optimizers
 
     lstm = torch.nn.LSTM(2, 3)
     owners = {"one": [lstm.bias_ih_l0], "rest": [lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_hh_l0]}

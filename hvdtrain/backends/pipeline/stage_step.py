@@ -112,6 +112,10 @@ class StageStepBase:
         else:
             self.state.scatter_weights(state, part is StatePart.SOME_WEIGHTS)
 
+    def begin(self, batch: Any) -> None:
+        """Seed what a training step draws, and put the model into training. Local: no collective."""
+        self.computation.begin_step(batch.step)
+
     def forget(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
         self.update.begin()

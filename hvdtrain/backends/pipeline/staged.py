@@ -1,22 +1,14 @@
 """What the backends of both frameworks share of a worker that has a stage of a split model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, NoReturn, cast
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from hvdtrain.backends.base import PendingState
-from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup
-from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Pipeline, check_enough, cut, given_cuts
-from hvdtrain.backends.pipeline.state import StateOfStage
-from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
+from hvdtrain.backends.pipeline.groups import Layout
+from hvdtrain.backends.pipeline.pipeline import check_enough, cut, given_cuts
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.config import Config
-from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import ExchangeError, HvdtrainError, TaskError
-from hvdtrain.workers import wire
+from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 from hvdtrain.workers.user_errors import where_raised
 
@@ -85,150 +77,6 @@ class Blocks:
         """
         ends = [*firsts[1:], len(self.blocks)]
         return [self.blocks[first:end] for first, end in zip(firsts, ends, strict=True)]
-
-
-class Staged:
-    """The part of a backend that is the same in both frameworks; it stands before the framework's backend.
-
-    What a worker does not have, such as the loss in the first stages, the others tell it.
-
-    Attributes:
-        layout: the place of this worker, after ``build``.
-    """
-
-    collectives: Any
-    workers: Workers
-    layout: Layout
-    _follow_state: Callable[..., None]
-    _evaluation: EvaluationMetrics
-    _names: tuple[str, ...]
-    _weighted: tuple[str, ...]
-    _state: Any
-    _groups: StageGroups
-    _batch_norms: int
-    _stages: list[str]
-    _firsts: list[int]
-    _stage_shapes: list[dict[str, tuple[int, ...]]]
-    _owners: dict[str, list[int]]
-    _accumulate: int
-    weight_shapes: Shapes
-
-    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
-        """Collective. Compute the first micro-batch without changing state.
-
-        The first replica's other workers are told what its last stage has found. What it took of memory is
-        that of the worker's own stage, with what messages take while several micro-batches are under way.
-        """
-        found: DryRun = super().dry_run(batch, training)  # type: ignore[misc]
-        if found.error is not None:
-            return found
-        if training:
-            found = replace(found, note="; ".join(filter(None, [found.note, *self._notes])))
-        if (memory := found.memory) is not None:
-            kept = self._pipeline.kept_bytes(self._accumulate)
-            found = replace(found, memory=replace(memory, activations=memory.activations + kept))
-        last = self.layout.stages - 1
-        told = self.workers.broadcast_object(_told_of(found) if self.layout.rank == last else None, last)
-        if self.layout.is_last:
-            return found
-        # what a stage before the last returns are no outputs of the model
-        outputs, values, last_activation = (None, {}, "") if self.layout.replica else told
-        return replace(found, outputs=outputs, values=values, last_activation=last_activation)
-
-    def gather_state(self, spool: Path | None = None) -> PendingState | None:
-        """Collective. Gather the state of all stages on rank 0."""
-        state: StateOfStage = self._state
-        return state.gather({}, spool, is_root=self.workers.rank == 0)
-
-    def scatter_state(self, state: PortableState | None, part: StatePart = StatePart.ALL) -> None:
-        """Collective. Load this worker's part of rank 0's portable state, or of a part of that."""
-        own: StateOfStage = self._state
-        if part is StatePart.ALL:
-            own.scatter(state or {})
-        else:
-            own.scatter_weights(state, part is StatePart.SOME_WEIGHTS)
-        self.broadcast_state(0)
-
-    def broadcast_state(self, root: int) -> None:
-        """Collective. Copy the parameters, buffers and optimizer state of the first replica to the others."""
-        raise NotImplementedError
-
-    def export(self, *_: object) -> NoReturn:
-        """Refuse: no worker has the whole model."""
-        raise TaskError("a split model is not exported", "Export its checkpoint without stages.")
-
-    def _enter(self, task: Any, config: Config) -> None:
-        """Take this worker's place. Local: no collective."""
-        self.layout = Layout.of(self.workers, config.stages)
-        self._pipeline = Pipeline(self.layout, Messenger())
-        self._accumulate = config.accumulate
-        self._notes: list[str] = []  # on what is not as on one worker
-        # in training or not: the names of the sums and of those with weights, which the last stage finds
-        self._forms: dict[bool, Form] = {}
-
-    def _told(self, info: ModelInfo) -> ModelInfo:
-        """Collective. Return what is known of this worker's stage with what is known of the whole model."""
-        of_ranks = self.workers.allgather_object(dict(self.weight_shapes))
-        self.weight_shapes = {name: tuple(shape) for shapes in of_ranks for name, shape in shapes.items()}
-        return replace(
-            info,
-            batch_norm_layers=self._batch_norms,
-            stages=tuple(self._stages),
-            stage_shapes=tuple(self._stage_shapes),
-            stage_cuts=tuple(self._firsts[1:]),
-        )
-
-    def _make_replica_state(self, task: Any) -> None:
-        """Make what keeps the copies of this stage's state alike, among the replicas."""
-        collectives = self.collectives(self._groups.own)
-        self._follow_state(task, TalkingGroup(self._groups.own, collectives), collectives)
-
-    def _computed(self) -> dict[str, float]:
-        """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts."""
-        if not self._evaluation:
-            return {}
-        found: dict[str, float] = {}
-        if self.layout.is_last:
-            collectives = self.collectives(self._groups.own)
-            group = TalkingGroup(self._groups.own, collectives)
-            found = self._evaluation.computed(cast(Workers, group), collectives)
-        told: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
-        return told
-
-    def _learn_form(self, batch: object, training: bool) -> None:
-        """Do nothing: the passes of a stage are always given batches without padding."""
-
-    def _own_form(self, training: bool) -> Form:
-        """Return the names of the sums that the last step or evaluation had, if this is the last stage."""
-        return self._names, self._weighted
-
-    def _agreed_form(self, training: bool) -> Form:
-        """Collective, the first time. Return the names of the sums, which the last stage knows.
-
-        Raises:
-            TaskError: If the last stage has others than before.
-        """
-        own = self._own_form(training)
-        if training not in self._forms:
-            self._forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
-        found = self._forms[training]
-        if self.layout.is_last and own != found:
-            raise TaskError(
-                f"the task's metrics change from step to step: {', '.join(own[0])}, and before "
-                f"{', '.join(found[0])}",
-                "With stages, give the same metrics for every batch.",
-            )
-        return found
-
-
-def _told_of(found: DryRun) -> tuple[Any, dict[str, Any], str]:
-    """Return what other workers are told of a dry run; without outputs that cannot travel."""
-    outputs = found.outputs
-    try:
-        wire.encode(outputs)
-    except ExchangeError:
-        outputs = None
-    return outputs, dict(found.values), found.last_activation
 
 
 def several_calls() -> TaskError:

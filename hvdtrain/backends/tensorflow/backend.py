@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.base import Backend, ModelFiles, PendingState
 from hvdtrain.backends.choice import Choice
-from hvdtrain.backends.common import ComposedBackend
+from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.records import (
     BackendInfo,
     DeviceMemory,
@@ -77,7 +77,7 @@ def start(
     return TensorFlowBackend(workers, use_device(config, workers))
 
 
-class TensorFlowBackend(ComposedBackend):
+class TensorFlowBackend(CommonBackend):
     """The TensorFlow backend of one worker.
 
     Args:

@@ -137,6 +137,9 @@ class Computation:
         self.wrap.float_bits = float_bits_of(self.model)
         return tensors
 
+    def begin_step(self, step: int) -> None:
+        """Do nothing: a step is given its seeds when it is called, and layers have no mode."""
+
     def seeds(self, step: int, *place: int) -> Tensor:
         """Return the states of the model's seed generators for one step, (generators, 2).
 

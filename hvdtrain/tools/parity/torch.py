@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.torch.dry_run import as_array, state_kept
 from hvdtrain.backends.torch.objective.losses import NAMED
 from hvdtrain.backends.torch.precision import autocast
+from hvdtrain.backends.torch.probes import as_array, state_kept
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.config import Config
 from hvdtrain.tools.parity.findings import CLASS

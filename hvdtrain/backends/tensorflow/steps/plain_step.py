@@ -56,6 +56,7 @@ class PlainStep(WholeModelStep):
     """
 
     collectives = HorovodCollectives
+    computation: Computation
     shapes: dict[str, tuple[int, ...]]
     parts: Parts
     state: TrainingState

@@ -27,7 +27,7 @@ from hvdtrain.backends.pipeline.staged import (
     no_call,
     raise_call,
 )
-from hvdtrain.backends.torch.dry_run import state_kept
+from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.errors import TaskError
 from hvdtrain.models.block import called_in_order, parts_of

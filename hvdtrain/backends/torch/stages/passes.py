@@ -12,8 +12,9 @@ import torch
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.pipeline.staged import several_calls
-from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.backends.torch.batches import TorchBatch
+from hvdtrain.backends.torch.computation import Computation
+from hvdtrain.backends.torch.objective.losses import Values
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.stages.model import (
     Called,
@@ -24,13 +25,11 @@ from hvdtrain.backends.torch.stages.model import (
     from_message,
     to_message,
 )
-from hvdtrain.backends.torch.stages.update import StagedUpdate
 from hvdtrain.data.order import mix
 from hvdtrain.workers.seeding import (
     host_generators,
     random_state_kept,
     restore_host_generators,
-    seed_host_step,
 )
 
 # a buffer that a forward pass has moved: the mapping that has it, its name and its values before
@@ -52,17 +51,6 @@ class _Kept:
     generators: tuple[Any, Any]
 
 
-class StageBackend(TorchBackend):
-    """What the passes of a stage use of its backend.
-
-    Attributes:
-        layout: the place of this worker, after ``build``.
-    """
-
-    layout: Layout
-    _update: StagedUpdate
-
-
 class StagePasses:
     """What a worker computes of the micro-batches of a step.
 
@@ -71,10 +59,10 @@ class StagePasses:
     norm, and with the same random numbers. Buffers move once, in the forward pass.
 
     Args:
-        backend: the backend of the stage.
+        computation: what steps compute; its model has the blocks of this worker's stage.
+        layout: the place of this worker.
         whole: the model that the stage is of.
-        loss_may_draw: whether the loss is the task's own, which may draw random numbers before it calls the
-            model.
+        update: the update of the stage.
 
     Attributes:
         place: the micro-batch that ``evaluate`` computes next.
@@ -82,10 +70,11 @@ class StagePasses:
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
-    def __init__(self, backend: StageBackend, whole: torch.nn.Module, loss_may_draw: bool) -> None:
-        self._backend = backend
-        self._signature, self._whole = form_of(whole), whole
-        self._loss_may_draw = loss_may_draw
+    def __init__(self, computation: Computation, layout: Layout, whole: torch.nn.Module, update: Any) -> None:
+        self._computation, self._layout, self._update = computation, layout, update
+        self._form, self._whole = form_of(whole), whole
+        # a loss of the task's own may draw random numbers before it calls the model
+        self._loss_may_draw = not computation.is_one_call
         self._batch: TorchBatch | None = None
         self._kept: dict[int, _Kept] = {}
         self.place = 0
@@ -101,8 +90,9 @@ class StagePasses:
         """
         self._batch, self.place, self.sums, self.last_values = batch, 0, None, None
         self._kept.clear()
-        self._backend._enter_mode(training)
-        self._objective = self._backend._train_objective if training else self._backend._eval_objective
+        computation = self._computation
+        computation.enter_mode(training)
+        self._objective = computation.train_objective if training else computation.eval_objective
 
     def samples(self, place: int) -> int:
         """Return the number of samples that are computed of a micro-batch, which has no padding."""
@@ -114,7 +104,7 @@ class StagePasses:
         with torch.no_grad():
             before = [
                 (module._buffers, name, buffer, buffer.clone())
-                for module in self._backend.model.modules()
+                for module in self._computation.model.modules()
                 for name, buffer in module._buffers.items()
                 if buffer is not None
             ]
@@ -134,7 +124,7 @@ class StagePasses:
             arguments, named = self._call(place, kept.received)
             leaves = self._leaves(arguments)
             outputs = float_tensors(self._computed(place, (arguments, named)))
-        gradients = from_message(received, self._backend._device)
+        gradients = from_message(received, self._computation.device)
         pairs = [
             (output, gradient)
             for output, gradient in zip(outputs, gradients, strict=True)
@@ -145,7 +135,7 @@ class StagePasses:
             if pairs:
                 torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
 
-        self._backend._update.differentiate(run)
+        self._update.differentiate(run)
         return self._gradients_of(leaves)
 
     def compute_loss(self, place: int, received: Message | None) -> Message | None:
@@ -153,7 +143,7 @@ class StagePasses:
         arguments, _ = self._call(place, received)
         leaves = self._leaves(arguments)
         weights, gradient_weights = self._counted(place)[1:]
-        update = self._backend._update
+        update = self._update
         losses, own, rows = self._values(place, arguments)
         scaled = update.scale(gradient_weights)
         update.backward(losses, scaled if own is None else scaled * own)
@@ -164,7 +154,7 @@ class StagePasses:
         """Compute the outputs for a micro-batch; in the last stage, the metrics."""
         place, self.place = self.place, self.place + 1
         arguments, named = self._call(place, received)
-        if not self._backend.layout.is_last:
+        if not self._layout.is_last:
             return to_message(self._computed(place, (arguments, named)))
         self._add(self._values(place, arguments).rows, self._counted(place)[1])
         return None
@@ -172,34 +162,34 @@ class StagePasses:
     def _call(self, place: int, received: Message | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what the stage is called with."""
         if received is not None:
-            return (from_message(received, self._backend._device),), {}
+            return (from_message(received, self._computation.device),), {}
         with self._drawing_alike(place):
-            return call_of(self._objective, self._counted(place)[0], self._signature, self._whole)
+            return call_of(self._objective, self._counted(place)[0], self._form, self._whole)
 
     def _computed(self, place: int, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
         """Return the outputs of the stage."""
-        backend = self._backend
-        backend._batch_norm.weights = self._counted(place)[1]
+        computation = self._computation
+        computation.batch_norm.weights = self._counted(place)[1]
         self._seed(place)
-        with autocast(backend._precision, backend._device):
-            return backend.model(*copies(call[0]), **copies(call[1]))
+        with autocast(computation.precision, computation.device):
+            return computation.model(*copies(call[0]), **copies(call[1]))
 
-    def _values(self, place: int, arguments: tuple[Any, ...]) -> Any:
+    def _values(self, place: int, arguments: tuple[Any, ...]) -> Values:
         """Return losses and values of the samples of a micro-batch, in the last stage."""
-        backend, calls = self._backend, list[Any]()
+        computation, calls = self._computation, list[Any]()
         micro_batch, weights, _ = self._counted(place)
-        backend._batch_norm.weights = weights
+        computation.batch_norm.weights = weights
 
         def run(*_: Any, **__: Any) -> Any:
             calls.append(None)
             if len(calls) > 1:
                 raise several_calls()
             self._seed(place)
-            return backend.model(*copies(arguments))
+            return computation.model(*copies(arguments))
 
-        with self._drawing_alike(place), autocast(backend._precision, backend._device):
-            losses, metrics = self._objective(Called(run, self._signature, self._whole), micro_batch)
-        return backend._values({"loss": losses, **metrics}, len(weights))
+        with self._drawing_alike(place), autocast(computation.precision, computation.device):
+            losses, metrics = self._objective(Called(run, self._form, self._whole), micro_batch)
+        return computation.values({"loss": losses, **metrics}, len(weights))
 
     def _add(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
         self.last_values = rows, weights
@@ -212,16 +202,8 @@ class StagePasses:
 
     def _seed(self, place: int) -> None:
         """Seed what a micro-batch draws, so that its backward pass draws the same as its forward pass."""
-        backend = self._backend
         assert self._batch is not None
-        self._seed_torch(mix(backend._seed, self._batch.step, backend.workers.rank, place) >> 1)
-
-    def _seed_torch(self, seed: int) -> None:
-        device = self._backend._device
-        if device.type == "cuda":
-            torch.cuda.default_generators[device.index].manual_seed(seed)
-        torch.default_generator.manual_seed(seed)
-        seed_host_step(seed)
+        self._computation.seed_step(self._batch.step, place)
 
     @contextmanager
     def _drawing_alike(self, place: int) -> Iterator[None]:
@@ -232,24 +214,23 @@ class StagePasses:
         if not self._loss_may_draw:
             yield
             return
-        backend = self._backend
         assert self._batch is not None
-        first = backend.layout.ranks_of_replica()[0]
-        seed = mix(backend._seed, self._batch.step, first, place, 1) >> 1
+        first = self._layout.ranks_of_replica()[0]
+        seed = mix(self._computation.config.seed, self._batch.step, first, place, 1) >> 1
         with random_state_kept():
-            self._seed_torch(seed)
+            self._computation.seed(seed)
             random.seed(seed)
             np.random.seed(seed & 0xFFFFFFFF)
             yield
 
     def _leaves(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""
-        if self._backend.layout.is_first:
+        if self._layout.is_first:
             return []
         return [tensor.requires_grad_() for tensor in float_tensors(list(arguments))]
 
     def _gradients_of(self, leaves: Sequence[torch.Tensor]) -> Message | None:
-        return None if self._backend.layout.is_first else to_message([leaf.grad for leaf in leaves])
+        return None if self._layout.is_first else to_message([leaf.grad for leaf in leaves])
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from hvdtrain.backends.portable.training_state import CommonState
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
 from hvdtrain.backends.reduction.local_steps import has_outer
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer, broadcast_tensors
-from hvdtrain.backends.torch.reduction.local_steps import LocalSteps
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.layouts import SAME
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState, TorchSnapshot
@@ -77,7 +76,7 @@ class TrainingState(CommonState):
         model: ModelState,
         optimizers: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
         ema: ExponentialMovingAverage | None = None,
-        local: LocalSteps | None = None,
+        local: Any = None,
     ) -> None:
         self.model = model
         self.ema = ema or ExponentialMovingAverage(model, None)

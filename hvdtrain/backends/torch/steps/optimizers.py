@@ -7,9 +7,13 @@ import torch
 
 from hvdtrain.backends.optimizers import (
     ParameterOptions,
+    check_named_optimizers,
     check_own_optimizer,
+    check_owners,
     check_positive,
+    combined_rates,
     constructor_default,
+    in_one_array,
     in_one_tensor,
     scheduled,
 )
@@ -318,3 +322,49 @@ def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:
         if factors[-1] != 1.0 or "lr_scale" in group:
             group["lr_scale"] = factors[-1]
     return OwnRates(type(optimizer).__name__, base, is_default, tuple(factors))
+
+
+def make_optimizers(
+    task: Any, model: torch.nn.Module, tensors: ModelState
+) -> dict[str, torch.optim.Optimizer]:
+    """Make the optimizers of a task that names several.
+
+    Args:
+        task: the task, which has ``torch_optimizers``.
+        model: the model.
+        tensors: the model's tensors.
+
+    Raises:
+        TaskError: If it gives something else, or not exactly one of them trains each trainable parameter.
+    """
+    method = "torch_optimizers"
+    by_name = check_named_optimizers(task.torch_optimizers(model), torch.optim.Optimizer, method)
+    known = {id(entry.tensor) for entry in tensors.entries}
+    names = {id(entry.tensor): entry.path for entry in tensors.entries if entry.trainable}
+    owned: dict[str, list[str]] = {}
+    foreign: dict[str, int] = {}
+    owners: dict[int, str] = {}
+    for name, optimizer in by_name.items():
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        owned[name] = [names[id(p)] for p in parameters if id(p) in names]
+        foreign[name] = sum(id(p) not in known for p in parameters)
+        owners |= dict.fromkeys(map(id, parameters), name)
+    check_owners(method, list(names.values()), owned, foreign)
+    for field in tensors.trainable_fields():
+        if len({owners.get(id(tensor)) for tensor in field.tensors}) > 1:
+            raise in_one_array(field.name)
+    return by_name
+
+
+def take_rates(optimizers: Mapping[str, torch.optim.Optimizer]) -> OwnRates:
+    """Take the learning rates of a task's optimizers as their own; the largest of all is the base.
+
+    Raises:
+        TaskError: as ``take_own_rates``.
+    """
+    rates, relative = combined_rates({name: take_own_rates(one) for name, one in optimizers.items()})
+    for name, optimizer in optimizers.items():
+        if relative[name] != 1.0:
+            for group in optimizer.param_groups:
+                group["lr_scale"] = group.get("lr_scale", 1.0) * relative[name]
+    return rates

@@ -13,7 +13,6 @@ from hvdtrain.backends.portable.initial_values import PREFIX
 from hvdtrain.backends.portable.names import PRIVATE, check_unique
 from hvdtrain.backends.portable.training_state import CommonShardedState, ShardedSlot, Spool
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.torch.reduction.local_steps import LocalSteps
 from hvdtrain.backends.torch.reduction.sharded_parameters import (
     Bucket,
     OwnSegment,
@@ -231,7 +230,7 @@ def make_state(
     model: ModelState,
     optimizers: Mapping[str, torch.optim.Optimizer],
     ema: ExponentialMovingAverage,
-    local: LocalSteps | None,
+    local: Any,
     shards: ShardedParameters | None,
 ) -> TrainingState:
     """Return a job's state.

@@ -19,8 +19,8 @@ from hvdtrain.backends.own_step import (
 )
 from hvdtrain.backends.recording import CallsBase
 from hvdtrain.backends.reduction import GradientReducer, choose_reducer
-from hvdtrain.backends.torch.dry_run import as_kept
 from hvdtrain.backends.torch.objective.losses import check_values, weigh
+from hvdtrain.backends.torch.probes import as_kept
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.state.model_state import Entry, set_values
 from hvdtrain.backends.torch.state.slots import try_step

@@ -169,6 +169,29 @@ class Update:
             group["lr"] = learning_rate * group.get("lr_scale", 1.0)
         self._optimizer.step()
 
+    def apply(
+        self,
+        vector: torch.Tensor,
+        form: tuple[Sequence[str], Sequence[str]],
+        total_weight: float,
+        learning_rate: float,
+    ) -> torch.Tensor:
+        """Collective. Do the stages from ``reduce`` to ``update``; return the sum of the step's vector.
+
+        Args:
+            vector: the sums of the step, and what follows them.
+            form: the names of the sums, and of those with weights of their own.
+            total_weight: sum of the samples' weights, over those who sum gradients; nothing is updated if 0.
+            learning_rate: that of the step.
+        """
+        vector = self.reduce(vector)
+        if self.unscale_or_skip(vector) and total_weight:
+            names, weighted = form
+            self.normalize(vector[len(names)] if "loss" in weighted else None, total_weight)
+            self.clip()
+            self.update(learning_rate)
+        return vector
+
     def try_out(self) -> None:
         """Let an optimizer of the task take a step with the gradients of a dry run, which is undone.
 

@@ -1,18 +1,31 @@
-"""What a dry run needs in PyTorch; ``tensorflow/dry_run.py`` does the same for Keras."""
+"""What looks at a model without training it; ``tensorflow/probes.py`` does the same for Keras."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from hvdtrain.backends.objective.counting import sample_values
+from hvdtrain.backends.objective.gathering import GivenArrays
+from hvdtrain.backends.objective.gathering import find_comparing as find_comparing_values
+from hvdtrain.backends.records import DryRun, StepMemory
+from hvdtrain.backends.replica_state import Changes
+from hvdtrain.backends.torch.activations import ActivationMeter
+from hvdtrain.backends.torch.batches import TorchBatch
+from hvdtrain.backends.torch.computation import Computation
+from hvdtrain.backends.torch.objective.losses import as_arrays
 from hvdtrain.backends.torch.state.model_state import set_values
+from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import LOSS
+from hvdtrain.backends.workers import peer_errors
 from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import PeerLostError
 from hvdtrain.storage.text import some
 
 _NAMED = 3  # of modules, at most
@@ -158,3 +171,106 @@ def last_activation(model: nn.Module) -> str:
 def count_frozen(model: nn.Module) -> int:
     """Return the number of parameters that training does not change."""
     return sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad)
+
+
+def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> DryRun:
+    """Collective. Compute the first micro-batch without changing state.
+
+    Args:
+        step: the step of the job.
+        state_tensors: the state that no optimizer updates.
+        batch: a batch of training or evaluation data.
+        training: whether to compute it as training or as evaluation does.
+    """
+    computation: Computation = step.computation
+    model = computation.model
+    recorder, values, error, changes = Recorder(model), {}, None, Changes()
+    in_evaluation, undone = parts_in_evaluation(model), ""
+    meter: ActivationMeter | None = None
+    memory: StepMemory | None = None
+    changed: tuple[str, ...] = ()
+    try:
+        with peer_errors(), state_kept(model, computation.device):
+            wrapped = computation.wrap(copied(batch))
+            with (
+                recorder,
+                state_tensors.watched() as changes,
+                (meter := ActivationMeter(model, wrapped.tensors())),
+            ):
+                values = step.dry_run(wrapped, training)
+            undone = describe_undone(in_evaluation) if training else ""
+            changed = changed_in_place(batch, wrapped.micro_batches[0])
+        memory = meter.found() if training else None
+    except PeerLostError:
+        raise
+    except Exception as raised:
+        error = raised
+        if meter is not None:
+            memory = StepMemory(0, largest=meter.largest())
+    computation.forget_mode()  # the modes are as before, so that training begins with a call of train()
+    last, found = last_activation(model), (changes.crcs, changes.refusal, changed)
+    result = DryRun(recorder.outputs, values, last, error, undone, memory, *found, computation.weighted)
+    completed: DryRun = step.completed(result, training)
+    return completed
+
+
+def values_of_first(
+    computation: Computation,
+    batch: TorchBatch,
+    training: bool,
+    rows_of: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> dict[str, NDArray[Any]]:
+    """Return the loss and the metrics of a batch's first micro-batch, by name.
+
+    Args:
+        computation: what steps compute.
+        batch: the batch.
+        training: whether to compute it as training does.
+        rows_of: returns the rows of all values in training, of a micro-batch, its weights and gradient
+            weights.
+    """
+    computation.enter_mode(training)
+    micro_batch, weights, gradient_weights = next(computation.micro_batches(batch))
+    computation.batch_norm.weights = weights
+    computation.gathering.is_used = False
+    computation.names = ()  # so that shapes are checked
+    computation.seed_step(batch.step)
+    if training:
+        rows = rows_of(micro_batch, weights, gradient_weights)
+    else:
+        with torch.no_grad():
+            rows = computation.per_sample(micro_batch, weights).rows
+            evaluation = computation.evaluation
+            evaluation.try_out(evaluation.take(), batch.samples.rows(0, len(weights)))
+    return sample_values(computation.names, computation.weighted, rows.cpu().numpy(), weights.cpu().numpy())
+
+
+def find_comparing(computation: Computation, batch: HostBatch, training: bool) -> str:
+    """Collective. Return a sentence on how a value of a sample depends on other samples, or "".
+
+    It follows a dry run. The model is in evaluation, so that neither dropout nor batch norm is taken for
+    the loss. Of a loss that gathers nothing is said.
+    """
+    model, device = computation.model, computation.device
+    # whether a layer has the statistics of the batch in evaluation, too
+    is_unusual = any(layer.running_mean is None for layer in find_batch_norms(model).values())
+    if computation.gathering.is_used or is_unusual:
+        return ""
+    with peer_errors(), state_kept(model, device):
+        computation.enter_mode(training)
+        micro_batch, weights, _ = next(computation.micro_batches(computation.wrap(batch)))
+        for module in list(model.modules())[1:]:
+            module.training = False
+
+        def values_of(rows: NDArray[np.int64], seed: int) -> GivenArrays:
+            chosen = torch.from_numpy(rows).to(device)
+            parts = {name: tensor[chosen] for name, tensor in micro_batch.items()}
+            with state_kept(model, device), torch.set_grad_enabled(training):
+                computation.seed_step(seed)
+                given = computation.given(parts, weights[chosen])
+            return {name: as_arrays(value) for name, value in given.items()}
+
+        tolerance = 1e-4 if computation.precision == "fp32" else 3e-2
+        found = find_comparing_values(values_of, len(weights), tolerance)
+    computation.forget_mode()
+    return found

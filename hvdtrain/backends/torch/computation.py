@@ -1,0 +1,228 @@
+"""What every step computes of a batch: model, loss and metrics, seeds, modes and the sums of its samples."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils import _pytree as pytree
+
+from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
+from hvdtrain.backends.objective.objective import Objective, has_own_values, make_objective, mixed
+from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.reduction.local_steps import LoneWorker
+from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums
+from hvdtrain.backends.torch.activations import apply_activation_checkpointing
+from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
+from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS, HorovodCollectives
+from hvdtrain.backends.torch.objective.gathering import Gathering
+from hvdtrain.backends.torch.objective.losses import NAMED, Values, check_values, weigh
+from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
+from hvdtrain.backends.torch.program import predicted, to_numpy
+from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
+from hvdtrain.backends.torch.task_model import check_compiler, compiled, make_model
+from hvdtrain.backends.workers import peer_errors
+from hvdtrain.config import Config
+from hvdtrain.data.order import mix
+from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.seeding import seed_host_step
+
+
+class Computation:
+    """What the steps of a job compute of a batch on this worker.
+
+    Args:
+        task: the task.
+        config: the config.
+        workers: the job's workers.
+        device: where this worker computes.
+
+    Attributes:
+        task: the task.
+        config: the config.
+        device: where this worker computes.
+        near: the workers among whom a step sums its gradients.
+        wrap: copies batches to the device.
+        objective: what a prediction computes.
+        train_objective: what a step differentiates.
+        eval_objective: what an evaluation computes.
+        evaluation: the metrics of a whole evaluation.
+        is_own_loss: whether loss or metrics are the task's own functions, which are given no padding.
+        gathering: what lets a loss see the samples of all workers.
+        model: the model, or the blocks of this worker's stage.
+        new_model: makes the task's model anew.
+        batch_norm: synchronises batch norm.
+        precision: that of the model.
+        names: of the sums; shapes are checked when they change.
+        weighted: those of them with weights of their own.
+        is_training: whether the model was put into training last, and not into evaluation.
+    """
+
+    model: torch.nn.Module
+    batch_norm: BatchNormSync
+
+    def __init__(self, task: Any, config: Config, workers: Workers, device: torch.device) -> None:
+        self.task, self.config, self._workers, self.device = task, config, workers, device
+        self.names: tuple[str, ...] = ()
+        self.weighted: tuple[str, ...] = ()
+        is_local = config.sync_every is not None
+        self.near: Workers = LoneWorker(workers.host) if is_local else workers
+        self.wrap = BatchMaker(device, is_local)
+        self.objective: Objective = make_objective(task, "torch", NAMED)
+        self.serve, self.is_one_call = getattr(task, "torch_serve", None), not hasattr(task, "torch_loss")
+        mixing = partial(mixed, cast=torch.Tensor.to) if config.mixup or config.cutmix else None
+        self.train_objective = make_objective(task, "torch", NAMED, config.label_smoothing, mixed=mixing)
+        self.evaluation = EvaluationMetrics.of(task, FUNCTIONS)
+        watch = self._watch if self.evaluation else None
+        self.eval_objective = make_objective(task, "torch", NAMED, watch=watch)
+        self.is_own_loss = has_own_values(task, "torch")
+        self.gathering = Gathering(workers.most)
+        self.new_model, self.precision = task.torch_model, config.precision
+        self._has_batch_norm = False
+        # what the model's flag was when train() or eval() was called last; None before that
+        self.is_training, self._flag = False, cast(bool | None, None)
+        self._no_findings = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
+
+    def make_model(self) -> ModelState:
+        """Make the task's model on its device, changed as the config asks; return this worker's tensors."""
+        config = self.config
+        model = make_model(self.task).to(self.device)
+        self.batch_norm, self._has_batch_norm = BatchNormSync(self._workers), bool(find_batch_norms(model))
+        if config.sync_batch_norm:
+            self.batch_norm.take_over(model)
+        cast_outputs_to_fp32(model, config.precision)
+        if config.checkpoint_activations:
+            apply_activation_checkpointing(model)
+        if config.compile:
+            check_compiler(self.device, self._workers.host)
+            model = compiled(model)
+        self.model = model
+        tensors = ModelState(model, Renaming(self.task, "torch"))
+        self.wrap.float_bits = float_bits_of(model)
+        return tensors
+
+    def begin_step(self, step: int) -> None:
+        """Seed what a step draws, and put the model into training. Local: no collective."""
+        self.seed_step(step)
+        self.enter_mode(training=True)
+
+    def seed_step(self, step: int, *place: int) -> None:
+        """Seed what is drawn in a step, or in one of its micro-batches."""
+        self.seed(mix(self.config.seed, step, self._workers.rank, *place) >> 1)
+
+    def seed(self, seed: int) -> None:
+        """Seed the generators of PyTorch, numpy and Python."""
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index].manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
+        seed_host_step(seed)
+
+    def enter_mode(self, training: bool) -> None:
+        """Call ``train()`` or ``eval()`` of the model, unless it was the last of both that was called."""
+        if self.is_training is not training or self.model.training is not self._flag:
+            (self.model.train if training else self.model.eval)()
+            self.is_training, self._flag = training, self.model.training
+
+    def forget_mode(self) -> None:
+        """Let the next step call ``train()`` or ``eval()``: somebody else has changed the modes."""
+        self._flag = None
+
+    def numbers(self, unused: Sequence[str], signals: Sequence[float]) -> torch.Tensor:
+        """Return what stands after the sums in a vector that is reduced: findings and signals."""
+        if not unused and signals is NO_SIGNALS:
+            return self._no_findings
+        return self._no_findings.new_tensor((float(len(unused)), 0.0, *signals))
+
+    def micro_batches(
+        self, batch: TorchBatch
+    ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
+        """Yield micro-batches with weights and gradient weights; functions of the task are given no padding.
+
+        A micro-batch of which no sample counts stays as it is.
+        """
+        # batch norm trains with no single row, and other workers may have more: such a row is repeated
+        least = 2 if self.is_training and self._has_batch_norm else 1
+        for place in range(len(batch.weights)):
+            if self.is_own_loss:
+                yield batch.counted(place, least)
+            else:
+                yield batch.micro_batches[place], batch.weights[place], batch.gradient_weights[place]
+
+    def per_sample(self, micro_batch: dict[str, torch.Tensor], weights: torch.Tensor) -> Values:
+        """Collective if the objective gathers. Return losses and all values of a micro-batch's samples."""
+        return self.values(self.given(micro_batch, weights), len(weights))
+
+    def given(self, micro_batch: dict[str, torch.Tensor], weights: torch.Tensor) -> dict[str, Any]:
+        """Collective if the objective gathers. Return what it gives: the loss, the first, and the metrics."""
+        training = self.is_training
+        objective = self.train_objective if training else self.eval_objective
+        among = self.gathering.among(self.near if training else self._workers, weights)
+        with autocast(self.precision, self.device), among:
+            losses, metrics = objective(self.model, micro_batch)
+        return {"loss": losses, **metrics}
+
+    def values(self, given: dict[str, Any], samples: int) -> Values:
+        """Return the loss, the first, and the metrics of the samples of a micro-batch."""
+        weighted = tuple([name for name, value in given.items() if isinstance(value, Weighted)])
+        names = tuple(given)
+        if names != self.names or weighted != self.weighted:
+            check_values(given, samples)
+            self.names, self.weighted = names, weighted
+        if weighted:
+            return weigh(given, samples, self.wrap.float_type)
+        kind = self.wrap.float_type
+        detached = [value.detach().to(kind) for value in given.values()]
+        return Values(given["loss"].to(kind), None, torch.stack(detached))
+
+    def evaluate(self, batch: TorchBatch, partial: PartialSums | None) -> PartialSums:
+        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
+        self.enter_mode(training=False)
+        if partial is None:
+            self.evaluation.begin()
+        # and no inference mode, whose tensors neither a step nor Horovod can use later
+        with torch.no_grad(), peer_errors():
+            for place, (micro_batch, weights, _) in enumerate(self.micro_batches(batch)):
+                sums = torch.mv(self.per_sample(micro_batch, weights).rows, weights)
+                before = 0.0 if partial is None else partial.weight
+                sums = sums if partial is None else partial.values + sums
+                partial = PartialSums(self.names, self.weighted, sums, before + batch.total_weight)
+                if self.evaluation:
+                    self.evaluation.add(self.evaluation.take(), batch.samples.rows(place, len(weights)))
+        assert partial is not None  # a batch has at least one micro-batch
+        return partial
+
+    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> TorchPending:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        vector = torch.cat((partial.values, self.numbers([], signals)))
+        if self._workers.size > 1:
+            with peer_errors():
+                hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
+        computed = self.evaluation.computed(self._workers, HorovodCollectives())
+        return TorchPending(
+            partial.names,
+            vector,
+            partial.weight,
+            weighted=partial.weighted,
+            computed=computed,
+            order=self.evaluation.order,
+        )
+
+    def predict(self, batch: TorchBatch) -> dict[str, NDArray[Any]]:
+        """Return the model's outputs for one batch, by name. Local: no collective."""
+        self.enter_mode(training=False)
+        found: dict[str, list[NDArray[Any]]] = {}
+        with torch.no_grad(), autocast(self.precision, self.device), self.gathering.alone():
+            for micro_batch in batch.micro_batches:
+                outputs = predicted(self.model, self.objective, micro_batch, self.serve, self.is_one_call)
+                for name, tensor in outputs.items():
+                    found.setdefault(name, []).append(to_numpy(tensor.cpu()))
+        return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}
+
+    def _watch(self, outputs: Any, batch: Any) -> None:
+        """Keep outputs for the metrics, without the gradient that a model may compute in evaluation, too."""
+        self.evaluation.watch(pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, outputs), batch)
