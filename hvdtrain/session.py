@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hvdtrain
-from hvdtrain.backends.base import Backend, trained_parameters
+from hvdtrain.backends.base import Backend, TrainedParameters
 from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
@@ -235,7 +235,7 @@ class Session:
             versions=versions_with(self.backend),
             seconds=self.services.report.seconds(),
             data=self.data.fingerprints,
-            trained=trained_parameters(self.backend).trained_state(),
+            trained=self.backend.trained_state() if isinstance(self.backend, TrainedParameters) else None,
         )
 
 

@@ -352,48 +352,34 @@ class ModelFiles(Protocol):
         ...
 
 
+# each of the following raises UsageError for a backend that does not have it
 def probes(backend: Backend) -> Probes:
-    """Return what looks at a backend's model and steps.
-
-    Raises:
-        UsageError: If it has none.
-    """
+    """Return what looks at a backend's model and steps."""
     return cast(Probes, _having(backend, Probes, "a dry run and measurements"))
 
 
-def trained_parameters(backend: Backend) -> TrainedParameters:
-    """Return what lets a backend follow callbacks that freeze and thaw.
+def device_memory(backend: Backend) -> DeviceMemory | None:
+    """Return the memory of this worker's GPU; None on the CPU, or if a backend has no probes. Local."""
+    return backend.device_memory() if isinstance(backend, Probes) else None
 
-    Raises:
-        UsageError: If it has none.
-    """
+
+def trained_parameters(backend: Backend) -> TrainedParameters:
+    """Return what lets a backend follow callbacks that freeze and thaw."""
     return cast(TrainedParameters, _having(backend, TrainedParameters, "freezing during training"))
 
 
 def local_steps(backend: Backend) -> LocalSteps:
-    """Return what makes a backend's workers equal after local steps.
-
-    Raises:
-        UsageError: If it has none.
-    """
+    """Return what makes a backend's workers equal after local steps."""
     return cast(LocalSteps, _having(backend, LocalSteps, "local SGD"))
 
 
 def resizable(backend: Backend) -> Resizable:
-    """Return what lets a backend continue with other workers.
-
-    Raises:
-        UsageError: If it has none.
-    """
+    """Return what lets a backend continue with other workers."""
     return cast(Resizable, _having(backend, Resizable, "elastic jobs"))
 
 
 def model_files(backend: Backend) -> ModelFiles:
-    """Return what reads and writes a framework's own files of models.
-
-    Raises:
-        UsageError: If the backend has none.
-    """
+    """Return what reads and writes a framework's own files of models."""
     return cast(ModelFiles, _having(backend, ModelFiles, "export and import"))
 
 

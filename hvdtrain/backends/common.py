@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from hvdtrain.backends.base import Backend, PendingMetrics, trained_parameters
+from hvdtrain.backends.base import Backend, PendingMetrics, TrainedParameters
 from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums
@@ -117,13 +117,15 @@ def follow_trained(backend: Backend, config: Config, step: int) -> str:
         TaskError: On every worker alike, if workers have changed different parameters, a layer was replaced,
             or the job cannot follow.
     """
-    workers, change = backend.workers, trained_parameters(backend).trained_change()
+    if not isinstance(backend, TrainedParameters):
+        return ""
+    workers, change = backend.workers, backend.trained_change()
     gathered = workers.allgather_object((workers.host, change))
     if not any(any(of_rank) for _, of_rank in gathered):
         return ""
     if (error := refused_change(gathered, config, workers.is_elastic)) is not None:
         raise error
-    return describe_change(change, step, trained_parameters(backend).follow_trained())
+    return describe_change(change, step, backend.follow_trained())
 
 
 def check_replicas(backend: Backend) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from hvdtrain.backends.base import Backend, probes
+from hvdtrain.backends.base import Backend, device_memory
 from hvdtrain.backends.memory import MemoryPlan, mebibytes
 from hvdtrain.config import Layer
 from hvdtrain.host.cores import peak_bytes
@@ -87,7 +87,7 @@ def _describe(run: TrainingRun, found: Dry, memory: MemoryPlan, *, seconds: floa
 def _limit(backend: Backend) -> str:
     """Return how much memory each worker has, in words."""
     limit = memory_limit(backend)
-    if probes(backend).device_memory() is None:
+    if device_memory(backend) is None:
         return f"each worker of this host may take {mebibytes(limit or 0)}"
     return "how much memory a GPU has is not known" if limit is None else f"a GPU has {mebibytes(limit)}"
 

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from hvdtrain.backends.base import Backend, Probes
-from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks
-from hvdtrain.backends.memory import MemoryPeak
+from hvdtrain.backends.base import Backend, Probes, TrainedParameters, probes
+from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import (
     ON_STEP,
@@ -47,7 +46,6 @@ from hvdtrain.storage.files import run_folder
 from hvdtrain.task import GivenTask
 from hvdtrain.training_plan import TrainingPlan, most_workers
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_generators, seed_host_generators
 
 # by config field, what makes the hook of a tool; a tool is imported only where it is used
@@ -72,7 +70,13 @@ def new_session(
     *,
     callbacks: Sequence[Any] = (),
 ) -> Session:
-    """Collective. Return the run as it stands before anything is written."""
+    """Collective. Return the run as it stands before anything is written.
+
+    Raises:
+        UsageError: If the backend does not have what the config needs.
+    """
+    if config.profile is not None:
+        probes(backend)
     session = Session(
         config=config,
         backend=backend,
@@ -87,7 +91,7 @@ def new_session(
         services=Services(
             Report(),
             run_folder(config.run_dir),
-            watched=_watched(config, backend.workers, callbacks),
+            watched=_watched(config, backend, callbacks),
             stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
         ),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
@@ -97,14 +101,15 @@ def new_session(
     return session
 
 
-def _watched(config: Config, workers: Workers, callbacks: Sequence[Any]) -> frozenset[str]:
+def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> frozenset[str]:
     """Collective. Return the hooks of callbacks after which the next step follows what they freeze or thaw.
 
     Workers may have other callbacks than rank 0. Where nothing follows, what has changed is refused later.
     """
-    own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
-    found = {hook for of_rank in workers.allgather_object(own) for hook in of_rank}
-    return frozenset() if workers.is_elastic or config.sync_every else frozenset(found)
+    follows = isinstance(backend, TrainedParameters)
+    own = [hook for hook in (ON_STEP, ON_WINDOW) if follows and any(hook_of(one, hook) for one in callbacks)]
+    found = {hook for of_rank in backend.workers.allgather_object(own) for hook in of_rank}
+    return frozenset() if backend.workers.is_elastic or config.sync_every else frozenset(found)
 
 
 def follow_workers(session: Session) -> None:

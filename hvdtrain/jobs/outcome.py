@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.memory import own_peak_mib
+from hvdtrain.backends.hooks import own_peak_mib
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.callbacks import EVAL, Best, Summary, parse_lines
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of

@@ -302,6 +302,16 @@ class ElasticNumpyBackend(NumpyBackend):
         self._before("train_step")
         return super().train_step(batch, learning_rate, signals)
 
+    def enter_world(self) -> None:
+        pass
+
+    def warm_up(self, batch, eval_batch=None) -> None:
+        before = self._state()
+        self.train_step(batch, 0.0)
+        if eval_batch is not None:
+            self.eval_step(eval_batch)
+        self._load(before)
+
     def gather_state(self, spool=None):
         self._before("gather_state")
         self.workers.barrier()

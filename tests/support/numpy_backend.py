@@ -19,7 +19,6 @@ from hvdtrain.backends.portable.initial_values import with_initial_values
 from hvdtrain.backends.records import BackendInfo, DryRun, ModelInfo, PortableState, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import FINDINGS, NO_SIGNALS, SIGNALS, StepMetrics
-from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
@@ -84,15 +83,6 @@ class NumpyBackend:
     def to_device(self, batches: Iterable[HostBatch]) -> Iterator[HostBatch]:
         return map(DeviceBatch.of, batches)
 
-    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
-        outputs = None
-        try:
-            x, targets, _ = next(_micro_batches(batch))
-            outputs = self.model.forward(x)[1]
-            return DryRun(outputs, _values(outputs, targets))
-        except Exception as error:
-            return DryRun(outputs, {}, error=error)
-
     def train_step(
         self, batch: HostBatch, learning_rate: float, signals: Sequence[float] = NO_SIGNALS
     ) -> PendingMetrics:
@@ -115,18 +105,6 @@ class NumpyBackend:
             np.subtract(weight, np.float32(learning_rate) * self._velocity[name], out=weight)
         return _pending(vector.tolist(), batch.total_weight)
 
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        return ""
-
-    def recorder(self) -> Any:
-        raise NotImplementedError("a profile")
-
-    def device_memory(self) -> None:
-        return None
-
-    def restart_clock(self) -> None:
-        pass
-
     def eval_step(self, batch: HostBatch, partial: Any = None) -> Any:
         sums, weight = partial or (np.zeros(len(NAMES)), 0.0)
         for x, targets, weights in _micro_batches(batch):
@@ -148,18 +126,6 @@ class NumpyBackend:
     def sync_statistics(self) -> list[str]:
         return []
 
-    def trained_change(self) -> Change:
-        return (), (), ()
-
-    def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
-        raise AssertionError("nothing has changed")
-
-    def undone_step(self, batch: HostBatch, learning_rate: float, signals: Sequence[float]) -> None:
-        raise AssertionError("nothing has changed")
-
-    def trained_state(self) -> None:
-        return None
-
     def parameter_checksums(self) -> list[tuple[str, int]]:
         return [(name, zlib.crc32(weight.tobytes())) for name, weight in self._weights.items()]
 
@@ -173,16 +139,6 @@ class NumpyBackend:
 
     def broadcast_state(self, root: int) -> None:
         pass
-
-    def enter_world(self) -> None:
-        pass
-
-    def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
-        before = self._state()
-        self.train_step(batch, 0.0)
-        if eval_batch is not None:
-            self.eval_step(eval_batch)
-        self._load(before)
 
     def close(self) -> None:
         pass
@@ -201,6 +157,31 @@ class NumpyBackend:
 
 
 _: type[Backend] = NumpyBackend
+
+
+class ProbedNumpyBackend(NumpyBackend):
+    """The numpy backend with a dry run."""
+
+    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
+        outputs = None
+        try:
+            x, targets, _ = next(_micro_batches(batch))
+            outputs = self.model.forward(x)[1]
+            return DryRun(outputs, _values(outputs, targets))
+        except Exception as error:
+            return DryRun(outputs, {}, error=error)
+
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        return ""
+
+    def recorder(self) -> Any:
+        raise NotImplementedError("a profile")
+
+    def device_memory(self) -> None:
+        return None
+
+    def restart_clock(self) -> None:
+        pass
 
 
 def _micro_batches(batch: HostBatch) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
@@ -237,7 +218,8 @@ class NumpyDigits(Digits):
         return Mlp(inputs=64, hidden=48, outputs=10)
 
 
-def install(monkeypatch, module: str = __name__) -> None:
-    """Add the backend to the table of frameworks, as ``--framework numpy``; ``module`` starts it."""
+def install(monkeypatch, module: str = __name__, made: type[NumpyBackend] = NumpyBackend) -> None:
+    """Add a backend to the table of frameworks, as ``--framework numpy``; ``module`` starts it."""
+    monkeypatch.setattr(f"{__name__}.start", lambda config, *_: made(one_worker()))
     row = Framework("numpy", "numpy", module, capabilities=frozenset())
     monkeypatch.setitem(FRAMEWORKS, "numpy", row)

@@ -54,7 +54,7 @@ class NotFinite(NumpyDigits):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hvdtrain.host.environment.prepare", dict)
-    numpy_backend.install(monkeypatch)
+    numpy_backend.install(monkeypatch, made=numpy_backend.ProbedNumpyBackend)
     return tmp_path
 
 

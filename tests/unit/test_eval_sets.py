@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from support import numpy_backend
 from support.fakes import FakeBackend, dataset, make_loop_session, on_every_rank, one_worker
 from support.numpy_backend import NumpyDigits
 from support.watching import records
@@ -218,6 +219,13 @@ def test_a_whole_job_logs_both_sets_as_they_would_be_alone(train, tmp_path, caps
     assert "eval sets validation, noisy" in shown
 
 
+@pytest.fixture
+def probed(train, monkeypatch):
+    """Trains with a backend that has a dry run."""
+    numpy_backend.install(monkeypatch, made=numpy_backend.ProbedNumpyBackend)
+    return train
+
+
 def variant(**members: object) -> type:
     """Return ``Sets`` with other members, under the same name."""
     return type("Sets", (Sets,), members)
@@ -261,9 +269,9 @@ def test_the_order_of_the_sets_is_part_of_the_data(train):
     ],
     ids=["dry run", "empty", "none", "second", "training", "list"],
 )
-def test_a_set_that_cannot_be_used_is_named_before_training(train, tmp_path, members, error, said):
+def test_a_set_that_cannot_be_used_is_named_before_training(probed, tmp_path, members, error, said):
     with pytest.raises(error) as caught:
-        train(variant(**members), steps=2)
+        probed(variant(**members), steps=2)
     assert said in caught.value.problem
     assert not (tmp_path / "run").exists()
 

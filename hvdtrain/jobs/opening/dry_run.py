@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hvdtrain.backends.base import probes
+from hvdtrain.backends.base import Probes, probes
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
@@ -127,7 +127,11 @@ def check_alone(session: Session, task: Any) -> None:
         TaskError: naming the loss or metric that compares samples and does not gather them.
     """
     workers = session.backend.workers
-    if workers.size == 1 or not has_own_values(task, session.config.framework):
+    if (
+        workers.size == 1
+        or not isinstance(session.backend, Probes)
+        or not has_own_values(task, session.config.framework)
+    ):
         return
     error: HvdtrainError | None = None
     for name in sets_of(session.data.evaluation):
@@ -221,6 +225,8 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         for name, dataset in sets_of(session.data.evaluation).items()
     ]
     done: list[Pass] = []
+    if not isinstance(session.backend, Probes):  # it cannot be tried out
+        return
     for what, dataset, read in sources:
         batch = _read(what, read)
         if batch is None:  # training is done

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hvdtrain.backends.base import Backend, probes
+from hvdtrain.backends.base import Backend, device_memory
 from hvdtrain.backends.memory import (
     MeasuredMemory,
     MemoryPlan,
@@ -132,7 +132,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
     per_sample = memory.activations / samples
     if found.half is not None and found.half.activations < memory.activations:
         per_sample = (memory.activations - found.half.activations) / (samples - half)
-    device = probes(session.backend).device_memory()
+    device = device_memory(session.backend)
     if device is not None:
         measured = MeasuredMemory(memory.activations, per_sample, None, device.peak, largest=memory.largest)
         return plan_memory(session, model, measured)
@@ -161,7 +161,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
 
 def memory_limit(backend: Backend) -> int | None:
     """Return how much memory this worker may take, on its GPU if it has one; None if that is not known."""
-    device = probes(backend).device_memory()
+    device = device_memory(backend)
     return limit_bytes(backend.workers.local_size) if device is None else device.limit
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from hvdtrain.backends.base import probes
+from hvdtrain.backends.base import device_memory
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.host.cores import is_out_of_memory, taken_bytes
 from hvdtrain.metrics import StepInfo
@@ -100,7 +100,7 @@ def _measured(run: OpenRun, watch: MemoryWatch, seconds: float) -> dict[str, Any
     first = sum(run_block(session, recorder, _FIRST_STEPS)[0]) / _FIRST_STEPS
     steps = steps_of_block(seconds, max(workers.allgather_object(first)))
     own_seconds = sum(run_block(session, recorder, steps)[0])
-    device = probes(session.backend).device_memory()
+    device = device_memory(session.backend)
     own = (workers.host, own_seconds, watch.peak, None if device is None else device.peak)
     gathered = workers.allgather_object(own)
     if workers.rank:
