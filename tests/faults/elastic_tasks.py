@@ -20,9 +20,9 @@ from hvdtrain.tools.drill.task import Drill
 
 # name to module, and name in it, of what is wrapped
 PLACES = {
-    "evaluating": ("hvdtrain.loop", "_evaluate_sets"),
+    "evaluating": ("hvdtrain.step_end", "_evaluate_sets"),
     "writing": ("hvdtrain.checkpoints.storage", "write"),
-    "saving": ("hvdtrain.loop", "save"),
+    "saving": ("hvdtrain.step_end", "save"),
     "entering": ("hvdtrain.backends.workers", "HorovodWorkers.restart"),
     "entered": ("{backend}", "{Backend}.enter_world"),
     "syncing": ("{backend}", "{Backend}.broadcast_state"),
