@@ -1,7 +1,7 @@
 """A task's own training step: what it may return and call, and which parameters its optimizers train.
 
 ``<framework>_step(model, batch, optimizers)`` replaces the model call, the loss and the update of a training
-step. Each framework's ``own_step.py`` reduces the gradients and lets the optimizers take their steps.
+step. Each framework's ``custom_step.py`` reduces the gradients and lets the optimizers take their steps.
 """
 
 import difflib
