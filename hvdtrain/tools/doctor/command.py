@@ -39,7 +39,7 @@ from hvdtrain.tools.doctor.table import show, to_json
 from hvdtrain.tools.doctor.transports import Transport, open_transport, wait_until
 
 _START_SECONDS = 60.0
-_ALLREDUCE_SECONDS, _SIZE_SECONDS, _REPEATS = 60.0, 0.4, 20
+_ALLREDUCE_SECONDS, _SIZE_SECONDS, _REPEATS = 120.0, 0.4, 20
 _STEP_SECONDS = 20.0
 _DISCOVERY_RUNS, _DISCOVERY_SECONDS = 3, 2.0
 _END_SECONDS = 2.0  # until a child that took too long has ended, or rank 0 has printed
