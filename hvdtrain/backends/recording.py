@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from hvdtrain.backends.own_step import different_calls, different_metrics, different_weighting, metrics_code
+from hvdtrain.backends.custom_step import (
+    different_calls,
+    different_metrics,
+    different_weighting,
+    metrics_code,
+)
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 

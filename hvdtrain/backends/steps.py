@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Protocol
 
-from hvdtrain.backends.own_step import own_step_of
+from hvdtrain.backends.custom_step import own_step_of
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.config import Config

@@ -13,7 +13,7 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {"state/slots.py"},  # Keras keeps everything in variables, made with it
+    "torch": {"state/slots.py", "state/tensors.py"},  # Keras keeps everything in variables, made with it
     "tensorflow": {
         *("functions.py", "distributed_optimizer.py", "steps/formulas.py"),
         *("steps/step_number.py", "traced_workers.py"),  # a step that is traced
@@ -35,12 +35,11 @@ OWN_NAMES = {
     "tensorflow/reduction/broadcast.py": {"broadcast_variables"},
     "tensorflow/activations.py": {"Operation", "most_bytes"},  # PyTorch frees tensors as it trains
     "tensorflow/steps/optimizers.py": {"Adapting"},  # Keras updates one variable after the other
-    # sparse tensors, and other shapes
-    "torch/state/model_state.py": {"Entry", "strided_parts", "set_values"},
+    "torch/state/model_state.py": {"Entry"},
     # Keras's layers have no mode; PyTorch copies tensors late
     # Keras has operations that no seed of a step reaches, and tensors that nothing changes
     "torch/probes.py": {
-        *("parts_in_evaluation", "describe_undone", "as_kept", "copied", "changed_in_place", "address_of"),
+        *("parts_in_evaluation", "describe_undone", "copied", "changed_in_place"),
     },
     "tensorflow/probes.py": {"seed_operations", "draws_noted"},
     # Keras's layers and optimizers have a precision of their own, and scale losses
@@ -63,7 +62,6 @@ OWN_NAMES = {
     "torch/reduction/sharded_parameters.py": {"memory_of"},  # parts are views
     "tensorflow/state/model_state.py": {"walk"},
     "tensorflow/steps/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter
-    "torch/steps/optimizer_state.py": {"optimizers_kept"},  # groups and late slots are no variables
     # what is to be known of a library's layers has nothing in common
     "torch/state/layouts.py": {"Layout", "Rule", "rules", "left_out"},
     "tensorflow/state/layouts.py": {"role", "portable_shape", "children"},

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.fakes import one_worker
 
+from hvdtrain.backends import custom_step
 from hvdtrain.backends import optimizers as named_optimizers
-from hvdtrain.backends import own_step
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -25,9 +25,9 @@ def task(**methods):
 
 
 def test_a_task_without_a_step_has_none_and_one_with_a_step_gets_its_batches_nested():
-    assert own_step.own_step_of(SimpleNamespace(loss="mse"), config()) is None
+    assert custom_step.own_step_of(SimpleNamespace(loss="mse"), config()) is None
     kept = []
-    step = own_step.own_step_of(
+    step = custom_step.own_step_of(
         SimpleNamespace(torch_step=lambda model, batch, optimizers: (kept.append(batch), {})), config()
     )
     step(None, {"inputs/a": 1, "inputs/b": 2}, None)
@@ -44,11 +44,11 @@ def test_a_task_without_a_step_has_none_and_one_with_a_step_gets_its_batches_nes
 )
 def test_attributes_that_contradict_one_another_are_refused(given, problem):
     with pytest.raises(TaskError, match=problem):
-        own_step.own_step_of(given, config())
+        custom_step.own_step_of(given, config())
 
 
 def test_a_step_that_returns_something_else_is_refused():
-    step = own_step.own_step_of(SimpleNamespace(torch_step=lambda *_: 3.0), config())
+    step = custom_step.own_step_of(SimpleNamespace(torch_step=lambda *_: 3.0), config())
     with pytest.raises(TaskError, match=r"torch_step must return \(loss per sample, .*found a float"):
         step(None, {}, None)
 

@@ -1,4 +1,4 @@
-"""Local steps: what both frameworks' ``local_step.py`` share.
+"""Local steps: what both frameworks' ``steps/local_step.py`` share.
 
 Between two synchronisations each worker trains on its own; then the workers average their parameters, or the
 outer optimizer takes a step (docs/async.md).

@@ -1,7 +1,7 @@
 """What looks at a model without training it; ``tensorflow/probes.py`` does the same for Keras."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from hvdtrain.backends.torch.activations import ActivationMeter
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.losses import as_arrays
-from hvdtrain.backends.torch.state.model_state import set_values
+from hvdtrain.backends.torch.state.tensors import address_of, as_kept, set_values
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import LOSS
 from hvdtrain.backends.workers import peer_errors
@@ -117,24 +117,6 @@ def changed_in_place(batch: HostBatch, micro_batch: Mapping[str, torch.Tensor]) 
             tensor.detach().cpu().numpy(), batch.arrays[name][0], equal_nan=tensor.is_floating_point()
         )
     )
-
-
-def as_kept(tensor: torch.Tensor, is_buffer: bool = False) -> torch.Tensor:
-    """Return a copy in the host's memory; PyTorch makes it when one of the two changes, if it can.
-
-    Of a buffer it is made at once: PyTorch could not resize one of the two, as observers of quantisation do.
-    """
-    if tensor.device.type == "cpu" and not is_buffer:
-        with suppress(RuntimeError):  # if something else, such as numpy, has allocated the memory
-            return torch._lazy_clone(tensor.detach())
-    return tensor.detach().cpu().clone()
-
-
-def address_of(tensor: torch.Tensor) -> int:
-    """Return where the values lie; of a sparse tensor, a number of its own."""
-    if tensor.layout is not torch.strided:
-        return id(tensor)
-    return int(torch._C._data_address(tensor))  # type: ignore[attr-defined]
 
 
 def parts_in_evaluation(model: nn.Module) -> dict[str, nn.Module]:

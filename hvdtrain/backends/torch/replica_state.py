@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch.nn.modules.batchnorm import _NormBase
 
 from hvdtrain.backends.replica_state import Changes, StateTensor, made_late
-from hvdtrain.backends.torch.probes import address_of, as_kept
 from hvdtrain.backends.torch.state.layouts import left_out
-from hvdtrain.backends.torch.state.model_state import ModelState, set_values, strided_parts
+from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.state.tensors import address_of, as_kept, set_values, strided_parts
 from hvdtrain.backends.trained_set import Change
 from hvdtrain.errors import TaskError
 

@@ -1,4 +1,4 @@
-"""A task's own training step; ``torch/`` has the same, and ``backends/own_step.py`` the rules."""
+"""A task's own training step; ``torch/`` has the same, and ``backends/custom_step.py`` the rules."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.own_step import (
+from hvdtrain.backends.custom_step import (
     Optimizers,
     StepPart,
     describe_not_applied,

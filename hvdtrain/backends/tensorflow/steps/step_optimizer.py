@@ -9,8 +9,7 @@ import keras
 import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
-from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.own_step import (
+from hvdtrain.backends.custom_step import (
     NotCalled,
     StepPart,
     check_gradients,
@@ -19,6 +18,7 @@ from hvdtrain.backends.own_step import (
     outside_of_step,
     stepped_alone,
 )
+from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.recording import CallsBase
 from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, native, normalized

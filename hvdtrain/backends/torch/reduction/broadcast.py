@@ -9,7 +9,8 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.torch.state.model_state import ModelState, set_values, strided_parts
+from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.state.tensors import set_values, strided_parts
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.errors import ExchangeError, TaskError
 from hvdtrain.workers import wire

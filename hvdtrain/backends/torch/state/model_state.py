@@ -19,25 +19,14 @@ from hvdtrain.backends.optimizers import in_one_tensor
 from hvdtrain.backends.portable.names import PRIVATE, Renaming, check_unique
 from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.torch.state.layouts import SAME, Layout, Rule, left_out, rules
+from hvdtrain.backends.torch.state.tensors import PARTS, as_array, host_copy, set_values, strided_parts
 from hvdtrain.errors import ExchangeError, TaskError
 from hvdtrain.workers import wire
 
 Array = NDArray[Any]
 
 _PRIVATE = PRIVATE["torch"]
-# kinds of numbers that numpy has; others (bfloat16, 8-bit floats) travel as float32, which has their values
-_NUMPY_KINDS = {
-    *(torch.float64, torch.float32, torch.float16, torch.complex64, torch.complex128, torch.bool),
-    *(torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
-}
 _TENSOR = "torch.Tensor"  # the key of a tensor in a module's extra state
-# the methods that give the tensors of which a sparse one consists
-_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
-    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
-    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
-}
 
 
 @dataclass(frozen=True)
@@ -105,7 +94,7 @@ class Field:
 
     def arrays(self, tensors: Iterable[torch.Tensor]) -> Iterator[tuple[str, Array]]:
         """Lay out tensors, which are these or copies of them: (name, array), private ones as well."""
-        values = [_as_array(view) for view in self.views(tensors)]
+        values = [as_array(view) for view in self.views(tensors)]
         yield self.name, _contiguous(self.layout.to_portable(values))
         yield from zip(self.private_names, values, strict=False)
 
@@ -132,15 +121,6 @@ class Field:
         tiny = np.finfo(np.float32).tiny
         same = portable.dtype == array.dtype and np.allclose(portable, array, 0, tiny, equal_nan=True)
         return values if same else None
-
-
-def _as_array(tensor: torch.Tensor) -> Array:
-    """Return a tensor's values as an array; one on the CPU shares its memory."""
-    tensor = tensor.detach().cpu()
-    if tensor.dtype not in _NUMPY_KINDS:
-        tensor = tensor.to(torch.complex64 if tensor.is_complex() else torch.float32)
-    array: Array = tensor.resolve_conj().resolve_neg().numpy()
-    return array
 
 
 def _contiguous(array: Array) -> Array:
@@ -311,7 +291,7 @@ def _check_kind(path: tuple[str, ...], name: str, tensor: torch.Tensor) -> None:
     Raises:
         TaskError: naming it.
     """
-    is_sparse, full = tensor.layout in _PARTS, ".".join((*path, name))
+    is_sparse, full = tensor.layout in PARTS, ".".join((*path, name))
     if is_lazy(tensor) or (tensor.layout is torch.strided and not tensor.is_quantized):
         return
     if not is_sparse or tensor.requires_grad:
@@ -326,13 +306,6 @@ def _loads_by_itself(module: nn.Module) -> bool:
     """Return whether a module has its own way to load buffers, such as observers, which then resize them."""
     own = type(module)._load_from_state_dict is not nn.Module._load_from_state_dict
     return own and not isinstance(module, nn.modules.batchnorm._NormBase)
-
-
-def strided_parts(tensor: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
-    """Return the dense tensors with a tensor's values, and what follows its name: itself if it is dense."""
-    methods = _PARTS.get(tensor.layout, ())
-    detached = tensor.detach() if methods else tensor
-    return [(f".{name.strip('_')}", getattr(detached, name)()) for name in methods] or [("", tensor)]
 
 
 def _sent(value: Any) -> Any:
@@ -390,7 +363,7 @@ class TorchSnapshot:
         for field in fields:
             for tensor in field.tensors:
                 if id(tensor) not in copies:
-                    copies[id(tensor)] = _copy(tensor.detach())
+                    copies[id(tensor)] = host_copy(tensor.detach())
             self._waiting.append((replace(field, tensors=()), [copies[id(t)] for t in field.tensors]))
         self._waiting.reverse()
         self._event: torch.cuda.Event | None = None
@@ -409,30 +382,3 @@ class TorchSnapshot:
                 # pinned memory is given back: what the host may hold of it is limited
                 state[name] = np.array(array) if self._event is not None else array
         return state | self._numbers
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_cuda:
-        if tensor.dtype not in _NUMPY_KINDS or not tensor.is_contiguous():
-            return tensor.clone()
-        # numpy asks the system for huge pages, and most of a copy's time goes into new pages
-        room = torch.from_numpy(np.empty(tensor.shape, _as_array(tensor).dtype))
-        return room.copy_(tensor)
-    # only a copy into pinned memory lets the host continue; strides are kept, so that none are changed here
-    copy = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    return copy.copy_(tensor, non_blocking=True)
-
-
-def set_values(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Give a tensor other values, and their shape; its strides stay where the shape does."""
-    with torch.inference_mode() if tensor.is_inference() else torch.no_grad():
-        if tensor.layout is not torch.strided:
-            for (_, part), (_, new) in zip(strided_parts(tensor), strided_parts(value), strict=True):
-                set_values(part, new)
-        elif tensor.shape != value.shape or tensor.dtype != value.dtype:
-            tensor.data = value.to(tensor.device, copy=True)
-        else:
-            for axis, stride in enumerate(tensor.stride()):
-                if stride == 0 and tensor.shape[axis]:  # of an expanded tensor
-                    tensor, value = tensor.narrow(axis, 0, 1), value.narrow(axis, 0, 1)
-            tensor.copy_(value)

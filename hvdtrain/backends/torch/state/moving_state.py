@@ -11,7 +11,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from hvdtrain.backends.torch.state.model_state import Entry, set_values
+from hvdtrain.backends.torch.state.model_state import Entry
+from hvdtrain.backends.torch.state.tensors import set_values
 
 _Tensors = dict[str, Any]
 

@@ -1,7 +1,9 @@
-"""What PyTorch's optimizers keep for each parameter, made before the first step makes it."""
+"""What PyTorch's optimizers keep for each parameter: made before the first step makes it, and kept."""
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -103,6 +105,46 @@ def try_step(
         for group, values in copies:
             group.update(values)
         vars(optimizer).update(attributes)
+
+
+@contextmanager
+def optimizers_kept(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
+    """Return a context after which optimizers, and the options of their groups, are as they were.
+
+    The copies lie in the host's memory.
+    """
+    states = [(optimizer, dict(optimizer.state)) for optimizer in optimizers]
+    holders = [
+        holder
+        for optimizer, slots in states
+        for holder in (*optimizer.param_groups, *slots.values())
+        if isinstance(holder, dict)
+    ]
+    before = [
+        (holder, {key: (value, _host_copy(value)) for key, value in holder.items() if key != "params"})
+        for holder in holders
+    ]
+    try:
+        yield
+    finally:
+        for optimizer, slots in states:
+            optimizer.state.clear()
+            optimizer.state.update(slots)
+        for holder, values in before:
+            for key in holder.keys() - values.keys() - {"params"}:
+                del holder[key]
+            for key, (value, copied) in values.items():
+                is_tensor = isinstance(value, torch.Tensor)
+                holder[key] = _written(value, copied) if is_tensor else copied
+
+
+@torch.no_grad()
+def _written(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return tensor.copy_(value)
+
+
+def _host_copy(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def _remedy(sparse: Sequence[str], text: str) -> str:

@@ -1,4 +1,4 @@
-"""A task's own training step; ``tensorflow/`` has the same, and ``backends/own_step.py`` the rules."""
+"""A task's own training step; ``tensorflow/`` has the same, and ``backends/custom_step.py`` the rules."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.backends.own_step import (
+from hvdtrain.backends.custom_step import (
     Optimizers,
     StepPart,
     accumulated,

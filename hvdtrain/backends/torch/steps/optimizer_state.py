@@ -3,9 +3,7 @@
 ``tensorflow/optimizer_state.py`` does the same for Keras; the rules are in ``portable/names.py``.
 """
 
-import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -375,46 +373,6 @@ class _OptimizerState:
 
     def _slot(self, key: str) -> str:
         return f"{self._prefix}{SLOTS.get(key, key)}"
-
-
-@contextmanager
-def optimizers_kept(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Return a context after which optimizers, and the options of their groups, are as they were.
-
-    The copies lie in the host's memory.
-    """
-    states = [(optimizer, dict(optimizer.state)) for optimizer in optimizers]
-    holders = [
-        holder
-        for optimizer, slots in states
-        for holder in (*optimizer.param_groups, *slots.values())
-        if isinstance(holder, dict)
-    ]
-    before = [
-        (holder, {key: (value, _host_copy(value)) for key, value in holder.items() if key != "params"})
-        for holder in holders
-    ]
-    try:
-        yield
-    finally:
-        for optimizer, slots in states:
-            optimizer.state.clear()
-            optimizer.state.update(slots)
-        for holder, values in before:
-            for key in holder.keys() - values.keys() - {"params"}:
-                del holder[key]
-            for key, (value, copied) in values.items():
-                is_tensor = isinstance(value, torch.Tensor)
-                holder[key] = _written(value, copied) if is_tensor else copied
-
-
-@torch.no_grad()
-def _written(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return tensor.copy_(value)
-
-
-def _host_copy(value: Any) -> Any:
-    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
 
 
 def _cannot_be_saved(optimizer: torch.optim.Optimizer, found: str) -> TaskError:

@@ -7,7 +7,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.own_step import (
+from hvdtrain.backends.custom_step import (
     NotCalled,
     StepPart,
     check_gradients,
@@ -20,10 +20,10 @@ from hvdtrain.backends.own_step import (
 from hvdtrain.backends.recording import CallsBase
 from hvdtrain.backends.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.objective.losses import check_values, weigh
-from hvdtrain.backends.torch.probes import as_kept
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
-from hvdtrain.backends.torch.state.model_state import Entry, set_values
+from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.state.slots import try_step
+from hvdtrain.backends.torch.state.tensors import as_kept, set_values
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers

@@ -1,7 +1,7 @@
-"""A task's own training step: what it may return and call, and which parameters its optimizers train.
+"""The rules of custom training steps: what they may return and call, and what their optimizers train.
 
-``<framework>_step(model, batch, optimizers)`` replaces the model call, the loss and the update of a training
-step. Each framework's ``custom_step.py`` reduces the gradients and lets the optimizers take their steps.
+``<framework>_step(model, batch, optimizers)`` of a task replaces the model call, the loss and the update of a
+training step. Each framework's ``steps/custom_step.py`` does such a step.
 """
 
 import difflib
