@@ -174,6 +174,16 @@ class WholeModelStep:
         """Let layers load what they save themselves, where the framework has such. Local: no collective."""
         raise NotImplementedError
 
+    def evaluate(self, batch: Any, partial: PartialSums | None) -> PartialSums:
+        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
+        found: PartialSums = self.computation.evaluate(batch, partial)
+        return found
+
+    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        pending: PendingVector = self.computation.evaluated(partial, signals)
+        return pending
+
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it."""
         return found

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.logits import check_foreign
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.step_metrics import PartialSums, PendingVector
+from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.steps import WholeModelStep
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
@@ -169,14 +169,6 @@ class PlainStep(WholeModelStep):
         # traced once: which variables the graph reaches does not change from step to step
         gradients, computation.unused = self.update.fill_in_unused(gradients)
         return gradients, tf.linalg.matvec(rows, weights)
-
-    def evaluate(self, batch: TensorFlowBatch, partial: PartialSums | None) -> PartialSums:
-        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
-        return self.computation.evaluate(batch, partial)
-
-    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
-        """Collective. Sum an evaluation over workers."""
-        return self.computation.evaluated(partial, signals)
 
     def dry_run(
         self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter, draws: list[str]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.logits import check_foreign
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.step_metrics import PartialSums, PendingVector
+from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.steps import WholeModelStep
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.computation import Computation
@@ -139,14 +139,6 @@ class PlainStep(WholeModelStep):
         scaled = self.update.scale(gradient_weights)
         self.update.backward(losses, scaled if own is None else scaled * own)
         return rows
-
-    def evaluate(self, batch: TorchBatch, partial: PartialSums | None) -> PartialSums:
-        """Evaluate one batch and return the sums so far. Local unless the loss gathers."""
-        return self.computation.evaluate(batch, partial)
-
-    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
-        """Collective. Sum an evaluation over workers."""
-        return self.computation.evaluated(partial, signals)
 
     def dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name."""
