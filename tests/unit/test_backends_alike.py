@@ -175,6 +175,12 @@ STAGES = ["scale", "backward", "fill_in_unused", "reduce", "unscale_or_skip"]
 STAGES += ["normalize", "clip", "update", "ema"]
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_update_has_its_stages_in_their_order(framework):
+    own = methods(definitions(f"{framework}/steps/update.py")["Update"])
+    assert [name for name in own if name in STAGES] == STAGES
+
+
 def reducers(framework):
     """Return the classes of the reducers, and their base, by name."""
     found = dict(definitions("reduction/__init__.py"))
