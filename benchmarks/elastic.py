@@ -24,8 +24,7 @@ from pathlib import Path
 import click
 
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.tools.drill.history import History, differences, log_lines
-from hvdtrain.tools.drill.task import Drill
+from hvdtrain.tools.drill.task import Drill, History, differences, log_lines
 from hvdtrain.tools.launch import RunningJob, horovodrun_path
 
 STATE = "HVDTRAIN_ELASTIC_STATE"

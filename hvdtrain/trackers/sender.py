@@ -359,9 +359,9 @@ def _read(path: Path, model: type[_Model]) -> _Model | None:
 def _load(name: str, note: Callable[[str], None]) -> Tracker:
     """Load a tracker's library, which takes a second or so."""
     if name == "mlflow":
-        from hvdtrain.trackers.mlflow_tracker import MlflowTracker
+        from hvdtrain.trackers.services import MlflowTracker
 
         return MlflowTracker(note)
-    from hvdtrain.trackers.wandb_tracker import WandbTracker
+    from hvdtrain.trackers.services import WandbTracker
 
     return WandbTracker(note)

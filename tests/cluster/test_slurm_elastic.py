@@ -10,7 +10,7 @@ from hosts import Cluster
 from slurm_daemons import Slurm
 from support.documents import ROOT
 
-from hvdtrain.tools.drill.history import History
+from hvdtrain.tools.drill.task import History
 
 WORKER = ROOT / "tests" / "support" / "elastic_worker.py"
 SECONDS = 300

@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from hvdtrain.tools.drill.history import History, differences, log_lines
+from hvdtrain.tools.drill.task import History, differences, log_lines
 from support.jobs import LIMIT_SECONDS, started
 
 TASKS = Path(__file__).parents[1] / "faults" / "elastic_tasks.py"

@@ -7,8 +7,7 @@ import pytest
 from hvdtrain.errors import TaskError
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.tools.drill.command import Case, Drilled, run_case
-from hvdtrain.tools.drill.history import History, differences
-from hvdtrain.tools.drill.task import Drill
+from hvdtrain.tools.drill.task import Drill, History, differences
 
 INDICES = {1: [0, 1], 2: [2, 3], 3: [0, 2]}
 SUMMARY = {"status": "completed", "checkpoint": "step-3"}

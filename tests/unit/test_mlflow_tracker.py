@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.trackers import mlflow_tracker
-from hvdtrain.trackers.mlflow_tracker import MlflowTracker, mlflow_name
+from hvdtrain.trackers import services
+from hvdtrain.trackers.services import MlflowTracker, mlflow_name
 from hvdtrain.trackers.tracker import Row, TrackedRun
 
 ID = "0123456789abcdef"
@@ -53,7 +53,7 @@ class Client:
 def tracker(monkeypatch):
     """Gives a tracker whose client keeps what it is sent."""
     pytest.importorskip("mlflow")
-    monkeypatch.setattr(mlflow_tracker, "_SETTINGS", {})  # environment variables that it sets
+    monkeypatch.setattr(services, "_SETTINGS", {})  # environment variables that it sets
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     notes: list[str] = []
     made = MlflowTracker(notes.append)
@@ -87,7 +87,7 @@ def test_mlflow_takes_each_name_and_no_two_become_one():
 )
 def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch, uri, text):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.setattr("hvdtrain.trackers.mlflow_tracker.find_spec", lambda name: None)
+    monkeypatch.setattr("hvdtrain.trackers.services.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault, match=text):
         MlflowTracker(print)
 

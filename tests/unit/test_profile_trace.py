@@ -9,9 +9,8 @@ from support.profiles import DAMAGED, EPOCH_NS, MS, check_trace, horovod_events,
 
 from hvdtrain.backends.recording import KERNEL, Operation
 from hvdtrain.schedule import StepWindow
-from hvdtrain.tools.profile.costs import find_costs, lines_of, self_seconds
+from hvdtrain.tools.profile.costs import build_trace, find_costs, lines_of, self_seconds
 from hvdtrain.tools.profile.recording import ClockOffset, Recording, measure_offset
-from hvdtrain.tools.profile.trace import build_trace
 
 TWO = (recording(0, 4), recording(1, 6, offset_ms=250))
 

@@ -11,9 +11,9 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.cores import free_bytes, is_out_of_memory, taken_bytes
 from hvdtrain.tools.launch import layers_from_json
-from hvdtrain.tools.search import batch_find, batch_worker
+from hvdtrain.tools.search import batch_find
+from hvdtrain.tools.search.batch_find import mark
 from hvdtrain.tools.search.batch_sizes import BatchSize, curve_difference, sizes_to_try
-from hvdtrain.tools.search.batch_worker import mark
 from hvdtrain.tools.search.options import BatchOptions
 from hvdtrain.training_plan import TrainingPlan
 
@@ -174,10 +174,10 @@ def test_lack_of_memory_without_words_is_told(monkeypatch, tmp_path):
     def opened(*_):
         raise MemoryError
 
-    monkeypatch.setattr(batch_worker, "opened_run", opened)
-    monkeypatch.setattr(batch_worker, "MemoryWatch", mock.Mock())
+    monkeypatch.setattr(batch_find, "opened_run", opened)
+    monkeypatch.setattr(batch_find, "MemoryWatch", mock.Mock())
     with pytest.raises(MemoryError):
-        batch_worker.work({"found": str(tmp_path / "found"), "limit": 2**50, "layers": [], "seconds": 1})
+        batch_find.work({"found": str(tmp_path / "found"), "limit": 2**50, "layers": [], "seconds": 1})
     marker = (tmp_path / "found").with_suffix(batch_find.MARKER)
     assert json.loads(marker.read_text()) == "memory did not suffice: MemoryError"
 

@@ -24,8 +24,7 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
 from hvdtrain.host.launcher import launched_rank, open_console
 from hvdtrain.storage.text import printable
-from hvdtrain.tools.drill.history import History, differences, log_lines
-from hvdtrain.tools.drill.task import CUT_SECONDS, MARK
+from hvdtrain.tools.drill.task import CUT_SECONDS, MARK, History, differences, log_lines
 from hvdtrain.tools.launch import RunningJob, horovodrun_path
 
 _TASK = "hvdtrain.tools.drill.task:Drill"

@@ -13,9 +13,8 @@ from hvdtrain.backends.recording import Busy, Operations, StepRecorder
 from hvdtrain.reporting.jsonl import write_json, write_parts
 from hvdtrain.session import Session
 from hvdtrain.storage.files import check_link
-from hvdtrain.tools.profile.costs import find_costs, lines_of
+from hvdtrain.tools.profile.costs import build_trace, find_costs, lines_of
 from hvdtrain.tools.profile.recording import Listener, Recording, clock_id, measure_offset
-from hvdtrain.tools.profile.trace import build_trace
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 
