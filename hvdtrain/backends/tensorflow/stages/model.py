@@ -22,7 +22,7 @@ from hvdtrain.backends.pipeline.checks import (
     wrong_blocks,
 )
 from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
-from hvdtrain.backends.pipeline.staged import (
+from hvdtrain.backends.pipeline.stage_step import (
     FirstCall,
     has_no_part,
     no_call,

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
-from hvdtrain.backends.pipeline.staged import Form, several_calls
+from hvdtrain.backends.pipeline.stage_step import Form, several_calls
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_compiled

@@ -22,7 +22,7 @@ from hvdtrain.backends.tensorflow.steps.optimizers import (
     make_optimizers,
     take_rates,
 )
-from hvdtrain.backends.tensorflow.steps.sharded_optimizer import make_ema, shard_optimizer
+from hvdtrain.backends.tensorflow.steps.sharded_state import make_ema, shard_optimizer
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import unused_methods
 from hvdtrain.backends.trained_set import frozen_by_config

@@ -1,10 +1,13 @@
 """Sharded state in TensorFlow as portable state: gathered part by part on rank 0, and given out again."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import horovod.tensorflow as hvd
 import numpy as np
+import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.optimizers import MAIN
@@ -13,12 +16,166 @@ from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import CommonShardedState, ReadyState, ShardedSlot, Spool
 from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.tensorflow.functions import native
-from hvdtrain.backends.tensorflow.reduction.sharded_parameters import Bucket, ShardedParameters
+from hvdtrain.backends.tensorflow.reduction.sharded_parameters import Bucket, OwnSegment, ShardedParameters
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.steps.formulas import SGD
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.sharded_optimizer import ShardedMovingAverage
+from hvdtrain.backends.tensorflow.steps.optimizers import LAMB, LARS
+from hvdtrain.backends.workers import peer_errors
+
+Tensor = Any
+Variable = Any
+
+
+def shard_optimizer(
+    optimizer: Any, trainable: Sequence[Field], shards: ShardedParameters | None
+) -> list[Variable]:
+    """Let an optimizer make its slots, of this worker's segments if they are sharded.
+
+    Returns:
+        Its variables that all workers have in common.
+
+    Args:
+        optimizer: the optimizer, made for the whole parameters.
+        trainable: the parameters, in the order for which it was made.
+        shards: the parameters, divided; None if each worker updates all of them.
+    """
+    if shards is None:
+        optimizer.build([field.variable for field in trainable])
+        return list(optimizer.variables)
+    _divide(optimizer, trainable, shards)
+    optimizer.build(shards.variables)
+    own = {id(variable) for variables in optimizer.slots.values() for variable in variables}
+    return [variable for variable in optimizer.variables if id(variable) not in own]
+
+
+def _divide(optimizer: Any, trainable: Sequence[Field], shards: ShardedParameters) -> None:
+    """Let an optimizer of hvdtrain's have its options for this worker's segments."""
+    place = {field.path: number for number, field in enumerate(trainable)}
+    own = [place[segment.field.path] for segment in shards.segments]
+    if optimizer.groups is not None:
+        # one without numbers, if this worker has no segment
+        optimizer.groups = [optimizer.groups[number] for number in own] or [(1.0, 0.0)]
+    if isinstance(optimizer, LARS | LAMB):
+        adapted = list(optimizer.adapted or ())
+        numbers = {n: count for count, n in enumerate(n for n, has_norms in enumerate(adapted) if has_norms)}
+        optimizer.adapted = [adapted[number] for number in own] or [False]
+        optimizer.norms = SharedNorms([numbers[n] for n in own if adapted[n]], len(numbers), shards)
+
+
+class SharedNorms:
+    """The norms of parameters of which each worker has a part.
+
+    Args:
+        numbers: of each part of this worker's, the number of its parameter among all that have norms.
+        count: how many parameters have norms.
+        shards: the parameters.
+    """
+
+    def __init__(self, numbers: Sequence[int], count: int, shards: ShardedParameters) -> None:
+        self._shards = shards
+        self._numbers = list(numbers)
+        self._count = count
+
+    def __call__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+        """Collective. Return the norms over all workers of what this worker has parts of.
+
+        Args:
+            pairs: this worker's parts of the weights, and of the gradients or of the updates.
+        """
+        if not self._count:
+            return []
+        squares = tf.fill([self._count, 2], tf.cast(self._shards.zero.read_value(), tf.float64))
+        if pairs:
+            own = tf.stack([tf.stack([_square(weight), _square(other)]) for weight, other in pairs])
+            squares = tf.tensor_scatter_nd_add(squares, [[number] for number in self._numbers], own)
+        norms = tf.sqrt(hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.norms"))
+        self._shards.use([norms])
+        return [
+            (tf.cast(norms[number, 0], weight.dtype), tf.cast(norms[number, 1], weight.dtype))
+            for number, (weight, _) in zip(self._numbers, pairs, strict=True)
+        ]
+
+
+class ShardedMovingAverage(ExponentialMovingAverage):
+    """The moving average of this worker's part of the weights.
+
+    Args:
+        model: the model's variables.
+        decay: of the average, per step; None where there is none.
+        shards: the parameters.
+
+    Attributes:
+        is_kept: whether there is a decay.
+    """
+
+    def __init__(self, model: ModelState, decay: float | None, shards: ShardedParameters) -> None:
+        super().__init__(model, None)
+        self.decay = decay or 0.0
+        self._shards = shards
+        self.is_kept = decay is not None
+        segments = shards.segments if self.is_kept else []
+        self._weights = [native(segment.variable) for segment in segments]
+        self._averages = [tf.Variable(weight, trainable=False) for weight in self._weights]
+        self._of_segment = {
+            id(segment): average for segment, average in zip(segments, self._averages, strict=True)
+        }
+
+    def of(self, segment: OwnSegment) -> Variable:
+        """Return the average of a segment."""
+        return self._of_segment[id(segment)]
+
+    def restart(self) -> None:
+        """Start from the weights as they are."""
+        if self.is_kept:
+            self._shards.follow()
+            super().restart()
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Collective. Return a context in which the model's weights are the averages of all workers."""
+        if not self.is_kept:
+            yield
+            return
+        variables = [native(field.variable) for bucket in self._shards.buckets for field in bucket.fields]
+        own = [tf.identity(variable) for variable in variables]
+        with peer_errors():
+            self._shards.gather(self.of, "ema")
+        try:
+            yield
+        finally:
+            for variable, value in zip(variables, own, strict=True):
+                variable.assign(value)
+
+    def to_broadcast(self) -> list[Any]:
+        """Return nothing: every worker has averages of its own."""
+        return []
+
+    def follow_broadcast(self) -> None:
+        """Start from the weights that were broadcast."""
+        self.restart()
+
+
+def make_ema(
+    model: ModelState, decay: float | None, shards: ShardedParameters | None
+) -> ExponentialMovingAverage:
+    """Return the moving average of the weights; of this worker's part if they are sharded.
+
+    Args:
+        model: the model's variables.
+        decay: of the average, per step; None where there is none.
+        shards: the parameters; None if each worker updates all of them.
+    """
+    if shards is None:
+        return ExponentialMovingAverage(model, decay)
+    return ShardedMovingAverage(model, decay, shards)
+
+
+def _square(tensor: Tensor) -> Tensor:
+    """Return the square of a tensor's norm, in fp64."""
+    return tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)))
+
 
 _STEP = "optimizer/step"
 

@@ -18,8 +18,7 @@ from hvdtrain.backends.pipeline.checks import (
     shapes_of_stages,
 )
 from hvdtrain.backends.pipeline.groups import Layout, StageGroups, stages_that_share
-from hvdtrain.backends.pipeline.stage_step import StageStepBase
-from hvdtrain.backends.pipeline.staged import Blocks, Call, Form
+from hvdtrain.backends.pipeline.stage_step import Blocks, Call, Form, StageStepBase
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming

@@ -6,7 +6,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.pipeline.staged import SharedUpdate
+from hvdtrain.backends.pipeline.stage_step import SharedUpdate
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.functions import marked

@@ -11,7 +11,7 @@ import torch
 
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
-from hvdtrain.backends.pipeline.staged import several_calls
+from hvdtrain.backends.pipeline.stage_step import several_calls
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.losses import Values

@@ -19,7 +19,7 @@ from hvdtrain.backends.torch.state.model_state import Entry, ModelState
 from hvdtrain.backends.torch.state.slots import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_optimizers, take_rates
-from hvdtrain.backends.torch.steps.sharded_optimizer import make_ema, shard_optimizer
+from hvdtrain.backends.torch.steps.sharded_state import make_ema, shard_optimizer
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import check_parts, unused_methods
 from hvdtrain.backends.trained_set import frozen_by_config

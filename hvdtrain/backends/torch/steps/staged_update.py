@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.pipeline.staged import SharedUpdate
+from hvdtrain.backends.pipeline.stage_step import SharedUpdate
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
