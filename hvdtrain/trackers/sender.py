@@ -25,7 +25,7 @@ from hvdtrain.reporting.jsonl import LONGEST_LINE, write_json
 from hvdtrain.reporting.log_records import BrokenLines
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.storage.files import check_link, open_regular, read_regular
-from hvdtrain.trackers.tracker import TrackedRun, Tracker, row_of, without_password
+from hvdtrain.trackers.services import TrackedRun, Tracker, row_of, without_password
 
 FOLDER, ID_FILE = "tracking", "id.json"
 LAST_SECONDS = 10.0  # for what is not sent when the job is over

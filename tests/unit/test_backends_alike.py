@@ -13,7 +13,7 @@ FOLDER = Path(hvdtrain.__file__).parent / "backends"
 FRAMEWORKS = {"torch": "TorchBackend", "tensorflow": "TensorFlowBackend"}
 # files of one framework alone: what Keras lacks, or has and PyTorch needs no part for
 OWN_FILES = {
-    "torch": {"state/slots.py", "state/tensors.py"},  # Keras keeps everything in variables, made with it
+    "torch": {"state/tensors.py"},  # Keras keeps everything in variables, made with it
     "tensorflow": {
         *("functions.py", "distributed_optimizer.py", "steps/formulas.py"),
         *("steps/step_number.py", "traced_workers.py"),  # a step that is traced

@@ -12,7 +12,7 @@ from hvdtrain.backends.records import DryRun
 from hvdtrain.config import Layer
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
-from hvdtrain.jobs.check import check_job
+from hvdtrain.jobs.entering import check_job
 from hvdtrain.jobs.opening.data_sets import find_merged
 from hvdtrain.jobs.opening.dry_run import dry_run, share_findings
 from hvdtrain.jobs.train import run_job

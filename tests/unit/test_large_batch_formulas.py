@@ -8,7 +8,7 @@ from support.twins import RANDOM, KerasSide, TorchSide, keras, optimizer_part, t
 
 from hvdtrain.backends.options import adapts
 from hvdtrain.backends.tensorflow.steps.optimizers import large_batch_optimizer as keras_optimizer
-from hvdtrain.backends.torch.state.slots import fill_slots
+from hvdtrain.backends.torch.state.tensors import fill_slots
 from hvdtrain.backends.torch.steps.optimizers import large_batch_optimizer as torch_optimizer
 from hvdtrain.config import Config
 

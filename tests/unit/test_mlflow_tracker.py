@@ -7,8 +7,7 @@ import pytest
 
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.trackers import services
-from hvdtrain.trackers.services import MlflowTracker, mlflow_name
-from hvdtrain.trackers.tracker import Row, TrackedRun
+from hvdtrain.trackers.services import MlflowTracker, Row, TrackedRun, mlflow_name
 
 ID = "0123456789abcdef"
 ODD_NAMES = [

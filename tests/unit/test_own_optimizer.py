@@ -7,7 +7,7 @@ from support.twins import keras, torch
 
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
-from hvdtrain.backends.torch.state.slots import try_step
+from hvdtrain.backends.torch.state.tensors import try_step
 from hvdtrain.backends.torch.steps import optimizers as of_torch
 from hvdtrain.config import LEARNING_RATES, Config
 from hvdtrain.errors import ConfigError, TaskError

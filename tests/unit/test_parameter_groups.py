@@ -9,7 +9,7 @@ from support.twins import RANDOM, KerasSide, TorchSide, keras, torch
 
 from hvdtrain.backends.optimizers import ParameterGroups
 from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
-from hvdtrain.backends.torch.state.slots import fill_slots
+from hvdtrain.backends.torch.state.tensors import fill_slots
 from hvdtrain.backends.torch.steps import optimizers as of_torch
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.layers import resolve

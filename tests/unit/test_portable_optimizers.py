@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.twins import RANDOM, KerasSide, TorchSide, assert_same, keras, optimizer_part, torch
 
-from hvdtrain.backends.torch.state.slots import fill_slots
+from hvdtrain.backends.torch.state.tensors import fill_slots
 from hvdtrain.errors import TaskError
 
 nn, layers = torch.nn, keras.layers

@@ -22,8 +22,7 @@ from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.reporting.records import cut_log
 from hvdtrain.trackers import sender as sending
 from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_id, read_tracked_run
-from hvdtrain.trackers.services import WAIT_SECONDS, WandbTracker
-from hvdtrain.trackers.tracker import TrackedRun, row_of, without_password
+from hvdtrain.trackers.services import WAIT_SECONDS, TrackedRun, WandbTracker, row_of, without_password
 
 ID = "0123456789abcdef"
 

@@ -24,7 +24,7 @@ from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.replica_state import StateTensors
 from hvdtrain.backends.torch.state.moving_state import MovingState
-from hvdtrain.backends.torch.state.slots import optimizers_kept
+from hvdtrain.backends.torch.state.tensors import optimizers_kept
 from hvdtrain.backends.torch.step_clock import ProfilerRecorder
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.parts import Parts, describe_parts, make_parts, renewed_parts

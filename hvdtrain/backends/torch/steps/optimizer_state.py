@@ -20,7 +20,7 @@ from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer, bro
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.layouts import SAME
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState, TorchSnapshot
-from hvdtrain.backends.torch.state.slots import make_slots
+from hvdtrain.backends.torch.state.tensors import make_slots
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 

@@ -16,7 +16,7 @@ from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParamete
 from hvdtrain.backends.torch.replica_state import TrainedSet
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
-from hvdtrain.backends.torch.state.slots import fill_slots, make_slots
+from hvdtrain.backends.torch.state.tensors import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_optimizers, take_rates
 from hvdtrain.backends.torch.steps.sharded_state import make_ema, shard_optimizer

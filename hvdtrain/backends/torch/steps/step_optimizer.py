@@ -22,8 +22,7 @@ from hvdtrain.backends.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.objective.losses import check_values, weigh
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.state.model_state import Entry
-from hvdtrain.backends.torch.state.slots import try_step
-from hvdtrain.backends.torch.state.tensors import as_kept, set_values
+from hvdtrain.backends.torch.state.tensors import as_kept, set_values, try_step
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers

@@ -12,7 +12,7 @@ from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry
-from hvdtrain.backends.torch.state.slots import try_step
+from hvdtrain.backends.torch.state.tensors import try_step
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.errors import TaskError
 
