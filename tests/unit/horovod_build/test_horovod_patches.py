@@ -1,7 +1,6 @@
 """The patches for Horovod's source: complete, exact, documented, and part of every installation."""
 
 import dataclasses
-import re
 import shutil
 import subprocess
 import sys
@@ -64,24 +63,6 @@ def test_a_source_that_differs_stops_the_build_and_stays_as_it_is(tree, patch, f
     assert contents(tree) == before
 
 
-@pytest.mark.parametrize("patch", [PATCHES[0], PATCHES[-1]], ids=lambda patch: patch.name)
-def test_a_source_whose_lines_have_moved_stops_the_build(tree, patch):
-    number = PATCHES.index(patch)
-    apply_patches(tree, PATCHES[:number])
-    file = next(diff.file for diff in reversed(patch.files) if not diff.is_new)
-    (tree / file).write_bytes(b"\n" + (tree / file).read_bytes())
-    with pytest.raises(HorovodBuildError, match=re.escape(f"Patch {patch.name} does not match {file}")):
-        apply_patches(tree, [patch])
-
-
-def test_a_text_that_stands_elsewhere_stops_the_build(tmp_path):
-    (tmp_path / "a.txt").write_text("z\nx\nx\n")
-    with pytest.raises(
-        HorovodBuildError, match=r"build/0001-twice does not match a\.txt: .* differs at line 1"
-    ):
-        apply_patches(tmp_path, [parse_patch("build/0001-twice", HEADER + DIFF)])
-
-
 def test_a_missing_file_stops_the_build_before_anything_is_written(tmp_path):
     (tmp_path / "a.txt").write_text("x\n")
     patches = [
@@ -131,38 +112,23 @@ def test_a_malformed_patch_is_an_error_that_names_it(name, text, message):
 
 
 def test_the_record_file_is_the_one_that_cmake_reads(patched):
-    assert (
-        f'file(READ "${{PROJECT_SOURCE_DIR}}/{compiling.RECORD_FILE}"'
-        in (patched / "CMakeLists.txt").read_text()
-    )
-
-
-def build_distribution(source: Path, kind: str, folder: Path) -> Path:
-    """Build the "sdist" or "wheel" of a source tree without the network."""
-    code = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=source,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
-    return next(folder.glob("*.whl" if kind == "wheel" else "*.tar.gz"))
+    line = f'file(READ "${{PROJECT_SOURCE_DIR}}/{compiling.RECORD_FILE}"'
+    assert line in (patched / "CMakeLists.txt").read_text()
 
 
 def test_a_wheel_that_is_built_from_the_source_distribution_holds_the_patches(tmp_path):
     source = tmp_path / "hvdtrain"
-    shutil.copytree(
-        REPOSITORY / "hvdtrain", source / "hvdtrain", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(REPOSITORY / "hvdtrain", source / "hvdtrain")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copyfile(REPOSITORY / name, source / name)
-    sdist = build_distribution(source, "sdist", tmp_path / "sdist")
-    shutil.unpack_archive(sdist, tmp_path / "unpacked")
-    unpacked = tmp_path / "unpacked" / sdist.name.removesuffix(".tar.gz")
-    with zipfile.ZipFile(build_distribution(unpacked, "wheel", tmp_path / "wheel")) as wheel:
+    for kind in ("sdist", "wheel"):  # without the network
+        code = f"from setuptools import build_meta; build_meta.build_{kind}({str(tmp_path)!r})"
+        subprocess.run([sys.executable, "-c", code], cwd=source, check=True)
+        if kind == "sdist":
+            shutil.unpack_archive(next(tmp_path.glob("*.tar.gz")), tmp_path / "unpacked")
+            (source,) = (tmp_path / "unpacked").iterdir()
+    (built,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(built) as wheel:
         for patch in PATCHES:
             path = f"hvdtrain/horovod_build/patches/{patch.name}.patch"
             assert wheel.read(path) == (REPOSITORY / path).read_bytes()
