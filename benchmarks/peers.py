@@ -105,7 +105,8 @@ def milliseconds(
         name = f"{framework} {program} {model} {controller}"
         words = commands[0]
         if len(commands) > 1:
-            words = ["sh", "-c", f"{' & '.join(map(shlex.join, commands))} & wait"]
+            waits = "; ".join(["wait -n || exit"] * len(commands))  # the first that fails ends the others
+            words = ["bash", "-c", f"{' & '.join(map(shlex.join, commands))} & {waits}"]
         return float(run_program(name, words, args.limit, Path(folder) / RESULT, ENVIRON))
 
 

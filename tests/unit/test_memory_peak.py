@@ -3,14 +3,14 @@
 import pytest
 from support.fakes import FakeBackend, FakeLocalBackend, make_loop_session, on_every_rank
 
-from hvdtrain.backends import memory as memory_peak
+from hvdtrain.backends import hooks
 from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.loop import run
 
 
 @pytest.mark.parametrize(("kind", "fields"), [(FakeBackend, {}), (FakeLocalBackend, {"sync_every": 2})])
 def test_every_line_has_the_largest_of_all_workers(kind, fields, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_peak, "peak_bytes", lambda: 100 << 20)
+    monkeypatch.setattr(hooks, "peak_bytes", lambda: 100 << 20)
 
     class Growing(kind):
         def device_memory(self):
