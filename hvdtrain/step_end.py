@@ -229,6 +229,7 @@ def stopped_by_callback(session: Session, plan: TrainingPlan) -> bool:
     """
     state = session.state
     if not session.services.stoppers or plan.is_done(state.progress):
+        state.awaits_answer = False
         return False
 
     def answer() -> str:

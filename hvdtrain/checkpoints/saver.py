@@ -345,6 +345,7 @@ class UploadingSaver(BackgroundSaver):
             where = f"{folder} on this host has all of it; the same command with --resume uploads it"
             return f"{self._store.problem()}; {where} to {shown(self._store.url)}"
         names = {path.name for path in folder.glob(f"{self._folder.name}/[!.]*")} - self._store.whole
+        names |= set(self._store.left_out())
         if names:
             return f"{folder} stays, as these are not in the store: {', '.join(sorted(names)[:4])}"
         shutil.rmtree(folder, ignore_errors=True)

@@ -50,6 +50,8 @@ class Trace:
         elif isinstance(item, str | bytes | bytearray):
             data = item.encode(errors="replace") if isinstance(item, str) else bytes(item)
             self._take(b"%d" % len(data), data[:: len(data) // _MOST + 1])
+        elif isinstance(item, int) and item.bit_length() > 63:  # which numpy has no type for
+            self._take(str(item).encode())
         elif isinstance(item, int | float | np.ndarray | np.generic) or type_name(item).startswith("torch."):
             with suppress(Exception):  # on a device, or with a gradient
                 self._add_array(np.asarray(item))
@@ -194,10 +196,7 @@ class Stream:
             item = self._begin()
             self._first.append(self.decoded(item))
             self._leave_out(self._first[0])
-            traces = Trace(), Trace()
-            for trace, found in zip(traces, (item, self._begin()), strict=True):
-                trace.add(found)
-            if traces[0].summary != traces[1].summary:
+            if not _is_same(item, self._begin()):
                 self.notes += (_CHANGES,)
         return self._first[0]
 
@@ -248,6 +247,21 @@ class Stream:
             return
         self._columns.learn(sample, f"the first sample of the stream ({self._source.name})")
         self.notes = self._columns.notes
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return whether two items of a source are equal, as far as they hold numbers and text."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_is_same, one, other))
+    try:
+        arrays = np.asarray(one), np.asarray(other)
+    except Exception:  # what another package holds, perhaps on a device
+        return True
+    if any(array.dtype == object for array in arrays):
+        return True
+    return arrays[0].shape == arrays[1].shape and arrays[0].tobytes() == arrays[1].tobytes()
 
 
 class _Given:

@@ -1,7 +1,7 @@
 """How training ends: what was raised becomes a status, a problem and an error, alike in every kind of job."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -96,7 +96,8 @@ def errors_noted(report: Report) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        report.note(getattr(error, "problem", "") or f"{type(error).__name__}: {error}")
+        with suppress(Exception):  # of a console that is closed
+            report.note(getattr(error, "problem", "") or f"{type(error).__name__}: {error}")
 
 
 def report_early_end(session: Session, signals: Signals, ending: Ending) -> None:

@@ -200,7 +200,6 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
     ACTIVITY.enter("in the dry run", is_long=True)
     session.memory.own = plan_memory(session, model)
     peak = peak_bytes()
-    # its batches need not stay in memory
     found = dry_run(session, task, session.memory.own)
     session.services.forms = found.forms
     session.memory.own = measured_plan(session, model, found, peak)
@@ -282,16 +281,25 @@ def close_services(session: Session) -> None:
 
 
 @contextmanager
-def entered(run: TrainingRun, point: ResumePoint) -> Iterator[tuple[Session, Dry]]:
+def entered(
+    run: TrainingRun, point: ResumePoint, *, with_passes: bool = False
+) -> Iterator[tuple[Session, Dry]]:
     """Collective. Return a context with the session of a run, and what its dry run has found.
 
     The processes that read samples are started before, and end after the context.
+
+    Args:
+        run: the training.
+        point: where it starts.
+        with_passes: whether the batches and outputs of the dry run are kept: they take memory.
     """
     task_data = run.task_data
     with readers_for(run.config, task_data.train_data, task_data.eval_data) as readers:
         session = new_session(run.config, run.backend, task_data, point, readers, callbacks=run.callbacks)
         session.services.keeps_history = run.keeps_history
-        yield session, try_out(session, task_data.task, run.model)
+        found = try_out(session, task_data.task, run.model)
+        found = found if with_passes else replace(found, passes=())
+        yield session, found
 
 
 @contextmanager
@@ -335,7 +343,7 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
             config, task_data = run.config, run.task_data
             checked = check_batches(backend.workers, task_data.identity, config, Progress())
             restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
-            with entered(run, ResumePoint()) as (session, found):
+            with entered(run, ResumePoint(), with_passes=True) as (session, found):
                 options = notes_on_options(
                     config,
                     job.given,

@@ -59,7 +59,6 @@ SECONDS = {
     "elastic/test_toy_world": 40,
     "horovod_build/test_keyed_rendezvous": 12,
     "stores/test_run_store": 12,
-    "stores/test_uploader": 5,
     "unit/test_elastic_job": 9,
     "unit/test_framework_imports": 6,
     "unit/test_job_resumes": 17,

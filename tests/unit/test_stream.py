@@ -324,3 +324,14 @@ def test_shards_of_hugging_face_are_told_the_epoch():
         found = list(HuggingFaceSource(Dataset()).open(4, shards))
         assert {epoch for _, epoch in found} == {4}
         assert len(found) == 3 * len(shards or range(3))
+
+
+def test_a_source_whose_passes_begin_with_the_same_numbers_in_another_order_is_noted():
+    drawn = np.random.RandomState(0)
+
+    def samples():
+        yield {"inputs": drawn.permutation(np.arange(8, dtype=np.float32)), "targets": 0}
+
+    data = hvdtrain.stream(samples, inputs="inputs", targets="targets", length=1)
+    data.first()
+    assert "different samples" in data.notes[0]

@@ -1,6 +1,6 @@
 """Half precision in Keras: a policy of types, and a loss scale for fp16.
 
-``torch/precision.py`` does the same for PyTorch; what they share is in ``backends/precision.py``.
+``torch/precision.py`` does the same for PyTorch; what they share is in ``backends/options.py``.
 """
 
 from collections.abc import Iterator, Sequence

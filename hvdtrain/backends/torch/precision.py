@@ -1,6 +1,6 @@
 """Half precision in PyTorch: autocast, and a loss scale for fp16.
 
-``tensorflow/precision.py`` does the same for Keras; what they share is in ``backends/precision.py``.
+``tensorflow/precision.py`` does the same for Keras; what they share is in ``backends/options.py``.
 """
 
 from collections.abc import Callable, Sequence

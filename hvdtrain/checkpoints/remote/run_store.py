@@ -15,6 +15,7 @@ from hvdtrain.checkpoints.remote.stored_checkpoints import (
     FOLDER,
     StoredCheckpoints,
     fetch_logs,
+    left_out_of,
     logs_in,
     step_in,
 )
@@ -26,7 +27,7 @@ from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.storage.files import read_regular
 from hvdtrain.storage.transfers import upload
-from hvdtrain.storage.urls import StoreError, StorePermissionError, entries, join, name, remove, shown
+from hvdtrain.storage.urls import StorePermissionError, entries, join, name, remove, shown
 from hvdtrain.workers.activity import ACTIVITY
 
 AUTO, NEW = "auto", ""  # continue if there is a run; there must be none
@@ -189,10 +190,14 @@ class RunStore:
         self._thread = threading.Thread(target=self.work, daemon=True, name="upload")
         self._thread.start()
 
+    def left_out(self) -> list[str]:
+        """Return what lies in the working copy, besides checkpoints, and is not uploaded, such as links."""
+        return left_out_of(self.folder, (SCRATCH, LOCK_FILE)) if self.folder.is_dir() else []
+
     def beat(self, claim: Claim) -> None:
         """Give signs of life until the job has ended. A thread runs it."""
         while not self._is_over.wait(BEAT_SECONDS) and not claim.lost:
-            with suppress(StoreError):
+            with suppress(Exception):  # the thread must not end: the claim would look left
                 claim.update()
 
     def work(self) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from hvdtrain.checkpoints import manifest as manifests
@@ -197,6 +197,23 @@ def fetch_logs(url: str, folder: Path) -> None:
             if {"", ".", ".."}.isdisjoint(parts) and not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 download(one.url, path)
+
+
+def left_out_of(folder: Path, own: Collection[str]) -> list[str]:
+    """Return what lies in a run directory besides its checkpoints and is not uploaded, such as links.
+
+    Args:
+        folder: the run directory.
+        own: names of files and folders in it that are the job's own, such as its lock.
+    """
+    uploaded, found = {path for path, _ in logs_in(folder)}, list[Path]()
+    for place, folders, files in os.walk(folder):
+        is_top = Path(place) == folder
+        skipped = {FOLDER, *own, *(one for one in folders if one.startswith("sending-"))} if is_top else set()
+        links = [one for one in folders if Path(place, one).is_symlink()]
+        found += [Path(place, one) for one in (*links, *files) if one not in skipped]
+        folders[:] = [one for one in folders if one not in skipped]
+    return [str(path.relative_to(folder)) for path in found if path not in uploaded]
 
 
 def logs_in(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:

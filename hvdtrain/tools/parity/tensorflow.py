@@ -1,4 +1,4 @@
-"""Looking into a model of Keras; ``torch/probe.py`` does the same for PyTorch."""
+"""Looking into a model of Keras; ``torch.py`` does the same for PyTorch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager

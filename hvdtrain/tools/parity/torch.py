@@ -1,4 +1,4 @@
-"""Looking into a model of PyTorch; ``tensorflow/probe.py`` does the same for Keras."""
+"""Looking into a model of PyTorch; ``tensorflow.py`` does the same for Keras."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

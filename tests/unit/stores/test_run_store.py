@@ -193,3 +193,18 @@ def test_what_cannot_be_uploaded_is_not_awaited_and_named(tmp_path):
     assert not run_store.close(60.0)
     assert "/checkpoints" in run_store.problem()
     assert "training continues, what it writes stays in" in said[0]
+
+
+def test_a_working_copy_stays_if_it_holds_what_is_not_uploaded(store, tmp_path):
+    folder = tmp_path / "copy"
+    job = Job(store, folder)
+    job.save(1)
+    (folder / ".hydra").mkdir()
+    (folder / ".hydra" / "config.yaml").write_text("a: 1")
+    (folder / "poetry.lock").write_text("")
+    (folder / "link").symlink_to(tmp_path, target_is_directory=True)
+    saver = UploadingSaver(folder / "checkpoints", Report(), job.uploader)
+    job.round(is_last=True)
+    said = saver.close(1.0)
+    assert folder.is_dir()
+    assert all(name in said for name in (".hydra/config.yaml", "poetry.lock", "link"))

@@ -1,4 +1,4 @@
-"""Metrics of a whole evaluation in TensorFlow; ``torch/evaluation.py`` does the same for PyTorch."""
+"""Metrics of a whole evaluation in TensorFlow; ``torch/objective/evaluation.py`` does the same for PyTorch."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""Rows of all workers in TensorFlow; ``torch/gathering.py`` does the same for PyTorch."""
+"""Rows of all workers in TensorFlow; ``torch/objective/gathering.py`` does the same for PyTorch."""
 
 from contextlib import nullcontext
 from typing import Any

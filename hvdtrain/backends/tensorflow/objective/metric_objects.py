@@ -1,4 +1,4 @@
-"""Objects of Keras in an evaluation; ``torch/metric_objects.py`` does the same for torchmetrics."""
+"""Objects of Keras in an evaluation; ``torch/objective/metric_objects.py`` does the same for torchmetrics."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gradients of TensorFlow that travel as bf16; ``torch/bfloat16.py`` does the same for PyTorch.
+"""Gradients of TensorFlow that travel as bf16; ``torch/reduction/bfloat16.py`` does the same for PyTorch.
 
 Horovod 0.28.1 sums no bf16, over MPI, Gloo or NCCL: what travels are its bits.
 """

@@ -1,4 +1,4 @@
-"""Models of Keras divided into blocks and stages; ``torch/stage_model.py`` does so for PyTorch."""
+"""Models of Keras divided into blocks and stages; ``torch/stages/model.py`` does so for PyTorch."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

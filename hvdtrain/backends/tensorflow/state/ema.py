@@ -1,4 +1,4 @@
-"""The moving average of a Keras model's weights; ``torch/ema.py`` does the same for PyTorch."""
+"""The moving average of a Keras model's weights; ``torch/state/ema.py`` does the same for PyTorch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

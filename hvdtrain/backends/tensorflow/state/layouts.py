@@ -1,6 +1,6 @@
 """Which portable arrays the variables of Keras layers become, by layer type: paths, roles, layouts.
 
-``torch/layouts.py`` does the same for PyTorch. The portable layouts are Keras's own, so there is little
+``torch/state/layouts.py`` does the same for PyTorch. The portable layouts are Keras's own, so there is little
 to do here.
 """
 

@@ -1,6 +1,6 @@
 """What a step of an elastic job changes before its last reduction has succeeded, and its way back.
 
-``torch/moving_state.py`` does the same for PyTorch.
+``torch/state/moving_state.py`` does the same for PyTorch.
 """
 
 from collections.abc import Sequence

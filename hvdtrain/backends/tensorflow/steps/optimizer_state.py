@@ -1,6 +1,6 @@
 """Keras optimizers as portable state, and the state of a whole job: loading and snapshots.
 
-``torch/optimizer_state.py`` does the same for PyTorch; the rules are in ``portable/names.py``.
+``torch/steps/optimizer_state.py`` does the same for PyTorch; the rules are in ``portable/names.py``.
 """
 
 from collections.abc import Iterator, Mapping

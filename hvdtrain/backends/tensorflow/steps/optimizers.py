@@ -1,4 +1,4 @@
-"""The optimizer that a task brings or the config names; ``torch/optimizers.py`` does so for PyTorch."""
+"""The optimizer that a task brings or the config names; ``torch/steps/optimizers.py`` does so for PyTorch."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rows of all workers in PyTorch; ``tensorflow/gathering.py`` does the same for TensorFlow."""
+"""Rows of all workers in PyTorch; ``tensorflow/objective/gathering.py`` does the same for TensorFlow."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Losses and metrics by name, in PyTorch; ``tensorflow/losses.py`` does the same for Keras.
+"""Losses and metrics by name, in PyTorch; ``tensorflow/objective/losses.py`` does the same for Keras.
 
 Each takes (outputs, batch) and gives one value per sample, or values and weights per sample if targets can
 be left out or have weights. Classes stand on the last axis of outputs, or on axis 1; values of a sequence or

@@ -1,4 +1,4 @@
-"""Objects of torchmetrics in an evaluation; ``tensorflow/metric_objects.py`` does the same for Keras."""
+"""Objects of torchmetrics in an evaluation; ``tensorflow/objective/metric_objects.py`` does the same for Keras."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal

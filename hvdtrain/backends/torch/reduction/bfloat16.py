@@ -1,4 +1,4 @@
-"""Gradients of PyTorch that travel as bf16; ``tensorflow/bfloat16.py`` does the same for Keras.
+"""Gradients of PyTorch that travel as bf16; ``tensorflow/reduction/bfloat16.py`` does the same for Keras.
 
 Horovod 0.28.1 sums no bf16, over MPI, Gloo or NCCL: what travels are its bits.
 """

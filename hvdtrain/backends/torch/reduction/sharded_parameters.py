@@ -1,4 +1,4 @@
-"""PyTorch's parameters divided among the workers; ``portable/shards.py`` says which numbers are whose."""
+"""PyTorch's parameters divided among the workers; ``reduction/shards.py`` says which numbers are whose."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

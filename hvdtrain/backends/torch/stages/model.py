@@ -1,4 +1,4 @@
-"""Models of PyTorch divided into blocks and stages; ``tensorflow/stage_model.py`` does so for Keras."""
+"""Models of PyTorch divided into blocks and stages; ``tensorflow/stages/model.py`` does so for Keras."""
 
 import inspect
 import time

@@ -1,4 +1,4 @@
-"""The moving average of a PyTorch model's weights; ``tensorflow/ema.py`` does the same for Keras."""
+"""The moving average of a PyTorch model's weights; ``tensorflow/state/ema.py`` does the same for Keras."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,6 +1,6 @@
 """Which portable arrays PyTorch's modules become, by module type: roles, layouts and gate orders.
 
-``tensorflow/layouts.py`` does the same for Keras layers; the portable layouts are Keras's.
+``tensorflow/state/layouts.py`` does the same for Keras layers; the portable layouts are Keras's.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,6 @@
 """PyTorch optimizers as portable state, and the state of a whole job: loading and snapshots.
 
-``tensorflow/optimizer_state.py`` does the same for Keras; the rules are in ``portable/names.py``.
+``tensorflow/steps/optimizer_state.py`` does the same for Keras; the rules are in ``portable/names.py``.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
