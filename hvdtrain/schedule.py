@@ -204,7 +204,7 @@ class LearningRate:
     - step: ``peak * step_factor ** (boundaries passed)``;
     - cyclic: triangles between ``final_fraction * peak`` and ``peak``, one per ``cycle_epochs``
       (Smith 2017, arXiv:1506.01186), starting at the top;
-    - plateau: ``peak`` times the fraction that the evaluations have led to, see ``plateau.py``.
+    - plateau: ``peak`` times the fraction that the evaluations have led to, see ``early_stopping.py``.
 
     or, from the beginning,
 

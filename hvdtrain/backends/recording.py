@@ -1,4 +1,4 @@
-"""Recording steps: what each framework's ``recorder.py`` gives, and Horovod's timeline."""
+"""Recording steps: what each framework's ``step_clock.py`` gives, and Horovod's timeline."""
 
 import json
 import os

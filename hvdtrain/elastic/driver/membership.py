@@ -2,7 +2,7 @@
 
 ``Members`` takes events with the time and returns actions. It has no connection, process, clock or
 randomness, so that every order of events can be tested. It knows each worker (``roster.py``), which slots get
-one (``staffing.py``) and the current world (``worlds.py``), and decides on the next one (``regrouping.py``)
+one (``regrouping.py``) and the current world (``worlds.py``), and decides on the next one
 and on the end of the job (``job_end.py``).
 """
 

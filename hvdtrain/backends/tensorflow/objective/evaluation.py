@@ -1,4 +1,4 @@
-"""Metrics of a whole evaluation in TensorFlow; ``torch/objective/evaluation.py`` does the same for PyTorch."""
+"""Metrics of a whole evaluation in TensorFlow; as in ``torch/objective/evaluation.py``."""
 
 from collections.abc import Mapping
 from functools import partial

@@ -1,4 +1,4 @@
-"""TensorFlow's gradients as parts of few flat tensors; ``torch/reduction/flat.py`` does the same for PyTorch."""
+"""TensorFlow's gradients as parts of few flat tensors; as in ``torch/reduction/flat.py``."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,6 +1,6 @@
 """Keras models as portable state: every variable found, named and laid out; snapshots of them.
 
-``torch/state/model_state.py`` does the same for PyTorch; the rules are in ``portable/names.py``, the layer types
+As in ``torch/state/model_state.py``; the rules are in ``portable/names.py``, the layer types
 in ``layouts.py``.
 """
 

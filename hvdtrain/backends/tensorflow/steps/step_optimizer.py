@@ -1,4 +1,4 @@
-"""The optimizers that a task's own step is given in TensorFlow; ``torch/steps/step_optimizer.py`` has PyTorch's."""
+"""The optimizers that a task's own step is given in TensorFlow; as in ``torch/steps/step_optimizer.py``."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Metrics of a whole evaluation in PyTorch; ``tensorflow/objective/evaluation.py`` does the same for TensorFlow."""
+"""Metrics of a whole evaluation in PyTorch; as in ``tensorflow/objective/evaluation.py``."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Objects of torchmetrics in an evaluation; ``tensorflow/objective/metric_objects.py`` does the same for Keras."""
+"""Objects of torchmetrics in an evaluation; as in ``tensorflow/objective/metric_objects.py``."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal

@@ -1,4 +1,4 @@
-"""PyTorch's gradients as parts of few flat tensors; ``tensorflow/reduction/flat.py`` does the same for Keras."""
+"""PyTorch's gradients as parts of few flat tensors; as in ``tensorflow/reduction/flat.py``."""
 
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """PyTorch models as portable state: every tensor found, named and laid out; snapshots of them.
 
-``tensorflow/state/model_state.py`` does the same for Keras; the rules are in ``portable/names.py``, the module
+As in ``tensorflow/state/model_state.py``; the rules are in ``portable/names.py``, the module
 types in ``layouts.py``.
 """
 

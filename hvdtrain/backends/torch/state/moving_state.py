@@ -1,6 +1,6 @@
 """What a step changes before its reductions have succeeded, and how it is as before when they have not.
 
-``tensorflow/state/moving_state.py`` does the same for Keras. Only elastic jobs need it: others end when a worker is
+As in ``tensorflow/state/moving_state.py``. Only elastic jobs need it: others end when a worker is
 lost.
 """
 

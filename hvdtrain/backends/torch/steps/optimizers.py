@@ -1,4 +1,4 @@
-"""The optimizer that a task brings or the config names; ``tensorflow/steps/optimizers.py`` does so for Keras."""
+"""The optimizer that a task brings or the config names; as in ``tensorflow/steps/optimizers.py``."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

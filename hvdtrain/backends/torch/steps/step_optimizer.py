@@ -1,4 +1,4 @@
-"""The optimizers that a task's own step is given in PyTorch; ``tensorflow/steps/step_optimizer.py`` has Keras's."""
+"""The optimizers that a task's own step is given in PyTorch; as in ``tensorflow/steps/step_optimizer.py``."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
