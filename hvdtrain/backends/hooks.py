@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any
 
 from hvdtrain.backends.base import Backend, Probes, device_memory
-from hvdtrain.backends.records import DeviceMemory
 from hvdtrain.backends.step_metrics import StepStatistics
 from hvdtrain.early_stopping import PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.host.cores import peak_bytes
@@ -212,10 +211,6 @@ class MemoryPeak(LoopHook):
 
     def __init__(self, backend: Backend, sync_every: int = 1) -> None:
         self._backend, self._sync_every = backend, sync_every
-        # found once: looking whether a backend has a protocol takes longer than reading the memory
-        self._device: Callable[[], DeviceMemory | None] = (
-            backend.device_memory if isinstance(backend, Probes) else lambda: None
-        )
         self.host_mib = self.device_mib = 0.0
 
     def on_workers(self) -> None:
@@ -228,7 +223,7 @@ class MemoryPeak(LoopHook):
         workers = self._backend.workers
         if not is_turn(step, self._sync_every, workers.rank, workers.size):
             return {}
-        host_mib, device_mib = _in_mebibytes(self._device())
+        host_mib, device_mib = own_peak_mib(self._backend)
         return {"host_peak_mib": host_mib, "device_peak_mib": device_mib}
 
     def take(self, sums: StepStatistics) -> None:
@@ -244,10 +239,7 @@ class MemoryPeak(LoopHook):
 
 def own_peak_mib(backend: Backend) -> tuple[float, float]:
     """Return the most memory that this worker has had on its host and on its GPU, in MiB. Local."""
-    return _in_mebibytes(device_memory(backend))
-
-
-def _in_mebibytes(device: DeviceMemory | None) -> tuple[float, float]:
+    device = device_memory(backend)
     return peak_bytes() / _MEBIBYTE, 0.0 if device is None else device.peak / _MEBIBYTE
 
 
