@@ -33,10 +33,6 @@ class Sharded(Reducer):
         kind, self._factor = type_of_parts(compression, shards.workers.size, scaled)
         self._kind = tf.as_dtype(kind)
 
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        return f"parts of fp32, sent as {self._kind.name}"
-
     def _sum(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         """Collective. Return this worker's parts of the sums."""
         by_path = dict(zip(self._parameters, gradients, strict=True))

@@ -66,10 +66,6 @@ class Sharded(Reducer):
         self._sent.clear()
         self._sums = [bucket.zeros(bucket.layout.part) for bucket in self._buckets]
 
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        return f"parts of fp32, sent as {self._kind}"
-
     @contextmanager
     def in_pass(self) -> Iterator[None]:
         """Collective, if it belongs to a step. Return a context for a backward pass."""
