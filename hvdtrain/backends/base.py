@@ -109,7 +109,7 @@ class Backend(Protocol):
         ...
 
     def eval_step(self, batch: Any, partial: Any = None) -> Any:
-        """Evaluate one batch and return the sums so far. Local: no collective.
+        """Evaluate one batch and return the sums so far. Local unless loss or stages communicate.
 
         Args:
             batch: what ``to_device`` yielded.

@@ -39,6 +39,8 @@ def choose_step(task: Any, config: Config) -> Callable[..., Any]:
 class Step(Protocol):
     """What a job does in a step, and what else depends on it; ``build`` calls the first methods in order.
 
+    Steps also have ``dry_run``, with the arguments of the framework's meters; local ones ``synchronize``.
+
     Attributes:
         computation: what a step computes of a batch.
         near: the workers among whom a step sums gradients, when the model is made.
