@@ -27,81 +27,55 @@ from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
 @dataclass
 class Services:
-    """What a run shows and writes itself with: made when the run is entered, closed when it is left.
+    """What a run shows and writes itself with: made when the run is entered, closed when it is left."""
 
-    Attributes:
-        report: where the run shows and writes itself.
-        run_dir: the run directory.
-        saver: what writes checkpoints.
-        hooks: the other parts of hvdtrain that take part in the loop.
-        forms: what stands for a batch in the digest of a checkpoint; empty if no digest is made.
-        generation: the number of the world that this worker of an elastic job is in; 0 in other jobs.
-        lost_lease: returns why this worker may no longer write files; empty while it may.
-        has_started: whether the report knows that training has started.
-        speeds: samples/s of every logged window of training.
-        keeps_history: whether the summary that training returns has the run's history.
-        watched: those of ``on_step`` and ``on_window`` that callbacks of some worker have: they are called
-            before the next step, which follows what they freeze and thaw.
-        stoppers: the user's callbacks that rank 0 calls after an evaluation to find whether training ends.
-    """
-
-    report: Report
-    run_dir: Path
-    saver: Saver = field(default_factory=Saver)
+    report: Report  # where the run shows and writes itself
+    run_dir: Path  # the run directory
+    saver: Saver = field(default_factory=Saver)  # what writes checkpoints
+    # the other parts of hvdtrain that take part in the loop
     hooks: LoopHooks = field(default_factory=LoopHooks)
+    # what stands for a batch in the digest of a checkpoint; empty if no digest is made
     forms: Mapping[str, ArrayForm] = field(default_factory=dict)
-    generation: int = 0
+    generation: int = 0  # the number of the world that this worker of an elastic job is in; 0 in other jobs
+    # returns why this worker may no longer write files; empty while it may
     lost_lease: Callable[[], str] = lambda: ""
-    has_started: bool = False
-    speeds: list[float] = field(default_factory=list)
-    keeps_history: bool = False
+    has_started: bool = False  # whether the report knows that training has started
+    speeds: list[float] = field(default_factory=list)  # samples/s of every logged window of training
+    keeps_history: bool = False  # whether the summary that training returns has the run's history
+    # those of ``on_step`` and ``on_window`` that callbacks of some worker have: they are called before the
+    # next step, which follows what they freeze and thaw
     watched: frozenset[str] = frozenset()
+    # the user's callbacks that rank 0 calls after an evaluation to find whether training ends
     stoppers: Sequence[Any] = ()
 
 
 @dataclass
 class MemoryNeeds:
-    """What a job takes of memory; None before it is known.
+    """What a job takes of memory; None before it is known."""
 
-    Attributes:
-        own: what this worker takes.
-        heaviest: what the worker takes that takes most.
-    """
-
-    own: MemoryPlan | None = None
-    heaviest: MemoryPlan | None = None
+    own: MemoryPlan | None = None  # what this worker takes
+    heaviest: MemoryPlan | None = None  # what the worker takes that takes most
 
 
 @dataclass
 class Session:
-    """One run: what the loop is given. The fields from ``memory`` on change while the run trains.
+    """One run: what the loop is given. The fields from ``memory`` on change while the run trains."""
 
-    Attributes:
-        config: the resolved config.
-        backend: the framework.
-        data: what the run reads.
-        services: what it shows and writes itself with.
-        state: what a checkpoint keeps of the run.
-        memory: what it takes of memory.
-        stopped: whether training ended because a worker requested it.
-        stopped_early: why and where training ended because nothing got better; empty otherwise.
-        wanted: what any worker requests of all of them, as far as metrics were read, and is not done yet.
-        unsent: what this worker requests of the others and may not have reached them, as a step failed.
-        deferred_error: the failure of a collective in a callback, which is raised when the rest is done.
-        read_alone: reads and reports the metrics of steps that are done, without the other workers.
-    """
-
-    config: Config
-    backend: Backend
-    data: TrainingData
-    services: Services
-    state: RunState = field(default_factory=RunState)
-    memory: MemoryNeeds = field(default_factory=MemoryNeeds)
-    stopped: bool = False
-    stopped_early: str = ""
+    config: Config  # the resolved config
+    backend: Backend  # the framework
+    data: TrainingData  # what the run reads
+    services: Services  # what it shows and writes itself with
+    state: RunState = field(default_factory=RunState)  # what a checkpoint keeps of the run
+    memory: MemoryNeeds = field(default_factory=MemoryNeeds)  # what it takes of memory
+    stopped: bool = False  # whether training ended because a worker requested it
+    stopped_early: str = ""  # why and where training ended because nothing got better; empty otherwise
+    # what any worker requests of all of them, as far as metrics were read, and is not done yet
     wanted: ControlFlags = NO_FLAGS
+    # what this worker requests of the others and may not have reached them, as a step failed
     unsent: ControlFlags = NO_FLAGS
+    # the failure of a collective in a callback, which is raised when the rest is done
     deferred_error: PeerLostError | None = None
+    # reads and reports the metrics of steps that are done, without the other workers
     read_alone: Callable[[], None] = lambda: None
 
     @property

@@ -14,15 +14,10 @@ from hvdtrain.workers.wire_types import travels
 @travels
 @dataclass(frozen=True)
 class Progress:
-    """Where training stands.
+    """Where training stands."""
 
-    Attributes:
-        step: steps done.
-        samples: samples seen: the position in the endless stream of training data.
-    """
-
-    step: int = 0
-    samples: int = 0
+    step: int = 0  # steps done
+    samples: int = 0  # samples seen: the position in the endless stream of training data
 
 
 @dataclass(frozen=True)
@@ -30,28 +25,18 @@ class TrainingPlan:
     """How large a step is, when training ends and which learning rate a step has.
 
     It is worked out when a run is entered; a run with another number of workers has another plan.
-
-    Attributes:
-        batch: how a global batch of training is sharded.
-        eval_batch: likewise for evaluation.
-        base_batch: samples that the learning rate is quoted for.
-        learning_rate: the learning rate as a function of progress.
-        data_size: samples in the training data.
-        last_sample: position in the stream where training ends.
-        steps: number of steps of the whole training.
-        sync_every: after how many steps the workers synchronise; 1 unless the job has local steps.
-        by_steps: whether the end and the learning rate go by steps, because steps may have fewer samples than
-            the global batch.
     """
 
-    batch: BatchPlan
-    eval_batch: BatchPlan
-    base_batch: int
-    learning_rate: LearningRate
-    data_size: int
-    last_sample: int
-    steps: int
-    sync_every: int = 1
+    batch: BatchPlan  # how a global batch of training is sharded
+    eval_batch: BatchPlan  # likewise for evaluation
+    base_batch: int  # samples that the learning rate is quoted for
+    learning_rate: LearningRate  # the learning rate as a function of progress
+    data_size: int  # samples in the training data
+    last_sample: int  # position in the stream where training ends
+    steps: int  # number of steps of the whole training
+    sync_every: int = 1  # after how many steps the workers synchronise; 1 unless the job has local steps
+    # whether the end and the learning rate go by steps, because steps may have fewer samples than the global
+    # batch
     by_steps: bool = False
 
     @classmethod

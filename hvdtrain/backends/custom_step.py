@@ -90,19 +90,12 @@ class Optimizers(Mapping[str, StepOptimizer]):
 
 
 class StepPart(NamedTuple):
-    """The samples of a step on one worker, and what an update with them needs, in tensors.
+    """The samples of a step on one worker, and what an update with them needs, in tensors."""
 
-    Attributes:
-        weights: (samples,).
-        gradient_weights: (samples,): each sample's part in the mean gradient over the global batch.
-        total_weight: sum of the samples' weights over all workers; a number in PyTorch.
-        learning_rate: that of the step, likewise; None in a dry run, which reduces and updates nothing.
-    """
-
-    weights: Any
-    gradient_weights: Any
-    total_weight: Any
-    learning_rate: Any
+    weights: Any  # (samples,)
+    gradient_weights: Any  # (samples,): each sample's part in the mean gradient over the global batch
+    total_weight: Any  # sum of the samples' weights over all workers; a number in PyTorch
+    learning_rate: Any  # that of the step, likewise; None in a dry run, which reduces and updates nothing
 
 
 class NotCalled:

@@ -24,62 +24,40 @@ _MADE_BY_STEPS = ("gradients", "compression")  # what is not there when the mode
 @travels
 @dataclass(frozen=True)
 class MeasuredMemory:
-    """What a worker has measured before its first step, in bytes.
+    """What a worker has measured before its first step, in bytes."""
 
-    Attributes:
-        activations: what the passes of a micro-batch take at once, without gradients.
-        per_sample: how much of that each sample of the micro-batch adds.
-        resident: what the process has when the model is built; None if tensors are in a GPU's memory.
-        peak: the most that the process, or tensors on its GPU, have had until now.
-        workspace: what the passes took beyond activations and gradients, such as kernels' own memory.
-        compiling: roughly, what the framework takes for compiling the step.
-        idle: what the framework keeps for tensors that are made later, and is part of what is resident.
-        batches: what batches take that are read ahead.
-        saving: what a checkpoint takes while it is written.
-        saves_in_file: whether that is in pages of a temporary file, which the system can take back.
-        exchange: what the exchange between workers takes beside the gradients.
-        largest: the largest tensors that the passes make: what they are and how many, and bytes of each.
-    """
-
-    activations: int
-    per_sample: float
+    activations: int  # what the passes of a micro-batch take at once, without gradients
+    per_sample: float  # how much of that each sample of the micro-batch adds
+    # what the process has when the model is built; None if tensors are in a GPU's memory
     resident: int | None
-    peak: int = 0
-    workspace: int = 0
-    compiling: int = 0
-    idle: int = 0
-    batches: int = 0
-    saving: int = 0
+    peak: int = 0  # the most that the process, or tensors on its GPU, have had until now
+    workspace: int = 0  # what the passes took beyond activations and gradients, such as kernels' own memory
+    compiling: int = 0  # roughly, what the framework takes for compiling the step
+    idle: int = 0  # what the framework keeps for tensors that are made later, and is part of what is resident
+    batches: int = 0  # what batches take that are read ahead
+    saving: int = 0  # what a checkpoint takes while it is written
+    # whether that is in pages of a temporary file, which the system can take back
     saves_in_file: bool = False
-    exchange: int = 0
+    exchange: int = 0  # what the exchange between workers takes beside the gradients
+    # the largest tensors that the passes make: what they are and how many, and bytes of each
     largest: Sequence[tuple[str, int]] = ()
 
 
 @travels
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a worker of a job keeps while it trains, in bytes.
+    """What a worker of a job keeps while it trains, in bytes."""
 
-    Attributes:
-        parts: bytes by what they are for; before anything is measured without activations, batches and the
-            framework.
-        largest: the largest parameters, name and bytes.
-        remedies: what would take less memory, the most effective first, in words.
-        trained_bytes: what the trained parameters take.
-        trained_arrays: how many they are.
-        most_needed: what a worker of the job cannot do without, if it is known and more than this one's.
-        measured: what was measured; None before that.
-        stage: the stage of a split model, from 1, whose worker it is; 0 if the model is not split.
-    """
-
+    # bytes by what they are for; before anything is measured without activations, batches and the framework
     parts: Mapping[str, int]
-    largest: Sequence[tuple[str, int]]
-    remedies: Sequence[str]
-    trained_bytes: int = 0
-    trained_arrays: int = 0
+    largest: Sequence[tuple[str, int]]  # the largest parameters, name and bytes
+    remedies: Sequence[str]  # what would take less memory, the most effective first, in words
+    trained_bytes: int = 0  # what the trained parameters take
+    trained_arrays: int = 0  # how many they are
+    # what a worker of the job cannot do without, if it is known and more than this one's
     most_needed: int = 0
-    measured: MeasuredMemory | None = None
-    stage: int = 0
+    measured: MeasuredMemory | None = None  # what was measured; None before that
+    stage: int = 0  # the stage of a split model, from 1, whose worker it is; 0 if the model is not split
 
     @property
     def needed_bytes(self) -> int:

@@ -91,15 +91,10 @@ _SHOWN_GROUPS = 6  # names in a message
 
 @dataclass(frozen=True)
 class ParameterOptions:
-    """What the optimizer does with one parameter.
+    """What the optimizer does with one parameter."""
 
-    Attributes:
-        factor: what the learning rate is multiplied by.
-        weight_decay: its weight decay.
-    """
-
-    factor: float
-    weight_decay: float
+    factor: float  # what the learning rate is multiplied by
+    weight_decay: float  # its weight decay
 
 
 class ParameterGroups:

@@ -127,48 +127,33 @@ OPERATION, KERNEL, RUNTIME = "operation", "kernel", "runtime"
 
 
 class Operation(NamedTuple):
-    """A span that a framework's profiler recorded.
+    """A span that a framework's profiler recorded."""
 
-    Attributes:
-        thread: the thread, or the stream of a device, by its place in ``Operations.threads``.
-        name: what it did.
-        begin_ns: when it began, in nanoseconds since the epoch by this host's clock.
-        end_ns: when it ended.
-        kind: ``OPERATION`` for one of the framework's operations on the host, ``KERNEL`` for work of a
-            device, ``RUNTIME`` for what calls or waits for them.
-    """
-
-    thread: int
-    name: str
-    begin_ns: int
-    end_ns: int
+    thread: int  # the thread, or the stream of a device, by its place in ``Operations.threads``
+    name: str  # what it did
+    begin_ns: int  # when it began, in nanoseconds since the epoch by this host's clock
+    end_ns: int  # when it ended
+    # ``OPERATION`` for one of the framework's operations on the host, ``KERNEL`` for work of a device,
+    # ``RUNTIME`` for what calls or waits for them
     kind: str
 
 
 @dataclass
 class Operations:
-    """What a framework's profiler recorded.
+    """What a framework's profiler recorded."""
 
-    Attributes:
-        threads: names of threads and streams.
-        spans: the spans, in the order of their beginnings.
-    """
-
-    threads: list[str] = field(default_factory=list)
-    spans: list[Operation] = field(default_factory=list)
+    threads: list[str] = field(default_factory=list)  # names of threads and streams
+    spans: list[Operation] = field(default_factory=list)  # the spans, in the order of their beginnings
 
 
 class Busy(NamedTuple):
-    """What a worker's step clock says between two steps.
+    """What a worker's step clock says between two steps."""
 
-    Attributes:
-        begun_seconds: when the time of the next step began, in seconds since the epoch: when the sums over
-            workers had arrived, or the clock was restarted.
-        busy_seconds: how long the worker was busy with its own part of the last step, until it was ready to
-            reduce its gradients.
-    """
-
+    # when the time of the next step began, in seconds since the epoch: when the sums over workers had
+    # arrived, or the clock was restarted
     begun_seconds: float
+    # how long the worker was busy with its own part of the last step, until it was ready to reduce its
+    # gradients
     busy_seconds: float
 
 

@@ -31,97 +31,59 @@ class StatePart(Enum):
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What a backend knows when it has started.
+    """What a backend knows when it has started."""
 
-    Attributes:
-        description: framework, version and device, such as "PyTorch 2.13.0 on the CPU".
-        versions: by name, what must be equal on all workers.
-    """
-
-    description: str
-    versions: Mapping[str, str]
+    description: str  # framework, version and device, such as "PyTorch 2.13.0 on the CPU"
+    versions: Mapping[str, str]  # by name, what must be equal on all workers
 
 
 @dataclass(frozen=True)
 class OwnRates:
-    """The learning rates of a task's own optimizer.
+    """The learning rates of a task's own optimizer."""
 
-    Attributes:
-        optimizer: the name of its class.
-        base: the largest rate of its parameter groups; None if it has none.
-        is_default: whether all groups have the rate that its constructor sets by default.
-        factors: what each group's rate is multiplied by, relative to the base.
-    """
-
-    optimizer: str
-    base: float | None
-    is_default: bool
-    factors: tuple[float, ...] = (1.0,)
+    optimizer: str  # the name of its class
+    base: float | None  # the largest rate of its parameter groups; None if it has none
+    is_default: bool  # whether all groups have the rate that its constructor sets by default
+    factors: tuple[float, ...] = (1.0,)  # what each group's rate is multiplied by, relative to the base
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What a backend knows when it has built the model.
+    """What a backend knows when it has built the model."""
 
-    Attributes:
-        parameter_shapes: shapes of the trainable parameters by portable name.
-        batch_norm_layers: number of batch-norm layers.
-        reduction: how gradients are reduced, for the plan.
-        own_rates: the learning rates of the task's own optimizer, if it brings one.
-        notes: what the user should know of the model before training, as sentences.
-        frozen_parameters: number of parameters, as numbers and not as tensors, that are not trained.
-        groups: the parameter groups of the config, for the plan.
-        stages: what each stage of a split model has, for the plan.
-        stage_shapes: shapes of the trainable parameters of each stage; empty if the model is not split.
-        stage_cuts: the first block of each stage but the first.
-        slot_bytes: what the state of the task's own optimizers takes; 0 if that is not known.
-        synchronized_layers: number of batch-norm layers that normalise over all workers.
-        float_bits: bits of the floating-point numbers that the model takes, 32 or 64.
-        leaves_out_padding: whether steps give the model no padding while there are samples.
-    """
-
-    parameter_shapes: Mapping[str, tuple[int, ...]]
-    batch_norm_layers: int
-    reduction: str
-    own_rates: OwnRates | None = None
-    notes: tuple[str, ...] = ()
-    groups: tuple[str, ...] = ()
-    frozen_parameters: int = 0
-    stages: tuple[str, ...] = ()
+    parameter_shapes: Mapping[str, tuple[int, ...]]  # shapes of the trainable parameters by portable name
+    batch_norm_layers: int  # number of batch-norm layers
+    reduction: str  # how gradients are reduced, for the plan
+    own_rates: OwnRates | None = None  # the learning rates of the task's own optimizer, if it brings one
+    notes: tuple[str, ...] = ()  # what the user should know of the model before training, as sentences
+    groups: tuple[str, ...] = ()  # the parameter groups of the config, for the plan
+    frozen_parameters: int = 0  # number of parameters, as numbers and not as tensors, that are not trained
+    stages: tuple[str, ...] = ()  # what each stage of a split model has, for the plan
+    # shapes of the trainable parameters of each stage; empty if the model is not split
     stage_shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
-    stage_cuts: tuple[int, ...] = ()
-    synchronized_layers: int = 0
-    slot_bytes: int = 0
-    float_bits: int = 32
-    leaves_out_padding: bool = False
+    stage_cuts: tuple[int, ...] = ()  # the first block of each stage but the first
+    synchronized_layers: int = 0  # number of batch-norm layers that normalise over all workers
+    slot_bytes: int = 0  # what the state of the task's own optimizers takes; 0 if that is not known
+    float_bits: int = 32  # bits of the floating-point numbers that the model takes, 32 or 64
+    leaves_out_padding: bool = False  # whether steps give the model no padding while there are samples
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What came of an export that was loaded back.
+    """What came of an export that was loaded back."""
 
-    Attributes:
-        difference: largest difference between outputs of the model and of what was loaded back;
-            infinite where they do not compare.
-        scale: largest number in the output that differs most.
-        batch: the batch sizes and lengths that it takes, in words; empty where it holds weights only.
-        inputs: the program's inputs, each with its type and shape; none where it holds weights only.
-        outputs: its outputs, likewise.
-        arguments: names of the inputs.
-        is_plain: whether it is called with one tensor, without its name.
-        checked: on what it was compared, in words.
-        notes: what else to tell the user.
-    """
-
+    # largest difference between outputs of the model and of what was loaded back; infinite where they do not
+    # compare
     difference: float
-    scale: float
-    batch: str = ""
+    scale: float  # largest number in the output that differs most
+    batch: str = ""  # the batch sizes and lengths that it takes, in words; empty where it holds weights only
+    # the program's inputs, each with its type and shape; none where it holds weights only
     inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    is_plain: bool = True
-    checked: str = ""
-    notes: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()  # its outputs, likewise
+    arguments: tuple[str, ...] = ()  # names of the inputs
+    is_plain: bool = True  # whether it is called with one tensor, without its name
+    checked: str = ""  # on what it was compared, in words
+    notes: tuple[str, ...] = ()  # what else to tell the user
 
     @property
     def relative(self) -> float:
@@ -135,61 +97,44 @@ class Exported:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What the forward and the backward pass of a micro-batch take of memory, in bytes.
+    """What the forward and the backward pass of a micro-batch take of memory, in bytes."""
 
-    Attributes:
-        activations: the most that tensors take at once which the passes make, without the gradients of
-            parameters: what the backward pass needs of the forward pass, and what both need meanwhile.
-        compiling: roughly, what the framework takes in addition to tensors when it compiles the step.
-        idle: what the framework keeps of freed memory for tensors that are made later.
-        largest: the largest tensors that the passes make: what they are and how many, and bytes of each.
-    """
-
+    # the most that tensors take at once which the passes make, without the gradients of parameters: what the
+    # backward pass needs of the forward pass, and what both need meanwhile
     activations: int
-    compiling: int = 0
-    idle: int = 0
+    compiling: int = 0  # roughly, what the framework takes in addition to tensors when it compiles the step
+    idle: int = 0  # what the framework keeps of freed memory for tensors that are made later
+    # the largest tensors that the passes make: what they are and how many, and bytes of each
     largest: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """The memory of a worker's GPU, in bytes.
+    """The memory of a worker's GPU, in bytes."""
 
-    Attributes:
-        peak: the most that tensors have had.
-        limit: how much it has; None if that is not known.
-    """
-
-    peak: int
-    limit: int | None = None
+    peak: int  # the most that tensors have had
+    limit: int | None = None  # how much it has; None if that is not known
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What came of one micro-batch that was computed without changing anything.
+    """What came of one micro-batch that was computed without changing anything."""
 
-    Attributes:
-        outputs: what the model's last call returned, with arrays in place of tensors; None if the model
-            was not called or its outputs cannot be read.
-        values: name to array (samples,); "loss" and the task's metrics. Empty after an error.
-        last_activation: "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise.
-        error: the exception that ended the computation, or None.
-        note: what the user should know of the computation, as a sentence; empty if nothing.
-        memory: what it took of memory in training; None if that is not known, as in a step of the task's own.
-            After an error, it has the largest tensors alone.
-        changed: checksums, by portable name, of the state that it changed before it was put back.
-        refusal: what makes the model one that cannot be trained as it is, though nothing failed.
-        changed_inputs: names of the arrays that it changed in place.
-        weighted: names of those values that have weights of their own, as a mean of the batch has.
-    """
-
+    # what the model's last call returned, with arrays in place of tensors; None if the model was not called
+    # or its outputs cannot be read
     outputs: Any
+    # name to array (samples,); "loss" and the task's metrics. Empty after an error
     values: Mapping[str, NDArray[Any]]
-    last_activation: str = ""
-    error: Exception | None = None
-    note: str = ""
+    last_activation: str = ""  # "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise
+    error: Exception | None = None  # the exception that ended the computation, or None
+    note: str = ""  # what the user should know of the computation, as a sentence; empty if nothing
+    # what it took of memory in training; None if that is not known, as in a step of the task's own. After an
+    # error, it has the largest tensors alone
     memory: StepMemory | None = None
+    # checksums, by portable name, of the state that it changed before it was put back
     changed: Mapping[str, int] = field(default_factory=dict)
+    # what makes the model one that cannot be trained as it is, though nothing failed
     refusal: TaskError | None = None
-    changed_inputs: tuple[str, ...] = ()
+    changed_inputs: tuple[str, ...] = ()  # names of the arrays that it changed in place
+    # names of those values that have weights of their own, as a mean of the batch has
     weighted: tuple[str, ...] = ()

@@ -29,41 +29,28 @@ _SHOWN = 6  # names in a message
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor that no optimizer updates.
+    """A tensor that no optimizer updates."""
 
-    Attributes:
-        name: its portable name.
-        kind: "f" for floating-point numbers, "i" for integers, "b" for booleans, "c" for complex numbers.
-        default: how it is combined if the task does not say it: "mean" for a moving statistic of a norm,
-            "max" for the count of its batches; empty for all others.
-        read: copies its bytes to the host.
-        write: sets its bytes.
-        numbers: returns its values as fp64.
-        assign: sets it to values of fp64.
-        stamp: returns another value once something has written to it; None where nothing shows that.
-    """
-
-    name: str
-    kind: str
+    name: str  # its portable name
+    kind: str  # "f" for floating-point numbers, "i" for integers, "b" for booleans, "c" for complex numbers
+    # how it is combined if the task does not say it: "mean" for a moving statistic of a norm, "max" for the
+    # count of its batches; empty for all others
     default: str
-    read: Callable[[], Bytes]
-    write: Callable[[Bytes], None]
-    numbers: Callable[[], Numbers]
-    assign: Callable[[Numbers], None]
+    read: Callable[[], Bytes]  # copies its bytes to the host
+    write: Callable[[Bytes], None]  # sets its bytes
+    numbers: Callable[[], Numbers]  # returns its values as fp64
+    assign: Callable[[Numbers], None]  # sets it to values of fp64
+    # returns another value once something has written to it; None where nothing shows that
     stamp: Callable[[], object] = lambda: None
 
 
 @dataclass
 class Changes:
-    """What a dry run changed other than the trained parameters, before it was put back.
+    """What a dry run changed other than the trained parameters, before it was put back."""
 
-    Attributes:
-        crcs: checksums of the state that has changed, by portable name.
-        refusal: what makes the model one that cannot be trained as it is.
-    """
-
+    # checksums of the state that has changed, by portable name
     crcs: dict[str, int] = field(default_factory=dict)
-    refusal: TaskError | None = None
+    refusal: TaskError | None = None  # what makes the model one that cannot be trained as it is
 
 
 def made_late(names: Sequence[str], method: str, call: str) -> TaskError | None:

@@ -10,18 +10,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ControlFlags:
-    """What a worker wants all workers to do after this step.
+    """What a worker wants all workers to do after this step."""
 
-    Attributes:
-        stop: end training, saved.
-        save: save now and continue.
-        change: leave this world of an elastic job, and go on in the next one.
-        trained: follow what callbacks have frozen or thawed: a worker with this flag undoes the step.
-    """
-
-    stop: bool = False
-    save: bool = False
-    change: bool = False
+    stop: bool = False  # end training, saved
+    save: bool = False  # save now and continue
+    change: bool = False  # leave this world of an elastic job, and go on in the next one
+    # follow what callbacks have frozen or thawed: a worker with this flag undoes the step
     trained: bool = False
 
     def __bool__(self) -> bool:
@@ -38,20 +32,14 @@ class ControlFlags:
 
 @dataclass(frozen=True)
 class StepStatistics:
-    """What happened on the host before this step, and how much memory a worker has had until then.
+    """What happened on the host before this step, and how much memory a worker has had until then."""
 
-    Attributes:
-        skipped_samples: how many samples could not be read and were skipped.
-        data_wait_seconds: how long the worker waited for data.
-        host_peak_mib: the most memory that its process has had, in MiB; only one worker tells in a step, so
-            that the sum over workers is that worker's number.
-        device_peak_mib: likewise, what tensors have had on its GPU.
-    """
-
-    skipped_samples: int = 0
-    data_wait_seconds: float = 0.0
+    skipped_samples: int = 0  # how many samples could not be read and were skipped
+    data_wait_seconds: float = 0.0  # how long the worker waited for data
+    # the most memory that its process has had, in MiB; only one worker tells in a step, so that the sum over
+    # workers is that worker's number
     host_peak_mib: float = 0.0
-    device_peak_mib: float = 0.0
+    device_peak_mib: float = 0.0  # likewise, what tensors have had on its GPU
 
 
 NO_FLAGS = ControlFlags()
@@ -93,30 +81,21 @@ OVERFLOW_INDEX = 1 - NUMBERS_AFTER_SUMS  # where overflow_exhausted is, from the
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What a step, or an evaluation, adds up to over all workers.
+    """What a step, or an evaluation, adds up to over all workers."""
 
-    Attributes:
-        sums: name to the weighted sum over samples; "loss" and the task's metrics.
-        weight: sum of the samples' weights.
-        weights: sum of the weights of those names whose values have weights of their own (``Weighted``);
-            of all others it is ``weight``.
-        unused_parameters: parameters that got no gradient, added up over workers.
-        unused_names: those of this worker, by portable name.
-        overflow_exhausted: whether gradients overflow at the lowest loss scale: no scale will help.
-        flags: what any worker wants all of them to do.
-        statistics: sums over the workers.
-        busy_seconds: by rank, how long each worker was busy with its own part of the step before this one;
-            empty if it is not measured.
-    """
-
-    sums: Mapping[str, float]
-    weight: float
-    unused_parameters: int = 0
-    unused_names: tuple[str, ...] = ()
+    sums: Mapping[str, float]  # name to the weighted sum over samples; "loss" and the task's metrics
+    weight: float  # sum of the samples' weights
+    unused_parameters: int = 0  # parameters that got no gradient, added up over workers
+    unused_names: tuple[str, ...] = ()  # those of this worker, by portable name
+    # whether gradients overflow at the lowest loss scale: no scale will help
     overflow_exhausted: bool = False
-    flags: ControlFlags = NO_FLAGS
-    statistics: StepStatistics = NO_STATISTICS
+    flags: ControlFlags = NO_FLAGS  # what any worker wants all of them to do
+    statistics: StepStatistics = NO_STATISTICS  # sums over the workers
+    # sum of the weights of those names whose values have weights of their own (``Weighted``); of all others
+    # it is ``weight``
     weights: Mapping[str, float] = field(default_factory=dict)
+    # by rank, how long each worker was busy with its own part of the step before this one; empty if it is not
+    # measured
     busy_seconds: tuple[float, ...] = ()
 
     @classmethod
@@ -235,16 +214,9 @@ class PendingVector(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PartialSums:
-    """What the batches of an evaluation add up to so far, on this worker.
+    """What the batches of an evaluation add up to so far, on this worker."""
 
-    Attributes:
-        names: "loss" and the task's metrics.
-        weighted: those of them that have weights of their own.
-        values: a tensor: the weighted sum for each name, then of the weights for each weighted one.
-        weight: sum of the weights of these batches over all workers.
-    """
-
-    names: tuple[str, ...]
-    weighted: tuple[str, ...]
-    values: Any
-    weight: float
+    names: tuple[str, ...]  # "loss" and the task's metrics
+    weighted: tuple[str, ...]  # those of them that have weights of their own
+    values: Any  # a tensor: the weighted sum for each name, then of the weights for each weighted one
+    weight: float  # sum of the weights of these batches over all workers

@@ -56,17 +56,11 @@ _NUMPY_KINDS = {
 @travels
 @dataclass(frozen=True)
 class Checkpoint:
-    """A verified checkpoint.
+    """A verified checkpoint."""
 
-    Attributes:
-        path: its directory.
-        manifest: what ``trainer.json`` holds.
-        damaged: newer ones of the run that were passed over, with what is wrong with them.
-    """
-
-    path: Path
-    manifest: Manifest
-    damaged: tuple[str, ...] = ()
+    path: Path  # its directory
+    manifest: Manifest  # what ``trainer.json`` holds
+    damaged: tuple[str, ...] = ()  # newer ones of the run that were passed over, with what is wrong with them
 
     def notes(self) -> list[str]:
         """Return what to tell the user: that it is not the newest one of the run, if it is not."""

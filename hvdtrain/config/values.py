@@ -23,22 +23,15 @@ from hvdtrain.storage.urls import READ_ONLY, is_url, scheme_of, shown
 
 
 class Compression(NamedTuple):
-    """How gradients travel.
+    """How gradients travel."""
 
-    Attributes:
-        reducer: what sums them: a module of the folder ``reduction/`` of each framework, and its class.
-        number_bytes: of a number of fp32 as it travels.
-        parts_as: type in which each worker gets its part of them (``shard gradients``); empty if the whole
-            gradient is needed.
-        has_rank: whether a rank stands behind its name, after a colon.
-        keeps: its name in messages if it keeps something from step to step.
-    """
-
-    reducer: str
-    number_bytes: int = 4
+    reducer: str  # what sums them: a module of the folder ``reduction/`` of each framework, and its class
+    number_bytes: int = 4  # of a number of fp32 as it travels
+    # type in which each worker gets its part of them (``shard gradients``); empty if the whole gradient is
+    # needed
     parts_as: str = ""
-    has_rank: bool = False
-    keeps: str = ""
+    has_rank: bool = False  # whether a rank stands behind its name, after a colon
+    keeps: str = ""  # its name in messages if it keeps something from step to step
 
 
 # how gradients can travel: another way is a row here, and a class in each framework's folder
@@ -83,19 +76,13 @@ def rank_of(compression: str) -> int | None:
 
 @dataclass(frozen=True)
 class ExportFormat:
-    """A format to export in.
+    """A format to export in."""
 
-    Attributes:
-        framework: the framework whose model is written.
-        suffix: ending of the file's name; empty for a directory.
-        packages: what it takes beside the framework.
-        loading: a line of Python that loads it and, if it is a program, calls it. {path} stands for the
-            file, {arguments}, {keywords} and {mapping} for the inputs.
-    """
-
-    framework: str
-    suffix: str
-    packages: tuple[str, ...]
+    framework: str  # the framework whose model is written
+    suffix: str  # ending of the file's name; empty for a directory
+    packages: tuple[str, ...]  # what it takes beside the framework
+    # a line of Python that loads it and, if it is a program, calls it. {path} stands for the file,
+    # {arguments}, {keywords} and {mapping} for the inputs
     loading: str
 
 

@@ -17,19 +17,12 @@ _MOST_IN_A_ROW = 100
 
 @dataclass(frozen=True, slots=True)
 class BadSample:
-    """A sample that could not be read, and the one that replaces it.
+    """A sample that could not be read, and the one that replaces it."""
 
-    Attributes:
-        place: its position among the samples that were fetched together.
-        index: its index in the data set.
-        replacement_index: index of the next readable sample.
-        problem: the message of the data set's error.
-    """
-
-    place: int
-    index: int
-    replacement_index: int
-    problem: str
+    place: int  # its position among the samples that were fetched together
+    index: int  # its index in the data set
+    replacement_index: int  # index of the next readable sample
+    problem: str  # the message of the data set's error
 
     def describe(self, of_set: str = "") -> str:
         """Return the sample and its problem, in words; ``of_set`` follows the index."""

@@ -73,28 +73,18 @@ class Order(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """One worker's samples of one step, in host memory.
+    """One worker's samples of one step, in host memory."""
 
-    Attributes:
-        step: number of the step, from 0.
-        arrays: name to array (accumulate, micro_batch, ...).
-        weights: (accumulate, micro_batch) of float32; 0 for padding. All full steps share one array.
-        total_weight: sum of the weights over all workers.
-        indices: (accumulate, micro_batch), the samples' indices in the data set.
-        bad: the samples, apart from padding, that could not be read.
-        range_samples: samples of the range of the stream that is read: of an evaluation, all of its data. 0
-            if it is not known.
-        in_warmup: whether the step begins while the learning rate is still rising to its peak.
-    """
-
-    step: int
-    arrays: Arrays
+    step: int  # number of the step, from 0
+    arrays: Arrays  # name to array (accumulate, micro_batch, ...)
+    # (accumulate, micro_batch) of float32; 0 for padding. All full steps share one array
     weights: NDArray[np.float32]
-    total_weight: float
-    indices: NDArray[np.int64]
-    bad: tuple[BadSample, ...] = ()
+    total_weight: float  # sum of the weights over all workers
+    indices: NDArray[np.int64]  # (accumulate, micro_batch), the samples' indices in the data set
+    bad: tuple[BadSample, ...] = ()  # the samples, apart from padding, that could not be read
+    # samples of the range of the stream that is read: of an evaluation, all of its data. 0 if it is not known
     range_samples: int = 0
-    in_warmup: bool = False
+    in_warmup: bool = False  # whether the step begins while the learning rate is still rising to its peak
 
     def half(self) -> "HostBatch":
         """Return the first half, rounded up, of the first micro-batch, as a batch of its own."""

@@ -32,18 +32,12 @@ class RemoteError:
 
     An error of hvdtrain is raised there unchanged. Of any other exception, which may not be
     possible to unpickle, only the text is sent.
-
-    Attributes:
-        kind: the class of an error of hvdtrain; None for any other exception.
-        problem: its message; for any other exception, with the place that raised it.
-        remedy: its remedy; for any other exception, its traceback.
-        everywhere: that of ``HvdtrainError``.
     """
 
-    kind: type[HvdtrainError] | None
-    problem: str
-    remedy: str
-    everywhere: bool = False
+    kind: type[HvdtrainError] | None  # the class of an error of hvdtrain; None for any other exception
+    problem: str  # its message; for any other exception, with the place that raised it
+    remedy: str  # its remedy; for any other exception, its traceback
+    everywhere: bool = False  # that of ``HvdtrainError``
 
     @classmethod
     def from_exception(cls, error: BaseException) -> "RemoteError":

@@ -56,40 +56,27 @@ class _StepPlan(Protocol):
 
 @dataclass
 class SkippedSamples:
-    """Samples that could not be read and were skipped.
+    """Samples that could not be read and were skipped."""
 
-    Attributes:
-        count: how many, on all workers.
-        unreported: descriptions of those of this worker that the others do not know of yet.
-        reported: descriptions of those that were reported; the same on every worker.
-    """
-
-    count: int = 0
+    count: int = 0  # how many, on all workers
+    # descriptions of those of this worker that the others do not know of yet
     unreported: list[str] = field(default_factory=list)
+    # descriptions of those that were reported; the same on every worker
     reported: set[str] = field(default_factory=set)
 
 
 @dataclass
 class TrainingData:
-    """What a run reads. Which kind of data it is, only this class knows.
+    """What a run reads. Which kind of data it is, only this class knows."""
 
-    Attributes:
-        config: the resolved config.
-        workers: the job's workers.
-        training: the training data: a Dataset or a Stream.
-        evaluation: the evaluation data: a Dataset, a Stream, EvalSets of them, or None.
-        readers: the processes that read samples, if there are any.
-        fingerprints: those of the data, by the names that a checkpoint knows them by.
-        skipped: samples that could not be read.
-    """
-
-    config: Config
-    workers: Workers
-    training: Any
-    evaluation: Any = None
-    readers: Readers | None = None
+    config: Config  # the resolved config
+    workers: Workers  # the job's workers
+    training: Any  # the training data: a Dataset or a Stream
+    evaluation: Any = None  # the evaluation data: a Dataset, a Stream, EvalSets of them, or None
+    readers: Readers | None = None  # the processes that read samples, if there are any
+    # those of the data, by the names that a checkpoint knows them by
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
-    skipped: SkippedSamples = field(default_factory=SkippedSamples)
+    skipped: SkippedSamples = field(default_factory=SkippedSamples)  # samples that could not be read
 
     @cached_property
     def place(self) -> Place:

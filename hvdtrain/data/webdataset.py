@@ -96,19 +96,13 @@ _AT_ONCE = 8  # tars that are read at the same time
 
 @dataclass(frozen=True)
 class TarIndex:
-    """The samples of a tar: files that follow one another and have a name in common.
+    """The samples of a tar: files that follow one another and have a name in common."""
 
-    Attributes:
-        kinds: what follows the common name of files, each once.
-        firsts: (samples, kinds), where the content of each file begins in the tar; -1 if there is none.
-        sizes: (samples, kinds), its bytes.
-        keys: the common names, as UTF-8.
-    """
-
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # what follows the common name of files, each once
+    # (samples, kinds), where the content of each file begins in the tar; -1 if there is none
     firsts: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    keys: NDArray[np.bytes_]
+    sizes: NDArray[np.int64]  # (samples, kinds), its bytes
+    keys: NDArray[np.bytes_]  # the common names, as UTF-8
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -43,22 +43,14 @@ ALL_CAPABILITIES = frozenset(
 
 @dataclass(frozen=True)
 class Framework:
-    """A framework that can train.
+    """A framework that can train."""
 
-    Attributes:
-        flag: its name in options, such as "torch"; also the prefix of the task's methods for it.
-        title: its name for people.
-        module: the module of its backend.
-        horovod: the module of Horovod's binding; empty if the backend needs none.
-        capabilities: what the backend can do.
-        postponed: modules that the framework imports and training does not use, loaded at their first use.
-    """
-
-    flag: str
-    title: str
-    module: str
-    horovod: str = ""
-    capabilities: frozenset[str] = ALL_CAPABILITIES
+    flag: str  # its name in options, such as "torch"; also the prefix of the task's methods for it
+    title: str  # its name for people
+    module: str  # the module of its backend
+    horovod: str = ""  # the module of Horovod's binding; empty if the backend needs none
+    capabilities: frozenset[str] = ALL_CAPABILITIES  # what the backend can do
+    # modules that the framework imports and training does not use, loaded at their first use
     postponed: tuple[str, ...] = ()
 
     @property

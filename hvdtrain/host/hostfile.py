@@ -82,15 +82,10 @@ _LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
 
 
 class HostSlots(NamedTuple):
-    """A host and its slots.
+    """A host and its slots."""
 
-    Attributes:
-        name: name or IPv4 address.
-        slots: the maximum number of workers on the host.
-    """
-
-    name: str
-    slots: int
+    name: str  # name or IPv4 address
+    slots: int  # the maximum number of workers on the host
 
 
 def parse_host_list(text: str) -> list[HostSlots]:

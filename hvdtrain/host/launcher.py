@@ -146,21 +146,13 @@ _VARIABLES = (
 
 @dataclass(frozen=True)
 class Launch:
-    """What a launcher states in the environment of a process that it started.
+    """What a launcher states in the environment of a process that it started."""
 
-    Attributes:
-        launcher: its name.
-        variable: the variable that states the number of processes.
-        size: number of processes.
-        rank: the rank of this process.
-        shares_output: whether the processes of one host write to the same place.
-    """
-
-    launcher: str
-    variable: str
-    size: int
-    rank: int
-    shares_output: bool = True
+    launcher: str  # its name
+    variable: str  # the variable that states the number of processes
+    size: int  # number of processes
+    rank: int  # the rank of this process
+    shares_output: bool = True  # whether the processes of one host write to the same place
 
 
 def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:

@@ -54,19 +54,12 @@ def end_with_parent(parent: int | None, number: int = signal.SIGTERM) -> None:
 
 
 class Ended(NamedTuple):
-    """How a command ended.
+    """How a command ended."""
 
-    Attributes:
-        code: its exit code, negative for a signal; None if it was killed at its time limit.
-        output: what it wrote to standard output, at most 1 MiB.
-        errors: the last 1 MiB of what it wrote to standard error.
-        is_cut: whether it was killed because it wrote more than 1 MiB to standard output.
-    """
-
-    code: int | None
-    output: str
-    errors: str
-    is_cut: bool
+    code: int | None  # its exit code, negative for a signal; None if it was killed at its time limit
+    output: str  # what it wrote to standard output, at most 1 MiB
+    errors: str  # the last 1 MiB of what it wrote to standard error
+    is_cut: bool  # whether it was killed because it wrote more than 1 MiB to standard output
 
 
 def run_limited(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> Ended:

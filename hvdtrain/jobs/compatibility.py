@@ -15,21 +15,13 @@ from hvdtrain.jobs.features import Feature, Job, commands, no_option, option, se
 
 @dataclass(frozen=True)
 class Row:
-    """Two features that cannot be combined.
+    """Two features that cannot be combined."""
 
-    Attributes:
-        feature: one of them.
-        other: the other one.
-        reason: why.
-        remedy: what to do.
-        kind: the class of the error.
-    """
-
-    feature: Feature
-    other: Feature
-    reason: str
-    remedy: str
-    kind: type[HvdtrainError] = ConfigError
+    feature: Feature  # one of them
+    other: Feature  # the other one
+    reason: str  # why
+    remedy: str  # what to do
+    kind: type[HvdtrainError] = ConfigError  # the class of the error
 
     def holds(self, job: Job) -> bool:
         """Return whether a job has both."""

@@ -21,17 +21,11 @@ from hvdtrain.workers.user_errors import where_raised
 
 @dataclass(frozen=True)
 class Ending:
-    """How training ends before it is done.
+    """How training ends before it is done."""
 
-    Attributes:
-        status: as the summary has it.
-        problem: why; None if nothing is wrong.
-        error: what this worker ends with.
-    """
-
-    status: str
-    problem: str | None
-    error: BaseException
+    status: str  # as the summary has it
+    problem: str | None  # why; None if nothing is wrong
+    error: BaseException  # what this worker ends with
 
 
 def ending_of(error: BaseException, session: Session, explain: Callable[[], WatchEvent | None]) -> Ending:

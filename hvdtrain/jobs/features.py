@@ -26,27 +26,17 @@ FIXED_SETTINGS = (
 
 @dataclass(frozen=True)
 class Job:
-    """What is known of a job when it is checked.
+    """What is known of a job when it is checked."""
 
-    Attributes:
-        config: the resolved config.
-        task: the task; None before it is made.
-        workers: the workers; None before they have started.
-        uses_nccl: whether Horovod reduces gradients by NCCL.
-        streams: those of the data that have no index, by their names in messages.
-        has_eval_data: whether the task has evaluation data.
-        command: what is done; empty for training.
-        elastic: whether the launcher started an elastic job, before the workers have started.
-    """
-
-    config: Config
-    task: Any = None
-    workers: Workers | None = None
-    uses_nccl: bool = False
+    config: Config  # the resolved config
+    task: Any = None  # the task; None before it is made
+    workers: Workers | None = None  # the workers; None before they have started
+    uses_nccl: bool = False  # whether Horovod reduces gradients by NCCL
+    # those of the data that have no index, by their names in messages
     streams: Mapping[str, Stream] = field(default_factory=dict)
-    has_eval_data: bool = True
-    command: str = ""
-    elastic: bool = False
+    has_eval_data: bool = True  # whether the task has evaluation data
+    command: str = ""  # what is done; empty for training
+    elastic: bool = False  # whether the launcher started an elastic job, before the workers have started
 
     def own(self, kind: str) -> str:
         """Return the task's method in place of a "step" or a "loss"; empty if it has none."""
@@ -84,19 +74,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that a job may have, or lack.
+    """Something that a job may have, or lack."""
 
-    Attributes:
-        name: its name in the documentation.
-        holds: whether a job has it.
-        text: its name in messages if it is another one, filled in with the job's values.
-        joined: the word before it as the second of a row.
-    """
-
-    name: str
-    holds: Callable[[Job], bool]
-    text: str = ""
-    joined: str = "with"
+    name: str  # its name in the documentation
+    holds: Callable[[Job], bool]  # whether a job has it
+    text: str = ""  # its name in messages if it is another one, filled in with the job's values
+    joined: str = "with"  # the word before it as the second of a row
 
     def describe(self, job: Job) -> str:
         """Return its name in messages."""

@@ -47,28 +47,17 @@ _NOT_COMPARED = {"run_dir", "resume", "init", "init_only", "init_skip", "track",
 @travels
 @dataclass(frozen=True)
 class ResumePoint:
-    """Where a run starts from, as rank 0 found it.
+    """Where a run starts from, as rank 0 found it."""
 
-    Attributes:
-        origin: a description of the checkpoint; empty if there is none.
-        weights: which of its weights were taken, as a table; empty if all were.
-        source: the checkpoint.
-        manifest: of the checkpoint that the run continues from, if it does.
-        resumed_step: steps done, if the run continues in a directory that has it already.
-        changes: what the config has that the checkpoint's had not, as sentences.
-        notes: what else to tell the user.
-        newest: the newest good checkpoint in the run directory.
-        values: value of the metric that keep_best names, by checkpoint in the run directory.
-    """
-
-    origin: str = ""
-    weights: str = ""
-    source: Checkpoint | None = field(default=None, compare=False)
-    manifest: Manifest | None = None
-    resumed_step: int | None = None
-    changes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    newest: Path | None = None
+    origin: str = ""  # a description of the checkpoint; empty if there is none
+    weights: str = ""  # which of its weights were taken, as a table; empty if all were
+    source: Checkpoint | None = field(default=None, compare=False)  # the checkpoint
+    manifest: Manifest | None = None  # of the checkpoint that the run continues from, if it does
+    resumed_step: int | None = None  # steps done, if the run continues in a directory that has it already
+    changes: tuple[str, ...] = ()  # what the config has that the checkpoint's had not, as sentences
+    notes: tuple[str, ...] = ()  # what else to tell the user
+    newest: Path | None = None  # the newest good checkpoint in the run directory
+    # value of the metric that keep_best names, by checkpoint in the run directory
     values: Mapping[Path, float | None] = field(default_factory=dict)
 
     @property

@@ -21,19 +21,12 @@ EPSILON, MOMENTUM = 1e-5, 0.1  # MOMENTUM: weight of the new value in a moving a
 
 @dataclass(frozen=True)
 class _Block:
-    """The layers of a block, in either framework.
+    """The layers of a block, in either framework."""
 
-    Attributes:
-        inputs: number of input channels.
-        outputs: number of output channels.
-        stride: factor by which height and width shrink.
-        convolutions: output channels, size and stride of each.
-    """
-
-    inputs: int
-    outputs: int
-    stride: int
-    convolutions: tuple[tuple[int, int, int], ...]
+    inputs: int  # number of input channels
+    outputs: int  # number of output channels
+    stride: int  # factor by which height and width shrink
+    convolutions: tuple[tuple[int, int, int], ...]  # output channels, size and stride of each
 
 
 def torch_model(

@@ -29,21 +29,13 @@ Shapes = Iterable[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Way:
-    """The messages in which a job exchanges what its workers learn.
+    """The messages in which a job exchanges what its workers learn."""
 
-    Attributes:
-        name: "none", "fp16", "powersgd:RANK" or "sync-every N".
-        sizes: bytes of the messages that are summed, one after the other.
-        small: messages of few bytes in addition: the metrics of the step.
-        agreements: how often all wait until every worker is ready for the next messages.
-        every: steps from one exchange to the next.
-    """
-
-    name: str
-    sizes: Sequence[int]
-    small: int = 0
-    agreements: int = 1
-    every: int = 1
+    name: str  # "none", "fp16", "powersgd:RANK" or "sync-every N"
+    sizes: Sequence[int]  # bytes of the messages that are summed, one after the other
+    small: int = 0  # messages of few bytes in addition: the metrics of the step
+    agreements: int = 1  # how often all wait until every worker is ready for the next messages
+    every: int = 1  # steps from one exchange to the next
 
 
 def way_of(config: Config, shapes: Shapes, *, on_gpu: bool) -> Way:

@@ -58,15 +58,10 @@ def in_digits(value: float, digits: int) -> str:
 
 @dataclass(frozen=True)
 class Block:
-    """Steps that were timed one after the other on all workers.
+    """Steps that were timed one after the other on all workers."""
 
-    Attributes:
-        step_seconds: by rank, how long each step took.
-        wait_seconds: how long a worker waited for data in a step, on average.
-    """
-
-    step_seconds: Sequence[Sequence[float]]
-    wait_seconds: float
+    step_seconds: Sequence[Sequence[float]]  # by rank, how long each step took
+    wait_seconds: float  # how long a worker waited for data in a step, on average
 
     @property
     def mean_seconds(self) -> float:

@@ -48,16 +48,11 @@ class TrackedRun(BaseModel):
 
 @dataclass(frozen=True)
 class Row:
-    """A line of metrics.jsonl.
+    """A line of metrics.jsonl."""
 
-    Attributes:
-        step: the last step before it.
-        seconds: when it was written, since the epoch of the system's clock.
-        values: its numbers, by names that begin with the phase: "train/loss"; and its samples and epochs.
-    """
-
-    step: int
-    seconds: float
+    step: int  # the last step before it
+    seconds: float  # when it was written, since the epoch of the system's clock
+    # its numbers, by names that begin with the phase: "train/loss"; and its samples and epochs
     values: Mapping[str, float]
 
 

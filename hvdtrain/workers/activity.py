@@ -26,22 +26,15 @@ _LIBRARIES = ("site-packages/", "dist-packages/", sysconfig.get_path("stdlib") +
 
 
 class Activity(NamedTuple):
-    """What the training thread is doing.
+    """What the training thread is doing."""
 
-    Attributes:
-        name: the activity in words that follow "rank 1 is", such as "opening the data"; with a step, words
-            that the step's number follows, such as "in training step".
-        since_seconds: when it began, by ``time.monotonic()``.
-        is_long: whether it was announced to take long, such as a save.
-        number: the number of changes of the activity before this one.
-        step: the training step, from 1; 0 if the activity belongs to none.
-    """
-
+    # the activity in words that follow "rank 1 is", such as "opening the data"; with a step, words that the
+    # step's number follows, such as "in training step"
     name: str
-    since_seconds: float
-    is_long: bool = False
-    number: int = 0
-    step: int = 0
+    since_seconds: float  # when it began, by ``time.monotonic()``
+    is_long: bool = False  # whether it was announced to take long, such as a save
+    number: int = 0  # the number of changes of the activity before this one
+    step: int = 0  # the training step, from 1; 0 if the activity belongs to none
 
     @property
     def place(self) -> int:

@@ -88,14 +88,10 @@ class Workers(Protocol):
 
 @dataclass(frozen=True)
 class Place:
-    """What this worker is in its job; an elastic job changes it, so it is read anew each time.
+    """What this worker is in its job; an elastic job changes it, so it is read anew each time."""
 
-    Attributes:
-        workers: the job's workers.
-        stages: how many stages the model is split into, each on a worker of its own; 1 if it is not split.
-    """
-
-    workers: Workers
+    workers: Workers  # the job's workers
+    # how many stages the model is split into, each on a worker of its own; 1 if it is not split
     stages: int = 1
 
     @property

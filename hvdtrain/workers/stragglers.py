@@ -15,17 +15,13 @@ _LEAST_LOST_SECONDS = 1.0  # in these windows: what costs less is not worth a no
 @travels
 @dataclass
 class BusyTimes:
-    """How long each worker was busy with its own part of the steps of a window, by rank.
+    """How long each worker was busy with its own part of the steps of a window, by rank."""
 
-    Attributes:
-        seconds: sum over the steps, by rank; empty if it is not measured.
-        idle_seconds: sum over the steps of what a worker waited for the slowest one, the mean over workers.
-        steps: the number of steps.
-    """
-
+    # sum over the steps, by rank; empty if it is not measured
     seconds: list[float] = field(default_factory=list)
+    # sum over the steps of what a worker waited for the slowest one, the mean over workers
     idle_seconds: float = 0.0
-    steps: int = 0
+    steps: int = 0  # the number of steps
 
     def add(self, busy_seconds: Sequence[float]) -> None:
         """Add a step.
@@ -67,19 +63,12 @@ class BusyTimes:
 
 @dataclass(frozen=True)
 class Straggler:
-    """A worker that was slower than the others in a window.
+    """A worker that was slower than the others in a window."""
 
-    Attributes:
-        rank: its rank.
-        step_seconds: how long it was busy in a step.
-        others_seconds: the median of the others.
-        lost_seconds: how long the others waited for it in the window.
-    """
-
-    rank: int
-    step_seconds: float
-    others_seconds: float
-    lost_seconds: float
+    rank: int  # its rank
+    step_seconds: float  # how long it was busy in a step
+    others_seconds: float  # the median of the others
+    lost_seconds: float  # how long the others waited for it in the window
 
 
 class StragglerWatch:

@@ -54,14 +54,10 @@ Purpose = Literal["train", "save", "stop"]
 
 
 class Place(NamedTuple):
-    """Where a worker stands in the training; greater is further.
+    """Where a worker stands in the training; greater is further."""
 
-    Attributes:
-        step: steps that are done.
-        stage: what of the step's end is done: 0 the step itself, 1 its evaluation and judgement, 2 its save.
-    """
-
-    step: int = 0
+    step: int = 0  # steps that are done
+    # what of the step's end is done: 0 the step itself, 1 its evaluation and judgement, 2 its save
     stage: int = 0
 
 

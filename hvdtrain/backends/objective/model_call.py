@@ -72,20 +72,13 @@ def describe_columns(framework: str, model: Any, names: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class _Accepted:
-    """What a model can be called with.
+    """What a model can be called with."""
 
-    Attributes:
-        names: what it accepts by name.
-        required: those without a default.
-        positional: how many of the required ones can be given by position.
-        any_name: whether it accepts any name (``**kwargs``).
-        symbolic: whether it is a Keras model with symbolic inputs, which takes one mapping or list.
-    """
-
-    names: Sequence[str]
-    required: Sequence[str]
-    positional: int
-    any_name: bool = False
+    names: Sequence[str]  # what it accepts by name
+    required: Sequence[str]  # those without a default
+    positional: int  # how many of the required ones can be given by position
+    any_name: bool = False  # whether it accepts any name (``**kwargs``)
+    # whether it is a Keras model with symbolic inputs, which takes one mapping or list
     symbolic: bool = False
 
     @classmethod

@@ -22,19 +22,12 @@ _OF_CLASSES, _OF_LABELS, _NOT_LOGITS = "cross_entropy", "binary_cross_entropy", 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a task says of the targets of its named metrics.
+    """What a task says of the targets of its named metrics."""
 
-    Attributes:
-        name: the metric, in messages.
-        counting: which targets count.
-        class_axis: the axis of classes or labels, if the task has it.
-        loss: name of the task's loss; empty if it is a function.
-    """
-
-    name: str
-    counting: Counting
-    class_axis: int | None
-    loss: str
+    name: str  # the metric, in messages
+    counting: Counting  # which targets count
+    class_axis: int | None  # the axis of classes or labels, if the task has it
+    loss: str  # name of the task's loss; empty if it is a function
 
     def is_of_classes(self, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:
         """Return whether outputs are logits of classes, of which one is right, or of labels of their own.
@@ -74,26 +67,18 @@ class Setting:
 
 
 class MetricFunctions(NamedTuple):
-    """What a framework computes for metrics of a whole evaluation.
+    """What a framework computes for metrics of a whole evaluation."""
 
-    Attributes:
-        framework: "torch" or "tf".
-        to_numpy: returns a tensor as an array.
-        object_states: (name, metric, task) -> by name, the states of a metric that is an object of another
-            library.
-        counts: (outputs, batch, setting), as those below -> by class or label, right ones, predicted
-            ones and actual ones.
-        entropies: cross-entropy and the number of targets that count.
-        values: outputs and targets as (samples, numbers).
-        scores: the logits of each class or label; and the targets, -1 if ignored.
-    """
-
-    framework: str
-    to_numpy: ToNumpy
+    framework: str  # "torch" or "tf"
+    to_numpy: ToNumpy  # returns a tensor as an array
+    # (name, metric, task) -> by name, the states of a metric that is an object of another library
     object_states: Callable[[str, Any, Any], Mapping[str, StatefulMetric]]
+    # (outputs, batch, setting), as those below -> by class or label, right ones, predicted ones and actual
+    # ones
     counts: Callable[..., Mapping[str, Any]]
-    entropies: Callable[..., Mapping[str, Any]]
-    values: Callable[..., Mapping[str, Any]]
+    entropies: Callable[..., Mapping[str, Any]]  # cross-entropy and the number of targets that count
+    values: Callable[..., Mapping[str, Any]]  # outputs and targets as (samples, numbers)
+    # the logits of each class or label; and the targets, -1 if ignored
     scores: Callable[..., Mapping[str, Any]]
 
 

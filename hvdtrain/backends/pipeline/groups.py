@@ -17,16 +17,11 @@ class Layout:
 
     The stages of a replica are on workers of consecutive ranks, most of which share a host: activations are
     passed on more often than gradients are summed.
-
-    Attributes:
-        rank: rank of the worker.
-        size: number of workers.
-        stages: number of stages, which divides the number of workers.
     """
 
-    rank: int
-    size: int
-    stages: int
+    rank: int  # rank of the worker
+    size: int  # number of workers
+    stages: int  # number of stages, which divides the number of workers
 
     @classmethod
     def of(cls, workers: Workers, stages: int) -> "Layout":

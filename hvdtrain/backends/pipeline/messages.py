@@ -29,15 +29,10 @@ MOST_UNSENT = 8  # messages that a worker sends ahead before it waits for the ol
 
 @dataclass(frozen=True)
 class Message:
-    """What one stage passes to another.
+    """What one stage passes to another."""
 
-    Attributes:
-        description: of types that travel; from it and the buffers the receiver makes its tensors.
-        buffers: the bytes of each tensor, without gaps.
-    """
-
-    description: Any
-    buffers: Sequence[Bytes]
+    description: Any  # of types that travel; from it and the buffers the receiver makes its tensors
+    buffers: Sequence[Bytes]  # the bytes of each tensor, without gaps
 
     @property
     def nbytes(self) -> int:

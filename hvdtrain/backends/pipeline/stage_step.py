@@ -23,22 +23,17 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of a model, and what a framework computes with them to divide them.
+    """The blocks of a model, and what a framework computes with them to divide them."""
 
-    Attributes:
-        blocks: the blocks, in order.
-        call: returns what the model is called with for a micro-batch; None if there is none, or if the
-            parameters have no values.
-        check: checks that the blocks compute what the model does, if that is not known; notes what differs.
-        seconds: returns how long the forward pass of each block takes for a micro-batch, and both passes.
-        sizes: returns the bytes of each block's parameters.
-    """
-
-    blocks: Sequence[Any]
+    blocks: Sequence[Any]  # the blocks, in order
+    # returns what the model is called with for a micro-batch; None if there is none, or if the parameters
+    # have no values
     call: Callable[[], Call | None]
+    # checks that the blocks compute what the model does, if that is not known; notes what differs
     check: Callable[[Call], None]
+    # returns how long the forward pass of each block takes for a micro-batch, and both passes
     seconds: Callable[[Call], tuple[Sequence[float], Sequence[float]]]
-    sizes: Callable[[], Sequence[float]]
+    sizes: Callable[[], Sequence[float]]  # returns the bytes of each block's parameters
 
     def firsts(self, config: Config, workers: Workers) -> list[int]:
         """Collective. Return the first block of each stage, as rank 0 chooses them.

@@ -19,15 +19,10 @@ _SHOWN = 6  # names, or patterns, in a message
 @travels
 @dataclass(frozen=True)
 class Selection:
-    """What a model takes.
+    """What a model takes."""
 
-    Attributes:
-        names: the arrays, by the model's names.
-        text: a table of what is taken and what is not, and why.
-    """
-
-    names: tuple[str, ...]
-    text: str
+    names: tuple[str, ...]  # the arrays, by the model's names
+    text: str  # a table of what is taken and what is not, and why
 
 
 def select(

@@ -19,21 +19,14 @@ BATCH, LENGTH = "batch", "length"  # names of dynamic axes
 
 @dataclass(frozen=True)
 class ProgramInput:
-    """An input of a program.
+    """An input of a program."""
 
-    Attributes:
-        name: its name.
-        dtype: type of its elements.
-        shape: its shape in the first batch.
-        axes: for each axis, the name of what it can be, "batch" or "length"; empty for a fixed one.
-        is_computed: whether the loss computes it, so that it is in no batch.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    name: str  # its name
+    dtype: str  # type of its elements
+    shape: tuple[int, ...]  # its shape in the first batch
+    # for each axis, the name of what it can be, "batch" or "length"; empty for a fixed one
     axes: tuple[str, ...]
-    is_computed: bool
+    is_computed: bool  # whether the loss computes it, so that it is in no batch
 
     def with_axes(self, names: Sequence[str]) -> "ProgramInput":
         """Return the input with other axes."""
@@ -42,38 +35,23 @@ class ProgramInput:
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs of a program that a real batch gave, and the outputs that the model gave for them.
+    """Inputs of a program that a real batch gave, and the outputs that the model gave for them."""
 
-    Attributes:
-        size: number of samples.
-        tensors: the inputs by name.
-        outputs: the outputs by name.
-    """
-
-    size: int
-    tensors: Mapping[str, Any]
-    outputs: Mapping[str, Any]
+    size: int  # number of samples
+    tensors: Mapping[str, Any]  # the inputs by name
+    outputs: Mapping[str, Any]  # the outputs by name
 
 
 @dataclass(frozen=True)
 class Program:
-    """A call of the model with named inputs.
+    """A call of the model with named inputs."""
 
-    Attributes:
-        args: positional arguments, with slots for the inputs.
-        kwargs: keyword arguments, likewise.
-        inputs: the inputs.
-        cases: real inputs with their outputs; the first is that of the largest batch.
-        left_out: arguments of training's call that the program's lacks: the labels.
-        ignored: what the model returns beside tensors, in words.
-    """
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    inputs: tuple[ProgramInput, ...]
-    cases: tuple[Case, ...]
-    left_out: tuple[str, ...] = ()
-    ignored: tuple[str, ...] = ()
+    args: tuple[Any, ...]  # positional arguments, with slots for the inputs
+    kwargs: Mapping[str, Any]  # keyword arguments, likewise
+    inputs: tuple[ProgramInput, ...]  # the inputs
+    cases: tuple[Case, ...]  # real inputs with their outputs; the first is that of the largest batch
+    left_out: tuple[str, ...] = ()  # arguments of training's call that the program's lacks: the labels
+    ignored: tuple[str, ...] = ()  # what the model returns beside tensors, in words
 
     @property
     def is_plain(self) -> bool:

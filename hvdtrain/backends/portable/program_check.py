@@ -18,15 +18,11 @@ _PROBED_SAMPLES = 2  # of which other lengths are made
 
 @dataclass(frozen=True)
 class Written:
-    """A program that was written and loaded back.
+    """A program that was written and loaded back."""
 
-    Attributes:
-        run: returns its outputs by name, as arrays, for inputs by name.
-        inputs: its inputs, with the axes that are dynamic in it.
-    """
-
+    # returns its outputs by name, as arrays, for inputs by name
     run: Callable[[Named], Mapping[str, NDArray[Any]]]
-    inputs: tuple[ProgramInput, ...]
+    inputs: tuple[ProgramInput, ...]  # its inputs, with the axes that are dynamic in it
 
 
 # writes a program whose inputs may have these dynamic axes, and loads it back

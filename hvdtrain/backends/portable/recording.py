@@ -38,21 +38,13 @@ class Call(NamedTuple):
 
 @dataclass(frozen=True)
 class Recording:
-    """What was recorded while a loss computed one batch.
+    """What was recorded while a loss computed one batch."""
 
-    Attributes:
-        batch: the batch, as the loss received it.
-        size: number of samples.
-        calls: the calls of the model.
-        elsewhere: parts of the model that were used without calling the model.
-        result: what the loss returned.
-    """
-
-    batch: Mapping[str, Any]
-    size: int
-    calls: Sequence[Call]
-    elsewhere: Sequence[str] = ()
-    result: Any = None
+    batch: Mapping[str, Any]  # the batch, as the loss received it
+    size: int  # number of samples
+    calls: Sequence[Call]  # the calls of the model
+    elsewhere: Sequence[str] = ()  # parts of the model that were used without calling the model
+    result: Any = None  # what the loss returned
 
 
 def record_serving(
@@ -144,23 +136,15 @@ class Slot:
 
 @dataclass(frozen=True)
 class ReadCall:
-    """A recorded call of a model.
+    """A recorded call of a model."""
 
-    Attributes:
-        parameters: arguments by the parameters of the model's forward method, with slots for tensors.
-        args: the positional arguments, likewise.
-        kwargs: the keyword arguments, likewise.
-        tensors: the tensors of the slots.
-        in_batch: names of the slots whose tensors are in the batch as they are.
-        left_out: the labels among the arguments.
-    """
-
+    # arguments by the parameters of the model's forward method, with slots for tensors
     parameters: Mapping[str, Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    tensors: Mapping[str, Any]
-    in_batch: frozenset[str]
-    left_out: tuple[str, ...]
+    args: tuple[Any, ...]  # the positional arguments, likewise
+    kwargs: Mapping[str, Any]  # the keyword arguments, likewise
+    tensors: Mapping[str, Any]  # the tensors of the slots
+    in_batch: frozenset[str]  # names of the slots whose tensors are in the batch as they are
+    left_out: tuple[str, ...]  # the labels among the arguments
 
 
 def read_call(recording: Recording, signature: inspect.Signature, tensors: Tensors, remedy: str) -> ReadCall:

@@ -201,17 +201,11 @@ class CommonState:
 
 @dataclass(frozen=True)
 class ShardedSlot:
-    """What every number of the parameters has one of.
+    """What every number of the parameters has one of."""
 
-    Attributes:
-        prefix: what stands before the parameter in its portable name.
-        is_ema: whether it is the moving average.
-        of: returns this worker's part of it, of a segment.
-    """
-
-    prefix: str
-    is_ema: bool
-    of: Callable[[Any], Any]
+    prefix: str  # what stands before the parameter in its portable name
+    is_ema: bool  # whether it is the moving average
+    of: Callable[[Any], Any]  # returns this worker's part of it, of a segment
 
 
 class CommonShardedState(CommonState):

@@ -10,17 +10,11 @@ KeyPath = tuple[str | int, ...]
 
 
 class Tensors(NamedTuple):
-    """What is done with a framework's tensors.
+    """What is done with a framework's tensors."""
 
-    Attributes:
-        is_tensor: returns whether a value is one.
-        to_numpy: returns one as an array.
-        concatenate: joins a list of them along an axis.
-    """
-
-    is_tensor: Callable[[Any], bool]
-    to_numpy: Callable[[Any], Any]
-    concatenate: Callable[[list[Any], int], Any]
+    is_tensor: Callable[[Any], bool]  # returns whether a value is one
+    to_numpy: Callable[[Any], Any]  # returns one as an array
+    concatenate: Callable[[list[Any], int], Any]  # joins a list of them along an axis
 
 
 def named_outputs(

@@ -15,21 +15,14 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 
 @dataclass(frozen=True)
 class Kept:
-    """Something that a reducer keeps from step to step: one array of the portable state.
+    """Something that a reducer keeps from step to step: one array of the portable state."""
 
-    Attributes:
-        name: in the portable state, after ``compression/``.
-        tensor: where it is now.
-        shape: of the portable array.
-        first: its values before the first step.
-        is_part: whether each worker has its own. The portable array is their sum, and each goes on from an
-            equal part of it.
-    """
-
-    name: str
-    tensor: Any
-    shape: tuple[int, ...]
-    first: Any
+    name: str  # in the portable state, after ``compression/``
+    tensor: Any  # where it is now
+    shape: tuple[int, ...]  # of the portable array
+    first: Any  # its values before the first step
+    # whether each worker has its own. The portable array is their sum, and each goes on from an equal part of
+    # it
     is_part: bool = False
 
     @property

@@ -34,16 +34,11 @@ class OuterOptimizer:
 
     Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105). With learning rate 1 and momentum 0 it is
     ``average``.
-
-    Attributes:
-        name: which one it is.
-        learning_rate: of nesterov.
-        momentum: of nesterov.
     """
 
-    name: Literal["average", "nesterov"]
-    learning_rate: float
-    momentum: float
+    name: Literal["average", "nesterov"]  # which one it is
+    learning_rate: float  # of nesterov
+    momentum: float  # of nesterov
 
     @classmethod
     def of(cls, config: Config) -> "OuterOptimizer":
@@ -53,13 +48,9 @@ class OuterOptimizer:
 
 @dataclass
 class LoneWorker:
-    """The workers among whom a local step's gradients are summed: this one.
+    """The workers among whom a local step's gradients are summed: this one."""
 
-    Attributes:
-        host: this host's name.
-    """
-
-    host: str
+    host: str  # this host's name
     rank: int = 0
     size: int = 1
     local_rank: int = 0
@@ -96,25 +87,17 @@ class LoneWorker:
 
 @dataclass
 class LocalSums:
-    """What the local steps since the last synchronisation add up to, on this worker.
+    """What the local steps since the last synchronisation add up to, on this worker."""
 
-    Attributes:
-        names: "loss" and the task's metrics.
-        weighted: those of them that have weights of their own.
-        vector: sum of the steps' vectors, see ``StepMetrics.from_vector``; None before the first step.
-        weight: sum of the samples' weights over the steps and all workers.
-        unused: this worker's parameters that got no gradient in some step, by portable name.
-        last_step: number of the last of the steps, from 1.
-        steps: how many they are.
-    """
-
-    names: tuple[str, ...] = ()
-    weighted: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # "loss" and the task's metrics
+    weighted: tuple[str, ...] = ()  # those of them that have weights of their own
+    # sum of the steps' vectors, see ``StepMetrics.from_vector``; None before the first step
     vector: Any = None
-    weight: float = 0.0
+    weight: float = 0.0  # sum of the samples' weights over the steps and all workers
+    # this worker's parameters that got no gradient in some step, by portable name
     unused: dict[str, None] = field(default_factory=dict)
-    last_step: int = 0
-    steps: int = 0
+    last_step: int = 0  # number of the last of the steps, from 1
+    steps: int = 0  # how many they are
 
     def add(
         self,

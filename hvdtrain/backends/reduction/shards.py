@@ -43,19 +43,12 @@ PART_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class Segment:
-    """What one worker owns of one parameter.
+    """What one worker owns of one parameter."""
 
-    Attributes:
-        name: the parameter's.
-        begin: the first of its numbers, in the flattened parameter.
-        end: the number after its last one.
-        offset: where its first number stands in the worker's part of the bucket.
-    """
-
-    name: str
-    begin: int
-    end: int
-    offset: int
+    name: str  # the parameter's
+    begin: int  # the first of its numbers, in the flattened parameter
+    end: int  # the number after its last one
+    offset: int  # where its first number stands in the worker's part of the bucket
 
     @property
     def length(self) -> int:
@@ -65,17 +58,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class ShardedBucket:
-    """Parameters of one type that stand one after the other.
+    """Parameters of one type that stand one after the other."""
 
-    Attributes:
-        begins: by the parameter's name, where it begins in the bucket.
-        part: numbers that each worker owns, padding included.
-        segments: for each worker what it owns, in the order of the bucket.
-    """
-
-    begins: Mapping[str, int]
-    part: int
-    segments: tuple[tuple[Segment, ...], ...]
+    begins: Mapping[str, int]  # by the parameter's name, where it begins in the bucket
+    part: int  # numbers that each worker owns, padding included
+    segments: tuple[tuple[Segment, ...], ...]  # for each worker what it owns, in the order of the bucket
 
     @property
     def length(self) -> int:

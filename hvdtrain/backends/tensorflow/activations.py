@@ -202,17 +202,11 @@ _STEP_BYTES, _OPERATION_BYTES = 12 << 20, 30_000
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation that was done.
+    """An operation that was done."""
 
-    Attributes:
-        kind: its type.
-        inputs: numbers of the tensors that go in.
-        outputs: numbers and bytes of those that come out.
-    """
-
-    kind: str
-    inputs: Sequence[int]
-    outputs: Sequence[tuple[int, int]]
+    kind: str  # its type
+    inputs: Sequence[int]  # numbers of the tensors that go in
+    outputs: Sequence[tuple[int, int]]  # numbers and bytes of those that come out
 
 
 class ActivationMeter:

@@ -17,37 +17,24 @@ Signature = tuple[tuple[tuple[int | None, ...], np.dtype[Any]], ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorFlowBatch:
-    """One worker's part of one step on its device.
+    """One worker's part of one step on its device."""
 
-    Attributes:
-        step: the step, counted from 0.
-        arrays: name to tensor (accumulate, micro_batch, ...); without the first axis if there is one
-            micro-batch.
-        weights: (accumulate, micro_batch), likewise.
-        gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
-        total_weight: sum of the weights over all workers.
-        reduced_weight: that over the workers whose gradients are summed: of a local step, this one's.
-        signature: shapes and types of the arrays; in an elastic job without the number of micro-batches if
-            there are several, for it changes with the number of workers.
-        total: ``reduced_weight`` as a tensor.
-        is_padded: whether there are samples of weight 0.
-        counts: for each micro-batch, how many samples do not have weight 0; all if none of them counts.
-        samples: which samples they are.
-        in_warmup: whether the step begins while the learning rate is still rising to its peak.
-    """
-
-    step: int
+    step: int  # the step, counted from 0
+    # name to tensor (accumulate, micro_batch, ...); without the first axis if there is one micro-batch
     arrays: dict[str, Tensor]
-    weights: Tensor
-    gradient_weights: Tensor
-    total_weight: float
-    reduced_weight: float
+    weights: Tensor  # (accumulate, micro_batch), likewise
+    gradient_weights: Tensor  # likewise: each sample's part in the mean gradient over the global batch
+    total_weight: float  # sum of the weights over all workers
+    reduced_weight: float  # that over the workers whose gradients are summed: of a local step, this one's
+    # shapes and types of the arrays; in an elastic job without the number of micro-batches if there are
+    # several, for it changes with the number of workers
     signature: Signature
-    total: Tensor
-    is_padded: bool
+    total: Tensor  # ``reduced_weight`` as a tensor
+    is_padded: bool  # whether there are samples of weight 0
+    # for each micro-batch, how many samples do not have weight 0; all if none of them counts
     counts: tuple[int, ...]
-    samples: Samples
-    in_warmup: bool = False
+    samples: Samples  # which samples they are
+    in_warmup: bool = False  # whether the step begins while the learning rate is still rising to its peak
 
 
 class BatchMaker:

@@ -15,29 +15,19 @@ from hvdtrain.data.feed import HostBatch
 
 @dataclass(frozen=True, slots=True)
 class TorchBatch:
-    """One worker's part of one step on its device.
+    """One worker's part of one step on its device."""
 
-    Attributes:
-        step: the step, counted from 0.
-        micro_batches: a mapping of names to tensors (micro_batch, ...) for each.
-        weights: for each micro-batch, (micro_batch,).
-        gradient_weights: likewise: each sample's part in the mean gradient over the global batch.
-        total_weight: sum of the weights over all workers.
-        reduced_weight: that over the workers whose gradients are summed: of a local step, this one's.
-        counted_rows: for each micro-batch, which of its samples do not have weight 0; None if all or none.
-        samples: which samples they are.
-        in_warmup: whether the step begins while the learning rate is still rising to its peak.
-    """
-
-    step: int
-    micro_batches: list[dict[str, torch.Tensor]]
-    weights: list[torch.Tensor]
+    step: int  # the step, counted from 0
+    micro_batches: list[dict[str, torch.Tensor]]  # a mapping of names to tensors (micro_batch, ...) for each
+    weights: list[torch.Tensor]  # for each micro-batch, (micro_batch,)
+    # likewise: each sample's part in the mean gradient over the global batch
     gradient_weights: list[torch.Tensor]
-    total_weight: float
-    reduced_weight: float
+    total_weight: float  # sum of the weights over all workers
+    reduced_weight: float  # that over the workers whose gradients are summed: of a local step, this one's
+    # for each micro-batch, which of its samples do not have weight 0; None if all or none
     counted_rows: list[torch.Tensor | None]
-    samples: Samples
-    in_warmup: bool = False
+    samples: Samples  # which samples they are
+    in_warmup: bool = False  # whether the step begins while the learning rate is still rising to its peak
 
     def counted(
         self, place: int, least: int = 1

@@ -132,23 +132,14 @@ _STATISTICS = ("running_mean", "running_var")
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a module has a buffer or a parameter.
+    """Where a module has a buffer or a parameter."""
 
-    Attributes:
-        holder: the mapping that has it.
-        name: its name there.
-        tensor: what was there first, which is what is saved.
-        shape: its shape then.
-        is_saved: whether it is a part of the saved state.
-        is_buffer: whether it is a buffer, and no parameter.
-    """
-
-    holder: dict[str, Any]
-    name: str
-    tensor: torch.Tensor
-    shape: torch.Size
-    is_saved: bool
-    is_buffer: bool
+    holder: dict[str, Any]  # the mapping that has it
+    name: str  # its name there
+    tensor: torch.Tensor  # what was there first, which is what is saved
+    shape: torch.Size  # its shape then
+    is_saved: bool  # whether it is a part of the saved state
+    is_buffer: bool  # whether it is a buffer, and no parameter
 
     def replacement(self) -> torch.Tensor | None:
         """Return what a forward pass has put in the tensor's place, if it has."""

@@ -107,19 +107,12 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class Found:
-    """The images that were found.
+    """The images that were found."""
 
-    Attributes:
-        form: the form of the files, such as "IDX files".
-        train: the images for training, or all images.
-        evaluation: the images for evaluation, or None if they are not separate.
-        classes: the number of classes, or None if the form does not define it.
-    """
-
-    form: str
-    train: ImageSource
-    evaluation: ImageSource | None = None
-    classes: int | None = None
+    form: str  # the form of the files, such as "IDX files"
+    train: ImageSource  # the images for training, or all images
+    evaluation: ImageSource | None = None  # the images for evaluation, or None if they are not separate
+    classes: int | None = None  # the number of classes, or None if the form does not define it
 
 
 def check_shape(path: Path, where: str, shape: tuple[int, ...]) -> None:
@@ -183,15 +176,10 @@ _SAMPLED = 512  # images from which mean and standard deviation are computed
 
 @dataclass(frozen=True)
 class Normalisation:
-    """Normalisation of bytes: (byte / 255 - mean) / std, for each channel.
+    """Normalisation of bytes: (byte / 255 - mean) / std, for each channel."""
 
-    Attributes:
-        mean: of each channel, in units of 255.
-        std: of each channel, in units of 255; above 0.
-    """
-
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...]  # of each channel, in units of 255
+    std: tuple[float, ...]  # of each channel, in units of 255; above 0
 
     def __call__(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the normalised images."""

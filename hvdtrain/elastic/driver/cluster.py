@@ -23,15 +23,10 @@ def say(name: str, text: str) -> None:
 
 
 class Slot(NamedTuple):
-    """A place for one worker.
+    """A place for one worker."""
 
-    Attributes:
-        host: the name of its host.
-        number: its number on the host, from 0; it chooses the GPU.
-    """
-
-    host: str
-    number: int
+    host: str  # the name of its host
+    number: int  # its number on the host, from 0; it chooses the GPU
 
     def __str__(self) -> str:
         """Return host and number, such as "h2, slot 1"."""
@@ -40,26 +35,16 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What an elastic job may have, and how long its driver waits for what.
+    """What an elastic job may have, and how long its driver waits for what."""
 
-    Attributes:
-        wanted: workers to start with.
-        least: with fewer workers training waits, and ends after ``elastic_timeout``.
-        most: workers that are never exceeded.
-        start_timeout: how long the job waits for the first ``wanted`` workers, in seconds.
-        elastic_timeout: how long it waits while there are fewer than ``least``, in seconds.
-        silence_seconds: how long a host, or the driver, may be silent: the lease of a worker.
-        reset_limit: how many worlds may break; None for any number.
-        cooldown_seconds: the shortest and the longest time for which a slot that failed is left out.
-    """
-
-    wanted: int
-    least: int
-    most: int
-    start_timeout: float = 60.0
-    elastic_timeout: float = 600.0
-    silence_seconds: float = 20.0
-    reset_limit: int | None = None
+    wanted: int  # workers to start with
+    least: int  # with fewer workers training waits, and ends after ``elastic_timeout``
+    most: int  # workers that are never exceeded
+    start_timeout: float = 60.0  # how long the job waits for the first ``wanted`` workers, in seconds
+    elastic_timeout: float = 600.0  # how long it waits while there are fewer than ``least``, in seconds
+    silence_seconds: float = 20.0  # how long a host, or the driver, may be silent: the lease of a worker
+    reset_limit: int | None = None  # how many worlds may break; None for any number
+    # the shortest and the longest time for which a slot that failed is left out
     cooldown_seconds: tuple[float, float] = (5.0, 300.0)
 
 
@@ -149,25 +134,15 @@ _NO_LIMIT_SECONDS = 604_800  # a week
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What a user gave of the limits of an elastic job; None for what was not given.
+    """What a user gave of the limits of an elastic job; None for what was not given."""
 
-    Attributes:
-        wanted: -np.
-        least: --min-np.
-        most: --max-np.
-        start_timeout: --start-timeout, in seconds.
-        elastic_timeout: --elastic-timeout, in seconds.
-        reset_limit: --reset-limit.
-        cooldown: --blacklist-cooldown-range, in seconds.
-    """
-
-    wanted: int
-    least: int | None = None
-    most: int | None = None
-    start_timeout: float | None = None
-    elastic_timeout: float | None = None
-    reset_limit: int | None = None
-    cooldown: tuple[float, float] | None = None
+    wanted: int  # -np
+    least: int | None = None  # --min-np
+    most: int | None = None  # --max-np
+    start_timeout: float | None = None  # --start-timeout, in seconds
+    elastic_timeout: float | None = None  # --elastic-timeout, in seconds
+    reset_limit: int | None = None  # --reset-limit
+    cooldown: tuple[float, float] | None = None  # --blacklist-cooldown-range, in seconds
 
 
 def make_limits(

@@ -46,17 +46,11 @@ _TURN_SECONDS = 0.1  # at the end of the job
 
 
 class Outcome(NamedTuple):
-    """How an elastic job ended.
+    """How an elastic job ended."""
 
-    Attributes:
-        exit_code: the launcher's.
-        problem: what was found; empty if a worker said it, or if nothing is wrong.
-        remedy: what to do.
-    """
-
-    exit_code: int
-    problem: str = ""
-    remedy: str = ""
+    exit_code: int  # the launcher's
+    problem: str = ""  # what was found; empty if a worker said it, or if nothing is wrong
+    remedy: str = ""  # what to do
 
 
 class Driver:

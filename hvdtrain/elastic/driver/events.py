@@ -74,14 +74,10 @@ class Heard:
 
 @dataclass(frozen=True)
 class Lost:
-    """The connection of a worker has ended.
+    """The connection of a worker has ended."""
 
-    Attributes:
-        worker: whose.
-        is_unreachable: whether its host stopped to respond, so that nothing says that the process is gone.
-    """
-
-    worker: str
+    worker: str  # whose
+    # whether its host stopped to respond, so that nothing says that the process is gone
     is_unreachable: bool = False
 
 
@@ -162,12 +158,9 @@ class Forward:
 
 @dataclass(frozen=True)
 class OpenWorld:
-    """Open a store with a new key and salt, and let all members of a world enter it.
+    """Open a store with a new key and salt, and let all members of a world enter it."""
 
-    Attributes:
-        worlds: the world as each member is told of it, in the order of ranks, without store and salt.
-    """
-
+    # the world as each member is told of it, in the order of ranks, without store and salt
     worlds: tuple[World, ...]
 
 
@@ -185,19 +178,12 @@ class Say:
 
 @dataclass(frozen=True)
 class Finish:
-    """The job is over: end all workers, and return an exit code.
+    """The job is over: end all workers, and return an exit code."""
 
-    Attributes:
-        exit_code: the job's.
-        problem: what was found; empty if it needs no words, or if a worker says it.
-        remedy: what to do.
-        grace_seconds: so long the workers may take to end by themselves.
-    """
-
-    exit_code: int
-    problem: str = ""
-    remedy: str = ""
-    grace_seconds: float = END_SECONDS
+    exit_code: int  # the job's
+    problem: str = ""  # what was found; empty if it needs no words, or if a worker says it
+    remedy: str = ""  # what to do
+    grace_seconds: float = END_SECONDS  # so long the workers may take to end by themselves
 
 
 Action = Start | Send | Kill | Forward | OpenWorld | CloseStore | Say | Finish

@@ -36,15 +36,10 @@ class Discovery(Protocol):
 
 @dataclass(frozen=True)
 class ParsedHosts:
-    """The hosts that a text names.
+    """The hosts that a text names."""
 
-    Attributes:
-        hosts: in the order of the text.
-        notes: what is unusual in it, in words.
-    """
-
-    hosts: list[HostSlots]
-    notes: list[str]
+    hosts: list[HostSlots]  # in the order of the text
+    notes: list[str]  # what is unusual in it, in words
 
 
 def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:

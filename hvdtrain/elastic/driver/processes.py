@@ -40,25 +40,16 @@ if abs(process.create_time() - float(sys.argv[2])) < float(sys.argv[3]):
 
 @dataclass(frozen=True)
 class StartOptions:
-    """How workers are started.
+    """How workers are started."""
 
-    Attributes:
-        command: the command of every worker.
-        environ: the environment of every worker, without what is its own.
-        ssh_port: of sshd on other hosts; None for ssh's default.
-        ssh_identity_file: the private key; None for ssh's default.
-        output_folder: where the output of each worker is also written; None for nowhere.
-        has_timestamps: whether lines of output have the time before them.
-        verbose: whether the commands are shown.
-    """
-
-    command: Sequence[str]
+    command: Sequence[str]  # the command of every worker
+    # the environment of every worker, without what is its own
     environ: Mapping[str, str] = field(default_factory=dict)
-    ssh_port: int | None = None
-    ssh_identity_file: str | None = None
-    output_folder: str | None = None
-    has_timestamps: bool = False
-    verbose: bool = False
+    ssh_port: int | None = None  # of sshd on other hosts; None for ssh's default
+    ssh_identity_file: str | None = None  # the private key; None for ssh's default
+    output_folder: str | None = None  # where the output of each worker is also written; None for nowhere
+    has_timestamps: bool = False  # whether lines of output have the time before them
+    verbose: bool = False  # whether the commands are shown
 
     def settings(self) -> Any:
         """Return the settings with which Horovod's launcher starts a worker."""

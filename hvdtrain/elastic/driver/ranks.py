@@ -91,27 +91,16 @@ _START = Place()
 
 @dataclass(frozen=True)
 class Candidate:
-    """A worker that waits for the next world.
+    """A worker that waits for the next world."""
 
-    Attributes:
-        worker: its name.
-        host: the name of its host.
-        machine: what tells its host from others of the same name.
-        pid: its process.
-        place: where it stands.
-        is_valid: whether its state is whole, so that the others may get theirs from it.
-        old_rank: its rank in the world before; None if it was in none.
-        is_new: whether it was not among those that trained last.
-    """
-
-    worker: str
-    host: str
-    machine: str = ""
-    pid: int = 0
-    place: Place = _START
-    is_valid: bool = False
-    old_rank: int | None = None
-    is_new: bool = True
+    worker: str  # its name
+    host: str  # the name of its host
+    machine: str = ""  # what tells its host from others of the same name
+    pid: int = 0  # its process
+    place: Place = _START  # where it stands
+    is_valid: bool = False  # whether its state is whole, so that the others may get theirs from it
+    old_rank: int | None = None  # its rank in the world before; None if it was in none
+    is_new: bool = True  # whether it was not among those that trained last
 
 
 def choose_source(candidates: Collection[Candidate], has_begun: bool) -> Source:

@@ -21,15 +21,10 @@ _MAX_PARTS = 1000
 
 @dataclass
 class Comparison:
-    """The values of some workers, as far as they have arrived.
+    """The values of some workers, as far as they have arrived."""
 
-    Attributes:
-        workers: the names of the workers with their hosts, in the order of ranks.
-        until: when it is over, even if values are missing.
-    """
-
-    workers: Sequence[tuple[str, str]]
-    until: float
+    workers: Sequence[tuple[str, str]]  # the names of the workers with their hosts, in the order of ranks
+    until: float  # when it is over, even if values are missing
     _parts: dict[str, dict[int, dict[str, str]]] = field(default_factory=dict)
     _complete: set[str] = field(default_factory=set)
 

@@ -39,57 +39,31 @@ ALIVE = (Stage.STARTED, Stage.BUILDING, Stage.READY, *IN_WORLD)
 
 @dataclass(eq=False)
 class Worker:
-    """One process of a worker.
+    """One process of a worker."""
 
-    Attributes:
-        name: its name, such as "w7".
-        slot: where it runs.
-        since: when it was started, or when its stage changed.
-        stage: what it is at.
-        hello: its first message; None until it is connected.
-        ready: its last ``Ready``.
-        state: what its training thread does.
-        heard: when it was last heard.
-        generation: the last world that it was told to enter; 0 if none.
-        rank: its rank in that world.
-        wants_out: why it is to leave the job; empty if it stays.
-        is_removed: whether it is to leave because its slot is no longer there.
-        reason: why it ended or was ended, in words.
-        failure: what it said when it failed.
-        exit_code: that of its process; None while it runs, as far as is known.
-        failed_in: the world in which it failed; None if it did not fail.
-        is_late: whether it did not come in time.
-        is_counted: whether the failure was taken note of.
-        is_connected: whether its connection stands.
-        is_unreachable: whether its host stopped to respond.
-        is_out: whether it has left in order, so that nobody waits for its end.
-        end_by: when it is killed if it is still there, if it is about to end.
-        settled_by: when a lost worker counts as gone, even if nothing says so.
-    """
-
-    name: str
-    slot: Slot
-    since: float
-    stage: Stage = Stage.STARTED
-    hello: Hello | None = None
-    ready: Ready | None = None
-    state: WorkerState | None = None
-    heard: float = 0.0
-    generation: int = 0
-    rank: int = 0
-    wants_out: str = ""
-    is_removed: bool = False
-    reason: str = ""
-    failure: Failed | None = None
-    exit_code: int | None = None
-    failed_in: int | None = None
-    is_late: bool = False
-    is_counted: bool = False
-    is_connected: bool = False
-    is_unreachable: bool = False
-    is_out: bool = False
-    end_by: float = float("inf")
-    settled_by: float = float("inf")
+    name: str  # its name, such as "w7"
+    slot: Slot  # where it runs
+    since: float  # when it was started, or when its stage changed
+    stage: Stage = Stage.STARTED  # what it is at
+    hello: Hello | None = None  # its first message; None until it is connected
+    ready: Ready | None = None  # its last ``Ready``
+    state: WorkerState | None = None  # what its training thread does
+    heard: float = 0.0  # when it was last heard
+    generation: int = 0  # the last world that it was told to enter; 0 if none
+    rank: int = 0  # its rank in that world
+    wants_out: str = ""  # why it is to leave the job; empty if it stays
+    is_removed: bool = False  # whether it is to leave because its slot is no longer there
+    reason: str = ""  # why it ended or was ended, in words
+    failure: Failed | None = None  # what it said when it failed
+    exit_code: int | None = None  # that of its process; None while it runs, as far as is known
+    failed_in: int | None = None  # the world in which it failed; None if it did not fail
+    is_late: bool = False  # whether it did not come in time
+    is_counted: bool = False  # whether the failure was taken note of
+    is_connected: bool = False  # whether its connection stands
+    is_unreachable: bool = False  # whether its host stopped to respond
+    is_out: bool = False  # whether it has left in order, so that nobody waits for its end
+    end_by: float = float("inf")  # when it is killed if it is still there, if it is about to end
+    settled_by: float = float("inf")  # when a lost worker counts as gone, even if nothing says so
 
     def __str__(self) -> str:
         """Return who it is, such as "rank 2 on h2"."""

@@ -157,21 +157,14 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Member:
-    """A worker of the job as its watch knows it.
+    """A worker of the job as its watch knows it."""
 
-    Attributes:
-        rank: its rank.
-        host: the name of its host.
-        machine: what tells its host, and the numbering of processes there, from others of the same name.
-        pid: its process.
-        process_seconds: when its process started, as the system counts it.
-    """
-
-    rank: int
-    host: str
+    rank: int  # its rank
+    host: str  # the name of its host
+    # what tells its host, and the numbering of processes there, from others of the same name
     machine: str = ""
-    pid: int = 0
-    process_seconds: float = 0.0
+    pid: int = 0  # its process
+    process_seconds: float = 0.0  # when its process started, as the system counts it
 
     def __str__(self) -> str:
         """Return rank and host, such as "rank 2 on h2"."""

@@ -83,25 +83,15 @@ _LOOK_AFTER_SECONDS = 2.0  # an activity that is older than this is looked at mo
 
 
 class WorkerState(NamedTuple):
-    """What a worker tells of itself.
+    """What a worker tells of itself."""
 
-    Attributes:
-        name: what its training thread does, in words that follow "rank 1 is".
-        number: how often that changed before.
-        step: the training step that it belongs to; 0 if none.
-        place: where in the training it is; see ``Activity.place``.
-        is_long: whether it was announced to take long.
-        age_seconds: how long it has lasted.
-        user_code: where in the user's code it is; empty if it is not there, or not for long.
-    """
-
-    name: str
-    number: int = 0
-    step: int = 0
-    place: int = 0
-    is_long: bool = False
-    age_seconds: float = 0.0
-    user_code: str = ""
+    name: str  # what its training thread does, in words that follow "rank 1 is"
+    number: int = 0  # how often that changed before
+    step: int = 0  # the training step that it belongs to; 0 if none
+    place: int = 0  # where in the training it is; see ``Activity.place``
+    is_long: bool = False  # whether it was announced to take long
+    age_seconds: float = 0.0  # how long it has lasted
+    user_code: str = ""  # where in the user's code it is; empty if it is not there, or not for long
 
     def __str__(self) -> str:
         """Return what the worker does, with the place in the user's code."""

@@ -16,17 +16,11 @@ _NAMED = 8  # workers that a message names
 
 @dataclass(frozen=True)
 class WatchEvent:
-    """What the watch of the workers may notice.
+    """What the watch of the workers may notice."""
 
-    Attributes:
-        problem: who it is, and what they did last, in words.
-        ranks: who it is.
-        remedy: what to do.
-    """
-
-    problem: str
-    ranks: tuple[int, ...] = ()
-    remedy: str = ""
+    problem: str  # who it is, and what they did last, in words
+    ranks: tuple[int, ...] = ()  # who it is
+    remedy: str = ""  # what to do
 
 
 @dataclass(frozen=True)
@@ -249,17 +243,11 @@ OnEvent = Callable[[WatchEvent, str], None]
 
 @dataclass(frozen=True)
 class WatchLimits:
-    """What the watch waits for, and how long.
+    """What the watch waits for, and how long."""
 
-    Attributes:
-        stall_timeout: the longest time without an answer or without progress, in seconds; 0 for no limit.
-        silence_seconds: the longest time without an answer of a host; 0 for no limit.
-        shows_stacks: whether to ask a worker that stalled for its Python stack.
-    """
-
-    stall_timeout: float
-    silence_seconds: int = _SILENCE_SECONDS
-    shows_stacks: bool = False
+    stall_timeout: float  # the longest time without an answer or without progress, in seconds; 0 for no limit
+    silence_seconds: int = _SILENCE_SECONDS  # the longest time without an answer of a host; 0 for no limit
+    shows_stacks: bool = False  # whether to ask a worker that stalled for its Python stack
 
 
 def silence_seconds(environ: Mapping[str, str] = os.environ) -> int:

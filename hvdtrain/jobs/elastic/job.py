@@ -85,14 +85,10 @@ class AskedOfWorker:
     """What this worker of an elastic job was asked to do.
 
     A signal to it alone never stops the others: ``ElasticSignals`` lets this worker leave.
-
-    Attributes:
-        signals: what signals asked of this worker.
-        membership: what the driver asked of all of them.
     """
 
-    signals: Signals
-    membership: Membership
+    signals: Signals  # what signals asked of this worker
+    membership: Membership  # what the driver asked of all of them
 
     @property
     def why(self) -> str:

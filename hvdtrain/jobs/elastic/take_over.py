@@ -28,20 +28,14 @@ _HAND_OVER_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class RunServices:
-    """What a worker of an elastic job needs to write the run directory when it becomes rank 0.
+    """What a worker of an elastic job needs to write the run directory when it becomes rank 0."""
 
-    Attributes:
-        context: what callbacks can use of the run, as ``open_run`` takes it; rank and workers may be old.
-        callbacks: the user's callbacks, this worker's own objects.
-        parameters: portable names of the trainable parameters.
-        lock: this worker's lock, whose ``job`` is set.
-        lost_lease: returns why this worker may no longer write files; empty while it may.
-    """
-
+    # what callbacks can use of the run, as ``open_run`` takes it; rank and workers may be old
     context: RunContext
-    callbacks: Sequence[Any]
-    parameters: Sequence[str]
-    lock: RunLock
+    callbacks: Sequence[Any]  # the user's callbacks, this worker's own objects
+    parameters: Sequence[str]  # portable names of the trainable parameters
+    lock: RunLock  # this worker's lock, whose ``job`` is set
+    # returns why this worker may no longer write files; empty while it may
     lost_lease: Callable[[], str] = lambda: ""
 
 

@@ -39,33 +39,19 @@ _SPEEDS = 1000  # logged windows, of whose speeds the summary has the median
 @travels
 @dataclass(frozen=True)
 class Common:
-    """Where a run stands, as its rank 0 tells the others.
+    """Where a run stands, as its rank 0 tells the others."""
 
-    Attributes:
-        state: what a checkpoint keeps of it, and what of the last step is done.
-        stop: whether a worker wants training to end, saved.
-        save: whether a worker wants a save.
-        skipped: how many samples could not be read, on all workers.
-        reported: which of them the user was told of.
-        speeds: samples/s of the last windows.
-        seconds: time spent training.
-        run_dir: the run directory.
-        stopped_early: why and where training ended because nothing got better; empty otherwise.
-        data: the fingerprints of the data.
-        recent: the last records of the log.
-    """
-
-    state: RunState
-    stop: bool
-    save: bool
-    skipped: int
-    reported: set[str]
-    speeds: list[float]
-    seconds: float
-    run_dir: Path
-    stopped_early: str
-    data: dict[str, Fingerprint]
-    recent: list[dict[str, Any]]
+    state: RunState  # what a checkpoint keeps of it, and what of the last step is done
+    stop: bool  # whether a worker wants training to end, saved
+    save: bool  # whether a worker wants a save
+    skipped: int  # how many samples could not be read, on all workers
+    reported: set[str]  # which of them the user was told of
+    speeds: list[float]  # samples/s of the last windows
+    seconds: float  # time spent training
+    run_dir: Path  # the run directory
+    stopped_early: str  # why and where training ended because nothing got better; empty otherwise
+    data: dict[str, Fingerprint]  # the fingerprints of the data
+    recent: list[dict[str, Any]]  # the last records of the log
 
     @classmethod
     def of(cls, session: Session) -> "Common":

@@ -95,19 +95,12 @@ SAME_DATA = (
 
 @dataclass(frozen=True)
 class JobData:
-    """The data of a job with their fingerprints.
+    """The data of a job with their fingerprints."""
 
-    Attributes:
-        datasets: the data sets, by the keys of ``keyed``.
-        fingerprints: the fingerprint of each.
-        skip: whether the next readable sample replaces one that cannot be read.
-        notes: what to tell the user.
-    """
-
-    datasets: Mapping[str, Any] = field(default_factory=dict)
-    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
-    skip: bool = False
-    notes: tuple[str, ...] = ()
+    datasets: Mapping[str, Any] = field(default_factory=dict)  # the data sets, by the keys of ``keyed``
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # the fingerprint of each
+    skip: bool = False  # whether the next readable sample replaces one that cannot be read
+    notes: tuple[str, ...] = ()  # what to tell the user
 
     def kept_as(self, key: str) -> str:
         """Return the name by which a checkpoint knows a data set.

@@ -40,21 +40,15 @@ _SHARED = 0.05  # a few samples come twice in most data
 
 @dataclass(frozen=True)
 class Dry:
-    """What a dry run found.
+    """What a dry run found."""
 
-    Attributes:
-        passes: the training data's, and those of the sets of the evaluation data. Empty if training is
-            done already.
-        notes: what to tell the user, the same on every worker.
-        seconds: how long it took.
-        forms: what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared.
-        half: what a micro-batch of half the size, rounded up, takes of memory; None if that is not known.
-    """
-
+    # the training data's, and those of the sets of the evaluation data. Empty if training is done already
     passes: Sequence[Pass]
-    notes: Sequence[str]
-    seconds: float
+    notes: Sequence[str]  # what to tell the user, the same on every worker
+    seconds: float  # how long it took
+    # what a micro-batch of half the size, rounded up, takes of memory; None if that is not known
     half: StepMemory | None = None
+    # what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared
     forms: Mapping[str, ArrayForm] = field(default_factory=dict)
 
 

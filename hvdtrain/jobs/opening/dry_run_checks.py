@@ -30,36 +30,24 @@ Shapes = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Pass:
-    """One micro-batch that a dry run has computed.
+    """One micro-batch that a dry run has computed."""
 
-    Attributes:
-        what: what messages call the data set, such as "training data".
-        arrays: name to array (samples, ...) of the micro-batch.
-        indices: (samples,), the samples' indices in the data set.
-        result: what came of it.
-        named_loss: name of the task's loss; empty if it is a function.
-        ignore_index: the target that does not count.
-        is_sample: (samples,), whether a row is a sample and not padding; None if all are.
-        comparing: a sentence on how a value of a sample depends on other samples; empty if it does not.
-        named_metrics: the metrics that the task has by name: their kinds, by the task's own names.
-        error: what more looks at the batch show to be wrong; None if nothing.
-        notes: what else they show that the user should know.
-        is_random: whether two evaluations of the batch differ.
-        with_row_numbers: whether it may have numbers of its own rows, so that no part of it can be computed.
-    """
-
-    what: str
-    arrays: Mapping[str, NDArray[Any]]
-    indices: NDArray[np.int64]
-    result: DryRun
-    named_loss: str = ""
-    ignore_index: int = IGNORE_INDEX
+    what: str  # what messages call the data set, such as "training data"
+    arrays: Mapping[str, NDArray[Any]]  # name to array (samples, ...) of the micro-batch
+    indices: NDArray[np.int64]  # (samples,), the samples' indices in the data set
+    result: DryRun  # what came of it
+    named_loss: str = ""  # name of the task's loss; empty if it is a function
+    ignore_index: int = IGNORE_INDEX  # the target that does not count
+    # (samples,), whether a row is a sample and not padding; None if all are
     is_sample: NDArray[np.bool_] | None = None
+    # a sentence on how a value of a sample depends on other samples; empty if it does not
     comparing: str = ""
+    # the metrics that the task has by name: their kinds, by the task's own names
     named_metrics: Mapping[str, str] = field(default_factory=dict)
-    error: HvdtrainError | None = None
-    notes: tuple[str, ...] = ()
-    is_random: bool = False
+    error: HvdtrainError | None = None  # what more looks at the batch show to be wrong; None if nothing
+    notes: tuple[str, ...] = ()  # what else they show that the user should know
+    is_random: bool = False  # whether two evaluations of the batch differ
+    # whether it may have numbers of its own rows, so that no part of it can be computed
     with_row_numbers: bool = False
 
     @classmethod

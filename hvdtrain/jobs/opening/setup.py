@@ -76,23 +76,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskData:
-    """A worker's task and its data.
+    """A worker's task and its data."""
 
-    Attributes:
-        task: the task.
-        train_data: the training data, a Dataset.
-        eval_data: the evaluation data: a Dataset, EvalSets of them, or None.
-        common_values: what of the data must be equal on all workers.
-        identity: the data with their fingerprints, once the workers have compared them.
-        notes: what to tell the user of the data.
-    """
-
-    task: Any
-    train_data: Any
-    eval_data: Any
-    common_values: Mapping[str, Any]
-    identity: JobData = NO_DATA
-    notes: tuple[str, ...] = ()
+    task: Any  # the task
+    train_data: Any  # the training data, a Dataset
+    eval_data: Any  # the evaluation data: a Dataset, EvalSets of them, or None
+    common_values: Mapping[str, Any]  # what of the data must be equal on all workers
+    identity: JobData = NO_DATA  # the data with their fingerprints, once the workers have compared them
+    notes: tuple[str, ...] = ()  # what to tell the user of the data
 
 
 def new_task(job: JobSpec) -> Any:
@@ -310,30 +301,18 @@ def build(config: Config, task: Any, backend: Backend, batch: HostBatch | None =
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training with its data open and its model built.
+    """A training with its data open and its model built."""
 
-    Attributes:
-        job: what the worker knew before; its config has the learning rate that counts.
-        backend: the framework.
-        task_data: the task with its data.
-        model: what is known of the model.
-        hosts: the host of each worker.
-        callbacks: the user's callbacks, checked.
-        lock: the lock of the run directory, which rank 0 acquires.
-        keeps_history: whether the summary that training returns has the run's history.
-        store: what uploads the run directory, if that is at a URL.
-        notes_on_task: what rank 0 has to tell the user of the task's file.
-    """
-
-    job: JobSpec
-    backend: Backend
-    task_data: TaskData
-    model: ModelInfo
-    hosts: Sequence[str]
-    callbacks: Sequence[Any]
-    lock: RunLock
-    keeps_history: bool = False
-    store: "RunStore | None" = None
+    job: JobSpec  # what the worker knew before; its config has the learning rate that counts
+    backend: Backend  # the framework
+    task_data: TaskData  # the task with its data
+    model: ModelInfo  # what is known of the model
+    hosts: Sequence[str]  # the host of each worker
+    callbacks: Sequence[Any]  # the user's callbacks, checked
+    lock: RunLock  # the lock of the run directory, which rank 0 acquires
+    keeps_history: bool = False  # whether the summary that training returns has the run's history
+    store: "RunStore | None" = None  # what uploads the run directory, if that is at a URL
+    # what rank 0 has to tell the user of the task's file
     notes_on_task: list[str] = field(default_factory=list)
 
     @property

@@ -60,25 +60,15 @@ _FIRST_ANSWER_SECONDS = 30
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What each worker knows before it communicates with the others.
+    """What each worker knows before it communicates with the others."""
 
-    Attributes:
-        config: the resolved config.
-        task_class: the task's class, or a function that makes a task.
-        build: the Horovod build, in words.
-        settings: environment variables that hvdtrain set.
-        notes: what to tell the user before training.
-        given: the config fields that the user set.
-        build_identity: the Horovod build in the words in which workers compare theirs.
-    """
-
-    config: Config
-    task_class: Any
-    build: str
-    settings: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    given: frozenset[str] = frozenset()
-    build_identity: str = ""
+    config: Config  # the resolved config
+    task_class: Any  # the task's class, or a function that makes a task
+    build: str  # the Horovod build, in words
+    settings: Mapping[str, str]  # environment variables that hvdtrain set
+    notes: tuple[str, ...] = ()  # what to tell the user before training
+    given: frozenset[str] = frozenset()  # the config fields that the user set
+    build_identity: str = ""  # the Horovod build in the words in which workers compare theirs
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:

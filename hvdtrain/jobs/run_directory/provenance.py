@@ -34,14 +34,11 @@ _OF_ANOTHER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTO
 
 @dataclass(frozen=True)
 class GitState:
-    """What git says of a folder.
+    """What git says of a folder."""
 
-    Attributes:
-        commit: the commit that is checked out; empty if the folder is in no repository, or git is missing.
-        is_dirty: whether files that git tracks were changed since; None if that is not known.
-    """
-
+    # the commit that is checked out; empty if the folder is in no repository, or git is missing
     commit: str = ""
+    # whether files that git tracks were changed since; None if that is not known
     is_dirty: bool | None = None
 
     def describe(self) -> str:
@@ -90,27 +87,16 @@ PATH_OPTIONS = ("path", "eval_path")  # of the built-in tasks
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where a start of a run came from.
+    """Where a start of a run came from."""
 
-    Attributes:
-        command: the words that this process was started with.
-        folder: its working folder.
-        hosts: the host of each worker.
-        git: the commit of the folder of the task's file, or of the working folder for a built-in task.
-        task_file: the file of the task; None if it is built in, or has none.
-        source: what the task's file holds.
-        versions: of what trains, by name.
-        missing: why config.yaml does not repeat the run; empty if it does.
-    """
-
-    command: Sequence[str]
-    folder: str
-    hosts: Sequence[str]
-    git: GitState
-    task_file: Path | None
-    source: bytes
-    versions: Mapping[str, str]
-    missing: str = ""
+    command: Sequence[str]  # the words that this process was started with
+    folder: str  # its working folder
+    hosts: Sequence[str]  # the host of each worker
+    git: GitState  # the commit of the folder of the task's file, or of the working folder for a built-in task
+    task_file: Path | None  # the file of the task; None if it is built in, or has none
+    source: bytes  # what the task's file holds
+    versions: Mapping[str, str]  # of what trains, by name
+    missing: str = ""  # why config.yaml does not repeat the run; empty if it does
 
     @property
     def sha256(self) -> str:

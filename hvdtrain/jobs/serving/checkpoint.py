@@ -115,19 +115,12 @@ _TO_UPLOAD = (
 
 @dataclass(frozen=True)
 class Imported:
-    """Weights that became a checkpoint.
+    """Weights that became a checkpoint."""
 
-    Attributes:
-        source: the file, or its URL.
-        held: what it held, in words.
-        path: the checkpoint.
-        config: the config that the model was built with.
-    """
-
-    source: Place
-    held: str
-    path: Path
-    config: Config
+    source: Place  # the file, or its URL
+    held: str  # what it held, in words
+    path: Path  # the checkpoint
+    config: Config  # the config that the model was built with
 
     def describe(self) -> str:
         """Return what was read and how to continue."""

@@ -50,23 +50,14 @@ _LINES = 3  # of a framework's error; they can be long
 
 @dataclass(frozen=True)
 class Export:
-    """An export that was done.
+    """An export that was done."""
 
-    Attributes:
-        checkpoint: what was exported.
-        is_ema: whether the moving average of its weights was.
-        format_name: the format's name.
-        path: the file or directory, or its URL.
-        exported: what came of loading it back.
-        notes: what the user should know of the checkpoint.
-    """
-
-    checkpoint: Checkpoint
-    is_ema: bool
-    format_name: str
-    path: Place
-    exported: Exported
-    notes: tuple[str, ...] = ()
+    checkpoint: Checkpoint  # what was exported
+    is_ema: bool  # whether the moving average of its weights was
+    format_name: str  # the format's name
+    path: Place  # the file or directory, or its URL
+    exported: Exported  # what came of loading it back
+    notes: tuple[str, ...] = ()  # what the user should know of the checkpoint
 
     def describe(self) -> str:
         """Return what was written, how close its outputs are and how to load it, in words."""

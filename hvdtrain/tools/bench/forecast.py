@@ -29,37 +29,21 @@ _BLOM = 0.375  # Blom 1958: the expected largest of N normal numbers lies near t
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of a job.
+    """What was measured of a job."""
 
-    Attributes:
-        workers: number of workers.
-        hosts: number of their hosts.
-        slots: workers of a host.
-        controller: "MPI" or "Gloo".
-        on_gpu: whether the workers compute on GPUs.
-        samples: samples of one worker in a step.
-        way: the messages of a step.
-        step: seconds of the mean step.
-        data: of it, waiting for data.
-        compute: a step of a worker on its own while its host's other workers compute, without that wait.
-        slowest: waiting for the slowest worker.
-        smallest: seconds of an all-reduce of few bytes.
-        byte: seconds that each further byte of an all-reduce takes.
-    """
-
-    workers: int
-    hosts: int
-    slots: int
-    controller: str
-    on_gpu: bool
-    samples: float
-    way: Way
-    step: Spread
-    data: Spread
-    compute: Spread
-    slowest: Spread
-    smallest: Spread
-    byte: Spread
+    workers: int  # number of workers
+    hosts: int  # number of their hosts
+    slots: int  # workers of a host
+    controller: str  # "MPI" or "Gloo"
+    on_gpu: bool  # whether the workers compute on GPUs
+    samples: float  # samples of one worker in a step
+    way: Way  # the messages of a step
+    step: Spread  # seconds of the mean step
+    data: Spread  # of it, waiting for data
+    compute: Spread  # a step of a worker on its own while its host's other workers compute, without that wait
+    slowest: Spread  # waiting for the slowest worker
+    smallest: Spread  # seconds of an all-reduce of few bytes
+    byte: Spread  # seconds that each further byte of an all-reduce takes
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Measured":
@@ -114,22 +98,14 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a step in seconds.
+    """The parts of a step in seconds."""
 
-    Attributes:
-        data: waiting for data.
-        compute: computing.
-        slowest: waiting for the slowest worker.
-        latency: the messages of all-reduces, without their bytes.
-        transfer: the bytes of all-reduces.
-        rest: what the measured step has in addition to its parts: copies if positive, overlap if negative.
-    """
-
-    data: float
-    compute: float
-    slowest: float = 0.0
-    latency: float = 0.0
-    transfer: float = 0.0
+    data: float  # waiting for data
+    compute: float  # computing
+    slowest: float = 0.0  # waiting for the slowest worker
+    latency: float = 0.0  # the messages of all-reduces, without their bytes
+    transfer: float = 0.0  # the bytes of all-reduces
+    # what the measured step has in addition to its parts: copies if positive, overlap if negative
     rest: float = 0.0
 
     @property

@@ -52,19 +52,12 @@ _LEAST_MESSAGE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Request:
-    """What is measured of a job.
+    """What is measured of a job."""
 
-    Attributes:
-        seconds: how long to train, roughly.
-        splits: whether to measure the parts of a step.
-        most_bytes: the largest sum; None for none.
-        plan: whether ``plan`` predicts from it, which needs the job's messages.
-    """
-
-    seconds: float = 20.0
-    splits: bool = True
-    most_bytes: int | None = MOST_BYTES
-    plan: bool = False
+    seconds: float = 20.0  # how long to train, roughly
+    splits: bool = True  # whether to measure the parts of a step
+    most_bytes: int | None = MOST_BYTES  # the largest sum; None for none
+    plan: bool = False  # whether ``plan`` predicts from it, which needs the job's messages
 
 
 def bench_job(
@@ -283,23 +276,14 @@ def check_before_launch(
 @travels
 @dataclass(frozen=True)
 class CpuTimes:
-    """What the clocks of a worker and its host say.
+    """What the clocks of a worker and its host say."""
 
-    Attributes:
-        host: the host's name.
-        cores: the host's cores.
-        seconds: wall-clock time.
-        busy: CPU seconds of the whole host.
-        stolen: CPU seconds that the machine below it gave to others.
-        own: CPU seconds of this worker and of its processes, those that have ended included.
-    """
-
-    host: str
-    cores: int
-    seconds: float
-    busy: float
-    stolen: float
-    own: float
+    host: str  # the host's name
+    cores: int  # the host's cores
+    seconds: float  # wall-clock time
+    busy: float  # CPU seconds of the whole host
+    stolen: float  # CPU seconds that the machine below it gave to others
+    own: float  # CPU seconds of this worker and of its processes, those that have ended included
 
     @classmethod
     def now(cls, host: str) -> "CpuTimes":

@@ -35,25 +35,15 @@ _BLOCKS = 5  # with the other workers, and as many without
 
 @dataclass(frozen=True)
 class Steps:
-    """What was measured of a job's steps.
+    """What was measured of a job's steps."""
 
-    Attributes:
-        seconds: how long a step takes: the blocks' medians.
-        means: the blocks' mean steps.
-        speed: samples/s of all workers together.
-        parts: the parts of the mean step, by name; empty if they were not measured.
-        count: how many steps were timed.
-        first_loss: the loss of the first step; of local steps, the mean up to the first synchronisation.
-        notes: the notes of the training.
-    """
-
-    seconds: Spread
-    means: Spread
-    speed: Spread
-    parts: dict[str, Spread]
-    count: int
-    first_loss: float
-    notes: Sequence[str] = ()
+    seconds: Spread  # how long a step takes: the blocks' medians
+    means: Spread  # the blocks' mean steps
+    speed: Spread  # samples/s of all workers together
+    parts: dict[str, Spread]  # the parts of the mean step, by name; empty if they were not measured
+    count: int  # how many steps were timed
+    first_loss: float  # the loss of the first step; of local steps, the mean up to the first synchronisation
+    notes: Sequence[str] = ()  # the notes of the training
 
 
 def check_rounds(config: Config) -> None:

@@ -165,17 +165,11 @@ _DIMENSIONS = 2
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause of a difference.
+    """One cause of a difference."""
 
-    Attributes:
-        suspect: what it is, such as "epsilon".
-        layer: the layer's portable path, or what else it is of.
-        text: both frameworks' numbers, and what to do.
-    """
-
-    suspect: str
-    layer: str
-    text: str
+    suspect: str  # what it is, such as "epsilon"
+    layer: str  # the layer's portable path, or what else it is of
+    text: str  # both frameworks' numbers, and what to do
 
 
 def different_settings(rows: Sequence[Row], most: float) -> Iterator[tuple[int, Finding]]:

@@ -26,17 +26,11 @@ _BIASES = ("bias", "beta")
 
 @dataclass(frozen=True)
 class Unmatched:
-    """A parameter that the other framework does not have in this form.
+    """A parameter that the other framework does not have in this form."""
 
-    Attributes:
-        name: its portable name.
-        left: its shape in PyTorch; None if it is not there.
-        right: the same in TensorFlow.
-    """
-
-    name: str
-    left: tuple[int, ...] | None
-    right: tuple[int, ...] | None
+    name: str  # its portable name
+    left: tuple[int, ...] | None  # its shape in PyTorch; None if it is not there
+    right: tuple[int, ...] | None  # the same in TensorFlow
 
     @property
     def is_missing_bias(self) -> bool:
@@ -46,19 +40,12 @@ class Unmatched:
 
 @dataclass(frozen=True)
 class Match:
-    """How the parameters of two models fit together.
+    """How the parameters of two models fit together."""
 
-    Attributes:
-        start: the values that both start from: PyTorch's, of what both have.
-        unmatched: what does not fit.
-        findings: what differs and can be compared with all the same.
-        remedy: how to make the names fit, if that is known.
-    """
-
-    start: PortableState
-    unmatched: Sequence[Unmatched]
-    findings: Sequence[Finding]
-    remedy: str = ""
+    start: PortableState  # the values that both start from: PyTorch's, of what both have
+    unmatched: Sequence[Unmatched]  # what does not fit
+    findings: Sequence[Finding]  # what differs and can be compared with all the same
+    remedy: str = ""  # how to make the names fit, if that is known
 
     @property
     def can_compare(self) -> bool:
@@ -123,21 +110,13 @@ _DEFAULTS: dict[str, Any] = {"steps": DEFAULT_STEPS, "initial_parameters": "port
 
 @dataclass(frozen=True)
 class Result:
-    """What the comparison found.
+    """What the comparison found."""
 
-    Attributes:
-        match: how the parameters fit together.
-        verdict: what differs; None if the models cannot be compared.
-        notes: what to tell the user.
-        workers: number of workers of each framework.
-        task: the task's name.
-    """
-
-    match: Match
-    verdict: Verdict | None
-    notes: Sequence[str]
-    workers: int
-    task: str
+    match: Match  # how the parameters fit together
+    verdict: Verdict | None  # what differs; None if the models cannot be compared
+    notes: Sequence[str]  # what to tell the user
+    workers: int  # number of workers of each framework
+    task: str  # the task's name
 
     @property
     def has_parity(self) -> bool:

@@ -16,15 +16,10 @@ _TINY = 1e-300
 
 @dataclass(frozen=True)
 class Difference:
-    """How far apart two arrays are.
+    """How far apart two arrays are."""
 
-    Attributes:
-        absolute: the largest difference of two numbers.
-        relative: that, relative to the largest number.
-    """
-
-    absolute: float
-    relative: float
+    absolute: float  # the largest difference of two numbers
+    relative: float  # that, relative to the largest number
 
 
 def difference(one: Array, other: Array, scale: float = 0.0) -> Difference:
@@ -88,45 +83,29 @@ MODEL, LOSS = "the model", "the loss"  # where something is done in no layer of 
 @travels
 @dataclass(frozen=True)
 class LayerCall:
-    """One call of a layer in a forward pass.
+    """One call of a layer in a forward pass."""
 
-    Attributes:
-        path: the layer's portable path; empty for the model itself.
-        kind: its class.
-        settings: what it was made with, under names that both frameworks share.
-        inputs: its first input; None if that is no tensor.
-        outputs: its first output.
-        before_activation: the output before the activation that the layer itself applies, if it has one.
-        channels_first: whether the second axis of its arrays is that of channels.
-    """
-
-    path: str
-    kind: str
-    settings: dict[str, Any]
-    inputs: Array | None = None
-    outputs: Array | None = None
+    path: str  # the layer's portable path; empty for the model itself
+    kind: str  # its class
+    settings: dict[str, Any]  # what it was made with, under names that both frameworks share
+    inputs: Array | None = None  # its first input; None if that is no tensor
+    outputs: Array | None = None  # its first output
+    # the output before the activation that the layer itself applies, if it has one
     before_activation: Array | None = None
-    channels_first: bool = False
+    channels_first: bool = False  # whether the second axis of its arrays is that of channels
 
 
 @travels
 @dataclass(frozen=True)
 class ForwardPass:
-    """A forward pass in evaluation, with the loss.
+    """A forward pass in evaluation, with the loss."""
 
-    Attributes:
-        calls: the layers' calls in the order in which they ended.
-        outputs: the model's outputs, the first of several; None if the loss does not call the model.
-        losses: the loss of each sample.
-        more_outputs: the model's other outputs.
-        narrow: the layer in which numbers of fp64 are first made fp32; empty if there is none.
-    """
-
-    calls: tuple[LayerCall, ...]
+    calls: tuple[LayerCall, ...]  # the layers' calls in the order in which they ended
+    # the model's outputs, the first of several; None if the loss does not call the model
     outputs: Array | None
-    losses: Array
-    more_outputs: tuple[Array, ...] = ()
-    narrow: str = ""
+    losses: Array  # the loss of each sample
+    more_outputs: tuple[Array, ...] = ()  # the model's other outputs
+    narrow: str = ""  # the layer in which numbers of fp64 are first made fp32; empty if there is none
 
 
 class CallRecorder:
@@ -158,46 +137,29 @@ class CallRecorder:
 @travels
 @dataclass(frozen=True)
 class StepState:
-    """A training step.
+    """A training step."""
 
-    Attributes:
-        step: its number, from 1.
-        loss: the training loss of its batch, before the update.
-        gradients: the gradients of its batch before the update, by portable name.
-        parameters: the model's arrays after the update, by portable name.
-    """
-
-    step: int
-    loss: float
-    gradients: PortableState
-    parameters: PortableState
+    step: int  # its number, from 1
+    loss: float  # the training loss of its batch, before the update
+    gradients: PortableState  # the gradients of its batch before the update, by portable name
+    parameters: PortableState  # the model's arrays after the update, by portable name
 
 
 @travels
 @dataclass(frozen=True)
 class Observation:
-    """What one framework tells of a model.
+    """What one framework tells of a model."""
 
-    Attributes:
-        framework: "torch" or "tf".
-        forward: a forward pass with the first batch.
-        random_layers: layers whose outputs differ between two evaluations with equal inputs, in order.
-        is_random_in_training: whether the loss differs between two passes in training, without dropout.
-        dropout_rates: rates of the dropout layers, which are off in the steps.
-        steps: some of the training steps.
-        optimizer: what the optimizer was made with, under names that both frameworks share.
-        batches: a digest of each batch, by step.
-        targets: the targets of the first batch, if it has any.
-        trained: portable names of the parameters that training changes.
-    """
-
-    framework: str
-    forward: ForwardPass
+    framework: str  # "torch" or "tf"
+    forward: ForwardPass  # a forward pass with the first batch
+    # layers whose outputs differ between two evaluations with equal inputs, in order
     random_layers: tuple[str, ...] = ()
+    # whether the loss differs between two passes in training, without dropout
     is_random_in_training: bool = False
-    dropout_rates: tuple[float, ...] = ()
-    steps: tuple[StepState, ...] = ()
+    dropout_rates: tuple[float, ...] = ()  # rates of the dropout layers, which are off in the steps
+    steps: tuple[StepState, ...] = ()  # some of the training steps
+    # what the optimizer was made with, under names that both frameworks share
     optimizer: dict[str, Any] = field(default_factory=dict)
-    batches: dict[int, int] = field(default_factory=dict)
-    targets: Array | None = None
-    trained: tuple[str, ...] = ()
+    batches: dict[int, int] = field(default_factory=dict)  # a digest of each batch, by step
+    targets: Array | None = None  # the targets of the first batch, if it has any
+    trained: tuple[str, ...] = ()  # portable names of the parameters that training changes

@@ -18,17 +18,11 @@ from hvdtrain.tools.parity.observation import (
 
 @dataclass(frozen=True)
 class Limits:
-    """The largest relative differences that count as rounding.
+    """The largest relative differences that count as rounding."""
 
-    Attributes:
-        forward: of outputs.
-        losses: of losses and gradients.
-        steps: of parameters after steps.
-    """
-
-    forward: float
-    losses: float
-    steps: float
+    forward: float  # of outputs
+    losses: float  # of losses and gradients
+    steps: float  # of parameters after steps
 
 
 # In fp64, TensorFlow's GELU by tanh has a constant of 24 bits, and so have a step's rate and betas; and Adam
@@ -50,18 +44,12 @@ OUTPUTS = "(outputs)"  # the path of the model's outputs
 
 @dataclass(frozen=True)
 class Row:
-    """One call of a layer in both frameworks.
+    """One call of a layer in both frameworks."""
 
-    Attributes:
-        path: the layer's portable path, with the number of the call from the second on.
-        left: PyTorch's call.
-        right: TensorFlow's.
-        has_parameters: whether the layer has parameters; else the pair has a name in common, maybe by chance.
-    """
-
-    path: str
-    left: LayerCall
-    right: LayerCall
+    path: str  # the layer's portable path, with the number of the call from the second on
+    left: LayerCall  # PyTorch's call
+    right: LayerCall  # TensorFlow's
+    # whether the layer has parameters; else the pair has a name in common, maybe by chance
     has_parameters: bool = True
 
     @property
@@ -176,17 +164,11 @@ def only_on_one_side(left: ForwardPass, right: ForwardPass) -> tuple[list[str], 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where two models begin to differ.
+    """Where two models begin to differ."""
 
-    Attributes:
-        row: the first call that differs.
-        before: whether its inputs differ already: what is computed between it and the layers before it.
-        earlier: the calls before it, which do not differ.
-    """
-
-    row: Row
-    before: bool
-    earlier: Sequence[Row]
+    row: Row  # the first call that differs
+    before: bool  # whether its inputs differ already: what is computed between it and the layers before it
+    earlier: Sequence[Row]  # the calls before it, which do not differ
 
     @property
     def apart(self) -> Difference:

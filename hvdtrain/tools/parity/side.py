@@ -49,15 +49,10 @@ _WAIT_SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Role:
-    """What one process of the job does.
+    """What one process of the job does."""
 
-    Attributes:
-        rank: its rank among all processes.
-        size: number of all processes.
-    """
-
-    rank: int
-    size: int
+    rank: int  # its rank among all processes
+    size: int  # number of all processes
 
     @property
     def framework(self) -> str:
@@ -196,18 +191,12 @@ _LEFT_OUT: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Side:
-    """One framework with the task's model.
+    """One framework with the task's model."""
 
-    Attributes:
-        config: the config, without what a comparison leaves out.
-        backend: the framework.
-        task_data: the task with its data.
-        keeps_initial_values: whether training would start from what the model's own initializers give.
-    """
-
-    config: Config
-    backend: Backend
-    task_data: TaskData
+    config: Config  # the config, without what a comparison leaves out
+    backend: Backend  # the framework
+    task_data: TaskData  # the task with its data
+    # whether training would start from what the model's own initializers give
     keeps_initial_values: bool = False
 
     def initial(self) -> PortableState:

@@ -61,19 +61,13 @@ _STATISTICS = ("/moving_mean", _VARIANCE)
 
 @dataclass(frozen=True)
 class StepRow:
-    """A training step of both frameworks.
+    """A training step of both frameworks."""
 
-    Attributes:
-        step: its number.
-        loss: how far its loss is apart.
-        gradients: how far each gradient is apart, by portable name.
-        parameters: the same of the arrays after the update.
-    """
-
-    step: int
-    loss: Difference
+    step: int  # its number
+    loss: Difference  # how far its loss is apart
+    # how far each gradient is apart, by portable name
     gradients: dict[str, Difference] = field(default_factory=dict)
-    parameters: dict[str, Difference] = field(default_factory=dict)
+    parameters: dict[str, Difference] = field(default_factory=dict)  # the same of the arrays after the update
 
 
 def step_rows(left: Observation, right: Observation) -> list[StepRow]:

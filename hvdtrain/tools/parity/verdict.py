@@ -159,19 +159,12 @@ def _means(logits: Array, labels: Array, positions: int) -> list[Array]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two observations side by side.
+    """Two observations side by side."""
 
-    Attributes:
-        left: PyTorch's.
-        right: TensorFlow's.
-        rows: the layers that both call.
-        steps: the training steps.
-    """
-
-    left: Observation
-    right: Observation
-    rows: Sequence[Row]
-    steps: Sequence[StepRow]
+    left: Observation  # PyTorch's
+    right: Observation  # TensorFlow's
+    rows: Sequence[Row]  # the layers that both call
+    steps: Sequence[StepRow]  # the training steps
 
     @classmethod
     def of(cls, left: Observation, right: Observation) -> "Comparison":
@@ -183,23 +176,14 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        usual: the comparison in the job's precision.
-        fp64: that in fp64; None if the models cannot compute in it.
-        findings: causes of differences, in the order of the computation.
-        limits: what counts as rounding, in fp64 or, without it, in the job's precision.
-        divergence: where the models begin to differ, in words; empty if they do not.
-        notes: what else to tell the user.
-    """
-
-    usual: Comparison
-    fp64: Comparison | None
-    findings: Sequence[Finding]
-    limits: Limits
-    divergence: str = ""
-    notes: Sequence[str] = field(default=())
+    usual: Comparison  # the comparison in the job's precision
+    fp64: Comparison | None  # that in fp64; None if the models cannot compute in it
+    findings: Sequence[Finding]  # causes of differences, in the order of the computation
+    limits: Limits  # what counts as rounding, in fp64 or, without it, in the job's precision
+    divergence: str = ""  # where the models begin to differ, in words; empty if they do not
+    notes: Sequence[str] = field(default=())  # what else to tell the user
 
     @property
     def has_parity(self) -> bool:

@@ -92,23 +92,14 @@ class Tried:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """What ``batch-find`` found.
+    """What ``batch-find`` found."""
 
-    Attributes:
-        task: the task's name or path.
-        device: what it was computed on; empty if nothing was measured.
-        workers: number of workers.
-        own: the job as it is.
-        tried: what was tried, the smallest micro-batch first.
-        limit: how much memory the workers of a host could take.
-    """
-
-    task: str
-    device: str
-    workers: int
-    own: BatchSize
-    tried: Sequence[Tried]
-    limit: int
+    task: str  # the task's name or path
+    device: str  # what it was computed on; empty if nothing was measured
+    workers: int  # number of workers
+    own: BatchSize  # the job as it is
+    tried: Sequence[Tried]  # what was tried, the smallest micro-batch first
+    limit: int  # how much memory the workers of a host could take
 
     @property
     def global_batch(self) -> int:

@@ -57,16 +57,11 @@ class Rise:
 
 @dataclass
 class Curve:
-    """The losses of steps whose learning rate rises. The same on every worker.
+    """The losses of steps whose learning rate rises. The same on every worker."""
 
-    Attributes:
-        rates: learning rates, in order.
-        losses: the loss of each step, before its update.
-        stopped: the learning rate at which the loss was seen to diverge; None if it was not.
-    """
-
-    rates: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # learning rates, in order
+    losses: list[float] = field(default_factory=list)  # the loss of each step, before its update
+    # the learning rate at which the loss was seen to diverge; None if it was not
     stopped: float | None = None
     _sum: float = 0.0
     _lowest: float = math.inf
@@ -171,29 +166,17 @@ class BatchScale(NamedTuple):
 
 @dataclass(frozen=True)
 class LearningRates:
-    """What ``lr_find`` found. The same on every worker.
+    """What ``lr_find`` found. The same on every worker."""
 
-    Attributes:
-        task: the task's name or path.
-        device: what it was computed on.
-        scale: the batch that the rates are quoted for.
-        rates: learning rates of the steps, as the optimizer had them.
-        losses: the loss of each step, before its update.
-        diverged: the rate at which the loss diverged; None if it did not.
-        steepest: the rate at which the smoothed loss fell fastest; None if it never fell.
-        highest: the last rate that would have been tried.
-        notes: what the user should know.
-    """
-
-    task: str
-    device: str
-    scale: BatchScale
-    rates: Sequence[float]
-    losses: Sequence[float]
-    diverged: float | None
-    steepest: float | None
-    highest: float
-    notes: Sequence[str] = ()
+    task: str  # the task's name or path
+    device: str  # what it was computed on
+    scale: BatchScale  # the batch that the rates are quoted for
+    rates: Sequence[float]  # learning rates of the steps, as the optimizer had them
+    losses: Sequence[float]  # the loss of each step, before its update
+    diverged: float | None  # the rate at which the loss diverged; None if it did not
+    steepest: float | None  # the rate at which the smoothed loss fell fastest; None if it never fell
+    highest: float  # the last rate that would have been tried
+    notes: Sequence[str] = ()  # what the user should know
 
     @property
     def suggestions(self) -> list[Suggestion]:

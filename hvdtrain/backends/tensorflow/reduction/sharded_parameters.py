@@ -23,21 +23,13 @@ Variable = Any
 
 @dataclass(frozen=True, eq=False)
 class OwnSegment:
-    """What this worker owns of one parameter.
+    """What this worker owns of one parameter."""
 
-    Attributes:
-        field: the parameter.
-        variable: a vector with its part; what the optimizer updates.
-        begin: the first of its numbers, in the flattened parameter.
-        end: the number after its last one.
-        offset: where it stands in the worker's part of the bucket.
-    """
-
-    field: Field
-    variable: Variable
-    begin: int
-    end: int
-    offset: int
+    field: Field  # the parameter
+    variable: Variable  # a vector with its part; what the optimizer updates
+    begin: int  # the first of its numbers, in the flattened parameter
+    end: int  # the number after its last one
+    offset: int  # where it stands in the worker's part of the bucket
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return the segment of a tensor that is shaped as the parameter."""
@@ -50,23 +42,14 @@ class OwnSegment:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Parameters of one type that are gathered at once.
+    """Parameters of one type that are gathered at once."""
 
-    Attributes:
-        number: its place among the buckets.
-        layout: which numbers belong to whom.
-        fields: the parameters, in the order of the layout.
-        segments: what this worker owns.
-        dtype: the parameters' type.
-        zero: a variable that is 0.
-    """
-
-    number: int
-    layout: ShardedBucket
-    fields: tuple[Field, ...]
-    segments: tuple[OwnSegment, ...]
-    dtype: Any
-    zero: Any
+    number: int  # its place among the buckets
+    layout: ShardedBucket  # which numbers belong to whom
+    fields: tuple[Field, ...]  # the parameters, in the order of the layout
+    segments: tuple[OwnSegment, ...]  # what this worker owns
+    dtype: Any  # the parameters' type
+    zero: Any  # a variable that is 0
 
     def joined(self, tensors: Callable[[Field], Tensor]) -> Tensor:
         """Return a vector with the whole bucket, of a tensor for each parameter."""

@@ -52,23 +52,14 @@ def divided(model: Functional) -> list[Any]:
 
 
 class _Step(NamedTuple):
-    """One operation of a functional model, nested models being taken apart.
+    """One operation of a functional model, nested models being taken apart."""
 
-    Attributes:
-        operation: the layer or operation.
-        arguments: with which it is called, of symbolic tensors.
-        prefix: what stands before the keys of these tensors.
-        inputs: the keys of what it takes.
-        outputs: the keys of what it returns.
-        limit: how many tensors may lead over a cut beside it: as many as its model takes.
-    """
-
-    operation: Any
-    arguments: Any
-    prefix: Key
-    inputs: tuple[Key, ...]
-    outputs: tuple[Key, ...]
-    limit: int
+    operation: Any  # the layer or operation
+    arguments: Any  # with which it is called, of symbolic tensors
+    prefix: Key  # what stands before the keys of these tensors
+    inputs: tuple[Key, ...]  # the keys of what it takes
+    outputs: tuple[Key, ...]  # the keys of what it returns
+    limit: int  # how many tensors may lead over a cut beside it: as many as its model takes
 
 
 def _without_idle(blocks: list[Any]) -> list[Any]:

@@ -23,23 +23,14 @@ Variable = Any
 
 @dataclass(frozen=True)
 class Field:
-    """One variable, of a model or of an optimizer's slot.
+    """One variable, of a model or of an optimizer's slot."""
 
-    Attributes:
-        path: portable module path and role, such as "conv1/kernel".
-        own: the same without the task's ``state_names``.
-        variable: the Keras variable.
-        shape: the portable array's shape.
-        trainable: whether it is a parameter that training changes.
-        prefix: "model", or "optimizer" and the slot.
-    """
-
-    path: str
-    own: str
-    variable: Variable
-    shape: tuple[int, ...]
-    trainable: bool = True
-    prefix: str = "model"
+    path: str  # portable module path and role, such as "conv1/kernel"
+    own: str  # the same without the task's ``state_names``
+    variable: Variable  # the Keras variable
+    shape: tuple[int, ...]  # the portable array's shape
+    trainable: bool = True  # whether it is a parameter that training changes
+    prefix: str = "model"  # "model", or "optimizer" and the slot
 
     @property
     def name(self) -> str:

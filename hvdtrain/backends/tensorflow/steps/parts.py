@@ -33,45 +33,25 @@ from hvdtrain.errors import TaskError
 
 @dataclass(frozen=True)
 class Parts:
-    """What a step is made of.
+    """What a step is made of."""
 
-    Attributes:
-        task: the task.
-        config: the config.
-        computation: what steps compute of a batch.
-        tensors: this worker's variables.
-        trainable: those that are trained.
-        groups: their groups, with the options of their optimizer.
-        own_optimizer: the task's method that makes the optimizers; empty if none does.
-        named: the optimizers by name, each with the parameters that it trains.
-        own_rates: their learning rates, if they are the task's own.
-        factors: what the learning rate of each is multiplied by, if not by 1.
-        slots: what the optimizers keep.
-        shards: the parameters, if workers share their state; else None.
-        ema: the moving average of the weights.
-        loss_scale: the loss scale of fp16, or None.
-        reducer: sums gradients over workers.
-        clock: measures how long this worker is busy.
-        trained_set: what is trained, as callbacks may change it.
-    """
-
-    task: Any
-    config: Config
-    computation: Computation
-    tensors: ModelState
-    trainable: list[Field]
-    groups: ParameterGroups
-    own_optimizer: str
-    named: NamedOptimizers
-    own_rates: OwnRates | None
-    factors: dict[str, float]
-    slots: list[Any]
-    shards: ShardedParameters | None
-    ema: ExponentialMovingAverage
-    loss_scale: LossScale | None
-    reducer: GradientReducer
-    clock: StepClock
-    trained_set: TrainedSet
+    task: Any  # the task
+    config: Config  # the config
+    computation: Computation  # what steps compute of a batch
+    tensors: ModelState  # this worker's variables
+    trainable: list[Field]  # those that are trained
+    groups: ParameterGroups  # their groups, with the options of their optimizer
+    own_optimizer: str  # the task's method that makes the optimizers; empty if none does
+    named: NamedOptimizers  # the optimizers by name, each with the parameters that it trains
+    own_rates: OwnRates | None  # their learning rates, if they are the task's own
+    factors: dict[str, float]  # what the learning rate of each is multiplied by, if not by 1
+    slots: list[Any]  # what the optimizers keep
+    shards: ShardedParameters | None  # the parameters, if workers share their state; else None
+    ema: ExponentialMovingAverage  # the moving average of the weights
+    loss_scale: LossScale | None  # the loss scale of fp16, or None
+    reducer: GradientReducer  # sums gradients over workers
+    clock: StepClock  # measures how long this worker is busy
+    trained_set: TrainedSet  # what is trained, as callbacks may change it
 
     @property
     def optimizers(self) -> dict[str, Any]:

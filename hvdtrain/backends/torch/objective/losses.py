@@ -33,17 +33,12 @@ from hvdtrain.errors import TaskError
 
 
 class Values(NamedTuple):
-    """What an objective gave for the samples of one micro-batch.
+    """What an objective gave for the samples of one micro-batch."""
 
-    Attributes:
-        losses: (samples,), fp32 or fp64, with gradient.
-        loss_weights: (samples,), without gradient; None if the loss has no weights of its own.
-        rows: (numbers, samples), without gradient: for each name the values, times their weights; then
-            the weights of each name that has some. Their sums, weighted by sample, are reduced.
-    """
-
-    losses: Tensor
-    loss_weights: Tensor | None
+    losses: Tensor  # (samples,), fp32 or fp64, with gradient
+    loss_weights: Tensor | None  # (samples,), without gradient; None if the loss has no weights of its own
+    # (numbers, samples), without gradient: for each name the values, times their weights; then the weights of
+    # each name that has some. Their sums, weighted by sample, are reduced
     rows: Tensor
 
 

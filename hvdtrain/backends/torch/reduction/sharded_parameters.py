@@ -19,21 +19,13 @@ _LARGE = 1 << 15  # numbers: from there on, a message costs less than the copies
 
 @dataclass(frozen=True, eq=False)
 class OwnSegment:
-    """What this worker owns of one parameter.
+    """What this worker owns of one parameter."""
 
-    Attributes:
-        entry: the parameter.
-        tensor: its part, a vector in the parameter's own memory; what the optimizer updates.
-        begin: the first of its numbers, in the parameter's memory.
-        end: the number after its last one.
-        offset: where it stands in the worker's part of the bucket.
-    """
-
-    entry: Entry
-    tensor: torch.Tensor
-    begin: int
-    end: int
-    offset: int
+    entry: Entry  # the parameter
+    tensor: torch.Tensor  # its part, a vector in the parameter's own memory; what the optimizer updates
+    begin: int  # the first of its numbers, in the parameter's memory
+    end: int  # the number after its last one
+    offset: int  # where it stands in the worker's part of the bucket
 
     def in_part(self, part: torch.Tensor) -> torch.Tensor:
         """Return the segment's place in a vector with the worker's part of the bucket."""
@@ -42,19 +34,12 @@ class OwnSegment:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """Parameters of one type that are gathered at once.
+    """Parameters of one type that are gathered at once."""
 
-    Attributes:
-        number: its place among the buckets.
-        layout: which numbers belong to whom.
-        entries: the parameters, in the order of the layout.
-        segments: what this worker owns.
-    """
-
-    number: int
-    layout: ShardedBucket
-    entries: tuple[Entry, ...]
-    segments: tuple[OwnSegment, ...]
+    number: int  # its place among the buckets
+    layout: ShardedBucket  # which numbers belong to whom
+    entries: tuple[Entry, ...]  # the parameters, in the order of the layout
+    segments: tuple[OwnSegment, ...]  # what this worker owns
 
     def zeros(self, numbers: int) -> torch.Tensor:
         """Return a vector of the parameters' type."""

@@ -38,17 +38,11 @@ _Moved = tuple[dict[str, torch.Tensor | None], str, torch.Tensor]
 
 @dataclass(frozen=True)
 class _Kept:
-    """What the backward pass of a micro-batch needs to compute its forward pass again.
+    """What the backward pass of a micro-batch needs to compute its forward pass again."""
 
-    Attributes:
-        received: what the stage was given; None in the first stage.
-        moved: the buffers that the forward pass has moved.
-        generators: the state of the generators of Python and numpy before it.
-    """
-
-    received: Message | None
-    moved: Sequence[_Moved]
-    generators: tuple[Any, Any]
+    received: Message | None  # what the stage was given; None in the first stage
+    moved: Sequence[_Moved]  # the buffers that the forward pass has moved
+    generators: tuple[Any, Any]  # the state of the generators of Python and numpy before it
 
 
 class StagePasses:

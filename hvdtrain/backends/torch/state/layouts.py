@@ -32,36 +32,22 @@ _NORM_ROLES = {
 
 @dataclass(frozen=True)
 class Layout:
-    """How one portable array follows from tensors of a module, and they from it.
+    """How one portable array follows from tensors of a module, and they from it."""
 
-    Attributes:
-        to_portable: from the tensors' values.
-        from_portable: to the tensors' values, in the same order.
-        of_slots: the layout of optimizer slots, where it is another.
-        lossy: whether the tensors cannot be told from the array, so that they are saved as well.
-    """
-
-    to_portable: Callable[[list[Array]], Array]
-    from_portable: Callable[[Array], list[Array]]
-    of_slots: "Layout | None" = None
-    lossy: bool = False
+    to_portable: Callable[[list[Array]], Array]  # from the tensors' values
+    from_portable: Callable[[Array], list[Array]]  # to the tensors' values, in the same order
+    of_slots: "Layout | None" = None  # the layout of optimizer slots, where it is another
+    lossy: bool = False  # whether the tensors cannot be told from the array, so that they are saved as well
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One portable array of a module.
+    """One portable array of a module."""
 
-    Attributes:
-        role: its name below the module's path, such as "kernel" or "0/forward_layer/bias".
-        tensors: the module's names of the tensors that it follows from.
-        layout: how.
-        rows: the part of each tensor's first axis that counts; all of it where None.
-    """
-
-    role: str
-    tensors: tuple[str, ...]
-    layout: Layout
-    rows: slice | None = None
+    role: str  # its name below the module's path, such as "kernel" or "0/forward_layer/bias"
+    tensors: tuple[str, ...]  # the module's names of the tensors that it follows from
+    layout: Layout  # how
+    rows: slice | None = None  # the part of each tensor's first axis that counts; all of it where None
 
 
 def _one(to_portable: Callable[[Array], Array], from_portable: Callable[[Array], Array]) -> Layout:

@@ -31,45 +31,28 @@ _TENSOR = "torch.Tensor"  # the key of a tensor in a module's extra state
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of a model.
+    """One tensor of a model."""
 
-    Attributes:
-        path: its portable name without "model/" or, where it is only a part of a portable array or
-            several of them, the module's path and its own name.
-        tensor: the parameter or buffer.
-        trainable: whether it is a parameter that training changes.
-    """
-
+    # its portable name without "model/" or, where it is only a part of a portable array or several of them,
+    # the module's path and its own name
     path: str
-    tensor: torch.Tensor
-    trainable: bool
+    tensor: torch.Tensor  # the parameter or buffer
+    trainable: bool  # whether it is a parameter that training changes
 
 
 @dataclass(frozen=True)
 class Field:
-    """One portable array, of a model or of an optimizer's slot.
+    """One portable array, of a model or of an optimizer's slot."""
 
-    Attributes:
-        path: module path and role, such as "conv1/kernel".
-        own: the same without the task's ``state_names``.
-        tensors: what it follows from.
-        tensor_paths: the paths of their entries.
-        layout: how it follows.
-        rows: the part of the tensors' first axis that counts; all where None.
-        torch_names: the tensors' names as the module has them, such as "conv1.weight".
-        prefix: "model", or "optimizer" and the slot.
-        resizes: whether the array may have another shape in a state, which the tensor then takes.
-    """
-
-    path: str
-    own: str
-    tensors: tuple[torch.Tensor, ...]
-    tensor_paths: tuple[str, ...]
-    layout: Layout
-    rows: slice | None = None
-    torch_names: tuple[str, ...] = ()
-    prefix: str = "model"
-    resizes: bool = False
+    path: str  # module path and role, such as "conv1/kernel"
+    own: str  # the same without the task's ``state_names``
+    tensors: tuple[torch.Tensor, ...]  # what it follows from
+    tensor_paths: tuple[str, ...]  # the paths of their entries
+    layout: Layout  # how it follows
+    rows: slice | None = None  # the part of the tensors' first axis that counts; all where None
+    torch_names: tuple[str, ...] = ()  # the tensors' names as the module has them, such as "conv1.weight"
+    prefix: str = "model"  # "model", or "optimizer" and the slot
+    resizes: bool = False  # whether the array may have another shape in a state, which the tensor then takes
 
     @property
     def name(self) -> str:

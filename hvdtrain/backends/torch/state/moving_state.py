@@ -22,27 +22,16 @@ _SMALL_BYTES = 1 << 18
 
 @dataclass(eq=False, slots=True)
 class _Place:
-    """A tensor that a step may change.
+    """A tensor that a step may change."""
 
-    Attributes:
-        holder: the mapping that has it.
-        name: its name there.
-        is_copied: whether it is copied before it has been seen to change.
-        always: whether it is copied at every step, without looking.
-        tensor: what was there at the last look.
-        mark: by which a change is seen.
-        total: the sum of its values, if it was taken and the mark is the same since.
-        copy: its values before the step; None if it has never been copied.
-    """
-
-    holder: _Tensors
-    name: str
-    is_copied: bool
-    always: bool
-    tensor: torch.Tensor | None = None
-    mark: tuple[int, int] | None = None
-    total: complex | None = None
-    copy: torch.Tensor | None = None
+    holder: _Tensors  # the mapping that has it
+    name: str  # its name there
+    is_copied: bool  # whether it is copied before it has been seen to change
+    always: bool  # whether it is copied at every step, without looking
+    tensor: torch.Tensor | None = None  # what was there at the last look
+    mark: tuple[int, int] | None = None  # by which a change is seen
+    total: complex | None = None  # the sum of its values, if it was taken and the mark is the same since
+    copy: torch.Tensor | None = None  # its values before the step; None if it has never been copied
 
     def look(self, thoroughly: bool) -> bool:
         """Return whether the tensor must be copied, and remember what is there."""

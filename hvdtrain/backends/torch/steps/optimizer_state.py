@@ -30,17 +30,11 @@ SLOTS = {"momentum_buffer": "momentum", "exp_avg": "first_moment", "exp_avg_sq":
 
 @dataclass(frozen=True)
 class _Number:
-    """A number in an optimizer's state that is no tensor, or a count of steps.
+    """A number in an optimizer's state that is no tensor, or a count of steps."""
 
-    Attributes:
-        name: its name in the portable state.
-        slots: the parameter's part of the optimizer's state.
-        key: its name there.
-    """
-
-    name: str
-    slots: dict[str, Any]
-    key: str
+    name: str  # its name in the portable state
+    slots: dict[str, Any]  # the parameter's part of the optimizer's state
+    key: str  # its name there
 
     @property
     def value(self) -> Any:

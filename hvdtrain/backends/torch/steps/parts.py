@@ -30,43 +30,24 @@ from hvdtrain.errors import TaskError
 
 @dataclass(frozen=True)
 class Parts:
-    """What a step is made of.
+    """What a step is made of."""
 
-    Attributes:
-        task: the task.
-        config: the config.
-        computation: what steps compute of a batch.
-        tensors: this worker's tensors.
-        trainable: those that are trained.
-        groups: their groups, with the options of their optimizer.
-        own_optimizer: the task's method that makes the optimizers; empty if none does.
-        optimizers: by name.
-        own_rates: their learning rates, if they are the task's own.
-        shards: the parameters, if workers share their state; else None.
-        ema: the moving average of the weights.
-        loss_scale: the loss scale of fp16, or None.
-        reducer: sums gradients over workers.
-        clock: measures how long this worker is busy.
-        trained_set: what is trained, as callbacks may change it.
-        notes: what the user should know of the model.
-    """
-
-    task: Any
-    config: Config
-    computation: Computation
-    tensors: ModelState
-    trainable: list[Entry]
-    groups: ParameterGroups
-    own_optimizer: str
-    optimizers: dict[str, torch.optim.Optimizer]
-    own_rates: OwnRates | None
-    shards: ShardedParameters | None
-    ema: ExponentialMovingAverage
-    loss_scale: LossScale | None
-    reducer: GradientReducer
-    clock: StepClock
-    trained_set: TrainedSet
-    notes: tuple[str, ...]
+    task: Any  # the task
+    config: Config  # the config
+    computation: Computation  # what steps compute of a batch
+    tensors: ModelState  # this worker's tensors
+    trainable: list[Entry]  # those that are trained
+    groups: ParameterGroups  # their groups, with the options of their optimizer
+    own_optimizer: str  # the task's method that makes the optimizers; empty if none does
+    optimizers: dict[str, torch.optim.Optimizer]  # by name
+    own_rates: OwnRates | None  # their learning rates, if they are the task's own
+    shards: ShardedParameters | None  # the parameters, if workers share their state; else None
+    ema: ExponentialMovingAverage  # the moving average of the weights
+    loss_scale: LossScale | None  # the loss scale of fp16, or None
+    reducer: GradientReducer  # sums gradients over workers
+    clock: StepClock  # measures how long this worker is busy
+    trained_set: TrainedSet  # what is trained, as callbacks may change it
+    notes: tuple[str, ...]  # what the user should know of the model
 
     @property
     def optimized(self) -> set[int]:
