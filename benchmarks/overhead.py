@@ -3,11 +3,13 @@
     python benchmarks/overhead.py                      # one worker, both frameworks
     python benchmarks/overhead.py --workers 2          # the usual Horovod example code beside it
     OVERHEAD_FUSED=1 python benchmarks/overhead.py     # by hand with PyTorch's fused optimizer, as hvdtrain
+    python benchmarks/overhead.py --frameworks torch --models resnet50 gpt --device gpu --precision bf16
 
 Step by step in turn: the hand-written step runs inside hvdtrain's loop, where it reports a step,
 so both see the same machine. hvdtrain runs whole: reading ahead, metrics, reports, checks.
 Prints, per framework and model, the medians in milliseconds and their ratio. Peak memory is that
-of processes of their own that run one loop each. At the end, the seconds that --help takes.
+of processes of their own that run one loop each: of the process, or with --device gpu of tensors on the
+GPU. On a GPU each step of either loop is waited for. At the end, the seconds that --help takes.
 """
 
 import argparse
@@ -23,9 +25,13 @@ import time
 
 import numpy as np
 
-STEPS, BATCH, MOMENTUM, DECAY, RATE = 400, 32, 0.9, 1e-4, 0.01
+STEPS, BATCH, MOMENTUM, DECAY, RATE = int(os.environ.get("OVERHEAD_STEPS", "400")), 32, 0.9, 1e-4, 0.01
 MODELS = ("convnet", "mlp")
+LARGE = ("resnet50", "gpt")  # of PyTorch alone, for a GPU
 FUSED = os.environ.get("OVERHEAD_FUSED") == "1"
+DEVICE, PRECISION, COMPILE = (
+    os.environ.get(f"OVERHEAD_{name}") for name in ("DEVICE", "PRECISION", "COMPILE")
+)
 WARM = 40
 
 
@@ -37,9 +43,13 @@ class Bench:
     def __init__(self, model: str) -> None:
         self.model = model
 
-    @staticmethod
-    def arrays():
+    def arrays(self):
         random = np.random.RandomState(0)
+        if self.model == "resnet50":
+            return random.rand(512, 224, 224, 3).astype(np.float32), random.randint(0, 1000, 512)
+        if self.model == "gpt":
+            tokens = random.randint(0, 256, (512, 257))
+            return tokens[:, :-1].copy(), tokens[:, 1:].copy()
         return random.rand(2048, 8, 8, 1).astype(np.float32), random.randint(0, 10, 2048)
 
     def train_data(self):
@@ -52,10 +62,15 @@ class Bench:
         import torch
         from torch import nn
 
-        from hvdtrain.models import convnet
+        from hvdtrain.models import convnet, gpt, resnet
 
+        torch.manual_seed(0)
         if self.model == "convnet":
             return convnet.torch_model((8, 8, 1), 10)
+        if self.model == "resnet50":
+            return resnet.torch_model((224, 224, 3), 1000, depth=50, stem="imagenet")
+        if self.model == "gpt":
+            return gpt.torch_model(256, context=256, layers=8, heads=8, channels=512)
         layers = [nn.Flatten(), nn.Linear(64, 1400), nn.ReLU()]
         for _ in range(3):
             layers += [nn.Linear(1400, 1400), nn.ReLU()]
@@ -79,11 +94,15 @@ def torch_by_hand(model_name, distributed):
     import torch
     from torch.nn import functional as F
 
-    model = Bench(model_name).torch_model()
+    device = torch.device("cuda" if DEVICE == "gpu" else "cpu")
+    model = Bench(model_name).torch_model().to(device)
     optimizer = torch.optim.SGD(
         model.parameters(), lr=RATE, momentum=MOMENTUM, weight_decay=DECAY, fused=FUSED or None
     )
-    x, y = (torch.from_numpy(a) for a in Bench.arrays())
+    computed = torch.compile(model) if COMPILE else model
+    x, y = (torch.from_numpy(a) for a in Bench(model_name).arrays())
+    if DEVICE == "gpu":
+        x, y = x.pin_memory(), y.pin_memory()
     rank, size = 0, 1
     if distributed:
         import horovod.torch as hvd
@@ -97,8 +116,11 @@ def torch_by_hand(model_name, distributed):
     def step(i):
         start = i * BATCH % (len(order) - BATCH)
         chosen = order[start : start + BATCH]
+        images, labels = (array[chosen].to(device, non_blocking=True) for array in (x, y))
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x[chosen]), y[chosen])
+        with torch.autocast(device.type, torch.bfloat16, enabled=PRECISION == "bf16"):
+            outputs = computed(images)
+        loss = F.cross_entropy(outputs.float().flatten(0, -2), labels.flatten())
         loss.backward()
         optimizer.step()
 
@@ -114,7 +136,7 @@ def tf_by_hand(model_name, distributed):
     optimizer = keras.optimizers.SGD(RATE, momentum=MOMENTUM, weight_decay=DECAY)
     optimizer.build(model.trainable_variables)
     loss_function = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    x, y = Bench.arrays()
+    x, y = Bench(model_name).arrays()
     rank, size, hvd = 0, 1, None
     if distributed:
         import horovod.tensorflow as hvd
@@ -158,6 +180,7 @@ def run_hvdtrain(framework, model, on_step):
         f"{__file__}:Bench", framework=framework, steps=STEPS, batch_size=BATCH, learning_rate=RATE,
         momentum=MOMENTUM, weight_decay=DECAY, lr_scaling="none", task_options={"model": model},
         eval_every=None, threads=1, run_dir=os.environ["OVERHEAD_RUN_DIR"], callbacks=[StepTimer()],
+        device=DEVICE or "cpu", precision=PRECISION or "fp32", compile=bool(COMPILE),
     )  # fmt: skip
 
 
@@ -166,6 +189,7 @@ def side_by_side(framework, model, distributed):
     mine, hand, state = [], [], {"by_hand": None, "from": None, "count": 0}
 
     def on_step():
+        wait_for_device()
         now = time.perf_counter()
         if state["from"] is not None:
             mine.append((now - state["from"]) * 1e3)
@@ -173,6 +197,7 @@ def side_by_side(framework, model, distributed):
             state["by_hand"] = BY_HAND[framework](model, distributed)
         start = time.perf_counter()
         state["by_hand"](state["count"])
+        wait_for_device()
         state["count"] += 1
         state["from"] = time.perf_counter()
         hand.append((state["from"] - start) * 1e3)
@@ -181,7 +206,18 @@ def side_by_side(framework, model, distributed):
     return mine[WARM:], hand[WARM:]
 
 
+def wait_for_device():
+    if DEVICE == "gpu":
+        import torch
+
+        torch.cuda.synchronize()
+
+
 def peak_mib():
+    if DEVICE == "gpu":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -220,7 +256,7 @@ def measure(kind, framework, model, workers):
         "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "HOROVOD_FUSION_THRESHOLD": str(128 << 20),  # as by default, for the loop by hand in the same process
     }  # fmt: skip
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1200, check=False)
     shutil.rmtree(folder)
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     if not lines:
@@ -244,10 +280,16 @@ def main():
     )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tf"])
-    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS + LARGE)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if not args.worker:  # for the processes that are measured
+        chosen = {"DEVICE": args.device, "PRECISION": args.precision, "COMPILE": "1" if args.compile else ""}
+        os.environ.update({f"OVERHEAD_{name}": value for name, value in chosen.items()})
     if args.worker:
         return worker(args.worker, args.frameworks[0], args.models[0], args.workers > 1)
     print(f"{args.workers} worker(s), batch {BATCH} each, {STEPS} steps, {args.repeats} runs; 1 thread each")
