@@ -102,10 +102,12 @@ class RunFolder:
         Raises:
             OSError: If it can be neither made nor read.
         """
-        self._path.mkdir(parents=True, exist_ok=True)
-        if any(self._path.iterdir()):
-            self.replaced = f"the run directory {self._path} was replaced by another one while training"
-            return
+        try:
+            self._path.mkdir(parents=True)  # other threads may write into it at once
+        except FileExistsError:
+            if any(self._path.iterdir()):
+                self.replaced = f"the run directory {self._path} was replaced by another one while training"
+                return
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         os.close(self._descriptor)
         self._descriptor = descriptor

@@ -48,6 +48,13 @@ class _Log(Callback):
 
     def _check(self, error: OSError | None = None) -> None:
         """Restore the file if it was removed, and note that, and what went wrong, if something did."""
+        failed = self._restored()
+        if isinstance(failed, FileNotFoundError):  # the directory was removed after the look at it
+            failed = self._restored()
+        self._note_error(self._file.path, failed or error)
+
+    def _restored(self) -> OSError | None:
+        """Restore the run directory and the file in it; return what went wrong."""
         self._folder.check()
         for text in self._folder.take_notes():
             self._note(text)
@@ -56,8 +63,8 @@ class _Log(Callback):
                 if done := self._file.restore():
                     self._note(done)
             except OSError as failed:
-                error = failed
-        self._note_error(self._file.path, error)
+                return failed
+        return None
 
 
 class JsonlLog(_Log):

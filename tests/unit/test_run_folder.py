@@ -3,6 +3,7 @@
 import json
 import shutil
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.report import RunFolder
+from hvdtrain.reporting.reporters import JsonlLog
 
 
 @pytest.fixture
@@ -35,6 +37,41 @@ def test_a_directory_that_was_removed_is_made_anew_and_said_once(tmp_path):
     assert len(folder.take_notes()) == 1
     assert folder.take_notes() == []
     folder.close()
+
+
+def test_what_another_thread_writes_into_it_at_once_is_no_other_directory(folder, tmp_path, monkeypatch):
+    mkdir = Path.mkdir
+
+    def made(path, *args, **options):
+        mkdir(path, *args, **options)
+        (path / "checkpoints").touch()
+
+    shutil.rmtree(tmp_path / "run")
+    monkeypatch.setattr(Path, "mkdir", made)
+    assert folder.check() == tmp_path / "run"
+    assert folder.replaced == ""
+
+
+def test_a_log_whose_directory_is_removed_after_the_look_at_it_is_restored(tmp_path):
+    notes = []
+    (tmp_path / "run").mkdir()
+    folder = RunFolder(tmp_path / "run")
+    log = JsonlLog(tmp_path / "run" / "metrics.jsonl", notes.append, folder)
+    check = folder.check
+
+    def late():
+        folder.check = check
+        found = check()
+        shutil.rmtree(tmp_path / "run")
+        return found
+
+    log.append({"step": 1})
+    folder.check = late
+    log.append({"step": 2})
+    log.close()
+    folder.close()
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("step") == 2
+    assert not [note for note in notes if note.startswith("cannot write")]
 
 
 def test_a_directory_that_was_moved_is_followed_if_another_has_its_name(folder, tmp_path):
