@@ -18,8 +18,8 @@ from hvdtrain.reporting.records import RecentRecords, WorkersChange, record_of
 class RunFolder:
     """The run directory of a job, which is open as long as the job runs.
 
-    If it is removed, it is made anew. If another directory has its name, nothing is written to that one: it
-    may be another job's. Its methods may be called in any thread.
+    If it is removed, it is made anew. Another one of its name may be another job's: nothing is written to it.
+    Its methods may be called in any thread.
 
     Args:
         path: the directory.
@@ -28,7 +28,7 @@ class RunFolder:
         lost_lock: returns who else has the lock of the directory; empty while this job has it.
 
     Attributes:
-        replaced: what happened to the directory, in words, if another one has its name; empty otherwise.
+        replaced: what happened to the directory, if another one has its name; empty otherwise.
 
     Raises:
         OSError: If it cannot be opened.
@@ -74,14 +74,14 @@ class RunFolder:
         return not (self.lost_lease() or self.lost_lock())
 
     def why_not(self) -> str:
-        """Return why ``check`` gives no place to write to, in words; empty if it gives one."""
+        """Return why ``check`` gives no place to write to; empty if it gives one."""
         return self.lost_lease() or self.lost_lock() or self.replaced
 
     def take_notes(self) -> list[str]:
         """Return what to tell the user since the last call."""
         with self._lock:
             notes, self._notes = self._notes, []
-            return notes
+        return notes
 
     def close(self) -> None:
         """Close the directory."""

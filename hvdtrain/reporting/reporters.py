@@ -47,24 +47,20 @@ class _Log(Callback):
         self._file.close()
 
     def _check(self, error: OSError | None = None) -> None:
-        """Restore the file if it was removed, and note that, and what went wrong, if something did."""
-        failed = self._restored()
-        if isinstance(failed, FileNotFoundError):  # the directory was removed after the look at it
-            failed = self._restored()
-        self._note_error(self._file.path, failed or error)
-
-    def _restored(self) -> OSError | None:
-        """Restore the run directory and the file in it; return what went wrong."""
-        self._folder.check()
-        for text in self._folder.take_notes():
-            self._note(text)
-        if not self._folder.replaced:  # else what lies at the path is not this job's
-            try:
-                if done := self._file.restore():
+        """Restore the directory and the file if they were removed; note that, and what went wrong."""
+        for is_last in (False, True):  # the directory may be removed after the first look at it
+            self._folder.check()
+            for text in self._folder.take_notes():
+                self._note(text)
+            try:  # if it was replaced, what lies at the path is not this job's
+                if not self._folder.replaced and (done := self._file.restore()):
                     self._note(done)
+                break
             except OSError as failed:
-                return failed
-        return None
+                if is_last or not isinstance(failed, FileNotFoundError):
+                    error = failed
+                    break
+        self._note_error(self._file.path, error)
 
 
 class JsonlLog(_Log):
@@ -174,8 +170,7 @@ class SummaryFile(Callback):
     def write(self, summary: Summary) -> None:
         """Write how training stands. May be called in another thread."""
         with self._writing:
-            path = self._folder.check()
-            if path is None:  # another job's directory has the name
+            if (path := self._folder.check()) is None:  # another job's directory has the name
                 return
             try:
                 write_json(path / self._name, summary.as_dict())
@@ -184,11 +179,7 @@ class SummaryFile(Callback):
 
 
 class WriteErrors:
-    """Notes once that a file cannot be written.
-
-    Args:
-        note: shows a line of text to the user.
-    """
+    """Notes once that a file cannot be written; ``note`` shows a line of text to the user."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
