@@ -58,15 +58,15 @@ _HOMES = {
     "all_gather": "hvdtrain.backends.objective.gathering",
     "as_dataset": "hvdtrain.data.datasets",
     "evaluate": "hvdtrain.jobs.serving.evaluate",
-    "export": "hvdtrain.jobs.serving.functions",
-    "import_weights": "hvdtrain.jobs.serving.functions",
+    "export": "hvdtrain.jobs.serving.export",
+    "import_weights": "hvdtrain.jobs.serving.weights",
     "launch": "hvdtrain.launching.launch",
-    "load": "hvdtrain.jobs.serving.functions",
+    "load": "hvdtrain.jobs.serving.weights",
     "lr_find": "hvdtrain.tools.search.lr_find",
     "open_parquet": "hvdtrain.data.parquet",
     "open_webdataset": "hvdtrain.data.webdataset",
     "pad": "hvdtrain.data.collate",
-    "predict": "hvdtrain.jobs.serving.functions",
+    "predict": "hvdtrain.jobs.serving.predict",
     "stream": "hvdtrain.data.stream",
     "train": "hvdtrain.jobs.train",
 }
@@ -85,7 +85,9 @@ if TYPE_CHECKING:
     from hvdtrain.data.stream import stream
     from hvdtrain.data.webdataset import open_webdataset
     from hvdtrain.jobs.serving.evaluate import evaluate
-    from hvdtrain.jobs.serving.functions import export, import_weights, load, predict
+    from hvdtrain.jobs.serving.export import export
+    from hvdtrain.jobs.serving.predict import predict
+    from hvdtrain.jobs.serving.weights import import_weights, load
     from hvdtrain.jobs.train import train
     from hvdtrain.launching.launch import launch
     from hvdtrain.task import Dataset

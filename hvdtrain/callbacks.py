@@ -15,9 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.errors import NOT_THE_TASKS, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.storage.files import parse_line
-from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.user_errors import task_errors
 from hvdtrain.workers.wire_types import travels
 
 if TYPE_CHECKING:
@@ -331,12 +331,8 @@ def find_callbacks(task: Any, spec: str, given: Sequence[Any] = ()) -> list[Any]
     """
     own = getattr(task, "callbacks", None)
     if callable(own):
-        try:
+        with task_errors(f"callbacks() of task {spec} failed"):
             own = own()
-        except NOT_THE_TASKS:
-            raise
-        except BaseException as error:
-            raise TaskError(f"callbacks() of task {spec} failed: {where_raised(error)}") from error
     callbacks = [*_as_list(own, f"callbacks of task {spec}"), *_as_list(given, "callbacks")]
     for callback in callbacks:
         _check(callback)

@@ -47,9 +47,10 @@ def evaluate(
     Evaluation works with any number of workers and in either framework. Fields that are not given have the
     values of the checkpoint.
     """
+    from hvdtrain.jobs.serving.checkpoint import Call
     from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
 
-    evaluate_checkpoint(checkpoint, given_layers(assignments, options), output=output)
+    evaluate_checkpoint(Call(checkpoint, given_layers(assignments, options)), output)
 
 
 @click.command(cls=JobCommand)
@@ -80,9 +81,10 @@ def export(
     CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
     The export is loaded back and compared with the model.
     """
+    from hvdtrain.jobs.serving.checkpoint import Call
     from hvdtrain.jobs.serving.export import export_checkpoint
 
-    done = export_checkpoint(checkpoint, format_name, given_layers(assignments, options), output, force)
+    done = export_checkpoint(Call(checkpoint, given_layers(assignments, options)), format_name, output, force)
     click.echo(printable(done.describe()))
 
 
@@ -110,9 +112,10 @@ def predict(
     Prediction works with any number of workers and in either framework. The rows have the order of the task's
     data.
     """
+    from hvdtrain.jobs.serving.checkpoint import Call
     from hvdtrain.jobs.serving.predict import predict_checkpoint
 
-    predict_checkpoint(checkpoint, given_layers(assignments, options), output, split, force)
+    predict_checkpoint(Call(checkpoint, given_layers(assignments, options)), output, split, force)
 
 
 @click.command("import", cls=JobCommand)
@@ -140,8 +143,9 @@ def import_(
     --init.
     """
     from hvdtrain.backends.choice import Choice
-    from hvdtrain.jobs.serving.checkpoint import import_file
+    from hvdtrain.jobs.serving.checkpoint import Call
+    from hvdtrain.jobs.serving.weights import import_file
 
     choice = Choice(only, skip, options=("--only", "--skip"))
-    done = import_file(weights, given_layers(assignments, options), output, choice)
+    done = import_file(Call(weights, given_layers(assignments, options)), output, choice)
     click.echo(printable(done.describe()))

@@ -3,9 +3,13 @@
 import re
 import sysconfig
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
+
+from hvdtrain.errors import NOT_THE_TASKS, HvdtrainError, TaskError
 
 # how a note on an exception begins that says which sample was being read
 SAMPLE_NOTE = "sample "
@@ -47,6 +51,22 @@ def traceback_of(error: BaseException | None) -> str:
     if isinstance(error, RaisedInReader):
         return error.traceback_text
     return "" if error is None else "".join(traceback.format_exception(error))
+
+
+@contextmanager
+def task_errors(problem: str, kind: type[HvdtrainError] = TaskError) -> Iterator[None]:
+    """Return a context that calls user code, whose exceptions become an error of hvdtrain.
+
+    Args:
+        problem: what fails then, such as "train_data() of task digits failed".
+        kind: the class of the error.
+    """
+    try:
+        yield
+    except NOT_THE_TASKS:
+        raise
+    except BaseException as error:
+        raise kind(f"{problem}: {where_raised(error)}") from error
 
 
 def where_raised(error: BaseException, own_only: bool = False) -> str:

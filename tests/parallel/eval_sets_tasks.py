@@ -8,6 +8,7 @@ from small_task import INPUTS, OUTPUTS, Small
 
 import hvdtrain
 from hvdtrain.config import Layer
+from hvdtrain.jobs.serving.checkpoint import Call
 from hvdtrain.jobs.serving.export import export_checkpoint
 from hvdtrain.jobs.serving.predict import predict_checkpoint
 
@@ -62,14 +63,16 @@ def evaluated(framework: str, commands: list[str]) -> dict[str, dict[str, float]
     lines = [json.loads(line) for line in Path("run", "metrics.jsonl").read_text().splitlines()]
     logged = {name: lines[-1][name] for name in summary.final}
     found = {"run": summary.final, "log": logged, "alone": hvdtrain.evaluate("run", SecondAlone)}
-    given = [Layer("test", {"task": f"{__file__}:{TwoSets.__name__}", "framework": framework})]
+    call = Call(
+        Path("run"), [Layer("test", {"task": f"{__file__}:{TwoSets.__name__}", "framework": framework})]
+    )
     if "evaluate" in commands:
         found["evaluate"] = hvdtrain.evaluate("run", TwoSets)
     if "predict" in commands:
-        predict_checkpoint(Path("run"), given, Path("predictions.npz"), split="eval")
+        predict_checkpoint(call, Path("predictions.npz"), split="eval")
         predicted, (_, targets) = np.load("predictions.npz")["outputs"], TwoSets().data
         found["predict"] = {"loss": float(((predicted - targets[: len(predicted)]) ** 2).mean())}
     if "export" in commands:
-        exported = export_checkpoint(Path("run"), EXPORTS[framework], given)
+        exported = export_checkpoint(call, EXPORTS[framework])
         found["export"] = {"relative": exported.exported.relative}
     return found

@@ -21,6 +21,7 @@ from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.jobs.opening import setup as opening
 from hvdtrain.jobs.opening import start as starting
+from hvdtrain.jobs.serving.checkpoint import Call
 from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.run_report import RunReport
@@ -362,7 +363,7 @@ def test_evaluation_has_the_split_that_training_drew(train, monkeypatch):
         expected = run_job(given, task).final
         layers = [Layer("evaluate()", {"task": "small"})]
         if task is Lazy:
-            assert evaluate_checkpoint(path, layers, task) == expected
+            assert evaluate_checkpoint(Call(path, layers, task)) == expected
         else:
             with pytest.raises(CheckpointError, match="the evaluation data changed since"):
-                evaluate_checkpoint(path, layers, task)
+                evaluate_checkpoint(Call(path, layers, task))

@@ -16,7 +16,7 @@ from hvdtrain.backends.records import DryRun, StepMemory
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import NOT_THE_TASKS, DataError, HvdtrainError, TaskError
+from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
 from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
@@ -33,7 +33,7 @@ from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import random_state_kept
-from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.user_errors import task_errors
 
 _SHARED = 0.05  # a few samples come twice in most data
 
@@ -286,9 +286,5 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
 
 
 def _read(what: str, read: Callable[[], HostBatch | None]) -> HostBatch | None:
-    try:
+    with task_errors(f"the first batch of the {what} cannot be read"):
         return read()
-    except NOT_THE_TASKS:
-        raise
-    except BaseException as error:
-        raise TaskError(f"the first batch of the {what} cannot be read: {where_raised(error)}") from error

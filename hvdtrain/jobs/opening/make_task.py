@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hvdtrain.config.field_names import is_misspelt, task_advice
-from hvdtrain.errors import NOT_THE_TASKS, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS, OWN_STEP
 from hvdtrain.task import MEMBERS, GivenTask, did_you_mean
-from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.user_errors import task_errors
 
 _READS = ("LOAD_ATTR", "LOAD_METHOD")
 
@@ -23,12 +23,8 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
         TaskError: If the constructor does not accept the options or raises, or an attribute is missing.
     """
     _check_options(task_class, spec, options)
-    try:
+    with task_errors(f"task {spec} cannot be constructed"):
         task = task_class(**options)
-    except NOT_THE_TASKS:
-        raise
-    except BaseException as error:
-        raise TaskError(f"task {spec} cannot be constructed: {where_raised(error)}") from error
     for name in ("train_data", "eval_data"):
         if not callable(getattr(task, name, None)):
             hint = _hint_at(task, name) or "docs/tasks.md lists what a task needs."

@@ -22,11 +22,7 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
 from hvdtrain.data.training_data import TrainingData
-from hvdtrain.errors import (
-    NOT_THE_TASKS,
-    DataError,
-    TaskError,
-)
+from hvdtrain.errors import DataError, TaskError
 from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import check
@@ -68,7 +64,7 @@ from hvdtrain.training_plan import TrainingPlan, most_workers
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import Place, assert_consistent
 from hvdtrain.workers.seeding import seed_generators
-from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.user_errors import task_errors
 
 if TYPE_CHECKING:
     from hvdtrain.checkpoints.remote.run_store import RunStore
@@ -110,7 +106,9 @@ def open_task_data(job: JobSpec) -> TaskData:
             "Return the training data from it, such as a pair of arrays: return inputs, targets.",
         )
     if hasattr(task, "sample_probabilities"):
-        train_data = Drawn(train_data, _called(task, "sample_probabilities", job.config))
+        with task_errors(f"sample_probabilities() of task {job.config.task} failed"):
+            probabilities = task.sample_probabilities()
+        train_data = Drawn(train_data, probabilities)
         train_values["sample_probabilities"] = train_data.draws.identity
     to_evaluate = {words_for(key): dataset for key, dataset in keyed("eval_data", eval_data).items()}
     aligned = align_columns(to_evaluate, columns_of(train_data), f"the {DATA['train_data']}")
@@ -127,20 +125,6 @@ def open_task_data(job: JobSpec) -> TaskData:
             *notes_on_streams(job.config, {"": train_data, **keyed("eval_data", eval_data)}),
         ),
     )
-
-
-def _called(task: Any, method: str, config: Config) -> Any:
-    """Return what a method of the task gives.
-
-    Raises:
-        TaskError: If it fails.
-    """
-    try:
-        return getattr(task, method)()
-    except NOT_THE_TASKS:
-        raise
-    except BaseException as error:
-        raise TaskError(f"{method}() of task {config.task} failed: {where_raised(error)}") from error
 
 
 def _notes_on_data(data: Any, method: str) -> list[str]:
@@ -170,15 +154,11 @@ def open_data(task: Any, config: Config, method: str, collate: Any = None) -> tu
         TaskError: If the task's method fails.
     """
     seed_generators(config.seed, method)
-    try:
+    with task_errors(f"{method}() of task {config.task} failed"):
         source = getattr(task, method)()
         if source is None:
             return None, {f"size of the {DATA[method]}": 0}
         return open_sets(source, collate or getattr(task, "collate", None), config, method)
-    except NOT_THE_TASKS:
-        raise
-    except BaseException as error:
-        raise TaskError(f"{method}() of task {config.task} failed: {where_raised(error)}") from error
 
 
 def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, list[str]]:
@@ -289,12 +269,8 @@ def build(config: Config, task: Any, backend: Backend, batch: HostBatch | None =
     """Build the model with its initial values. Local, but collective if it is split into stages."""
     check(Job(config, task, backend.workers))
     seed_generators(config.seed, "model")
-    try:
+    with task_errors(f"the model of task {config.task} cannot be built"):
         model = backend.build(task, config) if batch is None else backend.build(task, config, batch)
-    except NOT_THE_TASKS:
-        raise
-    except BaseException as error:
-        raise TaskError(f"the model of task {config.task} cannot be built: {where_raised(error)}") from error
     set_float_bits(model.float_bits)
     return model
 

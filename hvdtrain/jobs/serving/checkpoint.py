@@ -1,39 +1,149 @@
-"""Opening the data that a checkpoint is evaluated on or predicts."""
+"""The opening of evaluate, predict, load and export: a checkpoint, its job, data and weights."""
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from hvdtrain.backends.base import Backend, model_files
-from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.remote.fetched import manifests_in
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
+from hvdtrain.data.training_data import TrainingData
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
-from hvdtrain.host.output import quiet_output
+from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.opening.checkpoint_config import (
+    changed_outputs,
+    find_unverified,
+    layers_of,
+    load_weights,
+    read_weights,
+    verified,
+)
 from hvdtrain.jobs.opening.data_identity import (
+    NO_DATA,
     SAME_DATA,
     JobData,
+    compare_with_checkpoint,
     identify_data,
     is_changed,
     keyed,
     words_for,
 )
 from hvdtrain.jobs.opening.data_sets import align_columns
-from hvdtrain.jobs.opening.setup import build, new_task, open_data, open_task_data
+from hvdtrain.jobs.opening.setup import new_task, open_data
 from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.serving.outputs import Place, local_file
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, run_dir_of
+from hvdtrain.jobs.serving.outputs import Place, place_of
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.session import versions_with
+from hvdtrain.reporting.report import Report
+from hvdtrain.run_state import RunState
+from hvdtrain.session import Services, Session
+from hvdtrain.storage.files import expand_path
 from hvdtrain.storage.urls import shown
-from hvdtrain.workers.agreement import assert_consistent
+from hvdtrain.task import task_class_of, task_spec
+from hvdtrain.training_plan import Progress
+from hvdtrain.workers.agreement import assert_consistent, run_on_rank_zero
 from hvdtrain.workers.seeding import seeded_frameworks
+
+
+@dataclass(frozen=True)
+class Call:
+    """A checkpoint, or a file of weights, and the config that a user gives for it."""
+
+    place: Place  # a checkpoint, or a run for its newest good one; or the URL of one
+    given: Sequence[Layer]  # the user's config layers, weakest first
+    task_class: Any = None  # the task's class if the caller has it
+    from_python: bool = False  # whether a script called: then Horovod stays if all workers fail
+
+    @classmethod
+    def of(
+        cls,
+        function: str,
+        place: str | Path,
+        task: Any,
+        fields: Mapping[str, Any],
+        *,
+        framework: str | None = None,
+        best: bool | str = False,
+    ) -> "Call":
+        """Return the call of a function from Python, whose arguments ``hvdtrain.evaluate`` describes.
+
+        Raises:
+            UsageError: If ``best`` is no metric, or the place is no path that there can be.
+            CheckpointError: If no checkpoint there has an evaluation with that metric.
+        """
+        end_if_uncaught()
+        named = {"task": None if task is None else task_spec(task), "framework": framework}
+        values = {**fields, **{name: value for name, value in named.items() if value is not None}}
+        found = chosen_checkpoint(given_path(place, "checkpoint "), best)
+        return cls(found, [Layer(f"{function}()", values)], task_class_of(task), from_python=True)
+
+
+def given_path(text: str | Path, what: str = "") -> Place:
+    """Return a path or URL as a user gave it, with ``~`` and variables replaced.
+
+    Raises:
+        UsageError: If a variable is not set, or it is no URL though it looks like one.
+    """
+    try:
+        return place_of(expand_path(str(text)))
+    except ValueError as error:
+        raise UsageError(f"{what}{shown(text)}: {error}") from None
+
+
+@contextmanager
+def opened(
+    call: Call,
+    command: str,
+    fields: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    fixed: Sequence[Layer] = (),
+    is_alone: bool = False,
+    check_first: Callable[[JobSpec, Checkpoint], None] = lambda job, found: None,
+) -> Iterator[tuple[JobSpec, Backend, Checkpoint]]:
+    """Collective. Return a context with a job for a checkpoint, its backend, and the unverified checkpoint.
+
+    Args:
+        call: what the user gave.
+        command: what is done.
+        fields: config fields in place of the checkpoint's, unless the user gives them.
+        fixed: layers in place of the user's.
+        is_alone: whether one worker does it.
+        check_first: called before Horovod starts.
+    """
+    with interruptible() as signals, seeded_frameworks():
+        found = find_unverified(call.place)
+        layers = layers_of(found, [Layer(command, fields), *call.given])
+        job = prepare([*layers, *fixed], call.task_class)
+        check(Job(job.config, command=command))
+        check_first(job, found)
+        with started(job, signals, stays=call.from_python) as backend, signals.signals_take_precedence():
+            if is_alone:
+                check_alone(backend, command)
+            yield job, backend, found
+
+
+def show(text: str, notes: Iterable[str] = ()) -> None:
+    """Show what was done, and what else the user should know."""
+    open_console().print(text, highlight=False, markup=False, soft_wrap=True)
+    show_notes(notes)
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    """Show what the user should know, such as warnings."""
+    console = open_console()
+    for note in notes:
+        console.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
 def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
@@ -99,131 +209,6 @@ def _goal(best: bool | str, newest: Manifest | None) -> MetricGoal:
         raise UsageError(f"best={best!r}: {error}") from None
 
 
-# ending of a file's name: the framework that saves such files
-_FILE_ENDINGS = {
-    ".pt": "torch",
-    ".pth": "torch",
-    ".safetensors": "torch",
-    ".weights.h5": "tf",
-    ".keras": "tf",
-}
-
-_TO_UPLOAD = (
-    "Copy it to the store with the store's own client: model.safetensors and optimizer.safetensors first."
-)
-
-
-@dataclass(frozen=True)
-class Imported:
-    """Weights that became a checkpoint."""
-
-    source: Place  # the file, or its URL
-    held: str  # what it held, in words
-    path: Path  # the checkpoint
-    config: Config  # the config that the model was built with
-
-    def describe(self) -> str:
-        """Return what was read and how to continue."""
-        return (
-            f"read {shown(self.source)}: {self.held}\n"
-            f"checkpoint: {self.path}\n"
-            f"to train from it: python -m hvdtrain --framework {self.config.framework} "
-            f"--task {self.config.task} --init {self.path.parent}"
-        )
-
-
-def import_file(
-    path: Place,
-    given: list[Layer],
-    output: Place,
-    choice: Choice = ALL_WEIGHTS,
-    *,
-    task_class: Any = None,
-    from_python: bool = False,
-) -> Imported:
-    """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer.
-
-    One worker. Nothing in the file is executed.
-
-    Args:
-        path: a state_dict of PyTorch (.pt, .pth, .safetensors), or weights of Keras (.weights.h5, .keras);
-            or the URL of one.
-        given: the user's config layers, weakest first.
-        output: the folder that the checkpoint goes into; holds none yet.
-        choice: which part of the file is taken; the rest of the model has its initial values.
-        task_class: the task's class if the caller has it.
-        from_python: whether a script called: then Horovod stays if the import fails.
-
-    Raises:
-        CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
-        UsageError: If its kind is unknown or another framework's, or ``output`` has checkpoints.
-        EnvironmentFault: If the file cannot be fetched, or the checkpoint not be written.
-    """
-    if isinstance(output, str):
-        raise UsageError(
-            f"--output {shown(output)}: the checkpoint is written to a directory of this host", _TO_UPLOAD
-        )
-    with local_file(path) as file:
-        done = _import(file, given, output, choice, task_class=task_class, from_python=from_python)
-    return replace(done, source=path)
-
-
-def _import(
-    path: Path, given: list[Layer], output: Path, choice: Choice, *, task_class: Any, from_python: bool
-) -> Imported:
-    if not path.is_file():
-        raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")
-    framework = _framework_of(path)
-    if storage.checkpoints_in(output) or storage.checkpoints_in(output / CHECKPOINTS):
-        raise UsageError(f"--output {output} has checkpoints already", "Give another folder.")
-    with interruptible() as signals, seeded_frameworks():
-        job = prepare([Layer(path.name, {"framework": framework, "device": "cpu"}), *given], task_class)
-        if job.config.framework != framework:
-            raise UsageError(
-                f"{path.name} is a file of --framework {framework}, not of {job.config.framework}",
-                "A checkpoint fits both: import it with that one, then train with the other.",
-            )
-        with started(job, signals, stays=from_python) as backend:
-            check_alone(backend, "import")
-            held, made = _make(job, backend, path, output, choice)
-    return Imported(path, held, made, job.config)
-
-
-def _framework_of(path: Path) -> str:
-    for suffix, framework in _FILE_ENDINGS.items():
-        if path.name.endswith(suffix):
-            return framework
-    raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FILE_ENDINGS)}.")
-
-
-def _make(job: JobSpec, backend: Backend, path: Path, output: Path, choice: Choice) -> tuple[str, Path]:
-    """Build the model, load the file and write the checkpoint; return what was loaded, and its directory."""
-    task_data = open_task_data(job)
-    build(job.config, task_data.task, backend)
-    with quiet_output():
-        held = model_files(backend).load_weights_file(path, choice)
-    try:
-        pending = backend.gather_state()
-        assert pending is not None  # this is the only worker
-        output.parent.mkdir(parents=True, exist_ok=True)
-        made = storage.write(output, pending.read(), _manifest(job, backend, task_data.train_data))
-    except OSError as error:
-        raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
-    return held, made
-
-
-def _manifest(job: JobSpec, backend: Backend, train_data: Any) -> Manifest:
-    return Manifest(
-        step=0,
-        samples=0,
-        data_size=len(train_data),
-        seconds=0.0,
-        workers=1,
-        config=job.config.model_dump(mode="json"),
-        versions=versions_with(backend),
-    )
-
-
 def open_checkpoint_data(
     job: JobSpec, backend: Backend, found: Checkpoint, method: str = ""
 ) -> tuple[Any, Any, JobData]:
@@ -285,3 +270,45 @@ def _open_alone(job: JobSpec, method: str, training_first: bool) -> tuple[Any, s
         with suppress(HvdtrainError):  # they may not be there
             open_data(task, job.config, "train_data")
     return task, method, *open_data(task, job.config, method)
+
+
+def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data: Any) -> Session:
+    """Return a run that only goes over data with a checkpoint's model, and reports nothing."""
+    manifest = found.manifest
+    return Session(
+        config=config,
+        backend=backend,
+        # the size of the training data is all that the plan needs of it
+        data=TrainingData(config, backend.workers, range(manifest.data_size), data),
+        services=Services(Report(), run_dir_of(found)),
+        state=RunState(Progress(manifest.step, manifest.samples)),
+    )
+
+
+def load_verified(
+    place: Place, unverified: Checkpoint, backend: Backend, config: Config, data: JobData = NO_DATA
+) -> tuple[Checkpoint, bool, list[str]]:
+    """Collective. Verify the checkpoint, compare the data with it and load its weights.
+
+    Args:
+        place: what the user named: a checkpoint, or a run for its newest good one.
+        unverified: the checkpoint that was found there.
+        backend: the backend, built.
+        config: the job's config. Its ``ema_decay`` says whether the moving average of the weights is taken.
+        data: the data to compare with those of the checkpoint, if any.
+
+    Returns:
+        The checkpoint, whether the moving average of its weights was taken, and notes on both.
+    """
+    states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
+
+    def read() -> tuple[Checkpoint, bool, list[str]]:
+        found = verified(place, unverified.manifest)
+        notes = [*found.notes(), *compare_with_checkpoint(found, data, config)]
+        state, is_ema = read_weights(found, prefer_ema=config.ema_decay is not None)
+        states.append(state)
+        return found, is_ema, notes
+
+    found, is_ema, notes = run_on_rank_zero(backend.workers, read, doing="reading the checkpoint")
+    load_weights(found, backend, states.pop() if states else None)
+    return found, is_ema, [*notes, *changed_outputs(found, backend, config, is_ema)]

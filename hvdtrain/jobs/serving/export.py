@@ -21,12 +21,9 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskError, UsageError
 from hvdtrain.host.output import quiet_output
-from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.features import Job
-from hvdtrain.jobs.opening import checkpoint_config
-from hvdtrain.jobs.opening.checkpoint_config import changed_outputs, load_weights, read_weights
 from hvdtrain.jobs.opening.setup import build, new_task, open_data
-from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
+from hvdtrain.jobs.opening.start import JobSpec
+from hvdtrain.jobs.serving.checkpoint import Call, given_path, load_verified, opened
 from hvdtrain.jobs.serving.outputs import (
     Place,
     check_not_there,
@@ -37,13 +34,11 @@ from hvdtrain.jobs.serving.outputs import (
     suffix_of,
     written_beside,
 )
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.files import NotAFileError, check_link
 from hvdtrain.storage.urls import shown
-from hvdtrain.workers.seeding import seeded_frameworks
 
 # how training computed is no part of a model that others serve
-_PLAIN = Layer("export", {"precision": "fp32", "checkpoint_activations": False, "compile": False})
+_PLAIN = {"precision": "fp32", "checkpoint_activations": False, "compile": False}
 _MOST_COMPARED = 1024  # samples of a batch, which a checkpoint from elsewhere may state far larger
 _LINES = 3  # of a framework's error; they can be long
 
@@ -88,28 +83,44 @@ class Export:
         )
 
 
-def export_checkpoint(
-    path: Place,
-    format_name: str,
-    given: list[Layer],
-    output: Place | None = None,
-    force: bool = False,
+def export(
+    checkpoint: str | Path,
+    to: str,
+    task: Any = None,
     *,
-    task_class: Any = None,
-    from_python: bool = False,
+    output: str | Path | None = None,
+    force: bool = False,
+    best: bool | str = False,
+    **fields: Any,
+) -> Export:
+    """Export a checkpoint's model for serving; the same as ``python -m hvdtrain export``.
+
+    One worker. The export is loaded back and its outputs are compared with the model's on real samples.
+
+    ``checkpoint``, ``task``, ``best`` and ``fields`` are those of ``evaluate``. ``to`` is the format, which
+    determines the framework: "safetensors", "pt", "onnx", "keras", "saved-model" or another one that
+    ``python -m hvdtrain export --help`` lists. ``output`` is the file or directory to write, in ``exports/``
+    of the run directory if not given; ``force`` replaces one that is there.
+
+    Returns:
+        What was written, as ``path``, with ``describe()`` for how to load it.
+
+    Raises:
+        UsageError: If the format is unknown, the output exists, or there are several workers.
+        HvdtrainError: as ``hvdtrain.evaluate`` raises them.
+    """
+    if to not in EXPORT_FORMATS:
+        raise UsageError(f"there is no export format {to!r}", f"Formats: {', '.join(EXPORT_FORMATS)}.")
+    call = Call.of("export", checkpoint, task, fields, best=best)
+    return export_checkpoint(call, to, None if output is None else given_path(output), force)
+
+
+def export_checkpoint(
+    call: Call, format_name: str, output: Place | None = None, force: bool = False
 ) -> Export:
     """Export a checkpoint, load it back, compare outputs on real samples, then put it into place.
 
     One worker. The framework follows from the format, whatever framework trained the checkpoint.
-
-    Args:
-        path: a checkpoint, or a run for its newest good one; or the URL of one.
-        format_name: one of ``EXPORT_FORMATS``.
-        given: the user's config layers, weakest first.
-        output: where to; ``exports/TASK-step-00000120.SUFFIX`` in the run directory if not given.
-        force: replace an export that is there.
-        task_class: the task's class if the caller has it.
-        from_python: whether a script called: then Horovod stays if the export fails.
 
     Raises:
         UsageError: If the output exists or has the wrong ending, or there are several workers.
@@ -118,28 +129,28 @@ def export_checkpoint(
         TaskError: If the model cannot be written in this format.
     """
     _check_packages(format_name)
-    found = checkpoint_config.find_unverified(path)
     framework = EXPORT_FORMATS[format_name].framework
     fixed = Layer(f"--to {format_name}", {"framework": framework, "device": "cpu"})
-    layers = [*checkpoint_config.layers_of(found, [_PLAIN, *given]), fixed]
-    with interruptible() as signals, seeded_frameworks():
-        job = prepare(layers, task_class)
-        check(Job(job.config, command="export"))
+
+    def check_output(job: JobSpec, found: Checkpoint) -> None:
+        nonlocal output
         output = output or _default_output(found, job.config, format_name)
         _check_output(output, format_name, force)
-        with started(job, signals, stays=from_python) as backend:
-            check_alone(backend, "export")
-            found, is_ema, notes, batches = _open(job, backend, path, found)
-            with written_beside(output) as written:
-                with quiet_output():
-                    exported = _write(job, backend, format_name, written, batches)
-                _check_difference(exported, format_name)
-                put_into_place(written, output)
+
+    ready = opened(call, "export", _PLAIN, fixed=[fixed], is_alone=True, check_first=check_output)
+    with ready as (job, backend, unverified):
+        assert output is not None  # it is known before
+        found, is_ema, notes, batches = _open(job, backend, call.place, unverified)
+        with written_beside(output) as written:
+            with quiet_output():
+                exported = _write(job, backend, format_name, written, batches)
+            _check_difference(exported, format_name)
+            put_into_place(written, output)
     return Export(found, is_ema, format_name, output, exported, tuple(notes))
 
 
 def _open(
-    job: JobSpec, backend: Backend, path: Place, found: Checkpoint
+    job: JobSpec, backend: Backend, place: Place, found: Checkpoint
 ) -> tuple[Checkpoint, bool, list[str], list[HostBatch]]:
     """Build the model with the checkpoint's weights.
 
@@ -154,10 +165,7 @@ def _open(
     if data is None:
         raise DataError(f"task {job.config.task} has no data to compare outputs on")
     build(job.config, task, backend)
-    found = checkpoint_config.verified(path, found.manifest)
-    state, is_ema = read_weights(found, prefer_ema=job.config.ema_decay is not None)
-    load_weights(found, backend, state)
-    notes = changed_outputs(found, backend, job.config, is_ema)
+    found, is_ema, notes = load_verified(place, found, backend, job.config)
     readable = LocalFetch(data, skip=job.config.on_bad_sample == "skip")
     return found, is_ema, notes, _batches(readable, job.config.eval_batch_size or job.config.batch_size)
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
+from hvdtrain.checkpoints.remote.fetched import reading
+from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.storage.files import cache_folder, check_url
 from hvdtrain.storage.transfers import download, upload
 from hvdtrain.storage.urls import (
@@ -88,14 +89,8 @@ def local_file(place: Place) -> Iterator[Path]:
         yield place
         return
     with written_beside(place) as path:
-        try:
+        with reading(place):
             download(place, path)
-        except MissingObjectError as error:
-            raise CheckpointError(error.problem) from None
-        except StoreError as error:
-            raise EnvironmentFault(error.problem, error.remedy) from None
-        except OSError as error:
-            raise EnvironmentFault(f"cannot write {path}: {error.strerror or error}") from None
         yield path
 
 

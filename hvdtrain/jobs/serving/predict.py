@@ -1,31 +1,38 @@
 """Predicting with a checkpoint: the model's outputs for every sample, in the data's order."""
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import Backend, model_files
+from hvdtrain.backends.base import model_files
 from hvdtrain.checkpoints.storage import Checkpoint
-from hvdtrain.config import Layer
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.training_data import readers_for
-from hvdtrain.errors import NOT_THE_TASKS, EnvironmentFault, TaskError, WorkerFailure
-from hvdtrain.host.launcher import open_console
+from hvdtrain.errors import EnvironmentFault, TaskError, UsageError, WorkerFailure
+from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.compatibility import check
 from hvdtrain.jobs.features import Job
-from hvdtrain.jobs.opening import checkpoint_config
 from hvdtrain.jobs.opening.data_identity import words_for
 from hvdtrain.jobs.opening.data_sets import streams_of
 from hvdtrain.jobs.opening.limits import check_eval_batch
 from hvdtrain.jobs.opening.setup import build_together
-from hvdtrain.jobs.opening.start import JobSpec, handshake, prepare, started
-from hvdtrain.jobs.serving.checkpoint import open_checkpoint_data
-from hvdtrain.jobs.serving.evaluate import evaluation_session, load_verified
+from hvdtrain.jobs.opening.start import JobSpec, handshake
+from hvdtrain.jobs.serving.checkpoint import (
+    Call,
+    evaluation_session,
+    given_path,
+    load_verified,
+    open_checkpoint_data,
+    opened,
+    show,
+)
 from hvdtrain.jobs.serving.outputs import Place, check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.serving.prediction_files import (
     Arrays,
@@ -34,17 +41,15 @@ from hvdtrain.jobs.serving.prediction_files import (
     check_suffix,
     prediction_file,
 )
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import run_on_rank_zero
-from hvdtrain.workers.seeding import seeded_frameworks
-from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.user_errors import task_errors
 
 SPLITS = ("train", "eval", "predict")
-_LAYER = Layer("predict", {"on_bad_sample": "error", "compile": False, "checkpoint_activations": False})
+_FIELDS = {"on_bad_sample": "error", "compile": False, "checkpoint_activations": False}
 
 
 # indices of samples, and their outputs
@@ -59,10 +64,40 @@ class _Done:
     is_ema: bool
     path: Place | None
     what: str
+    file: PredictionFile
     samples: int = 0
     shapes: dict[str, str] = field(default_factory=dict)
     left_out: set[str] = field(default_factory=set)
     notes: tuple[str, ...] = ()
+
+    def add(self, everyone: Sequence[_Part]) -> None:
+        """Write the workers' parts of one step, in the data's order.
+
+        Raises:
+            EnvironmentFault: If they cannot be written.
+        """
+        for indices, rows in everyone:
+            if not len(indices):
+                continue
+            expected = np.arange(self.samples, self.samples + len(indices))
+            assert (indices == expected).all(), "workers have consecutive samples, in the order of ranks"
+            with self._writing():
+                self.file.add(rows)
+            self.samples += len(indices)
+            self.shapes = {name: f"{array.dtype} {array.shape[1:]}" for name, array in rows.items()}
+
+    def finish(self) -> None:
+        """Complete the file; raises as ``add`` does."""
+        with self._writing():
+            self.file.finish()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            problem = f"cannot write {shown(self.path)}: {error.strerror or error}"
+            raise EnvironmentFault(problem, "Nothing was written.") from None
 
     def describe(self) -> str:
         """Return what was predicted and written, in words."""
@@ -79,26 +114,61 @@ class _Done:
         )
 
 
-def predict_checkpoint(
-    path: Place,
-    given: list[Layer],
-    output: Place,
+def predict(
+    checkpoint: str | Path,
+    task: Any = None,
+    *,
+    framework: str | None = None,
+    output: str | Path | None = None,
     split: str | None = None,
     force: bool = False,
-    *,
-    task_class: Any = None,
-    from_python: bool = False,
-) -> None:
+    best: bool | str = False,
+    quiet: bool = False,
+    **fields: Any,
+) -> dict[str, NDArray[Any]] | Path | str:
+    """Return a model's outputs for every sample; the same as ``python -m hvdtrain predict``.
+
+    Collective: every worker of the job calls it.
+
+    ``checkpoint``, ``task``, ``framework``, ``best``, ``quiet`` and ``fields`` are those of ``evaluate``.
+    ``output`` is a file to write to, which ends with ``.npz`` or ``.parquet``; without one the outputs are
+    returned, and must fit into the memory of each worker. ``split`` is "train", "eval" or "predict", the data
+    of the task; if not given, its ``predict_data()`` if it has one, else its evaluation data. ``force``
+    replaces a file that is there.
+
+    Returns:
+        Name to array, with a row for each sample in the order of the data: the same on every worker. The
+        file's path or URL if ``output`` is given.
+
+    Raises:
+        UsageError: If the output exists or has the wrong ending, or there is no such split.
+        HvdtrainError: as ``hvdtrain.evaluate`` raises them.
+    """
+    if split is not None and split not in SPLITS:
+        raise UsageError(f"there is no split {split!r}", f"Splits: {', '.join(SPLITS)}.")
+    call = Call.of("predict", checkpoint, task, fields, framework=framework, best=best)
+    with muted_console(quiet):
+        if output is None:
+            return predict_checkpoint(call, None, split).joined()
+        file = given_path(output)
+        predict_checkpoint(call, file, split, force)
+        return file
+
+
+def predict_checkpoint(
+    call: Call, output: Place | None, split: str | None = None, force: bool = False
+) -> Arrays:
     """Collective. Write the model's outputs for every sample to a file, in the data's order.
 
     Args:
-        path: a checkpoint, or a run for its newest good one; or the URL of one.
-        given: the user's config layers, weakest first.
-        output: the file or its URL, which ends with ``.npz`` or ``.parquet``.
+        call: what the user gave.
+        output: the file or its URL, which ends with ``.npz`` or ``.parquet``; None for the memory of every
+            worker.
         split: one of ``SPLITS``; the task's ``predict_data()`` if it has one, else its evaluation data.
         force: replace a file that is there.
-        task_class: the task's class if the caller has it.
-        from_python: whether a script called: then Horovod stays if all workers fail.
+
+    Returns:
+        The outputs if no file is given.
 
     Raises:
         UsageError: If the output exists or has the wrong ending.
@@ -106,131 +176,46 @@ def predict_checkpoint(
         DataError: If the task has no such data, or a sample cannot be read.
         TaskError: If the task's loss does not call the model once, or an output is not by sample.
     """
-    check_suffix(output)
-    with _started(path, given, task_class, from_python) as (job, backend, found):
-        run_on_rank_zero(backend.workers, lambda: check_not_there(output, force))
-        with _opened(backend, output) as open_file:
-            done = _predict(job, backend, path, found, _Target(split, output, open_file))
-        _show(backend, done)
-
-
-def predict_arrays(
-    path: Place, given: list[Layer], split: str | None = None, task_class: Any = None
-) -> dict[str, NDArray[Any]]:
-    """Collective. Return the model's outputs for every sample, in the data's order, on every worker.
-
-    Args:
-        path: a checkpoint, or a run for its newest good one; or the URL of one.
-        given: the user's config layers, weakest first.
-        split: as for ``predict_checkpoint``.
-        task_class: the task's class if the caller has it.
-
-    Raises:
-        HvdtrainError: as ``predict_checkpoint`` raises them.
-    """
     arrays = Arrays()
-    with _started(path, given, task_class, from_python=True) as (job, backend, found):
-        _show(backend, _predict(job, backend, path, found, _Target(split, None, lambda samples: arrays)))
-    return arrays.joined()
+    if output is not None:
+        check_suffix(output)
+    with opened(call, "predict", _FIELDS) as (job, backend, unverified), ExitStack() as stack:
+        workers, written = backend.workers, list[Path]()
 
+        def once(work: Callable[[], None]) -> None:
+            """Work on rank 0 if it is for a file, and else on every worker."""
+            if output is None:
+                return work()
+            return run_on_rank_zero(workers, work, doing="writing the predictions")
 
-@contextmanager
-def _started(
-    path: Place, given: list[Layer], task_class: Any, from_python: bool
-) -> Iterator[tuple[JobSpec, Backend, Checkpoint]]:
-    """Collective. Return a context with the job, its backend, and the checkpoint, unverified."""
-    with interruptible() as signals, seeded_frameworks():
-        found = checkpoint_config.find_unverified(path)
-        job = prepare(checkpoint_config.layers_of(found, [_LAYER, *given]), task_class)
-        check(Job(job.config, command="predict"))
-        with started(job, signals, stays=from_python) as backend, signals.signals_take_precedence():
-            yield job, backend, found
+        if output is not None:
+            run_on_rank_zero(workers, lambda: check_not_there(output, force))
+        handshake(job, backend)
+        task, _, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
+        name, data = next(iter(identity.datasets.items()))  # of several sets, the first
+        check(Job(job.config, streams=streams_of(None, data), command="predict"))
+        build_together(job.config, task, backend, data=identity)
+        found, is_ema, notes = load_verified(call.place, unverified, backend, job.config, identity)
+        session = evaluation_session(job.config, backend, found, data)
+        check_eval_batch(job.config, session.plan(), data, workers.local_size)
+        done = _Done(found, is_ema, output, words_for(name), arrays, notes=(*identity.notes, *notes))
 
+        def open_file() -> None:
+            if output is not None:
+                written.append(stack.enter_context(written_beside(output)))
+                done.file = prediction_file(written[0], len(data))
 
-@dataclass(frozen=True)
-class _Target:
-    """What is predicted, and where it goes: to a file on rank 0, or without a path to every worker's memory.
-
-    ``split`` is the name of the split if the user gave one. ``open_file`` returns what takes that number of
-    rows.
-    """
-
-    split: str | None
-    path: Place | None
-    open_file: Callable[[int], PredictionFile]
-
-
-def _predict(
-    job: JobSpec,
-    backend: Backend,
-    path: Place,
-    unverified: Checkpoint,
-    target: _Target,
-) -> _Done:
-    """Collective. Agree, build, load the weights, and go over the data.
-
-    Args:
-        job: the job.
-        backend: its backend.
-        path: what the user named.
-        unverified: the checkpoint that was found there.
-        target: what is predicted, and where the outputs go.
-    """
-    split = target.split
-    handshake(job, backend)
-    task, _, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
-    name, data = next(iter(identity.datasets.items()))  # of several sets, the first
-    check(Job(job.config, streams=streams_of(None, data), command="predict"))
-    build_together(job.config, task, backend, data=identity)
-    found, is_ema, notes = load_verified(path, unverified, backend, job.config, identity)
-    session = evaluation_session(job.config, backend, found, data)
-    check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)
-    done = _Done(found, is_ema, target.path, words_for(name), notes=(*identity.notes, *notes))
-    try:
-        file = _file_of(backend, target, len(data))
-        with backend.ema_weights():
+        once(open_file)
+        with task_errors("prediction failed", WorkerFailure), backend.ema_weights():
             for part in _parts(session, job, done):
-                _take(backend, target, file, part, done)
-        if target.path is not None:
-            run_on_rank_zero(backend.workers, lambda: _finish(file, done), doing="writing the predictions")
-    except NOT_THE_TASKS:
-        raise
-    except BaseException as error:
-        raise WorkerFailure(f"prediction failed: {where_raised(error)}") from error
-    return done
-
-
-def _show(backend: Backend, done: _Done) -> None:
-    if backend.workers.rank == 0:
-        open_console().print(done.describe(), highlight=False, markup=False, soft_wrap=True)
-
-
-@contextmanager
-def _opened(backend: Backend, output: Place) -> Iterator[Callable[[int], PredictionFile]]:
-    """Collective. Return a context with what opens the file, which is in its place after a good end.
-
-    Rank 0 opens it.
-    """
-    with ExitStack() as stack:
-        opened: list[Any] = []  # on rank 0
-
-        def open_file(samples: int) -> PredictionFile:
-            opened.append(stack.enter_context(written_beside(output)))
-            return prediction_file(opened[0], samples)
-
-        yield open_file
-        run_on_rank_zero(
-            backend.workers, lambda: put_into_place(opened[0], output), doing="writing the predictions"
-        )
-
-
-def _file_of(backend: Backend, target: _Target, samples: int) -> PredictionFile | None:
-    """Collective. Return what takes the outputs: on rank 0 alone if it is a file."""
-    if target.path is None:
-        return target.open_file(samples)
-    files: list[PredictionFile] = []  # on rank 0
-    run_on_rank_zero(backend.workers, lambda: files.append(target.open_file(samples)))
-    return files[0] if files else None
+                everyone = workers.allgather_object(part)
+                once(partial(done.add, everyone))
+            once(done.finish)
+        if output is not None:
+            once(lambda: put_into_place(written[0], output))
+        if workers.rank == 0:
+            show(done.describe())
+    return arrays
 
 
 def _parts(session: Session, job: JobSpec, done: _Done) -> Iterator[_Part]:
@@ -278,43 +263,3 @@ def _by_sample(outputs: Rows, samples: int, done: _Done) -> dict[str, NDArray[An
     if not kept:
         raise TaskError("the model gives no output by sample", "See docs/serving.md on torch_serve.")
     return kept
-
-
-def _take(backend: Backend, target: _Target, file: PredictionFile | None, part: _Part, done: _Done) -> None:
-    """Collective. Bring the workers' parts of one step together and write them, in the data's order.
-
-    Raises:
-        EnvironmentFault: On every worker, if they cannot be written.
-    """
-    everyone = backend.workers.allgather_object(part)
-
-    def add() -> None:
-        assert file is not None  # called only by those that have it
-        for indices, rows in everyone:
-            if not len(indices):
-                continue
-            expected = np.arange(done.samples, done.samples + len(indices))
-            assert (indices == expected).all(), "workers have consecutive samples, in the order of ranks"
-            try:
-                file.add(rows)
-            except OSError as error:
-                raise _cannot_write(target.path, error) from None
-            done.samples += len(indices)
-            done.shapes = {name: f"{array.dtype} {array.shape[1:]}" for name, array in rows.items()}
-
-    if target.path is None:
-        add()
-    else:
-        run_on_rank_zero(backend.workers, add)
-
-
-def _finish(file: PredictionFile | None, done: _Done) -> None:
-    assert file is not None  # rank 0 has it
-    try:
-        file.finish()
-    except OSError as error:
-        raise _cannot_write(done.path, error) from None
-
-
-def _cannot_write(path: Place | None, error: OSError) -> EnvironmentFault:
-    return EnvironmentFault(f"cannot write {shown(path)}: {error.strerror or error}", "Nothing was written.")

@@ -1,0 +1,208 @@
+"""The weights of a checkpoint alone: as the framework's own model, or made of a framework's own file."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hvdtrain.backends.base import Backend, model_files
+from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
+from hvdtrain.checkpoints import storage
+from hvdtrain.checkpoints.manifest import Manifest
+from hvdtrain.config import Config, Layer
+from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
+from hvdtrain.host.output import quiet_output
+from hvdtrain.jobs.opening.setup import build, new_task, open_task_data
+from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.jobs.serving.checkpoint import Call, given_path, load_verified, opened, show_notes
+from hvdtrain.jobs.serving.outputs import Place, local_file
+from hvdtrain.jobs.signals import interruptible
+from hvdtrain.session import versions_with
+from hvdtrain.storage.urls import shown
+from hvdtrain.workers.seeding import seeded_frameworks
+
+# how training computed is no part of the model
+_PLAIN = {"precision": "fp32", "checkpoint_activations": False, "compile": False, "sync_batch_norm": False}
+
+
+def load(
+    checkpoint: str | Path,
+    task: Any = None,
+    *,
+    framework: str | None = None,
+    best: bool | str = False,
+    **fields: Any,
+) -> Any:
+    """Return the model of a checkpoint with its weights, or their moving average if there is one.
+
+    It is on the CPU and in evaluation mode, as the task makes it. The task's data is not opened.
+    The arguments are those of ``evaluate``.
+
+    Returns:
+        A ``torch.nn.Module`` or a ``keras.Model``.
+
+    Raises:
+        UsageError: If there are several workers.
+        HvdtrainError: as ``hvdtrain.evaluate`` raises them.
+    """
+    call = Call.of("load", checkpoint, task, {"device": "cpu", **fields}, framework=framework, best=best)
+    with opened(call, "load", _PLAIN, is_alone=True) as (job, backend, found):
+        build(job.config, new_task(job), backend)
+        loaded, _, notes = load_verified(call.place, found, backend, job.config)
+        trained = loaded.manifest.data.get("train_data")
+        for name, columns in (trained.columns if trained else {}).items():
+            notes.append(f"the model was trained with the columns {', '.join(columns)} of {name!r}")
+        show_notes(notes)
+        return model_files(backend).plain_model()
+
+
+# ending of a file's name: the framework that saves such files
+_FILE_ENDINGS = {
+    ".pt": "torch",
+    ".pth": "torch",
+    ".safetensors": "torch",
+    ".weights.h5": "tf",
+    ".keras": "tf",
+}
+
+_TO_UPLOAD = (
+    "Copy it to the store with the store's own client: model.safetensors and optimizer.safetensors first."
+)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Weights that became a checkpoint."""
+
+    source: Place  # the file, or its URL
+    held: str  # what it held, in words
+    path: Path  # the checkpoint
+    config: Config  # the config that the model was built with
+
+    def describe(self) -> str:
+        """Return what was read and how to continue."""
+        return (
+            f"read {shown(self.source)}: {self.held}\n"
+            f"checkpoint: {self.path}\n"
+            f"to train from it: python -m hvdtrain --framework {self.config.framework} "
+            f"--task {self.config.task} --init {self.path.parent}"
+        )
+
+
+def import_weights(
+    weights: str | Path,
+    output: str | Path,
+    task: Any = None,
+    *,
+    framework: str | None = None,
+    only: str | Sequence[str] = (),
+    skip: str | Sequence[str] = (),
+    **fields: Any,
+) -> Imported:
+    """Convert PyTorch or Keras weights to a checkpoint; the same as ``python -m hvdtrain import``.
+
+    One worker. Nothing in the file is executed. Training starts from the checkpoint with ``init``.
+
+    Args:
+        weights: a file that PyTorch (.pt, .pth, .safetensors) or Keras (.weights.h5, .keras) saved.
+        output: the folder that the checkpoint goes into; holds none yet.
+        task: the task's class, an instance of it, or its name or path as ``--task`` takes it; the
+            built-in task digits if not given.
+        framework: "torch" or "tf"; the one whose file it is if not given.
+        only: patterns of names; only the weights that match one, here or in the file, are taken.
+        skip: patterns of names; the weights that match one are left out.
+        fields: config fields, such as ``task_options={...}`` and ``seed=1``.
+
+    Returns:
+        The checkpoint, as ``path``, with ``held``, what the file held in words.
+
+    Raises:
+        UsageError: If the kind of the file is unknown, ``output`` has checkpoints, or there are several
+            workers.
+        HvdtrainError: as ``hvdtrain.evaluate`` raises them.
+    """
+    only, skip = ((one,) if isinstance(one, str) else tuple(one) for one in (only, skip))
+    choice = Choice(only, skip, options=("only", "skip"))
+    call = Call.of("import_weights", weights, task, fields, framework=framework)
+    return import_file(call, given_path(output), choice)
+
+
+def import_file(call: Call, output: Place, choice: Choice = ALL_WEIGHTS) -> Imported:
+    """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer.
+
+    One worker. Nothing in the file is executed.
+
+    Args:
+        call: the file, or its URL: a state_dict of PyTorch (.pt, .pth, .safetensors), or weights of Keras
+            (.weights.h5, .keras).
+        output: the folder that the checkpoint goes into; holds none yet.
+        choice: which part of the file is taken; the rest of the model has its initial values.
+
+    Raises:
+        CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
+        UsageError: If its kind is unknown or another framework's, or ``output`` has checkpoints.
+        EnvironmentFault: If the file cannot be fetched, or the checkpoint not be written.
+    """
+    if isinstance(output, str):
+        raise UsageError(
+            f"--output {shown(output)}: the checkpoint is written to a directory of this host", _TO_UPLOAD
+        )
+    with local_file(call.place) as file:
+        return _import(call, file, output, choice)
+
+
+def _import(call: Call, path: Path, output: Path, choice: Choice) -> Imported:
+    if not path.is_file():
+        raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")
+    framework = _framework_of(path)
+    if storage.checkpoints_in(output) or storage.checkpoints_in(output / CHECKPOINTS):
+        raise UsageError(f"--output {output} has checkpoints already", "Give another folder.")
+    with interruptible() as signals, seeded_frameworks():
+        job = prepare(
+            [Layer(path.name, {"framework": framework, "device": "cpu"}), *call.given], call.task_class
+        )
+        if job.config.framework != framework:
+            raise UsageError(
+                f"{path.name} is a file of --framework {framework}, not of {job.config.framework}",
+                "A checkpoint fits both: import it with that one, then train with the other.",
+            )
+        with started(job, signals, stays=call.from_python) as backend:
+            check_alone(backend, "import")
+            held, made = _make(job, backend, path, output, choice)
+    return Imported(call.place, held, made, job.config)
+
+
+def _framework_of(path: Path) -> str:
+    for suffix, framework in _FILE_ENDINGS.items():
+        if path.name.endswith(suffix):
+            return framework
+    raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FILE_ENDINGS)}.")
+
+
+def _make(job: JobSpec, backend: Backend, path: Path, output: Path, choice: Choice) -> tuple[str, Path]:
+    """Build the model, load the file and write the checkpoint; return what was loaded, and its directory."""
+    task_data = open_task_data(job)
+    build(job.config, task_data.task, backend)
+    with quiet_output():
+        held = model_files(backend).load_weights_file(path, choice)
+    try:
+        pending = backend.gather_state()
+        assert pending is not None  # this is the only worker
+        output.parent.mkdir(parents=True, exist_ok=True)
+        made = storage.write(output, pending.read(), _manifest(job, backend, task_data.train_data))
+    except OSError as error:
+        raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
+    return held, made
+
+
+def _manifest(job: JobSpec, backend: Backend, train_data: Any) -> Manifest:
+    return Manifest(
+        step=0,
+        samples=0,
+        data_size=len(train_data),
+        seconds=0.0,
+        workers=1,
+        config=job.config.model_dump(mode="json"),
+        versions=versions_with(backend),
+    )
