@@ -55,13 +55,8 @@ def evaluate(
 
 @click.command(cls=JobCommand)
 @click.argument("checkpoint", type=PathOrUrl())
-@click.option(
-    "--to",
-    "format_name",
-    required=True,
-    type=click.Choice(list(EXPORT_FORMATS)),
-    help="Export format, which determines the framework.",
-)
+@click.option("--to", "format_name", required=True, type=click.Choice(list(EXPORT_FORMATS)),
+              help="Export format, which determines the framework.")  # fmt: skip
 @click.option("--output", type=PathOrUrl(), metavar="PATH",
               help="Path to write to; RUN_DIR/exports if not given.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing export.")

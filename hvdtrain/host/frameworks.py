@@ -1,4 +1,4 @@
-"""The frameworks that can train: one row each, and what each of them can do."""
+"""The frameworks that can train: one row each."""
 
 import contextlib
 import importlib
@@ -10,36 +10,6 @@ from pathlib import Path
 
 from hvdtrain.errors import EnvironmentFault
 
-# what a framework's backend may or may not have
-EXPORT, COMPILE, SYNC_BATCH_NORM = "export", "compile", "sync_batch_norm"
-ACTIVATION_CHECKPOINTING, HALF_PRECISION, COMPRESSION = (
-    "activation_checkpointing",
-    "half_precision",
-    "compression",
-)
-EMA, LARGE_BATCH, LABEL_SMOOTHING = "ema", "large_batch", "label_smoothing"
-PARAMETER_GROUPS, OWN_STEP, LOCAL_STEPS = "parameter_groups", "own_step", "local_steps"
-SHARDED_STATE = "sharded_state"
-SPLIT_MODELS = "split_models"
-ALL_CAPABILITIES = frozenset(
-    {
-        EXPORT,
-        COMPILE,
-        SYNC_BATCH_NORM,
-        ACTIVATION_CHECKPOINTING,
-        HALF_PRECISION,
-        COMPRESSION,
-        EMA,
-        LARGE_BATCH,
-        LABEL_SMOOTHING,
-        PARAMETER_GROUPS,
-        OWN_STEP,
-        LOCAL_STEPS,
-        SHARDED_STATE,
-        SPLIT_MODELS,
-    }
-)
-
 
 @dataclass(frozen=True)
 class Framework:
@@ -49,7 +19,6 @@ class Framework:
     title: str  # its name for people
     module: str  # the module of its backend
     horovod: str = ""  # the module of Horovod's binding; empty if the backend needs none
-    capabilities: frozenset[str] = ALL_CAPABILITIES  # what the backend can do
     # modules that the framework imports and training does not use, loaded at their first use
     postponed: tuple[str, ...] = ()
 

@@ -7,8 +7,6 @@ from hvdtrain.config import Config
 from hvdtrain.config.values import senders
 from hvdtrain.elastic.driver.cluster import MOST_WORKERS
 from hvdtrain.errors import ConfigError, EnvironmentFault, HvdtrainError, UsageError
-from hvdtrain.host import frameworks
-from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs import features as f
 from hvdtrain.jobs.features import Feature, Job, commands, no_option, option, setting
 
@@ -178,23 +176,6 @@ ROWS = (
 )
 # fmt: on
 
-# what an option needs of a backend
-NEEDS = (
-    (option("compile"), frameworks.COMPILE),
-    (f.SYNC_NORM, frameworks.SYNC_BATCH_NORM),
-    (option("checkpoint_activations"), frameworks.ACTIVATION_CHECKPOINTING),
-    (option("precision"), frameworks.HALF_PRECISION),
-    (f.COMPRESSED, frameworks.COMPRESSION),
-    (f.SYNC_EVERY, frameworks.LOCAL_STEPS),
-    (f.SHARD, frameworks.SHARDED_STATE),
-    (f.STAGES, frameworks.SPLIT_MODELS),
-    (option("ema_decay"), frameworks.EMA),
-    (option("label_smoothing"), frameworks.LABEL_SMOOTHING),
-    (option("parameter_groups"), frameworks.PARAMETER_GROUPS),
-    (option("decay_norms_and_biases"), frameworks.PARAMETER_GROUPS),
-    (option("optimizer", "lars", "lamb"), frameworks.LARGE_BATCH),
-)
-
 # fmt: off
 _BUILT_IN = ("optimizer", "momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
              "lars_trust_coefficient", "decay_norms_and_biases")
@@ -251,15 +232,6 @@ def check(job: Job, *, everywhere: bool = True) -> None:
     for row in ROWS:
         if row.holds(job) and (job.task is None or not row.holds(settled)):
             raise row.error(job, everywhere)
-    backend = FRAMEWORKS[job.config.framework]
-    for feature, capability in NEEDS:
-        if capability not in backend.capabilities and feature.holds(job):
-            named = feature.describe(job)
-            raise ConfigError(
-                f"{named} cannot be used with {backend.title}: its backend cannot do this",
-                f"Leave {named.partition(' ')[0]} out, or use another framework.",
-                everywhere=everywhere,
-            )
 
 
 def unused_options(

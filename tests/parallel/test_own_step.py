@@ -12,10 +12,9 @@ from support.pool import command, run_suite, train
 from support.serving import hvdtrain
 
 from hvdtrain.data.order import ShuffledOrder
-from hvdtrain.host.frameworks import FRAMEWORKS, OWN_STEP
+from hvdtrain.host.frameworks import FRAMEWORKS
 
 TASKS = Path(__file__).with_name("own_step_tasks.py")
-CAPABLE = [name for name, row in FRAMEWORKS.items() if OWN_STEP in row.capabilities]
 EVERY_STEP = ("--save-every", "1", "--set", "keep_last=null")
 HALF = 2  # of the steps; the generator of Alternating has not taken one then
 JOBS = [("torch", 2), ("tf", 1)]
@@ -42,7 +41,7 @@ def assert_same(found: dict, expected: dict) -> None:
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("others", [("--clip-norm", "0.5", "--ema-decay", "0.9", "--precision", "bf16")])
 def test_a_plain_step_of_ones_own_trains_as_the_usual_one(framework, others):
     usual, own = (trained(framework, 1, task, *others) for task in ("Fit", "Plain"))
@@ -50,7 +49,7 @@ def test_a_plain_step_of_ones_own_trains_as_the_usual_one(framework, others):
     assert_same(state(own, 8), state(usual, 8))
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_half_precision_sees_weights_that_change_within_a_step(framework):
     """A cached cast of the weights would make both gradients of SAM the same, and that of a plain step."""
     half = ("--precision", "bf16")
@@ -97,7 +96,7 @@ def test_the_example_continues_bit_for_bit_with_two_workers(framework):
     assert_same(state(resumed, 6), state(whole, 6))
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_slots_are_saved_under_the_name_of_their_optimizer(framework):
     names = [name for name in state(trained(framework, 1, "Gan"), 8) if name.startswith("optimizer/")]
     slot = {"torch": "momentum", "tf": "momentums"}[framework]  # Keras's own SGD keeps something else
@@ -106,7 +105,7 @@ def test_slots_are_saved_under_the_name_of_their_optimizer(framework):
     assert all(name.split("/")[1] in ("generator", "discriminator") for name in names)
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_rates_of_all_optimizers_scale_alike(framework):
     scaled = ("--set", "global_batch_size=null", "--batch-size", "12", "--steps", "3")
     run = trained(framework, 2, "Gan", *scaled)
@@ -126,14 +125,14 @@ def train_of(framework: str, rule: str) -> float:
     return float(np.median(np.abs(state(run, 2)[name] - state(run, 1)[name])))
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_optimizer_that_the_first_step_does_not_use_is_noted(framework):
     note = "note: the task's own step took no step with the optimizer 'generator' at its first call"
     assert note in trained(framework, 1, "Alternating").result.stdout
     assert note not in trained(framework, 1, "Gan").result.stdout
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_sharpness_aware_minimization_is_that_of_the_formula(framework):
     """Also: the dry run, which goes to the worst point as well, leaves no trace."""
     run = trained(framework, 1, "Sam", "--optimizer", "sgd", "--momentum", "0", "--weight-decay", "0")
@@ -161,7 +160,7 @@ def batch_of(run: Run, step: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_mistakes_are_refused_with_their_reason():
-    framework = CAPABLE[0]
+    framework = next(iter(FRAMEWORKS))
     commands = [
         (options(framework, "Plain", "--accumulate", "2"), "accumulate 2 cannot be used with the task's own"),
         (options(framework, "NoLoss"), "neither loss nor torch_loss, which say what an evaluation computes"),
@@ -172,7 +171,7 @@ def test_mistakes_are_refused_with_their_reason():
         assert wanted in error
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_workers_that_use_different_optimizers_are_told_so(framework):
     result = command(2, "mpi", framework, *options(framework, "Apart"), cwd=temporary_folder())
     assert result.returncode == 2
@@ -183,7 +182,7 @@ def test_what_a_traced_step_may_do(tmp_path):
     run_suite(Path(__file__).with_name("suite_own_step.py"), 1, "none", "tf", cwd=tmp_path, timeout=500)
 
 
-@pytest.mark.parametrize("framework", CAPABLE)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_workers_that_weigh_or_return_something_else_are_told_so(framework, tmp_path):
     suite = Path(__file__).with_name("suite_own_step_differs.py")
     run_suite(suite, 2, "mpi", framework, cwd=tmp_path, timeout=500)

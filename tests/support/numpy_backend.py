@@ -221,5 +221,5 @@ class NumpyDigits(Digits):
 def install(monkeypatch, module: str = __name__, made: type[NumpyBackend] = NumpyBackend) -> None:
     """Add a backend to the table of frameworks, as ``--framework numpy``; ``module`` starts it."""
     monkeypatch.setattr(f"{__name__}.start", lambda config, *_: made(one_worker()))
-    row = Framework("numpy", "numpy", module, capabilities=frozenset())
+    row = Framework("numpy", "numpy", module)
     monkeypatch.setitem(FRAMEWORKS, "numpy", row)

@@ -4,12 +4,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support import numpy_backend
 from support.documents import ROOT
 
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, HvdtrainError
-from hvdtrain.jobs.compatibility import NEEDS, ROWS, Row, check
+from hvdtrain.jobs.compatibility import ROWS, Row, check
 from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.start import settle
 
@@ -167,15 +166,6 @@ def test_what_can_be_combined_is_not_refused(monkeypatch, fields):
     monkeypatch.setenv("HOROVOD_AUTOTUNE", "0")
     monkeypatch.setenv("HOROVOD_HIERARCHICAL_ALLGATHER", "")
     assert refusal(job(monkeypatch, fields)) is None
-
-
-@pytest.mark.parametrize("feature", [feature for feature, _ in NEEDS], ids=lambda feature: feature.name)
-def test_what_a_backend_cannot_do_is_refused(monkeypatch, feature):
-    numpy_backend.install(monkeypatch)
-    error = refusal(job(monkeypatch, EXAMPLES[feature.name], {"framework": "numpy"}))
-    assert type(error) is ConfigError
-    assert "cannot be used with numpy: its backend cannot do this" in error.problem
-    assert error.remedy.startswith(f"Leave {feature.name.split('`')[1]} out")
 
 
 def test_a_config_is_refused_before_anything_is_started():

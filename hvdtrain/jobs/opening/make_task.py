@@ -9,7 +9,7 @@ from typing import Any
 
 from hvdtrain.config.field_names import is_misspelt, task_advice
 from hvdtrain.errors import TaskError
-from hvdtrain.host.frameworks import FRAMEWORKS, OWN_STEP
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.task import MEMBERS, GivenTask, did_you_mean
 from hvdtrain.workers.user_errors import task_errors
 
@@ -40,8 +40,6 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
     if not any(hasattr(task, name) for name in ("loss", row.loss_method, row.step_method)):
         hint = _hint_at(task, "loss") or _hint_at(task, row.loss_method)
         raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)", hint)
-    if hasattr(task, row.step_method) and OWN_STEP not in row.capabilities:
-        raise TaskError(f"task {spec} has {row.step_method}: the backend for {row.title} cannot call it")
     _check_signatures(task, spec, framework)
     return task
 
