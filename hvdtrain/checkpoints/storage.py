@@ -31,6 +31,7 @@ MODEL_FILE = "model.safetensors"
 _COMPLEX128 = "complex128"  # in a file's metadata: the arrays that it holds as pairs, as the format has none
 OPTIMIZER_FILE = "optimizer.safetensors"
 MANIFEST_FILE = "trainer.json"
+FOLDER = "checkpoints"  # of a run directory
 NAME = re.compile(r"step-(\d{8,})")
 _UNFINISHED = ".new-"  # being written; what a killed run leaves is removed by the next save
 _REMOVED = ".removed-"  # being deleted
@@ -61,6 +62,12 @@ class Checkpoint:
     path: Path  # its directory
     manifest: Manifest  # what ``trainer.json`` holds
     damaged: tuple[str, ...] = ()  # newer ones of the run that were passed over, with what is wrong with them
+
+    @property
+    def run_dir(self) -> Path:
+        """The run directory that it lies in, or its own folder where it lies in none."""
+        folder = self.path.parent
+        return folder.parent if folder.name == FOLDER else folder
 
     def notes(self) -> list[str]:
         """Return what to tell the user: that it is not the newest one of the run, if it is not."""
@@ -144,7 +151,7 @@ def put_in_place(beside: Path, path: Path) -> Path:
         OSError: If it cannot be renamed.
     """
     if path.exists():
-        _delete(path)
+        remove(path)
     beside.rename(path)
     _sync(path.parent)
     return path
@@ -189,11 +196,20 @@ def quarantine(path: Path) -> str:
     return "it stays where it is"
 
 
+def quarantine_later(folder: Path, step: int) -> list[str]:
+    """Take checkpoints of later steps out of the way of a run that is about to go another way; say so."""
+    return [
+        f"checkpoint {path} is of a later step; {quarantine(path)}"
+        for path in checkpoints_in(folder)
+        if step_of(path) > step
+    ]
+
+
 def retain(folder: Path, keep: set[Path]) -> None:
     """Delete the checkpoints in a folder but these; one that is half deleted has another name."""
     for path in checkpoints_in(folder):
         if path not in keep:
-            _delete(path)
+            remove(path)
 
 
 def remove(path: Path) -> None:
@@ -202,7 +218,9 @@ def remove(path: Path) -> None:
     Raises:
         OSError: If it cannot be renamed.
     """
-    _delete(path)
+    removed = path.with_name(f"{_REMOVED}{path.name}")
+    path.rename(removed)
+    _remove(removed)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -280,12 +298,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _delete(path: Path) -> None:
-    removed = path.with_name(f"{_REMOVED}{path.name}")
-    path.rename(removed)
-    _remove(removed)
 
 
 def _remove(path: Path) -> None:

@@ -18,6 +18,7 @@ from hvdtrain.checkpoints.storage import (
     Checkpoint,
     checkpoints_in,
     quarantine,
+    step_of,
 )
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.storage.files import NotAFileError, open_regular
@@ -166,3 +167,10 @@ def _digest(file: BufferedReader) -> str:
         digest.update(piece[:size])
         ACTIVITY.progress()
     return digest.hexdigest()
+
+
+def values_in(folder: Path, metric: str, step: int) -> dict[Path, float | None]:
+    """Return a metric of the checkpoints in a folder up to a step; those without a manifest are left out."""
+    paths = [path for path in checkpoints_in(folder) if step_of(path) <= step]
+    manifests_of = {path: read_manifest(path) for path in paths}
+    return {path: found.metrics.get(metric) for path, found in manifests_of.items() if found is not None}

@@ -2,10 +2,11 @@
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.base import Backend, Probes, TrainedParameters, device_memory, probes
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
@@ -40,7 +41,7 @@ from hvdtrain.jobs.opening.start import prepare, started
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
 from hvdtrain.jobs.plan_text import describe_model, describe_stages
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, open_run, run_dir_of
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, open_run
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.provenance import Provenance, keep, provenance_of
 from hvdtrain.jobs.run_directory.stored import end_uploads
@@ -57,6 +58,9 @@ from hvdtrain.task import GivenTask
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.seeding import seed_generators, seed_host_generators, seeded_frameworks
+
+if TYPE_CHECKING:
+    from hvdtrain.checkpoints.remote.run_store import RunStore
 
 # by config field, what makes the hook of a tool; a tool is imported only where it is used
 _TOOL_HOOKS = {"profile": "hvdtrain.tools.profile.step_profile:StepProfile"}
@@ -238,30 +242,36 @@ def open_services(
     )
     if provenance is not None:
         source = point.source if point.manifest is not None else None
-        source_dir = None if source is None else run_dir_of(source)
+        source_dir = None if source is None else source.run_dir
         run.notes_on_task[:] = keep(provenance, session.services.run_dir, point.progress.step, source_dir)
     session.services.saver = Saver()
     if workers.rank == 0:
-        session.services.saver = _saver(run, session, point)
+        parameters = list(run.model.parameter_shapes)
+        session.services.saver = saver_of(session, parameters, point.newest, point.values, run.store)
         if run.store is not None:
             run.store.start(point.resumed_step)
 
 
-def _saver(run: TrainingRun, session: Session, point: ResumePoint) -> BackgroundSaver:
-    """Return the saver of rank 0."""
-    config = run.config
+def saver_of(
+    session: Session,
+    parameters: Sequence[str],
+    newest: Path | None,
+    values: Mapping[Path, float | None],
+    store: "RunStore | None" = None,
+) -> BackgroundSaver:
+    """Return the saver of rank 0; ``BackgroundSaver`` has the meaning of what it is given."""
+    config, folder = session.config, session.services.run_dir / CHECKPOINTS
     options: dict[str, Any] = {
         "keep_last": config.keep_last,
         "best": config.keep_best,
         "stop_on_error": config.on_save_error == "stop",
-        "newest": point.newest,
-        "values": point.values,
-        "parameters": list(run.model.parameter_shapes),
+        "newest": newest,
+        "values": values,
+        "parameters": parameters,
     }
-    folder = session.services.run_dir / CHECKPOINTS
-    if run.store is None:
+    if store is None:
         return BackgroundSaver(folder, session.services.report, **options)
-    return UploadingSaver(folder, session.services.report, run.store, **options)
+    return UploadingSaver(folder, session.services.report, store, **options)
 
 
 def _provenance(run: TrainingRun) -> Provenance:

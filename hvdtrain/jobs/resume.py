@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,8 @@ def restore(
             changed = changed_outputs(source, backend, config, config.ema_decay is not None)
     point = replace(point, notes=(*point.notes, *changed))
     if (newest := point.newest) is not None:  # nothing there changes before the state has fitted
-        notes = run_on_rank_zero(workers, lambda: _quarantine_newer(newest))
+        later = partial(storage.quarantine_later, newest.parent, storage.step_of(newest))
+        notes = run_on_rank_zero(workers, later)
         point = replace(point, notes=(*point.notes, *notes))
     return point
 
@@ -173,7 +175,7 @@ def _find(
     notes += [said] if said else []
     use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
-    manifest = found.manifest
+    manifest, best = found.manifest, config.keep_best
     if manifest.config.get("seed") != config.seed:
         notes.append("another seed is another order: of this epoch, some samples come twice and some never")
     return ResumePoint(
@@ -185,7 +187,9 @@ def _find(
         changes=tuple(changes(found, config, backend)),
         notes=tuple(notes),
         newest=found.path if in_place else None,
-        values=_values(config, manifest.step) if in_place else {},
+        values=verification.values_in(_folder(config), best.metric, manifest.step)
+        if best and in_place
+        else {},
     )
 
 
@@ -234,25 +238,6 @@ def _check_same_training(found: Checkpoint, config: Config, data_size: int, is_s
             f"data now has {number_words(data_size)}, so its place in the data means nothing",
             remedy,
         )
-
-
-def _quarantine_newer(than: Path) -> list[str]:
-    """Take checkpoints of a later step out of the way: the run is about to go another way."""
-    paths = storage.checkpoints_in(than.parent)
-    newer = [path for path in paths if storage.step_of(path) > storage.step_of(than)]
-    return [f"checkpoint {path} is of a later step; {storage.quarantine(path)}" for path in newer]
-
-
-def _values(config: Config, last_step: int) -> dict[Path, float | None]:
-    """Return the metric that keep_best names of every checkpoint in the run directory up to a step."""
-    if config.keep_best is None:
-        return {}
-    paths = [p for p in storage.checkpoints_in(_folder(config)) if storage.step_of(p) <= last_step]
-    manifests = {path: verification.read_manifest(path) for path in paths}
-    metric = config.keep_best.metric
-    return {
-        path: manifest.metrics.get(metric) for path, manifest in manifests.items() if manifest is not None
-    }
 
 
 def _describe(value: Any) -> str:

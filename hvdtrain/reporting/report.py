@@ -248,6 +248,19 @@ class Report:
         self._started_seconds = time.perf_counter() - seconds
         self._clock_is_set = True
 
+    def go_on_from(self, report: "Report", steps: int, done: int) -> None:
+        """Take the place of this worker's report until now, whose rank was another.
+
+        Callbacks that were told of the start of training are not told again.
+
+        Args:
+            report: the other report.
+            steps: number of steps of the whole training.
+            done: steps that are done.
+        """
+        self.recent = report.recent
+        self.set_clock(report.seconds())
+
     def sync(self) -> None:
         """Wait until what was logged is on the disk. May be called in another thread."""
 

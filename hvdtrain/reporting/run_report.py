@@ -185,17 +185,8 @@ class CallbackReport(Report):
         self._dispatcher.start(self._context)
 
     def go_on_from(self, report: Report, steps: int, done: int) -> None:
-        """Take the place of this worker's report until now, whose rank was another.
-
-        Callbacks that were told of the start of training are not told again.
-
-        Args:
-            report: the other report.
-            steps: number of steps of the whole training.
-            done: steps that are done.
-        """
-        self.recent = report.recent
-        self.set_clock(report.seconds())
+        """Take the place of this worker's report until now."""
+        super().go_on_from(report, steps, done)
         if isinstance(report, CallbackReport):
             self._dispatcher.go_on_from(report._dispatcher)
             new, self._context = self._context, report._context  # which callbacks may have kept
@@ -237,6 +228,12 @@ class CallbackReport(Report):
         if is_muted():
             return
         print(printable(f"note: rank {self._context.rank}: {text}"), file=sys.stderr, flush=True)
+
+
+def report_of_others(context: RunContext, callbacks: Sequence[Any]) -> Report:
+    """Return the report of another rank than 0, which calls the callbacks of every rank."""
+    own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
+    return CallbackReport(context, own) if own else Report()
 
 
 class RunReport(CallbackReport):

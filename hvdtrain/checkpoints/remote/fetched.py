@@ -15,8 +15,8 @@ from pathlib import Path
 
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
-from hvdtrain.checkpoints.remote.stored_checkpoints import FOLDER, StoredCheckpoints
-from hvdtrain.checkpoints.storage import MANIFEST_FILE, NAME, Checkpoint
+from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
+from hvdtrain.checkpoints.storage import FOLDER, MANIFEST_FILE, NAME, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.reporting.report import PROVENANCE_FILE
 from hvdtrain.reporting.stored_runs import FILES
@@ -109,8 +109,7 @@ def run_place_of(found: Checkpoint) -> Path | str:
     """Return the run directory that a checkpoint lies in, or its own folder: the URL of a copy's original."""
     if url := url_of(found.path):
         return parent(parent(url)) if name(parent(url)) == FOLDER else parent(url)
-    folder = found.path.parent
-    return folder.parent if folder.name == FOLDER else folder
+    return found.run_dir
 
 
 def _candidates(url: str) -> list[str]:

@@ -12,14 +12,13 @@ from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, copied
 from hvdtrain.checkpoints.remote.claim import BEAT_SECONDS, Claim
 from hvdtrain.checkpoints.remote.stored_checkpoints import (
-    FOLDER,
     StoredCheckpoints,
     fetch_logs,
     left_out_of,
     logs_in,
     step_in,
 )
-from hvdtrain.checkpoints.storage import MANIFEST_FILE
+from hvdtrain.checkpoints.storage import FOLDER, MANIFEST_FILE
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, ConfigError, EnvironmentFault
 from hvdtrain.reporting.jsonl import write_json

@@ -9,7 +9,7 @@ from hvdtrain.checkpoints import manifest as manifests
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.remote.claim import CLAIM_FILE
-from hvdtrain.checkpoints.storage import MANIFEST_FILE, MODEL_FILE, NAME, OPTIMIZER_FILE
+from hvdtrain.checkpoints.storage import FOLDER, MANIFEST_FILE, MODEL_FILE, NAME, OPTIMIZER_FILE
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.storage.transfers import download, upload
@@ -28,7 +28,6 @@ from hvdtrain.storage.urls import (
     write,
 )
 
-FOLDER = "checkpoints"
 _FILES = (MODEL_FILE, OPTIMIZER_FILE)
 _NOT_FETCHED = (CLAIM_FILE, FOLDER, "exports", "evaluations.jsonl", "predictions", "profile")
 

@@ -7,18 +7,19 @@ from typing import Any
 
 from hvdtrain.callbacks import EVAL, RunContext
 from hvdtrain.checkpoints import storage, verification
-from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
+from hvdtrain.checkpoints.saver import Saver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import open_console
+from hvdtrain.jobs.entering import saver_of
 from hvdtrain.jobs.failures import forget_causes
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, fill_anew
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.track import trackers_of
 from hvdtrain.reporting.index_trace import INDICES, cut_traces
 from hvdtrain.reporting.records import RecentRecords, Tail, cut_tail, key_of
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
-from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
+from hvdtrain.reporting.run_report import RunReport, report_of_others
 from hvdtrain.session import Session
 from hvdtrain.storage.files import check_link
 from hvdtrain.workers.world import World
@@ -101,17 +102,9 @@ def hand_over_run(
     if old.folder is not None:  # a checkpoint that is still being written must not take its name
         old.folder.lost_lease = lambda: "the run directory was handed over"
     services.lock.release()
-    own = [callback for callback in services.callbacks if getattr(callback, "every_rank", False)]
-    if own:
-        context = replace(
-            services.context, rank=world.rank, workers=world.size, run_dir=session.services.run_dir
-        )
-        session.services.report = report = CallbackReport(context, own)
-        report.go_on_from(old, session.plan().steps, session.state.progress.step)
-    else:
-        session.services.report = silent = Report()
-        silent.recent = old.recent
-        silent.set_clock(old.seconds())
+    context = replace(services.context, rank=world.rank, workers=world.size, run_dir=session.services.run_dir)
+    session.services.report = report = report_of_others(context, services.callbacks)
+    report.go_on_from(old, session.plan().steps, session.state.progress.step)
 
 
 def _take_over(session: Session, world: World, services: RunServices) -> list[str]:
@@ -129,7 +122,12 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
     missing = _missing(session.services.report.recent, tail, step)
     first = min([step, *(record["step"] for record in missing)])  # TensorBoard has from here on anew
     _cut_traces(session)
-    newest, values, set_aside = _find_checkpoints(session)
+    folder, best = path / CHECKPOINTS, session.config.keep_best
+    set_aside = storage.quarantine_later(folder, step)
+    newest = next(
+        reversed([one for one in storage.checkpoints_in(folder) if storage.step_of(one) <= step]), None
+    )
+    values = {} if best is None else verification.values_in(folder, best.metric, step)
     old, moved = session.services.report, f"rank 0 is on {world.host} from here on"
     session.services.report = report = RunReport(
         open_console(),
@@ -145,16 +143,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
     report.append(missing)
     again = [record for record in (*tail.records, *missing) if record["step"] >= first]
     report.add_events(sorted(again, key=lambda record: int(record["step"])))
-    session.services.saver = BackgroundSaver(
-        path / CHECKPOINTS,
-        report,
-        keep_last=session.config.keep_last,
-        best=session.config.keep_best,
-        stop_on_error=session.config.on_save_error == "stop",
-        newest=newest,
-        values=values,
-        parameters=services.parameters,
-    )
+    session.services.saver = saver_of(session, services.parameters, newest, values)
     report.go_on_from(old, session.plan().steps, step)
     return [*notes, *set_aside]
 
@@ -188,23 +177,6 @@ def _missing(recent: RecentRecords, tail: Tail, step: int) -> list[dict[str, Any
     known = {key_of(record) for record in tail.records}
     first = -1 if tail.is_all else min(record["step"] for record in tail.records)
     return [record for record in recent.up_to(step) if record["step"] > first and key_of(record) not in known]
-
-
-def _find_checkpoints(session: Session) -> tuple[Path | None, dict[Path, float | None], list[str]]:
-    """Set aside checkpoints of later steps; return the newest, values of the best metric, and notes."""
-    step, best = session.state.progress.step, session.config.keep_best
-    paths = storage.checkpoints_in(session.services.run_dir / CHECKPOINTS)
-    good = [path for path in paths if storage.step_of(path) <= step]
-    notes = [
-        f"checkpoint {path} is of a later step; {storage.quarantine(path)}"
-        for path in paths
-        if path not in good
-    ]
-    values: dict[Path, float | None] = {}
-    if best is not None:
-        manifests = {path: verification.read_manifest(path) for path in good}
-        values = {path: found.metrics.get(best.metric) for path, found in manifests.items() if found}
-    return (good[-1] if good else None), values, notes
 
 
 def _cut_traces(session: Session) -> None:

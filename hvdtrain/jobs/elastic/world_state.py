@@ -7,7 +7,6 @@ from typing import Any
 
 from hvdtrain.backends.base import resizable
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
-from hvdtrain.callbacks import RunContext
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.fingerprint import Fingerprint
@@ -22,8 +21,8 @@ from hvdtrain.jobs.plan_text import show_plan
 from hvdtrain.jobs.resume import ResumePoint, find_start
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.reporting.records import RecentRecords, WorkersChange
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
-from hvdtrain.reporting.run_report import CallbackReport
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
+from hvdtrain.reporting.run_report import report_of_others
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session
 from hvdtrain.training_plan import Progress
@@ -146,12 +145,6 @@ def _is_untouched(folder: Path) -> bool:
 
 def _hosts(world: World) -> list[str]:
     return [member.host for member in world.members]
-
-
-def report_of_others(context: RunContext, callbacks: Sequence[Any]) -> Report:
-    """Return the report of another rank than 0."""
-    own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
-    return CallbackReport(context, own) if own else Report()
 
 
 def warm_up(session: Session) -> None:

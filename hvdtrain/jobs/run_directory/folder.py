@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.callbacks import RunContext
-from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.host.launcher import open_console
@@ -19,7 +18,7 @@ from hvdtrain.reporting.jsonl import AppendFile, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import cut_log
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
-from hvdtrain.reporting.run_report import CallbackReport, Reporter, RunReport
+from hvdtrain.reporting.run_report import Reporter, RunReport, report_of_others
 from hvdtrain.storage.files import check_link, run_folder
 from hvdtrain.storage.urls import is_url
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
@@ -88,9 +87,8 @@ def open_run(
     except BaseException:
         report.close()
         raise
-    own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
-    if workers.rank != 0 and own:
-        report = CallbackReport(replace(context, run_dir=path), own)
+    if workers.rank != 0:
+        report = report_of_others(replace(context, run_dir=path), callbacks)
     return report, path
 
 
@@ -175,12 +173,6 @@ def note_on_links(run_dir: Path) -> str:
     """Return a note if checkpoints are written to, and deleted in, a folder elsewhere; else nothing."""
     folder = run_dir / CHECKPOINTS
     return f"{folder} is a link: checkpoints go to {folder.resolve()}" if folder.is_symlink() else ""
-
-
-def run_dir_of(found: Checkpoint) -> Path:
-    """Return the run directory that a checkpoint lies in, or its own folder where it lies in none."""
-    folder = found.path.parent
-    return folder.parent if folder.name == CHECKPOINTS else folder
 
 
 def _check_is_free(path: Path) -> None:

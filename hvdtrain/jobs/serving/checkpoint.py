@@ -42,7 +42,7 @@ from hvdtrain.jobs.opening.data_identity import (
 from hvdtrain.jobs.opening.data_sets import align_columns
 from hvdtrain.jobs.opening.setup import new_task, open_data
 from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, run_dir_of
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.serving.outputs import Place, place_of
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.reporting.report import Report
@@ -280,7 +280,7 @@ def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data
         backend=backend,
         # the size of the training data is all that the plan needs of it
         data=TrainingData(config, backend.workers, range(manifest.data_size), data),
-        services=Services(Report(), run_dir_of(found)),
+        services=Services(Report(), found.run_dir),
         state=RunState(Progress(manifest.step, manifest.samples)),
     )
 
