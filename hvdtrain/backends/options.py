@@ -63,6 +63,7 @@ class LossScaleBase:
 
 # keeps lars from dividing by 0; too small to change what it does otherwise
 LARS_EPSILON = 1e-8
+LARS_TRUST = 0.001  # norm of an update relative to the parameter's, at learning rate 1
 
 _NEVER = ("bias", "beta", "gamma")
 

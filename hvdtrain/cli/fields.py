@@ -60,7 +60,7 @@ OPTIONS = (
     "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
     "learning_rate", "lr_scaling", "base_batch_size", "rescale_epochs", "lr_schedule", "warmup_epochs",
     "warmup_steps", "optimizer",
-    "weight_decay", "momentum", "clip_norm", "compression", "shard", "stages", "sync_every",
+    "weight_decay", "momentum", "clip_norm", "compression", "overlap", "shard", "stages", "sync_every",
     "outer_optimizer", "outer_learning_rate", "outer_momentum", "label_smoothing", "mixup", "cutmix",
     "ema_decay", "early_stopping", "precision", "sync_batch_norm", "checkpoint_activations", "compile",
     "device", "read_workers", "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume",

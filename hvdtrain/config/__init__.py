@@ -12,6 +12,7 @@ from hvdtrain.config.values import (
     EveryField,
     FrameworkField,
     MetricGoalField,
+    OverlapField,
     ParameterGroup,
     Patterns,
     StepsField,
@@ -148,14 +149,16 @@ class Config(BaseModel):
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="First-moment decay of adamw and lamb.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="Second-moment decay of adamw and lamb.")
     adam_epsilon: float = Field(1e-8, gt=0, description="Epsilon of adamw and lamb.")
-    lars_trust_coefficient: float = Field(
-        0.001, gt=0, description="LARS trust coefficient: relative norm of an update at learning rate 1."
-    )
     clip_norm: float | None = Field(None, gt=0, description="Clip the averaged gradient to this global norm.")
     compression: CompressionField = Field(
         "none",
         description="Gradient compression for the all-reduce: none, fp16, bf16, or powersgd:RANK for "
         "matrices of low rank.",
+    )
+    overlap: OverlapField = Field(
+        "auto",
+        description="Send gradients in parts while the backward pass computes others; auto: on a GPU, and "
+        "between hosts.",
     )
     shard: Literal["none", "optimizer", "gradients"] = Field(
         "none",

@@ -59,6 +59,7 @@ _ADVICE = {
         ("log_level", "loglevel", "logging_level", "verbose", "verbosity", "quiet"),
         "There are no log levels: --debug shows the traceback of errors, log_every sets how often is logged.",
     ),
+    "lars_trust_coefficient": "It is 0.001; docs/numbers.md says how learning_rate replaces another one.",
     "betas": "Set adam_beta1 and adam_beta2.",
     "config": "Name the file without an option: python -m hvdtrain CONFIG.yaml ...",
     "config_file": "Name the file without an option: python -m hvdtrain CONFIG.yaml ...",
@@ -138,12 +139,9 @@ _NULLS = ("none", "nil", "null", "")
 def task_advice(name: str) -> str:
     """Return what a task has in place of a member of other trainers' classes; empty for any other name."""
     plain = name.lower()
-    is_hook = _HOOK.fullmatch(plain) is not None
-    return (
-        "callbacks is a list of objects with methods of hvdtrain.Callback"
-        if is_hook
-        else (_TASK_ADVICE.get(plain, ""))
-    )
+    if _HOOK.fullmatch(plain):
+        return "callbacks is a list of objects with methods of hvdtrain.Callback"
+    return _TASK_ADVICE.get(plain, "")
 
 
 def is_misspelt(name: str, known: str) -> bool:

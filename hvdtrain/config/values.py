@@ -6,13 +6,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ConfigError
@@ -181,6 +175,8 @@ TrackersField = Annotated[
     tuple[Literal["mlflow", "wandb", "tensorboard"], ...], BeforeValidator(split_trackers)
 ]
 CompressionField = Annotated[str, BeforeValidator(check_compression)]
+# YAML reads true and false as such
+OverlapField = Annotated[Literal["auto", "true", "false"], BeforeValidator(lambda value: str(value).lower())]
 
 
 class ParameterGroup(BaseModel):

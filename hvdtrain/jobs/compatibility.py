@@ -83,6 +83,13 @@ ROWS = (
     Row(f.SYNC_EVERY, f.STAGES, "each worker would train a whole model, and no worker has one", _LEAVE_ONE),
     Row(f.POWERSGD, f.STAGES, "it compresses gradients of a whole model, and no worker has one", _SIMPLER),
     Row(f.BF16, f.STAGES, "it divides the gradients of a whole model, and no worker has one", _SIMPLER),
+    *(Row(f.OVERLAP, other, reason, "Leave overlap out.") for other, reason in (
+        (f.POWERSGD, "it sends when the backward pass has ended"),
+        (f.BF16, "it sends when the backward pass has ended"),
+        (option("shard", "gradients"), "they always travel during the backward pass, to save their memory"),
+        (f.SYNC_EVERY, "local steps send no gradients"),
+        (f.STAGES, "a worker's passes alternate with messages to other stages"),
+    )),
     Row(f.XLA, f.STAGES, "the passes of a stage are several functions, not for XLA", "Leave compile out."),
     # a number of workers that changes, and what connects them
     Row(f.MANY, f.ELASTIC, f"the vector that is reduced in every step has places for {MOST_WORKERS}",
@@ -146,6 +153,7 @@ ROWS = (
     Row(f.STAGES, f.OWN_STEP, "it calls the whole model itself", "Leave stages out, or {own_step}."),
     Row(f.SHARD, f.OWN_STEP, "it updates whole parameters itself", _NO_SHARD),
     Row(f.SYNC_EVERY, f.OWN_STEP, "it sums its gradients over all workers itself", _NO_LOCAL_STEPS),
+    Row(f.OVERLAP, f.OWN_STEP, "it decides itself when it sums its gradients", "Leave overlap out."),
     Row(option("accumulate"), f.OWN_STEP,
         "it updates the parameters itself, and micro-batches would each be updated",
         "Use a smaller model or batch_size, or leave accumulate out."),
@@ -178,13 +186,12 @@ ROWS = (
 
 # fmt: off
 _BUILT_IN = ("optimizer", "momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
-             "lars_trust_coefficient", "decay_norms_and_biases")
+             "decay_norms_and_biases")
 _OUTER = ("outer_optimizer", "outer_learning_rate", "outer_momentum")
 # options and the values of another one that use them
 _USED_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("optimizer", ("sgd", "lars"), ("momentum",)),
     ("optimizer", ("adamw", "lamb"), ("adam_beta1", "adam_beta2", "adam_epsilon")),
-    ("optimizer", ("lars",), ("lars_trust_coefficient",)),
     ("optimizer", ("sgd", "adamw"), ("decay_norms_and_biases",)),
     ("lr_schedule", ("cosine", "linear", "cyclic", "plateau"), ("lr_final_fraction",)),
     ("lr_schedule", ("step",), ("lr_step_epochs", "lr_step_factor")),

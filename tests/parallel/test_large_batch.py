@@ -7,7 +7,10 @@ from support.pool import shared_run
 
 STEPS = 60
 OPTIONS = {
-    "lars": ("--learning-rate", "0.5", "--set", "lars_trust_coefficient=0.02", "--weight-decay", "0.001"),
+    "lars": (
+        *("--learning-rate", "10", "--weight-decay", "0.001"),
+        *("--set", 'parameter_groups=[{"match": "*bias", "learning_rate_factor": 0.05}]'),
+    ),
     "lamb": ("--learning-rate", "0.01", "--weight-decay", "0.01"),
 }
 TOLERANCE = 1e-4

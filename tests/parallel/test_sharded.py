@@ -24,7 +24,10 @@ SETTINGS = {
     "plain sgd": ("--optimizer", "sgd", "--learning-rate", "0.05", "--momentum", "0"),
     "all": ALL,
     "lamb": ("--optimizer", "lamb", "--learning-rate", "0.01", "--weight-decay", "0.01"),
-    "lars": ("--optimizer", "lars", "--learning-rate", "0.5", "--set", "lars_trust_coefficient=0.02"),
+    "lars": (
+        *("--optimizer", "lars", "--learning-rate", "10"),
+        *("--set", 'parameter_groups=[{"match": "*bias", "learning_rate_factor": 0.05}]'),
+    ),
 }
 
 

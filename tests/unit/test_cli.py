@@ -83,7 +83,8 @@ def test_every_option_reaches_its_field(layers, name):
              "ema_decay": "0.5", "precision": "bf16",
              "early_stopping": "loss:min", "on_bad_sample": "skip", "outer_optimizer": "average",
              "outer_momentum": "0.5", "stall_timeout": "60",
-             "on_changed_data": "warn", "track": "wandb", "shard": "optimizer"}.get(name, "3")  # fmt: skip
+             "on_changed_data": "warn", "track": "wandb", "overlap": "true",
+             "shard": "optimizer"}.get(name, "3")  # fmt: skip
     values = layers(f"--{name.replace('_', '-')}", given)[-1].values
     assert list(values) == [name]
     config = resolve([Layer("rest", {"framework": "torch", "init": "w"}), Layer("options", values)])

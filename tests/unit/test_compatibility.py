@@ -49,6 +49,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "`keep_best`": {"keep_best": "loss"},
     "`eval_every` null": {"eval_every": None},
     "a loss of the task's own that calls the model": {"task": {"torch_loss": "a method"}},
+    "`overlap`": {"overlap": True},
     "`mixup`": {"mixup": 0.2},
     "`cutmix`": {"cutmix": 0.2},
     "`label_smoothing`": {"label_smoothing": 0.1},

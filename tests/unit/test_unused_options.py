@@ -26,8 +26,7 @@ def notes(*layers: Layer, own_optimizer: bool = False, has_eval_data: bool = Tru
         ({"optimizer": "adamw", "momentum": 0.9}, ["momentum 0.9"]),
         ({"optimizer": "lamb", "momentum": 0.0, "adam_beta1": 0.8}, ["momentum 0"]),
         ({"adam_beta2": 0.99, "adam_epsilon": 1e-6}, ["adam_beta2 0.99", "adam_epsilon 1e-06"]),
-        ({"optimizer": "lars", "lars_trust_coefficient": 0.02, "momentum": 0.9}, []),
-        ({"lars_trust_coefficient": 0.02}, ["lars_trust_coefficient 0.02"]),
+        ({"optimizer": "lars", "momentum": 0.9}, []),
         ({"decay_norms_and_biases": False}, ["decay_norms_and_biases False"]),
         ({"decay_norms_and_biases": False, "weight_decay": 0.1}, []),
         (

@@ -7,10 +7,13 @@ from typing import Any, Self
 
 from hvdtrain.backends.portable.names import KEPT, is_kept
 from hvdtrain.backends.records import PortableState
+from hvdtrain.backends.reduction.shards import LEAST_BYTES
 from hvdtrain.config import Config
 from hvdtrain.config.values import compression_of, rank_of
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
+
+_OVERLAPS = {"auto": None, "true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -45,11 +48,14 @@ class GradientReducer:
         clock: measures how long this worker is busy; None if nobody does.
         title: its name in messages, if it keeps something from step to step.
         overwrites: whether ``finish`` may overwrite the gradients that it is given.
+        overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU,
+            and between hosts. Not all reducers can do that.
     """
 
     clock: Any = None
     title = ""
     overwrites = True
+    overlaps: bool | None = None
 
     def __init__(self, workers: Any, scaled: bool = False) -> None:
         self._workers = workers
@@ -98,6 +104,19 @@ class GradientReducer:
         """Return how gradients travel, for the plan."""
         raise NotImplementedError
 
+    def begins_early(self, size: int, on_gpu: bool) -> bool:
+        """Return whether gradients are sent during the backward pass, the same on all workers.
+
+        On a host they travel through memory, which a CPU's cores are needed for; between hosts they wait.
+
+        Args:
+            size: bytes of the gradients.
+            on_gpu: whether they are on a GPU.
+        """
+        if self.overlaps is not None:
+            return self.overlaps
+        return on_gpu or (spans_hosts(self._workers) and size >= 2 * LEAST_BYTES)
+
     def kept(self) -> Sequence[Kept]:
         """Return what it keeps from step to step. Local: no collective."""
         return ()
@@ -143,6 +162,20 @@ class GradientReducer:
         raise NotImplementedError
 
 
+def meanwhile(parts: int) -> str:
+    """Return how gradients travel in parts that are sent early, for the plan; empty for none or one."""
+    return f", in {parts} parts during the backward pass (overlap)" if parts > 1 else ""
+
+
+def spans_hosts(workers: Any) -> bool:
+    """Return whether workers are on several hosts, the same on all of them.
+
+    False of a part of a job, and of a graph that is traced once for worlds of any size.
+    """
+    size, local_size = workers.size, getattr(workers, "local_size", None)
+    return isinstance(size, int) and local_size is not None and local_size < size
+
+
 def reducer_class(framework: str, compression: str) -> type[GradientReducer]:
     """Return the reducer of a row of ``COMPRESSIONS``, in a framework: "torch" or "tf"."""
     folder = FRAMEWORKS[framework].module.rpartition(".")[0]
@@ -162,7 +195,9 @@ def choose_reducer(
         fields: the trainable parameters as portable arrays.
         loss_scale: what multiplies the gradients, if something does.
     """
-    return reducer_class(config.framework, config.compression).of(config, workers, fields, loss_scale)
+    reducer = reducer_class(config.framework, config.compression).of(config, workers, fields, loss_scale)
+    reducer.overlaps = _OVERLAPS[config.overlap]
+    return reducer
 
 
 def kept_in(state: PortableState) -> PortableState:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from hvdtrain.config.values import compression_of
 
 _SEVERAL = 4
-_LEAST_BYTES = 1 << 20
+LEAST_BYTES = 1 << 20
 BUCKET_BYTES = 32 << 20
 
 
@@ -25,7 +25,7 @@ def divide(sizes: Mapping[str, int], are_several: bool) -> list[list[str]]:
         are_several: whether small ones are divided, too, so that the first can be reduced early.
     """
     total = sum(sizes.values())
-    count = min(_SEVERAL, max(1, total // _LEAST_BYTES)) if are_several else 1
+    count = min(_SEVERAL, max(1, total // LEAST_BYTES)) if are_several else 1
     count = max(count, -(-total // BUCKET_BYTES))
     buckets: list[list[str]] = []
     done = 0

@@ -69,6 +69,11 @@ class TracedWorkers:
         return self._size.read_value() if self.is_elastic else self.workers.size
 
     @property
+    def local_size(self) -> int:
+        """Number of workers on this host."""
+        return self.workers.local_size
+
+    @property
     def rank(self) -> Any:
         """The rank of this worker: an int, or in an elastic job a tensor of type int32."""
         return self._rank.read_value() if self.is_elastic else self.workers.rank

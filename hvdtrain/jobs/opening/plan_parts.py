@@ -216,8 +216,6 @@ def _options(config: Config) -> str:
     text = ""
     if config.optimizer in ("sgd", "lars") and config.momentum:
         text += f", momentum {config.momentum:g}"
-    if config.optimizer == "lars":
-        text += f", trust coefficient {config.lars_trust_coefficient:g}"
     if config.optimizer == "lamb":
         text += f", betas {config.adam_beta1:g} and {config.adam_beta2:g}"
     if config.weight_decay:

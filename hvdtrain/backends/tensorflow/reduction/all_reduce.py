@@ -25,7 +25,7 @@ class AllReduce(Reducer):
     Args:
         workers: the job's workers.
         scaled: whether a loss scale has multiplied the gradients by the number of workers.
-        overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU.
+        overlaps: the attribute of ``GradientReducer``.
 
     Attributes:
         carries: whether a step's vector travels with the gradients, if one has its type.
@@ -39,7 +39,7 @@ class AllReduce(Reducer):
         super().__init__(workers, scaled)
         self.label = ""
         self._group = group_of(workers)
-        self._overlaps = overlaps
+        self.overlaps = overlaps
 
     def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
         """Collective. Return the sum of each gradient over workers, and that of a vector.
@@ -56,9 +56,10 @@ class AllReduce(Reducer):
         return "fp32, sent uncompressed"
 
     def _sum(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        overlaps = bool(tf.config.get_visible_devices("GPU")) if self._overlaps is None else self._overlaps
         given = {str(index): gradient for index, gradient in enumerate(gradients)}
         sums: dict[str, Tensor] = {}
+        size = sum((g.shape.num_elements() or 0) * g.dtype.size for g in gradients)
+        overlaps = self.begins_early(size, bool(tf.config.get_visible_devices("GPU")))
         buckets = make_buckets(given, overlaps)
         are_large = len(buckets) > 1 and not overlaps
         before: list[Tensor] = []

@@ -17,7 +17,7 @@ from hvdtrain.backends.optimizers import (
     constructor_default,
     scheduled,
 )
-from hvdtrain.backends.options import LARS_EPSILON, adapts
+from hvdtrain.backends.options import LARS_EPSILON, LARS_TRUST, adapts
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
@@ -47,7 +47,6 @@ def large_batch_optimizer(
         return LARS(
             momentum=config.momentum,
             decay=config.weight_decay,
-            trust_coefficient=config.lars_trust_coefficient,
             adapted=adapted,
             groups=groups,
         )
@@ -120,14 +119,12 @@ class LARS(Adapting, SGD):
         learning_rate: float = 0.1,
         momentum: float = 0.0,
         decay: float = 0.0,
-        trust_coefficient: float = 0.001,
         adapted: Sequence[bool] | None = None,
         name: str = "lars",
         groups: Groups | None = None,
     ) -> None:
         super().__init__(learning_rate=learning_rate, momentum=momentum, name=name, groups=groups)
         self.decay = decay
-        self.trust_coefficient = trust_coefficient
         self.adapted = adapted
 
     def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
@@ -142,7 +139,7 @@ class LARS(Adapting, SGD):
         w, g = native(variable), prepared
         if norms is not None:
             w_norm, g_norm = norms
-            factor = self.trust_coefficient * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
+            factor = LARS_TRUST * w_norm / (g_norm + decay * w_norm + LARS_EPSILON)
             if decay:
                 g += decay * w
             g *= _where_both(w_norm, g_norm, factor)
@@ -152,8 +149,7 @@ class LARS(Adapting, SGD):
         """Return the constructor's arguments."""
         config = super().get_config()
         config.pop("l2")
-        own = {"decay": self.decay, "trust_coefficient": self.trust_coefficient, "adapted": self.adapted}
-        return {**config, **own}
+        return {**config, "decay": self.decay, "adapted": self.adapted}
 
 
 class LAMB(Adapting, TwoMoments):

@@ -8,6 +8,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from hvdtrain.backends.reduction import meanwhile
 from hvdtrain.backends.torch.reduction.broadcast import Wait, wait_for_all
 from hvdtrain.backends.torch.reduction.flat import Bucket, make_buckets
 from hvdtrain.backends.torch.reduction.reducer import Reducer
@@ -89,17 +90,17 @@ def sum_sparse(
 class AllReduce(Reducer):
     """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
-    On a GPU there are up to four for fewer, too: those whose gradients are complete are begun while the
-    backward pass computes the others. What is added in which order depends on nothing but the parameters and
-    the workers, so a run repeats bit by bit. Gradients that are sparse in the first step, on any worker, are
-    reduced one by one.
+    On a GPU and between hosts there are up to four for fewer, too: those whose gradients are complete are
+    begun while the backward pass computes the others. What is added in which order depends on nothing but
+    the parameters and the workers, so a run repeats bit by bit. Gradients that are sparse in the first step,
+    on any worker, are reduced one by one.
 
     Gradients of bf16 parameters are summed as fp32, complex ones as pairs of real numbers.
 
     Args:
         workers: the job's workers.
         scaled: whether a loss scale has multiplied the gradients by the number of workers.
-        overlaps: whether reductions begin during the backward pass, the same on all workers; None: on a GPU.
+        overlaps: the attribute of ``GradientReducer``.
 
     Attributes:
         carries: whether a step's vector travels with the gradients, if one has its type.
@@ -107,11 +108,12 @@ class AllReduce(Reducer):
 
     overwrites = False
     carries = True
+    sent_as = "uncompressed"
 
     def __init__(self, workers: Sized, scaled: bool = False, *, overlaps: bool | None = None) -> None:
         super().__init__(workers, scaled)
         self._group = group_of(workers)
-        self._overlaps = overlaps
+        self.overlaps = overlaps
         self._hooks: list[Any] = []
         self._buckets: list[Bucket] | None = None  # None until a step has shown which gradients are sparse
         self._sparse: WaitForNames | None = None
@@ -158,7 +160,12 @@ class AllReduce(Reducer):
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
-        return "fp32, sent uncompressed"
+        parts = len(make_buckets(self._parameters, True)) if self._begins_early(self._parameters) else 0
+        return f"fp32, sent {self.sent_as}{meanwhile(parts)}"
+
+    def _begins_early(self, parameters: Mapping[str, torch.Tensor]) -> bool:
+        size = sum(parameter.nbytes for parameter in parameters.values())
+        return self.begins_early(size, any(parameter.is_cuda for parameter in parameters.values()))
 
     def _sum(self, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
         return self._finish(gradients, None)
@@ -213,9 +220,7 @@ class AllReduce(Reducer):
     def _make_buckets(self, sparse: set[str], vector: torch.Tensor | None) -> None:
         """Make the buckets; the last one of the vector's type carries it, since it is begun last."""
         dense = {name: parameter for name, parameter in self._parameters.items() if name not in sparse}
-        overlaps = self._overlaps
-        if overlaps is None:
-            overlaps = any(parameter.is_cuda for parameter in dense.values())
+        overlaps = self._begins_early(dense)
         self._buckets = make_buckets(dense, overlaps)
         if vector is not None:
             kind = vector.dtype, vector.device

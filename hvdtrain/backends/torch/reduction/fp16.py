@@ -15,10 +15,7 @@ class Fp16(AllReduce):
     """
 
     carries = False
-
-    def describe(self) -> str:
-        """Return how gradients travel, for the plan."""
-        return "fp32, sent as fp16"
+    sent_as = "as fp16"
 
     def _cast_for(self, dtype: torch.dtype) -> tuple[torch.dtype, int]:
         return torch.float16, 1 if self._scaled else self._workers.size

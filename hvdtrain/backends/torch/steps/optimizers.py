@@ -17,7 +17,7 @@ from hvdtrain.backends.optimizers import (
     in_one_tensor,
     scheduled,
 )
-from hvdtrain.backends.options import LARS_EPSILON, adapts
+from hvdtrain.backends.options import LARS_EPSILON, LARS_TRUST, adapts
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.config import Config
@@ -44,7 +44,7 @@ def large_batch_optimizer(
     if not groups:  # of a stage without parameters
         groups = [{"params": [], "parts": (), "adapts": False, "decay": 0.0, "lr_scale": 1.0}]
     if config.optimizer == "lars":
-        return LARS(groups, config.momentum, config.weight_decay, config.lars_trust_coefficient)
+        return LARS(groups, config.momentum, config.weight_decay)
     betas = config.adam_beta1, config.adam_beta2
     return LAMB(groups, betas, config.adam_epsilon, config.weight_decay)
 
@@ -55,7 +55,7 @@ class LARS(torch.optim.SGD):
     ::
 
         g = gradient + weight_decay * w
-        g = trust_coefficient * |w| / (|gradient| + weight_decay * |w| + epsilon) * g
+        g = 0.001 * |w| / (|gradient| + weight_decay * |w| + epsilon) * g
         v = momentum * v + g
         w = w - learning_rate * v
 
@@ -65,19 +65,12 @@ class LARS(torch.optim.SGD):
     v, where the paper has it inside; at a constant rate both are the same.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        momentum: float = 0.0,
-        l2: float = 0.0,
-        trust_coefficient: float = 0.001,
-    ) -> None:
+    def __init__(self, params: Iterable[Any], momentum: float = 0.0, l2: float = 0.0) -> None:
         super().__init__(params, lr=0.1, momentum=momentum, fused=True)
         # a loss scaler must give gradients of their own size, not leave that to sgd's operation
         self._step_supports_amp_scaling = False
         for group in self.param_groups:
             group.setdefault("decay", l2)
-            group.setdefault("trust_coefficient", trust_coefficient)
         self.norms: Norms = _own_norms
 
     def step(self, closure: Any = None) -> Any:
@@ -176,9 +169,9 @@ def _parts(group: Group) -> tuple[Tensors, Tensors]:
 
 def _scale_gradients(group: Group, norms: Norms) -> None:
     weights, gradients = _parts(group)
-    l2, trust_coefficient = group["decay"], group["trust_coefficient"]
+    l2 = group["decay"]
     factors = _factors(
-        *norms(group, weights, gradients), lambda w, g: trust_coefficient * w / (g + l2 * w + LARS_EPSILON)
+        *norms(group, weights, gradients), lambda w, g: LARS_TRUST * w / (g + l2 * w + LARS_EPSILON)
     )
     if not weights:
         return
