@@ -1,12 +1,12 @@
 """What pools run for test_evaluation_metrics.py."""
 
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.objective import metric_states as metric_merging
-from hvdtrain.backends.objective.stateful_metrics import Part
+from hvdtrain.backends.objective import metric_states
 from hvdtrain.config import Layer
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.jobs.opening.setup import open_together
@@ -37,49 +37,20 @@ def evaluated(framework: str, tasks: list[str]) -> dict[str, dict[str, float]]:
     return found
 
 
-def merged(framework: str) -> None:
-    """Merge parts of which each worker has another number of rows, in chunks of two rows."""
+def gathered(framework: str) -> None:
+    """Gather what differs in size between workers on rank 0, in chunks of 32 bytes."""
     backend = load_backend(prepare([Layer("options", {"framework": framework, **FIELDS})]).config)
-    workers, collectives = backend.workers, _collectives(framework)
-    count = 5 * workers.rank  # rank 0 has none
-    indices = np.arange(count) * workers.size + workers.rank
-    rows = np.stack([indices, indices + 0.5], 1)
-    parts = {
-        "one": {
-            "rows": Part(rows, "gather", indices),
-            "flags": Part(indices % 2 == 0, "gather", indices),
-            "by rank": Part(np.full(1 + workers.rank, workers.rank, np.int16), "gather"),
-            "sums": Part(np.full((2, 2), 0.1 + workers.rank), "sum"),
-        },
-        "other": {
-            "count": Part(np.array(workers.rank), "sum"),
-            "max": Part(np.array([workers.rank, 1]), "max"),
-            "min": Part(np.array([workers.rank, -1]), "min"),
-            "stack": Part(np.array([workers.rank] * 2), "stack"),
-        },
-    }
-    before = metric_merging._CHUNK_BYTES
-    metric_merging._CHUNK_BYTES = 32
-    try:
-        found = metric_merging.merge(parts, workers, collectives)
-    finally:
-        metric_merging._CHUNK_BYTES = before
-    if workers.rank:
-        return
-    ranks = range(workers.size)
-    wanted = np.sort(np.concatenate([np.arange(5 * rank) * workers.size + rank for rank in ranks]))
-    np.testing.assert_array_equal(found["one"]["rows"], np.stack([wanted, wanted + 0.5], 1))
-    np.testing.assert_array_equal(found["one"]["flags"], wanted % 2 == 0)
-    assert found["one"]["by rank"].tolist() == [rank for rank in ranks for _ in range(rank + 1)]
-    assert found["one"]["by rank"].dtype == np.int16
-    np.testing.assert_allclose(found["one"]["sums"], np.full((2, 2), sum(0.1 + rank for rank in ranks)))
-    assert found["other"]["count"] == sum(ranks)
-    assert found["other"]["max"].tolist() == [workers.size - 1, 1]
-    assert found["other"]["min"].tolist() == [0, -1]
-    assert found["other"]["stack"].tolist() == [[rank] * 2 for rank in ranks]
+    workers = backend.workers
+    value = {"rows": np.arange(5 * workers.rank) + 0.5, "flags": [np.zeros(workers.rank, bool)]}
+    with mock.patch.object(metric_states, "_CHUNK_BYTES", 32):
+        found = metric_states.on_rank_zero(value, workers, _collectives(framework))
+    assert len(found) == (workers.size if workers.rank == 0 else 0)
+    for rank, of_worker in enumerate(found):
+        np.testing.assert_array_equal(of_worker["rows"], np.arange(5 * rank) + 0.5)
+        np.testing.assert_array_equal(of_worker["flags"][0], np.zeros(rank, bool))
 
 
-def _collectives(framework: str) -> metric_merging.Collectives:
+def _collectives(framework: str) -> metric_states.Collectives:
     if framework == "torch":
         from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
     else:

@@ -80,8 +80,8 @@ def test_both_frameworks_agree():
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_states_of_unequal_workers_are_merged_in_chunks(framework, tmp_path):
-    call(Key(framework, "mpi", 3), f"{CASES}:merged", tmp_path, framework=framework)
+def test_states_of_unequal_workers_reach_rank_0_in_chunks(framework, tmp_path):
+    call(Key(framework, "mpi", 3), f"{CASES}:gathered", tmp_path, framework=framework)
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

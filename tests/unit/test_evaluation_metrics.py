@@ -9,8 +9,8 @@ import sklearn.metrics as reference
 
 import hvdtrain
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.objective.metric_states import merge
-from hvdtrain.backends.objective.stateful_metrics import Part, Rows
+from hvdtrain.backends.objective.metric_states import RowsState
+from hvdtrain.backends.objective.stateful_metrics import Rows
 from hvdtrain.errors import TaskError
 
 torch = pytest.importorskip("torch")
@@ -255,25 +255,14 @@ def test_wrong_targets_are_refused(side, loss, targets, said):
             value(side, name, np.eye(2), targets, loss)
 
 
-def test_workers_whose_states_differ_are_told_before_they_are_merged():
-    other = [(("m", "rows", "gather", (3,), "float32"), 4)]
-    workers = SimpleNamespace(rank=0, size=2, allgather_object=lambda value: [value, other])
-    with pytest.raises(
-        TaskError, match=r"metrics\['m'\]: the workers' states differ: .*\(2,\).* on rank 1"
-    ) as caught:
-        merge({"m": {"rows": Part(np.ones((4, 2), np.float32), "gather")}}, workers, None)
-    assert caught.value.everywhere
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_state_that_one_worker_lacks_is_told_on_all_of_them(rank):
-    part = Part(np.ones((4, 2), np.float32), "gather")
-    layout = [(("m", "a", "gather", (2,), "float32"), 4), (("m", "b", "gather", (2,), "float32"), 4)]
-    of_ranks = [layout[:1], layout]
-    workers = SimpleNamespace(rank=rank, size=2, allgather_object=lambda value: of_ranks)
-    own = {"m": {"a": part} if rank == 0 else {"a": part, "b": part}}
-    with pytest.raises(TaskError, match=r"metrics\['m'\]: .* nothing on rank 0 and \('b', .* on rank 1"):
-        merge(own, workers, None)
+def test_workers_whose_rows_differ_are_refused(side):
+    of_workers = []
+    for numbers in (2, 3):
+        state = RowsState("m", GATHERED(outputs_as_they_are, number), side.functions.to_numpy)
+        state.add(side.tensor(np.ones((4, numbers), np.float32)), {}, rows(np.arange(4), 4))
+        of_workers.append(state.parts())
+    with pytest.raises(TaskError, match=r"metrics\['m'\]: update returned .*\(2,\).* and .*\(3,\)"):
+        state.compute(of_workers)
 
 
 def test_a_compute_that_fails_ends_the_evaluation_and_its_rows_are_forgotten(side):

@@ -1,18 +1,15 @@
 """The metrics of a whole evaluation, beside those that are means: which a task has, and evaluating them."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hvdtrain.backends.objective.metric_objects import TakenObject, is_metric_object
-from hvdtrain.backends.objective.metric_states import Collectives, GatheredState, SumState, merge, merge_alone
+from hvdtrain.backends.objective.metric_objects import is_metric_object
+from hvdtrain.backends.objective.metric_states import Collectives, RowsState, on_rank_zero
 from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions, named_metric
 from hvdtrain.backends.objective.stateful_metrics import (
     GatheredMetric,
-    Part,
     Rows,
     StatefulMetric,
     SumMetric,
@@ -22,119 +19,6 @@ from hvdtrain.early_stopping import check_metric_names
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 from hvdtrain.workers.user_errors import where_raised
-
-Parts = Mapping[str, Part]
-
-_TOLERANCE = 1e-3
-_REDUCTIONS: Mapping[str, Callable[..., Any]] = {"sum": np.sum, "max": np.max, "min": np.min}
-_REMEDY = (
-    "Use an object whose states are sums, maxima or concatenated rows, or write hvdtrain.SumMetric or "
-    "hvdtrain.GatheredMetric."
-)
-
-
-def merged_parts(of_workers: Sequence[Parts]) -> dict[str, NDArray[Any]]:
-    """Return what workers' states become."""
-    found = {}
-    for key, first in of_workers[0].items():
-        arrays = [parts[key].array for parts in of_workers]
-        if first.reduction == "gather":
-            found[key] = np.concatenate(arrays)
-        elif first.reduction == "stack":
-            found[key] = np.stack(arrays)
-        else:
-            found[key] = np.asarray(_REDUCTIONS[first.reduction](np.stack(arrays), axis=0))
-    return found
-
-
-def check_bytes(taken: TakenObject, parts: Parts, rows: Rows) -> None:
-    """Check that what an object keeps of all samples fits into the memory that it may take on rank 0.
-
-    Args:
-        taken: the object.
-        parts: its state after a batch.
-        rows: the samples of the batch.
-
-    Raises:
-        TaskError: with what it would take.
-    """
-    gathered = sum(part.array.nbytes for part in parts.values() if part.reduction == "gather")
-    needed = gathered // max(1, int(rows.is_counted.sum())) * rows.total
-    if needed > taken.given.max_bytes:
-        raise taken.error(
-            f"would keep {needed / 2**30:.3g} GiB on rank 0: all {rows.total:,} samples of the evaluation "
-            f"set; it may take {taken.given.max_bytes / 2**30:.3g} GiB",
-            "Give it bins, such as thresholds=200, if it takes them; or, if rank 0 has the memory, "
-            "hvdtrain.MetricObject(..., max_bytes=...).",
-        )
-
-
-def check_merges(
-    taken: TakenObject, rows: Rows, state_of: Callable[[Rows], Parts], compute: Callable[[Any], Any]
-) -> None:
-    """Check that an object gives the same for a batch and for the batch in two parts.
-
-    Args:
-        taken: the object.
-        rows: which of the batch's samples count.
-        state_of: returns the state after an update with these rows alone.
-        compute: returns the number of a merged state.
-
-    Raises:
-        TaskError: If it does not: the object's value would depend on batch size and workers.
-    """
-    counted = np.flatnonzero(rows.is_counted)
-    cut = max(1, len(counted) // 3)  # unequal parts: a mean of means is another number
-    if len(counted) < 2:
-        return
-    whole = state_of(_only(rows, counted))
-    expected = merged_parts([whole])
-    # before the parts: what the object keeps besides its state is to differ
-    expected_value = _value(compute, expected)
-    try:
-        parts = [state_of(_only(rows, counted[:cut])), state_of(_only(rows, counted[cut:]))]
-    except Exception:  # it does not take so few samples
-        return
-    merged = merged_parts(parts)
-    for key, part in whole.items():
-        if part.reduction != "stack" and not _is_close(expected[key], merged[key]):
-            raise taken.error(
-                f"cannot be added up over workers: its state {key!r} after a batch is not that after the "
-                "batch in two parts",
-                _REMEDY,
-            )
-    value = _value(compute, merged)
-    if not (expected_value is None or value is None or _is_close(expected_value, value)):
-        raise taken.error(
-            f"cannot be added up over workers: it gives {expected_value:.6g} for a batch, and {value:.6g} "
-            "for the same batch in two parts",
-            _REMEDY,
-        )
-
-
-def _value(compute: Callable[[Any], Any], merged: Mapping[str, NDArray[Any]]) -> NDArray[Any] | None:
-    """Return what is computed of a state; None if that fails, which the evaluation reports."""
-    try:
-        return np.asarray(compute(merged), np.float64)
-    except Exception:
-        return None
-
-
-def _only(rows: Rows, counted: NDArray[np.intp]) -> Rows:
-    is_counted = np.zeros(len(rows.is_counted), bool)
-    is_counted[counted] = True
-    return rows._replace(is_counted=is_counted)
-
-
-def _is_close(one: NDArray[Any], other: NDArray[Any]) -> bool:
-    if one.shape != other.shape:
-        return False
-    if one.dtype.kind not in "fiub" or not one.size:
-        return True
-    one, other = one.astype(np.float64), other.astype(np.float64)
-    scale = float(np.nanmax(np.abs(one), initial=0.0)) if np.isfinite(one).any() else 0.0
-    return bool(np.allclose(one, other, _TOLERANCE, max(1e-6, 1e-4 * scale), equal_nan=True))
-
 
 # what an evaluation's call of the model gave: (outputs, batch), or nothing if there are no such metrics
 Seen = tuple[Any, ...]
@@ -220,10 +104,9 @@ class EvaluationMetrics:
         self.begin()
         try:
             self.add(seen, rows)
-            merged = merge_alone({name: state.parts() for name, state in self._states.items()})
             for name, state in self._states.items():
                 with _named(f"metrics[{name!r}]: compute fails for the first batch alone"):
-                    check_number(name, state.compute(merged[name]))
+                    check_number(name, state.compute([state.parts()]))
         finally:
             self.begin()
 
@@ -233,21 +116,19 @@ class EvaluationMetrics:
         Raises:
             TaskError: on every worker alike, naming the metric that fails.
         """
-        if not self._states:
-            return {}
-        merged = merge({name: s.parts() for name, s in self._states.items()}, workers, collectives)
+        found: dict[str, float] = {}
 
-        def compute() -> dict[str, float]:
-            found = {}
-            for name, state in self._states.items():
-                with _named(f"metrics[{name!r}]: compute fails"):
-                    found[name] = check_number(name, state.compute(merged[name]))
-            return found
+        def compute(name: str, state: StatefulMetric, of_workers: list[Any]) -> float:
+            with _named(f"metrics[{name!r}]: compute fails"):
+                return check_number(name, state.compute(of_workers))
 
         try:
-            return run_on_rank_zero(workers, compute)
+            for name, state in self._states.items():  # one after the other: gathered rows take memory
+                of_workers = on_rank_zero(state.parts(), workers, collectives)
+                found[name] = run_on_rank_zero(workers, partial(compute, name, state, of_workers))
         finally:
-            self.begin()  # gathered rows take memory
+            self.begin()
+        return found
 
 
 def check_number(name: str, value: Any) -> float:
@@ -260,20 +141,19 @@ def check_number(name: str, value: Any) -> float:
         found = f"{value.dtype} {value.shape}" if hasattr(value, "shape") else type(value).__name__
         raise TaskError(
             f"metrics[{name!r}]: compute must return one number; found {found}",
-            "Return a float, and float('nan') where the metric is not defined. Of several numbers, "
-            "give each a metric of its own.",
+            "Return a float, and float('nan') where the metric is not defined. Of several numbers, give each "
+            "a metric of its own; an object may average them, such as by average='macro', or give one: "
+            "hvdtrain.MetricObject(..., result=lambda value: value[0]).",
         )
     return number
 
 
 def _states(name: str, metric: Any, task: Any, functions: MetricFunctions) -> Mapping[str, StatefulMetric]:
     """Return the states of a metric by what they are logged as: one, or those of a collection of objects."""
-    if isinstance(metric, SumMetric):
-        return {name: SumState(name, metric, functions.to_numpy)}
-    if isinstance(metric, GatheredMetric):
-        return {name: GatheredState(name, metric, functions.to_numpy)}
     if isinstance(metric, str):
-        return {name: named_metric(name, metric, task, functions)}
+        metric = named_metric(name, metric, task, functions)
+    if isinstance(metric, SumMetric | GatheredMetric):
+        return {name: RowsState(name, metric, functions.to_numpy)}
     return functions.object_states(name, metric, task)
 
 

@@ -1,13 +1,18 @@
 """Metric objects of torchmetrics and Keras: which are taken, and what they are given."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hvdtrain.backends.objective.counting import counting_of
-from hvdtrain.backends.objective.logits import class_axis_option, named_loss
-from hvdtrain.backends.objective.stateful_metrics import as_number
+from hvdtrain.backends.objective.logits import class_axis_option, logits_of, named_loss
+from hvdtrain.backends.objective.metric_states import in_units
+from hvdtrain.backends.objective.stateful_metrics import Rows, as_number
 from hvdtrain.data.unsupported import has_class, type_name
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.user_errors import where_raised
@@ -19,7 +24,6 @@ _LIBRARIES = {"torch": "torchmetrics", "tf": "Keras"}
 _BASES = {
     "torchmetrics.Metric": "torch",
     "torchmetrics.MetricCollection": "torch",
-    "torchmetrics.MetricTracker": "torch",
     "keras.Metric": "tf",
 }
 # the named losses that take logits, and what makes probabilities of them
@@ -30,24 +34,13 @@ _OF_VALUES = (
 )
 # by package and class, which may be a base class: why an object is not taken, and what to do
 _REFUSED = {
-    "torchmetrics.MetricTracker": (
-        "keeps a history over evaluations, which hvdtrain logs itself",
-        "Give the metric that it wraps; --keep-best finds the best evaluation.",
-    ),
-    "torchmetrics.MinMaxMetric": (
-        "keeps a history over evaluations, which hvdtrain logs itself",
-        "Give the metric that it wraps; --keep-best finds the best evaluation.",
-    ),
     "torchmetrics.Running": (
         "looks at the last batches only, and workers have different ones",
         "Give the metric that it wraps: it is computed of the whole evaluation.",
     ),
-    "torchmetrics.BootStrapper": (
-        "draws samples at random within each batch, so it depends on how workers share the data",
-        "Write hvdtrain.GatheredMetric and draw from all samples.",
-    ),
     "torchmetrics.BaseAggregator": _OF_VALUES,
 }
+_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,30 +87,12 @@ class TakenObject:
 
     def error(self, problem: str, remedy: str) -> TaskError:
         """Return the error of something that the object cannot be used with."""
-        return _error(self.name, self.metric, problem, remedy, everywhere=False)
-
-    def number(self, value: Any) -> float:
-        """Return what the object computed, which must be one number.
-
-        Raises:
-            TaskError: If it is several, or none.
-        """
-        if (number := as_number(value)) is None:
-            shape = getattr(value, "shape", None)
-            found = f"a {type(value).__name__}" if shape is None else f"numbers of shape {shape}"
-            if isinstance(value, Mapping):
-                found += f" of {', '.join(map(str, value))}"
-            raise self.error(
-                f"computes {found}; a metric is one number",
-                "Let it average, such as average='macro', or choose one: hvdtrain.MetricObject(..., "
-                "result=lambda value: value[0]). Of several numbers, give each an entry of metrics.",
-            )
-        return number
+        return TaskError(f"metrics[{self.name!r}], a {type(self.metric).__name__}, {problem}", remedy)
 
 
 def is_metric_object(value: Any) -> bool:
     """Return whether a task's metric is a MetricObject, or an object or class of torchmetrics or Keras."""
-    return isinstance(value, MetricObject) or bool(_framework_of(value)) or bool(_framework_of_class(value))
+    return isinstance(value, MetricObject) or bool(_framework_of(value))
 
 
 def logged_names(metrics: Any, task: Any, framework: str) -> list[str]:
@@ -147,8 +122,7 @@ def taken_objects(name: str, value: Any, task: Any, framework: str) -> list[Take
     Raises:
         TaskError: If the object is one of the other framework, or cannot be used.
     """
-    of = _framework_of(value) or _framework_of_class(value)
-    given = value if isinstance(value, MetricObject) else MetricObject(**{of or framework: value})
+    given = value if isinstance(value, MetricObject) else MetricObject(**{_framework_of(value): value})
     metric = _own_object(name, given, framework)
     members = {name: metric}
     if has_class(metric, "torchmetrics.MetricCollection"):
@@ -159,9 +133,10 @@ def taken_objects(name: str, value: Any, task: Any, framework: str) -> list[Take
     ignores = bool(activation) or hasattr(task, "ignore_index")
     ignored = counting_of(task, loss).ignore_index if ignores else None
     class_axis = class_axis_option(task).get("class_axis")
-    for member, one in members.items():
-        _check_taken(member, one)
-    return [TakenObject(key, one, given, activation, ignored, class_axis) for key, one in members.items()]
+    taken = [TakenObject(key, one, given, activation, ignored, class_axis) for key, one in members.items()]
+    for one in taken:
+        _check_taken(one)
+    return taken
 
 
 def _own_object(name: str, given: MetricObject, framework: str) -> Any:
@@ -180,8 +155,15 @@ def _own_object(name: str, given: MetricObject, framework: str) -> Any:
             f"{framework} is to be an object of {library}, or a function that makes one.",
             everywhere=True,
         )
-    if not _framework_of(found) and callable(found):
-        found = _made(name, found)
+    if isinstance(found, type) or (not _framework_of(found) and callable(found)):
+        try:
+            found = found()
+        except Exception as error:
+            raise TaskError(
+                f"metrics[{name!r}] cannot be constructed: {where_raised(error, own_only=True)}",
+                "Give an object, or a function that is called without arguments, on every worker.",
+                everywhere=True,
+            ) from error
     if _framework_of(found) != framework:
         raise TaskError(
             f"metrics[{name!r}] must be an object of {library} if the job runs --framework {framework}; "
@@ -192,82 +174,31 @@ def _own_object(name: str, given: MetricObject, framework: str) -> Any:
     return found
 
 
-def _made(name: str, make: Callable[[], Any]) -> Any:
-    """Return the object that a class, or a function without arguments, makes."""
-    try:
-        return make()
-    except Exception as error:
-        raise TaskError(
-            f"metrics[{name!r}] cannot be constructed: {where_raised(error, own_only=True)}",
-            "Correct the function; it is called without arguments, on every worker."
-            if _takes_no_arguments(make)
-            else "Give an object, or a function without arguments that makes one.",
-            everywhere=True,
-        ) from error
-
-
-def _takes_no_arguments(make: Callable[..., Any]) -> bool:
-    """Return whether something can be called without arguments, as far as that is known."""
-    try:
-        inspect.signature(make).bind()
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _check_taken(name: str, metric: Any) -> None:
+def _check_taken(taken: TakenObject) -> None:
     """Check that an object is none of those whose numbers would be wrong."""
+    metric = taken.metric
     reason = next((why for base, why in _REFUSED.items() if has_class(metric, base)), None)
     if reason is None and _framework_of(metric) == "tf" and "values" in _parameters(metric.update_state):
         reason = _OF_VALUES  # keras.metrics.Mean and Sum; other means compare targets and predictions
     if reason:
-        raise _error(name, metric, *reason, everywhere=True)
+        error = taken.error(*reason)
+        error.everywhere = True
+        raise error
 
 
-def _error(name: str, metric: Any, problem: str, remedy: str, everywhere: bool) -> TaskError:
-    return TaskError(
-        f"metrics[{name!r}], a {type(metric).__name__}, {problem}", remedy, everywhere=everywhere
-    )
-
-
-def targets_of(taken: TakenObject, outputs: Any, batch: Mapping[str, Any]) -> Any:
-    """Return the targets that an object is given.
-
-    Raises:
-        TaskError: If the batch has none.
-    """
-    if taken.given.targets is not None:
-        return taken.given.targets(outputs, batch)
-    if "targets" not in batch or isinstance(batch["targets"], Mapping | tuple):
-        found = "several of them" if "targets" in batch else ", ".join(sorted(batch))
-        raise taken.error(
-            f"compares the outputs with one array, batch['targets']; the batch has {found}",
-            "Give hvdtrain.MetricObject(..., targets=lambda outputs, batch: batch['...']).",
-        )
-    return batch["targets"]
-
-
-def in_call_order(
-    update: Callable[..., Any], preds: Any, targets: Any, targets_first: bool
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of an object's update, by position and by name.
-
-    Args:
-        update: the object's own update.
-        preds: what is compared with the targets.
-        targets: the targets.
-        targets_first: their order if the names of its arguments do not tell.
-    """
+def in_call_order(update: Callable[..., Any], preds: Any, targets: Any, targets_first: bool) -> Any:
+    """Call an object's update: by the names of its arguments, or by position if they do not tell."""
     names = _parameters(update)
     for of_preds, of_targets in (("preds", "target"), ("y_pred", "y_true")):
         if of_preds in names and of_targets in names:
-            return (), {of_preds: preds, of_targets: targets}
-    return ((targets, preds) if targets_first else (preds, targets)), {}
+            return update(**{of_preds: preds, of_targets: targets})
+    return update(targets, preds) if targets_first else update(preds, targets)
 
 
-def is_same_but_units(preds: tuple[int, ...], targets: tuple[int, ...]) -> bool:
-    """Return whether shapes differ by axes of length 1 only."""
-    return [n for n in preds[1:] if n != 1] == [n for n in targets[1:] if n != 1] and preds[:1] == targets[:1]
+def is_same_but_units(preds: Any, targets: Any) -> bool:
+    """Return whether the shapes of two tensors differ by axes of length 1 only."""
+    one, other = ([n for n in tensor.shape[1:] if n != 1] for tensor in (preds, targets))
+    return one == other and len(preds) == len(targets)
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -278,13 +209,152 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
 
 
 def _framework_of(value: Any) -> str:
-    """Return the framework whose library an object is a metric of; nothing if it is none."""
-    return next((framework for base, framework in _BASES.items() if has_class(value, base)), "")
-
-
-def _framework_of_class(value: Any) -> str:
-    """Likewise of a class."""
-    if not isinstance(value, type):
-        return ""
-    names = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in value.__mro__]
+    """Return the framework whose library an object, or a class, is a metric of; nothing if it is none."""
+    kinds = (value if isinstance(value, type) else type(value)).__mro__
+    names = [f"{kind.__module__.partition('.')[0]}.{kind.__name__}" for kind in kinds]
     return next((framework for base, framework in _BASES.items() if base in names), "")
+
+
+class ObjectState(ABC):
+    """An object of another library in an evaluation: each worker updates its own, rank 0 merges their states.
+
+    Args:
+        taken: the object.
+        to_numpy: returns a tensor of the framework as an array.
+        ignores: the targets that the object leaves out itself.
+    """
+
+    def __init__(self, taken: TakenObject, to_numpy: Callable[[Any], Any], ignores: Container[Any]) -> None:
+        self.taken = taken
+        self._to_numpy = to_numpy
+        self._must_not_have = None if taken.ignore_index in ignores else taken.ignore_index
+        self._is_checked = False
+        self.begin()
+
+    @abstractmethod
+    def _reset(self) -> None:
+        """Reset the object."""
+
+    @abstractmethod
+    def _rows_of(self, tree: Any, is_counted: NDArray[np.bool_]) -> Any:
+        """Return outputs or a batch without the samples that do not count."""
+
+    @abstractmethod
+    def _update(self, preds: Any, targets: Any, outputs: Any) -> None:
+        """Update the object with the samples that count.
+
+        Raises:
+            TaskError: If its numbers would be wrong.
+        """
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """Return the object's state: arrays, and lists of arrays if it keeps all samples."""
+
+    @abstractmethod
+    def _merged(self, states: list[dict[str, Any]]) -> Any:
+        """Return what the object computes of the merged states of workers that have samples."""
+
+    def begin(self) -> None:
+        """Forget all batches."""
+        self._reset()
+        self._samples = 0
+
+    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
+        """Add a micro-batch."""
+        is_first = not self._samples
+        if is_first and not self._is_checked:
+            self._check_merges(outputs, batch, rows.is_counted)
+        self._add(outputs, batch, rows.is_counted)
+        if is_first and self._samples:
+            self._check_memory(rows.total)
+
+    def parts(self) -> tuple[int, dict[str, Any]]:
+        """Return the state of this worker."""
+        return self._samples, self._state() if self._samples else {}
+
+    def compute(self, of_workers: list[tuple[int, dict[str, Any]]]) -> Any:
+        """Return the metric's value."""
+        states = [state for samples, state in of_workers if samples]
+        if not states:  # a dry run of padding alone
+            return float("nan")
+        value = self._merged(states)
+        value = self.taken.given.result(value) if self.taken.given.result else value
+        return self._to_numpy(value) if hasattr(value, "shape") else value
+
+    def _add(self, outputs: Any, batch: Mapping[str, Any], is_counted: NDArray[np.bool_]) -> None:
+        if not is_counted.any():
+            return
+        taken, given = self.taken, self.taken.given
+        if given.preds is None and not hasattr(outputs, "shape"):
+            outputs = logits_of(f"metrics[{taken.name!r}]", outputs)
+        if not is_counted.all():
+            outputs, batch = self._rows_of(outputs, is_counted), self._rows_of(dict(batch), is_counted)
+        preds = outputs if given.preds is None else given.preds(outputs, batch)
+        targets = batch.get("targets") if given.targets is None else given.targets(outputs, batch)
+        if given.targets is None and not hasattr(targets, "shape"):
+            found = "several of them" if "targets" in batch else ", ".join(sorted(batch))
+            raise taken.error(
+                f"compares the outputs with one array, batch['targets']; the batch has {found}",
+                "Give hvdtrain.MetricObject(..., targets=lambda outputs, batch: batch['...']).",
+            )
+        is_array = hasattr(targets, "shape") and self._must_not_have is not None
+        if is_array and (self._to_numpy(targets) == self._must_not_have).any():
+            raise taken.error(
+                f"is given targets of {self._must_not_have}, which the loss leaves out",
+                "Construct it with this number as ignore_index or ignore_class, or leave them out: "
+                "hvdtrain.MetricObject(..., preds=..., targets=...) may select rows.",
+            )
+        self._update(preds, targets, outputs)
+        self._samples += int(is_counted.sum())
+
+    def _check_merges(self, outputs: Any, batch: Mapping[str, Any], is_counted: NDArray[np.bool_]) -> None:
+        """Check that the object gives the same for a batch and for the batch in two parts.
+
+        Raises:
+            TaskError: If it does not: the object's value would depend on batch size and workers.
+        """
+        places = np.flatnonzero(is_counted)
+        cut = max(1, len(places) // 3)  # unequal parts: a mean of means is another number
+
+        def part(chosen: NDArray[np.intp]) -> tuple[int, dict[str, Any]]:
+            self.begin()
+            self._add(outputs, batch, np.isin(np.arange(len(is_counted)), chosen))
+            return self.parts()
+
+        try:
+            # the whole before the parts: what the object keeps besides its state is to differ
+            whole = self._value([part(places)])
+            try:
+                parts = self._value([part(places[:cut]), part(places[cut:])])
+            except Exception:  # it does not take so few samples
+                return
+        finally:
+            self.begin()
+        self._is_checked = np.isfinite(whole) and np.isfinite(parts)
+        if self._is_checked and not np.isclose(whole, parts, _TOLERANCE, 1e-6):
+            raise self.taken.error(
+                f"cannot be added up over workers: it gives {whole:.6g} for a batch, and {parts:.6g} for the "
+                "same batch in two parts",
+                "Use an object whose states are sums, maxima or concatenated rows, or write "
+                "hvdtrain.SumMetric or hvdtrain.GatheredMetric.",
+            )
+
+    def _value(self, of_workers: list[tuple[int, dict[str, Any]]]) -> float:
+        """Return what is computed of states; NaN if that fails, which the evaluation reports."""
+        try:
+            number = as_number(self.compute(of_workers))
+        except Exception:
+            number = None
+        return float("nan") if number is None else number
+
+    def _check_memory(self, total: int) -> None:
+        lists = [value for value in self._state().values() if isinstance(value, list)]
+        needed = sum(array.nbytes for value in lists for array in value) // self._samples * total
+        if needed > self.taken.given.max_bytes:
+            raise self.taken.error(
+                f"would keep {in_units(needed)} on rank 0: all {total:,} samples of the evaluation set; it "
+                f"may take {in_units(self.taken.given.max_bytes)}",
+                "Give it bins, such as thresholds=200, if it takes them; or, if rank 0 has the memory, "
+                "hvdtrain.MetricObject(..., max_bytes=...).",
+            )

@@ -8,33 +8,93 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.counting import Counting, counting_of
-from hvdtrain.backends.objective.logits import class_axis_option, named_loss, of_tensor
-from hvdtrain.backends.objective.metric_states import GatheredState, R2State, SumState, ToNumpy
-from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, StatefulMetric, SumMetric, Update
+from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
+from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
+from hvdtrain.backends.objective.metric_states import ToNumpy
+from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, StatefulMetric, SumMetric
 from hvdtrain.errors import TaskError
 
-Sums = Mapping[str, NDArray[Any]]
+Array = NDArray[Any]
+Sums = Mapping[str, Array]
 
 # losses whose outputs are logits of classes, of labels, or are no logits; of others, shapes tell
 _OF_CLASSES, _OF_LABELS, _NOT_LOGITS = "cross_entropy", "binary_cross_entropy", ("mse", "mae")
 
 
+class MetricFunctions(NamedTuple):
+    """What a framework computes for metrics of a whole evaluation."""
+
+    framework: str  # "torch" or "tf"
+    to_numpy: ToNumpy  # returns a tensor, or what an update gave, as an array
+    # (name, metric, task) -> by name, the states of a metric that is an object of another library
+    object_states: Callable[[str, Any, Any], Mapping[str, StatefulMetric]]
+    cross_entropy: Callable[..., Any]
+    classes_last: Callable[..., tuple[Any, Any]]
+    argmax: Callable[[Any], Any]  # over the last axis
+    mask_of: Callable[[Any], Any]  # the mask of outputs, or None
+
+
 @dataclass(frozen=True)
-class Setting:
-    """What a task says of the targets of its named metrics."""
+class _Targets:
+    """Reads outputs and targets of a batch, as the task describes them."""
 
     name: str  # the metric, in messages
     counting: Counting  # which targets count
     class_axis: int | None  # the axis of classes or labels, if the task has it
     loss: str  # name of the task's loss; empty if it is a function
+    functions: MetricFunctions
 
-    def is_of_classes(self, outputs: tuple[int, ...], targets: tuple[int, ...]) -> bool:
-        """Return whether outputs are logits of classes, of which one is right, or of labels of their own.
+    def counts(self, outputs: Any, batch: Mapping[str, Any]) -> Sums:
+        """Return, of each sample, how often each class or label is right, predicted and actual."""
+        if not self._is_of_classes(outputs, batch["targets"]):
+            scores, actual, counted = self._labels(outputs, batch["targets"])
+            of_all = {"predicted": (scores > 0) & counted, "actual": (actual > 0.5) & counted}
+            of_all["right"] = of_all["predicted"] & of_all["actual"]
+            return {**{key: one.sum(1) for key, one in of_all.items()}, "of_classes": np.zeros(len(scores))}
+        outputs, targets, counted = self._classes(outputs, batch["targets"])
+        samples, classes = len(targets), outputs.shape[-1]
+        predicted = self.functions.to_numpy(self.functions.argmax(outputs)).reshape(targets.shape)
+        first = np.arange(samples)[:, None] * classes
 
-        Raises:
-            TaskError: If the task's loss takes outputs that are no logits.
-        """
+        def count(of_class: Array, which: Array) -> Array:
+            found = np.bincount((first + of_class)[which], minlength=samples * classes)
+            return found.reshape(samples, classes)
+
+        return {
+            "right": count(predicted, counted & (predicted == targets)),
+            "predicted": count(predicted, counted),
+            "actual": count(targets, counted),
+            "of_classes": np.ones(samples),
+        }
+
+    def entropies(self, outputs: Any, batch: Mapping[str, Any]) -> Sums:
+        """Return, of each sample, the sum of its cross-entropies and how many there are."""
+        given = self.functions.cross_entropy(
+            outputs, batch, counting=self.counting, class_axis=self.class_axis
+        )
+        values, weights = given if isinstance(given, Weighted) else (given, None)
+        entropy = self.functions.to_numpy(values).astype(np.float64)
+        weight = np.ones(len(entropy)) if weights is None else self.functions.to_numpy(weights)
+        return {"entropy": entropy * weight, "weight": weight}
+
+    def values(self, outputs: Any, batch: Mapping[str, Any]) -> Sums:
+        """Return outputs and targets as (samples, numbers)."""
+        check_comparable(self.name, tuple(outputs.shape), tuple(batch["targets"].shape))
+        targets = self.functions.to_numpy(batch["targets"])
+        targets = targets.reshape(len(targets), -1)
+        return {"outputs": self.functions.to_numpy(outputs).reshape(targets.shape), "targets": targets}
+
+    def scores(self, outputs: Any, batch: Mapping[str, Any]) -> Sums:
+        """Return what ranks the samples, (samples, targets, classes), and the targets, -1 if ignored."""
+        if self._is_of_classes(outputs, batch["targets"]):
+            outputs, targets, counted = self._classes(outputs, batch["targets"])
+            found = self.functions.to_numpy(outputs).reshape(*targets.shape, -1)
+            return {"scores": found, "targets": np.where(counted, targets, -1).astype(np.int32)}
+        found, labels, counted = self._labels(outputs, batch["targets"])
+        return {"scores": found, "targets": np.where(counted, labels > 0.5, -1).astype(np.int8)}
+
+    def _is_of_classes(self, outputs: Any, targets: Any) -> bool:
+        """Return whether outputs are logits of classes, of which one is right, or of labels of their own."""
         if self.loss in _NOT_LOGITS:
             raise TaskError(
                 f"{self.name} takes logits, and the task's loss is {self.loss}, whose outputs are none",
@@ -42,23 +102,63 @@ class Setting:
             )
         if self.loss in (_OF_CLASSES, _OF_LABELS):
             return self.loss == _OF_CLASSES
-        return [n for n in outputs[1:] if n != 1] != [n for n in targets[1:] if n != 1]
+        return [n for n in outputs.shape[1:] if n != 1] != [n for n in targets.shape[1:] if n != 1]
 
-    def label_axis(self, outputs: tuple[int, ...], targets: tuple[int, ...]) -> int | None:
-        """Return the axis of the labels in the targets; None if there is one label.
+    def _classes(self, outputs: Any, targets: Any) -> tuple[Any, Array, Array]:
+        """Return logits with classes last; class numbers and whether they count, (samples, places)."""
+        mask = self.functions.mask_of(outputs)
+        outputs, targets = self.functions.classes_last(self.name, outputs, targets, self.class_axis)
+        targets, classes = self.functions.to_numpy(targets), outputs.shape[-1]
+        is_soft = targets.ndim == len(outputs.shape)
+        targets = targets.argmax(-1) if is_soft else targets.astype(np.int64)
+        counted = self._counted(targets, mask, looks=not is_soft)
+        self._check_targets((targets >= 0) & (targets < classes), counted, classes)
+        return outputs, targets.reshape(len(targets), -1), counted.reshape(len(targets), -1)
 
-        Raises:
-            TaskError: If shapes do not tell.
-        """
+    def _labels(self, outputs: Any, targets: Any) -> tuple[Array, Array, Array]:
+        """Return logits, targets and whether they count, (samples, places, labels)."""
+        mask, shapes = self.functions.mask_of(outputs), (tuple(outputs.shape), tuple(targets.shape))
+        check_comparable(self.name, *shapes)
+        axis = self._label_axis(*shapes)
+        targets = self.functions.to_numpy(targets)
+        counted = self._counted(targets, mask, looks=True)
+        self._check_targets((targets >= 0) & (targets <= 1), counted, 0)
+
+        def shaped(array: Array) -> Array:
+            array = array[..., None] if axis is None else np.moveaxis(array, axis, -1)
+            return array.reshape(len(array), -1, array.shape[-1])
+
+        found = self.functions.to_numpy(outputs).reshape(targets.shape)
+        return shaped(found), shaped(targets), shaped(counted)
+
+    def _counted(self, targets: Array, mask: Any, looks: bool) -> NDArray[np.bool_]:
+        """Return which targets count: those that are not ignored, and not masked by Keras."""
+        looks = looks and (self.counting.of_samples or targets.ndim > 1)
+        counted = targets != self.counting.ignore_index if looks else np.ones(targets.shape, bool)
+        if mask is not None:
+            masked = self.functions.to_numpy(mask)
+            counted &= masked.reshape(*masked.shape, *[1] * (targets.ndim - masked.ndim)) > 0
+        return counted
+
+    def _check_targets(self, is_right: Array, counted: Array, classes: int) -> None:
+        if not (is_right | ~counted).all():
+            numbers = f"class numbers from 0 to {classes - 1}" if classes else "0 or 1"
+            raise TaskError(
+                f"{self.name}: targets must be {numbers}; the batch has others",
+                "If they mark what is to be left out, give the task their number as ignore_index.",
+            )
+
+    def _label_axis(self, outputs: tuple[int, ...], targets: tuple[int, ...]) -> int | None:
+        """Return the axis of the labels in the targets; None if there is one label."""
         if len(targets) < len(outputs) and 1 in outputs[1:]:
             return None
         if self.class_axis is not None and len(targets) > 1:
             return self.class_axis % len(targets)
         if len(targets) <= 2:
             return 1 if len(targets) > 1 else None
-        fitting = [axis for axis in (1, len(targets) - 1) if targets[axis] == 1]
-        if fitting:
-            return fitting[0]
+        for axis in (1, len(targets) - 1):
+            if targets[axis] == 1:
+                return axis
         raise TaskError(
             f"{self.name} cannot tell which axis holds the labels: outputs {outputs} and targets {targets}",
             "Set class_axis in the task: -1 (batch, ..., labels) or 1 (batch, labels, ...). Of one label, "
@@ -66,41 +166,17 @@ class Setting:
         )
 
 
-class MetricFunctions(NamedTuple):
-    """What a framework computes for metrics of a whole evaluation."""
-
-    framework: str  # "torch" or "tf"
-    to_numpy: ToNumpy  # returns a tensor as an array
-    # (name, metric, task) -> by name, the states of a metric that is an object of another library
-    object_states: Callable[[str, Any, Any], Mapping[str, StatefulMetric]]
-    # (outputs, batch, setting), as those below -> by class or label, right ones, predicted ones and actual
-    # ones
-    counts: Callable[..., Mapping[str, Any]]
-    entropies: Callable[..., Mapping[str, Any]]  # cross-entropy and the number of targets that count
-    values: Callable[..., Mapping[str, Any]]  # outputs and targets as (samples, numbers)
-    # the logits of each class or label; and the targets, -1 if ignored
-    scores: Callable[..., Mapping[str, Any]]
-
-
-def precision(sums: Sums) -> float:
-    """Return the share of the predicted ones that are right; 0 of a class that is not predicted."""
-    return _macro(_ratio(sums["right"], sums["predicted"]), sums)
-
-
-def recall(sums: Sums) -> float:
-    """Return the share of the actual ones that are predicted; 0 of a class that does not occur."""
-    return _macro(_ratio(sums["right"], sums["actual"]), sums)
-
-
-def f1(sums: Sums) -> float:
-    """Return the harmonic mean of precision and recall."""
-    return _macro(_ratio(2 * sums["right"], sums["predicted"] + sums["actual"]), sums)
-
-
-def mean_iou(sums: Sums) -> float:
-    """Return intersection over union, of the classes that occur in targets or predictions."""
-    union = sums["predicted"] + sums["actual"] - sums["right"]
-    return _mean(_ratio(sums["right"], union)[union > 0])
+def _averaged(kind: str, sums: Sums) -> float:
+    """Return the mean ratio, 0 for 0/0, of the labels, or of the classes in targets or predictions."""
+    right, predicted, actual = sums["right"], sums["predicted"], sums["actual"]
+    part, whole = {
+        "precision": (right, predicted),
+        "recall": (right, actual),
+        "f1": (2 * right, predicted + actual),
+        "mean_iou": (right, predicted + actual - right),
+    }[kind]
+    ratios = part / np.where(whole > 0, whole, 1.0)
+    return _mean(ratios[predicted + actual > 0] if sums["of_classes"] > 0 or kind == "mean_iou" else ratios)
 
 
 def perplexity(sums: Sums) -> float:
@@ -110,34 +186,62 @@ def perplexity(sums: Sums) -> float:
         return float(np.exp(sums["entropy"] / weight)) if weight else float("nan")
 
 
+def r2(rows: Sums) -> float:
+    """Return the coefficient of determination: the mean over the targets' numbers."""
+    from sklearn.metrics import r2_score
+
+    targets, outputs = rows["targets"].astype(np.float64), rows["outputs"].astype(np.float64)
+    if len(targets) < 2 or not np.isfinite(outputs).all():
+        return float("nan")
+    return float(r2_score(targets, outputs))
+
+
 def auc(rows: Sums) -> float:
     """Return the area under the ROC curve: the mean over labels, or over classes, each against the rest.
 
     Labels and classes of which all samples, or none, are positive have none and are left out.
     """
+    from sklearn.metrics import roc_auc_score
+
     scores, targets = rows["scores"], rows["targets"]
     of_labels = scores.ndim == targets.ndim
     scores = scores.reshape(-1, scores.shape[-1])
     if np.isnan(scores).any():
         return float("nan")
     targets = targets.reshape(scores.shape if of_labels else -1)
-    # logarithms of probabilities rank samples as these do; in fp64, which makes no new ties
-    share = 0.0 if of_labels else _log_sums(scores)
+    if (
+        not of_labels
+    ):  # logarithms of probabilities rank samples as these do; in fp64, which makes no new ties
+        scores = scores - scores.max(1, keepdims=True).astype(np.float64)
+        scores -= np.log(np.exp(scores).sum(1, keepdims=True))
     areas = []
     for one in range(scores.shape[-1]):
         own = targets[:, one] if of_labels else targets
-        counted = own >= 0
-        areas.append(_area((scores[:, one] - share)[counted], own[counted] == (1 if of_labels else one)))
-    found = np.asarray(areas)
-    return _mean(found[~np.isnan(found)])
+        is_positive = own[own >= 0] == (1 if of_labels else one)
+        if 0 < is_positive.sum() < len(is_positive):
+            areas.append(roc_auc_score(is_positive, scores[own >= 0, one]))
+    return _mean(np.asarray(areas))
 
 
-_OF_COUNTS = {metric.__name__: metric for metric in (precision, recall, f1, mean_iou)}
-NAMES = frozenset({*_OF_COUNTS, "perplexity", "r2", "auc"})
+def _mean(values: Array) -> float:
+    return float(values.mean()) if values.size else float("nan")
 
 
-def named_metric(name: str, kind: str, task: Any, functions: MetricFunctions) -> StatefulMetric:
-    """Return the state of a named metric.
+# by name: what each sample gives, the metric, and its formula
+_METRICS: dict[str, tuple[Callable[..., Sums], Callable[..., Any], Callable[[Any], float]]] = {
+    **{
+        kind: (_Targets.counts, SumMetric, partial(_averaged, kind))
+        for kind in ("precision", "recall", "f1", "mean_iou")
+    },
+    "perplexity": (_Targets.entropies, SumMetric, perplexity),
+    "r2": (_Targets.values, GatheredMetric, r2),
+    "auc": (_Targets.scores, GatheredMetric, auc),
+}
+NAMES = frozenset(_METRICS)
+
+
+def named_metric(name: str, kind: str, task: Any, functions: MetricFunctions) -> SumMetric | GatheredMetric:
+    """Return a named metric.
 
     Args:
         name: what the task calls it.
@@ -147,88 +251,13 @@ def named_metric(name: str, kind: str, task: Any, functions: MetricFunctions) ->
     """
     loss, _ = named_loss(getattr(task, "loss", None), functions.framework)
     of_loss = counting_of(task, loss)
-    counting = Counting(of_loss.ignore_index, of_loss.of_samples)
-    axis = class_axis_option(task).get("class_axis")
-    setting = Setting(f"metrics[{name!r}]", counting, axis, loss if isinstance(loss, str) else "")
-
-    def update_by(function: Callable[..., Mapping[str, Any]]) -> Update:
-        return of_tensor(kind, partial(function, setting=setting))
-
-    if kind == "r2":
-        return R2State(name, update_by(functions.values), functions.to_numpy)
-    if kind == "auc":
-        return GatheredState(name, GatheredMetric(update_by(functions.scores), auc), functions.to_numpy)
-    if kind == "perplexity":
-        return SumState(name, SumMetric(update_by(functions.entropies), perplexity), functions.to_numpy)
-    return SumState(name, SumMetric(update_by(functions.counts), _OF_COUNTS[kind]), functions.to_numpy)
-
-
-def check_targets(setting: Setting, is_right: bool, classes: int) -> None:
-    """Check that all targets of a batch that count are classes of the outputs, or 0 to 1 for labels.
-
-    Args:
-        setting: what the task says.
-        is_right: whether they are.
-        classes: number of classes of the outputs; 0 if they are labels.
-
-    Raises:
-        TaskError: If they are not.
-    """
-    if is_right:
-        return
-    numbers = f"class numbers from 0 to {classes - 1}" if classes else "0 or 1"
-    raise TaskError(
-        f"{setting.name}: targets must be {numbers}; the batch has others",
-        "If they mark what is to be left out, give the task their number as ignore_index.",
+    targets = _Targets(
+        f"metrics[{name!r}]",
+        Counting(of_loss.ignore_index, of_loss.of_samples),
+        class_axis_option(task).get("class_axis"),
+        loss if isinstance(loss, str) else "",
+        functions,
     )
-
-
-def check_flat(setting: Setting, shape: tuple[int, ...]) -> None:
-    """Check that targets are (samples,) or (samples, numbers).
-
-    Raises:
-        TaskError: If they have more axes.
-    """
-    if len(shape) > 2:
-        raise TaskError(
-            f"{setting.name}: r2 takes targets (samples,) or (samples, numbers), found {shape}",
-            "Flatten them in the data and the outputs in the model, or write hvdtrain.SumMetric.",
-        )
-
-
-def _ratio(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
-    ratio: NDArray[np.float64] = part / np.where(whole > 0, whole, 1.0)
-    return ratio
-
-
-def _macro(values: NDArray[np.float64], sums: Sums) -> float:
-    """Return the mean over labels, or over the classes that occur in targets or predictions."""
-    if sums["of_classes"] > 0:
-        values = values[sums["predicted"] + sums["actual"] > 0]
-    return _mean(values)
-
-
-def _mean(values: NDArray[np.float64]) -> float:
-    return float(values.mean()) if values.size else float("nan")
-
-
-def _log_sums(logits: NDArray[Any]) -> NDArray[np.float64]:
-    """Return the logarithm of each row's sum of exponentials."""
-    largest = logits.max(1).astype(np.float64)
-    sums = np.zeros(len(logits))
-    for column in logits.T:  # a copy of all rows in fp64 might take more memory than there is
-        sums += np.exp(column - largest)
-    result: NDArray[np.float64] = largest + np.log(sums)
-    return result
-
-
-def _area(scores: NDArray[Any], is_positive: NDArray[np.bool_]) -> float:
-    """Return the area under one ROC curve, by ranks; ties count half."""
-    positives = int(is_positive.sum())
-    negatives = len(is_positive) - positives
-    if not positives or not negatives:
-        return float("nan")
-    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2
-    above = ranks[place.reshape(-1)][is_positive].sum() - positives * (positives + 1) / 2
-    return float(above / (positives * negatives))
+    update, metric, compute = _METRICS[kind]
+    found: SumMetric | GatheredMetric = metric(of_tensor(kind, partial(update, targets)), compute)
+    return found

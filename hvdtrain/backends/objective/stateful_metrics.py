@@ -3,12 +3,11 @@
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-Arrays = Mapping[str, NDArray[Any]]
 # (outputs, batch) -> name to tensor (samples, ...)
 Update = Callable[[Any, Any], Mapping[str, Any]]
 
@@ -82,22 +81,6 @@ class Samples(NamedTuple):
         return Rows(is_counted, indices, self.total)
 
 
-class Part(NamedTuple):
-    """A part of a metric's state on one worker, and how the workers' parts become one.
-
-    Attributes:
-        array: its value.
-        reduction: "sum", in float64; "max" and "min"; "stack", along a new first axis, in the order of
-            ranks; or "gather", rows one after the other.
-        indices: of "gather", each row's sample, by which rows are put in order; without them, they are in
-            the order of ranks.
-    """
-
-    array: NDArray[Any]
-    reduction: Literal["sum", "max", "min", "stack", "gather"]
-    indices: NDArray[np.int64] | None = None
-
-
 class StatefulMetric(Protocol):
     """A metric as a backend evaluates it: a state that batches are added to."""
 
@@ -106,21 +89,15 @@ class StatefulMetric(Protocol):
         ...
 
     def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
-        """Add a micro-batch.
-
-        Args:
-            outputs: the model's, with padding.
-            batch: nested as a loss is given it, with padding.
-            rows: which samples the rows of both are.
-        """
+        """Add a micro-batch: the model's outputs and the batch, both with padding."""
         ...
 
-    def parts(self) -> Mapping[str, Part]:
-        """Return the state of this worker, by names that are the same on every worker."""
+    def parts(self) -> Any:
+        """Return the state of this worker, of types that travel (see wire.py)."""
         ...
 
-    def compute(self, merged: dict[str, NDArray[Any]]) -> Any:
-        """Return the metric's value, one number, of the merged state. Called on rank 0."""
+    def compute(self, of_workers: list[Any]) -> Any:
+        """Return the metric's value, one number, of the states of all workers. Called on rank 0."""
         ...
 
 
