@@ -37,20 +37,13 @@ class _NotFiniteError(Exception):
 
 
 class Saver:
-    """Writes checkpoints as the loop says. Every rank has one; this one, of all ranks but 0, writes nothing.
-
-    Attributes:
-        newest: the newest checkpoint that was written, or that training started from.
-        failures: what could not be written, and why.
-        not_finite: which parameter of a state is not finite, in words; such a state is not written.
-        replaced: what happened to the run directory, in words, if another directory has its name.
-    """
+    """Writes checkpoints as the loop says. Every rank has one; this one writes nothing."""
 
     def __init__(self) -> None:
-        self.newest: Path | None = None
-        self.failures: list[str] = []
-        self.not_finite = ""
-        self.replaced = ""
+        self.newest: Path | None = None  # the newest one that was written, or that training started from
+        self.failures: list[str] = []  # what could not be written, and why
+        self.not_finite = ""  # which parameter of a state is not finite: such a state is not written
+        self.replaced = ""  # what happened to the run directory, if another directory has its name
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device; rank 0 writes it in the background."""

@@ -126,9 +126,8 @@ def write(
         for name in list(state):
             parts[OPTIMIZER_FILE if is_of_optimizer(name) else MODEL_FILE][name] = state[name]
         files = {name: _write_arrays(beside / name, part) for name, part in parts.items()}
-        _write_synced(
-            beside / MANIFEST_FILE, manifests.to_bytes(manifest.model_copy(update={"files": files}))
-        )
+        content = manifests.to_bytes(manifest.model_copy(update={"files": files}))
+        _write_synced(beside / MANIFEST_FILE, content)
         _sync(beside)
         check()
         put_in_place(beside, path)

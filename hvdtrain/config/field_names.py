@@ -197,13 +197,7 @@ def name_hint(name: object, known: Collection[str]) -> str:
 
 
 def value_hint(field: str, value: object, nullable: bool) -> str:
-    """Return what to write in place of a value that a field does not take; empty if unknown.
-
-    Args:
-        field: name of the field.
-        value: what the user wrote.
-        nullable: whether the field can be null.
-    """
+    """Return what to write in place of a value that a field does not take; empty if unknown."""
     if field == "resume" and isinstance(value, bool):
         return 'write resume="auto" for the newest checkpoint in run_dir'
     if not isinstance(value, str):

@@ -70,11 +70,7 @@ def _option_hint(word: str, known: set[str]) -> str:
 
 
 class OrNull(click.ParamType):  # type: ignore[type-arg]
-    """A type whose values can also be ``null``, as in a config file.
-
-    Args:
-        kind: the type of other values.
-    """
+    """A type whose values can also be ``null``, as in a config file."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind

@@ -12,12 +12,7 @@ from hvdtrain.backends.base import Backend, Probes, TrainedParameters, device_me
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
 from hvdtrain.backends.memory import MemoryPlan, mebibytes
 from hvdtrain.backends.records import ModelInfo
-from hvdtrain.callbacks import (
-    ON_STEP,
-    ON_WINDOW,
-    SHOULD_STOP,
-    hook_of,
-)
+from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver, UploadingSaver
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.readers import Readers
@@ -62,8 +57,8 @@ from hvdtrain.workers.seeding import seed_generators, seed_host_generators, seed
 if TYPE_CHECKING:
     from hvdtrain.checkpoints.remote.run_store import RunStore
 
-# by config field, what makes the hook of a tool; a tool is imported only where it is used
-_TOOL_HOOKS = {"profile": "hvdtrain.tools.profile.step_profile:StepProfile"}
+# a tool, which is imported only where it is used
+_PROFILE = "hvdtrain.tools.profile.step_profile"
 
 
 def seed_training(run: TrainingRun, step: int) -> None:
@@ -156,24 +151,21 @@ def follow_workers(session: Session) -> None:
 
 
 def tool_hooks(config: Config) -> list[Callable[[Session], LoopHook]]:
-    """Return what makes the hooks of tools that the config asks for. Local.
+    """Return what makes the hooks of tools that the config needs. Local.
 
     Raises:
         ConfigError: If a tool is not there.
     """
-    found = []
-    for name, place in _TOOL_HOOKS.items():
-        if getattr(config, name) is not None:
-            module, attribute = place.split(":")
-            try:
-                found.append(getattr(importlib.import_module(module), attribute))
-            except ModuleNotFoundError as error:
-                raise ConfigError(
-                    f"--{name} needs {module}, which this installation of hvdtrain does not have",
-                    f"Leave out --{name}, or install hvdtrain anew.",
-                    everywhere=True,
-                ) from error
-    return found
+    if config.profile is None:
+        return []
+    try:
+        return [importlib.import_module(_PROFILE).StepProfile]
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--profile needs {_PROFILE}, which this installation of hvdtrain does not have",
+            "Leave out --profile, or install hvdtrain anew.",
+            everywhere=True,
+        ) from error
 
 
 def hooks_of(session: Session) -> LoopHooks:

@@ -92,26 +92,15 @@ def row_of(name: str, run: StoredRun) -> Row:
 
 
 class LogState:
-    """What the records of a log say until now.
-
-    Args:
-        config: fields of the run's config.
-
-    Attributes:
-        last: the last record.
-        window: the last record of a window.
-        evaluation: the last record of an evaluation.
-        best: best values of the metrics of evaluations.
-        speeds: samples per second of each window.
-    """
+    """What the records of a log say until now, of a run with these fields of the config."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config
-        self.last: Mapping[str, Any] = {}
-        self.window: Mapping[str, Any] = {}
-        self.evaluation: Mapping[str, Any] = {}
-        self.best: dict[str, Best] = {}
-        self.speeds = array("d")
+        self.last: Mapping[str, Any] = {}  # the last record
+        self.window: Mapping[str, Any] = {}  # the last record of a window
+        self.evaluation: Mapping[str, Any] = {}  # the last record of an evaluation
+        self.best: dict[str, Best] = {}  # best values of the metrics of evaluations
+        self.speeds = array("d")  # samples per second of each window
 
     def take(self, record: Mapping[str, Any]) -> None:
         """Take a record."""

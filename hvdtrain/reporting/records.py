@@ -243,11 +243,7 @@ def key_of(record: Mapping[str, Any]) -> Key:
 
 
 class RecentRecords:
-    """The last records of a run. Every worker keeps them, since any may become rank 0.
-
-    Args:
-        records: those that are there already.
-    """
+    """The last records of a run. Every worker keeps them, since any may become rank 0."""
 
     def __init__(self, records: Iterable[dict[str, Any]] = ()) -> None:
         self._records = deque(records, KEPT)

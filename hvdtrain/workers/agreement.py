@@ -23,30 +23,17 @@ SAME_COMMAND = "Give every worker the same command, files and installation."
 
 
 class Workers(Protocol):
-    """The workers of a job, as one of them sees them.
+    """The workers of a job, as one of them sees them."""
 
-    Attributes:
-        rank: this worker, from 0.
-        size: number of workers.
-        local_rank: this worker among those of its host, from 0.
-        local_size: number of workers on this host.
-        host: this host's name.
-        controller: what coordinates the workers: "MPI", "Gloo" or "none" (one worker).
-        is_elastic: whether their number may change while the job runs; rank, size and local ranks then do.
-        least: with fewer workers an elastic job waits; the size of a job that is not elastic.
-        most: the most workers that the job may have; the size of a job that is not elastic.
-        may_reduce: whether this worker may ever have others: whether collectives are compiled into steps.
-    """
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    host: str
-    controller: str
-    is_elastic: bool
-    least: int
-    most: int
+    rank: int  # this worker, from 0
+    size: int  # number of workers
+    local_rank: int  # this worker among those of its host, from 0
+    local_size: int  # number of workers on this host
+    host: str  # this host's name
+    controller: str  # what coordinates the workers: "MPI", "Gloo" or "none" (one worker)
+    is_elastic: bool  # whether their number may change while the job runs; rank, size and local ranks then do
+    least: int  # with fewer workers an elastic job waits; the size of a job that is not elastic
+    most: int  # the most workers that the job may have; the size of a job that is not elastic
 
     @property
     def may_reduce(self) -> bool:
@@ -137,12 +124,7 @@ def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str =
 
 
 def disagreement(everyone: Sequence[tuple[str, Mapping[str, str]]], remedy: str) -> AgreementError:
-    """Return the error that says in what the workers differ.
-
-    Args:
-        everyone: host and values of each worker, in the order of ranks.
-        remedy: what to do.
-    """
+    """Return the error that says in what the workers differ, by host and values of each, in rank order."""
     names = sorted({name for _, values in everyone for name in values})
     lines = [line for name in names if (line := _difference(name, everyone))]
     more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
@@ -197,11 +179,7 @@ def waiting_for_rank_zero(workers: Workers, doing: str) -> Iterator[None]:
 
     They wait in one short collective after the other, in which a thread of rank 0 takes part, so that no
     limit on the duration of a collective ends a job whose rank 0 is busy. On other ranks than 0 the body
-    must do nothing that takes long, and nowhere may it be collective.
-
-    Args:
-        workers: the workers.
-        doing: what rank 0 does, in words that follow "rank 0 is".
+    must do nothing that takes long, and nowhere may it be collective. ``doing`` follows "rank 0 is".
 
     Raises:
         PeerLostError: If another worker went away meanwhile.

@@ -356,10 +356,7 @@ class RunStore:
         return self._done == self._wanted
 
     def close(self, seconds: float) -> bool:
-        """End the uploads, and let other jobs have the run directory.
-
-        Args:
-            seconds: how long what is left may be uploaded.
+        """End the uploads within this time, and let other jobs have the run directory.
 
         Returns:
             Whether the store has all that was written.

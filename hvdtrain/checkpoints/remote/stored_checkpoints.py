@@ -86,10 +86,7 @@ class StoredCheckpoints:
     def superfluous(self, last: int, goal: MetricGoal | None, run_dir: str) -> list[str]:
         """Return which checkpoints need not be kept: such as a run wrote, and older ones without a manifest.
 
-        Args:
-            last: how many of the newest are kept.
-            goal: the metric whose best one is kept, too.
-            run_dir: the run's URL.
+        The ``last`` newest of the run at the URL ``run_dir`` are kept, and the best by the metric ``goal``.
         """
         own = {one: m for one, m in self.known.items() if m and m.config.get("run_dir") == run_dir}
         if len(newest := list(own)[-last:]) < last:
@@ -129,9 +126,7 @@ class StoredCheckpoints:
     def put(self, source: Path, check: Callable[[], None]) -> None:
         """Upload a checkpoint: its files, then its manifest. Until then it does not exist.
 
-        Args:
-            source: its directory, whose files do not change.
-            check: called before each object is written; raises a StoreError if it must not be.
+        ``check`` is called before each object is written, and raises a StoreError if it must not be.
 
         Raises:
             CorruptCheckpoint: If what is in the directory is not what was written.
@@ -201,9 +196,7 @@ def fetch_logs(url: str, folder: Path) -> None:
 def left_out_of(folder: Path, own: Collection[str]) -> list[str]:
     """Return what lies in a run directory besides its checkpoints and is not uploaded, such as links.
 
-    Args:
-        folder: the run directory.
-        own: names of files and folders in it that are the job's own, such as its lock.
+    ``own`` names what in it is the job's own, such as its lock.
     """
     uploaded, found = {path for path, _ in logs_in(folder)}, list[Path]()
     for place, folders, files in os.walk(folder):
