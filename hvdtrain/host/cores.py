@@ -25,9 +25,6 @@ def limit_bytes(workers: int) -> int:
 
     These are the host's memory and the limits of this process's cgroups, which a container sets, each divided
     by the workers, and the limit of this process's own address space.
-
-    Args:
-        workers: number of workers on this host.
     """
     shared = [int(psutil.virtual_memory().total)]
     for folder in _cgroups():
@@ -142,9 +139,6 @@ def threads_per_worker(local_size: int) -> int:
     """Return the number of compute threads of this worker, at least 1.
 
     OMP_NUM_THREADS takes precedence if it is set. Otherwise it is the number of whole cores per worker.
-
-    Args:
-        local_size: number of workers on this host.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
@@ -157,9 +151,6 @@ def cores_per_worker(local_size: int) -> float:
 
     The workers of a host share the cores of the launcher's process evenly. If the launcher has bound this
     worker to fewer cores, the worker has only those.
-
-    Args:
-        local_size: number of workers on this host.
     """
     own = len(os.sched_getaffinity(0))
     try:

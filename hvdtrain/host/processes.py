@@ -120,10 +120,6 @@ def kill_group(process: "subprocess.Popen[bytes]", seconds: float = _KILLED_SECO
 def kill_if_same(pid: int, process_seconds: float) -> bool:
     """Kill a process of this host, unless it is this one or its number is another process's now.
 
-    Args:
-        pid: the process.
-        process_seconds: when it started.
-
     Returns:
         Whether it was killed.
     """

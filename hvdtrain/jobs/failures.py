@@ -147,12 +147,7 @@ def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
 
 
 def do_in_time(work: Callable[[], None], seconds: float = _CLOSE_SECONDS) -> None:
-    """Do in another thread what may wait without limit, for a worker, a disk or a lock; give up in time.
-
-    Args:
-        work: what to do.
-        seconds: how long to wait for it.
-    """
+    """Do in another thread what may wait without limit, for a worker, a disk or a lock; give up in time."""
     thread = threading.Thread(target=work, daemon=True, name="do in time")
     thread.start()
     thread.join(seconds)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +24,16 @@ from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError
 from hvdtrain.jobs.failures import do_in_time
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.reporting.jsonl import lines_of, write_json
-from hvdtrain.reporting.records import KEPT, key_of, line_of
+from hvdtrain.reporting.records import TAIL, RecentRecords, line_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.session import Session
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 
 # numbers of an evaluation that are no metrics
 _NO_METRICS = LINE_FIELDS | MEASURES
-_TAIL_LINES = 4 * KEPT  # among which the last records of a run are
 
 
-def read_lines(path: Path, recent: Iterable[Mapping[str, Any]] = ()) -> NDArray[np.uint8]:
+def read_lines(path: Path, recent: RecentRecords) -> NDArray[np.uint8]:
     """Return the lines of a metrics.jsonl, as bytes to send to other workers.
 
     Args:
@@ -44,11 +43,7 @@ def read_lines(path: Path, recent: Iterable[Mapping[str, Any]] = ()) -> NDArray[
     lines: list[bytes] = []
     with contextlib.suppress(OSError):
         lines.extend(lines_of(path))
-    tail = parse_lines(lines[-_TAIL_LINES:])
-    known = {key_of(record) for record in tail}
-    first = tail[0]["step"] if tail and len(lines) > _TAIL_LINES else 0
-    lacking = [record for record in recent if key_of(record) not in known and record["step"] >= first]
-    lines += [line_of(record) for record in lacking]
+    lines += [line_of(record) for record in recent.lacking_in(parse_lines(lines[-TAIL:]))]
     return np.frombuffer(b"".join(line if line.endswith(b"\n") else line + b"\n" for line in lines), np.uint8)
 
 

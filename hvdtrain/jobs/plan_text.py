@@ -41,13 +41,7 @@ _LOW = 0.2  # part of a step in which a stage waits, from which on more micro-ba
 
 
 def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
-    """Return how the model is divided, and how long the stages wait, in lines; empty if it is not.
-
-    Args:
-        config: the resolved config.
-        workers: number of workers.
-        stages: what each stage has, in words.
-    """
+    """Return how the model is divided, and how long the stages wait, in lines; empty if it is not."""
     if config.stages == 1:
         return ""
     idle = bubble(config.stages, config.accumulate)

@@ -248,12 +248,7 @@ def _describe(value: Any) -> str:
 
 
 def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: None) -> ResumePoint:
-    """Collective. Find where to start from, load it into every worker, return it with all notes so far.
-
-    Args:
-        run: the training.
-        check_as_built: as ``restore`` takes it.
-    """
+    """Collective. Find where to start from, load it into every worker, return it with all notes so far."""
     config, workers, data = run.config, run.backend.workers, run.task_data.identity
     lock_run(config, workers, run.lock)  # before a checkpoint in it is read
     of_store = begin_in_store(config, workers, run.store)

@@ -13,7 +13,6 @@ from hvdtrain.storage.files import check_link
 
 INDICES = "indices"
 _FILES = "rank-*.jsonl"
-_KEPT_IN_A_ROW = 4  # lines of a trace are long and in the order of steps
 
 
 class IndexTrace(LoopHook):
@@ -51,9 +50,9 @@ class IndexTrace(LoopHook):
         check_link(path.parent, path.parent.parent)
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._generation:
-            cut_tail(path, steps, in_a_row=_KEPT_IN_A_ROW)
+            cut_tail(path, steps)
         else:
-            cut_log(path, steps, _KEPT_IN_A_ROW)
+            cut_log(path, steps)
         return AppendFile(path, may_write=self._may_write)
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +79,7 @@ def cut_traces(run_dir: Path, step: int) -> None:
         OSError: If one cannot be cut.
     """
     for path in trace_files(run_dir):
-        cut_tail(path, step, in_a_row=_KEPT_IN_A_ROW)
+        cut_tail(path, step)
 
 
 def read_indices(run_dir: Path) -> dict[int, list[int]]:

@@ -41,9 +41,6 @@ class BrokenLines:
 class LogReader:
     """Reads the log of a run.
 
-    Args:
-        path: the run directory.
-
     Attributes:
         broken: the lines read until now that hold no record.
     """

@@ -99,13 +99,7 @@ def refused_file(folder: Path, names: tuple[str, ...]) -> PermissionError | None
 
 
 def access_remedy(error: OSError, folder: Path, writes: bool = False) -> str:
-    """Return what to do about an error of access to a run directory; nothing about other errors.
-
-    Args:
-        error: the error.
-        folder: the run directory.
-        writes: whether the command writes there, too.
-    """
+    """Return what to do about an error of access to a run directory; nothing about other errors."""
     if error.errno not in _REFUSED:
         return ""
     owner, right = _owner_of(Path(os.fsdecode(error.filename or folder)), folder), "rwX" if writes else "rX"

@@ -284,9 +284,6 @@ class JobTracking(Callback):
 class _SenderThread(threading.Thread):
     """Sends to one tracker until its run is over. A daemon: a process ends although a server is awaited.
 
-    Args:
-        sender: what sends.
-
     Attributes:
         ending: how the run ended, and what went wrong; set before ``is_over``, if the run ended.
         is_done: whether all was sent.

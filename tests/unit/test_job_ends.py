@@ -119,7 +119,7 @@ def test_what_was_opened_is_closed_if_what_is_opened_after_it_fails(train, monke
 
     monkeypatch.setattr(RunReport, "close", close_and_count)
     if last == "saver":
-        monkeypatch.setattr("hvdtrain.jobs.entering._saver", fail)
+        monkeypatch.setattr("hvdtrain.jobs.entering.saver_of", fail)
     else:
         monkeypatch.setattr(Path, "unlink", unlink_or_fail)
     with pytest.raises((OSError, EnvironmentFault), match="full"):

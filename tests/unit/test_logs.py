@@ -167,32 +167,6 @@ def cut(path, text: str, step: int) -> str | None:
     return path.read_text() if path.exists() else None
 
 
-@pytest.mark.parametrize(
-    ("steps", "step", "kept"),
-    [
-        ((1, 2, 3, 4), 2, (1, 2)),
-        ((2, 4, 6), 5, (2, 4)),
-        ((1, 1, 2, 2, 3), 2, (1, 1, 2, 2)),
-        ((5, 6), 4, ()),
-        ((3, 1, 4, 2), 2, (1, 2)),
-    ],
-)
-def test_lines_after_the_step_go(tmp_path, steps, step, kept):
-    assert cut(tmp_path / "log", lines(*steps), step) == lines(*kept)
-
-
-@pytest.mark.parametrize("torn", ['{"step": 2', '{"step": 2, "loss": 0.', "{", "\0\0\0"])
-def test_a_torn_last_line_goes(tmp_path, torn):
-    assert cut(tmp_path / "log", lines(1) + torn, 5) == lines(1)
-
-
-def test_bytes_that_are_no_text_go_with_their_line(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(lines(1).encode() + b"\xff\xfe\x00\n" + lines(2).encode())
-    cut_log(path, 5)
-    assert path.read_text() == lines(1, 2)
-
-
 def test_a_log_with_nothing_to_cut_is_not_touched(tmp_path):
     path = tmp_path / "log"
     path.write_text(lines(1, 2, 3))

@@ -21,7 +21,7 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.elastic.take_over import RunServices, _missing, hand_over_run, take_over_run
+from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run, take_over_run
 from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.metrics import StepInfo
@@ -133,7 +133,7 @@ def test_whenever_rank_0_is_lost_each_line_is_there_once(tmp_path_factory, data)
 
     recent = RecentRecords(record for record in known if record["phase"] != "callback")
     tail = cut_tail(path, step, redone=() if is_evaluated else ("eval",))
-    again = _missing(recent, tail, step)
+    again = recent.lacking_in(tail, step)
     if step % 3 == 0 and not is_evaluated:
         again += of_step(step)[1:]
     again += [record for k in range(step + 1, 61) for record in of_step(k)]

@@ -134,15 +134,7 @@ def train_in_worlds(
 
 
 class Worlds:
-    """The training of one worker through the worlds of its job.
-
-    Args:
-        run: the training.
-        session: the run.
-        membership: this worker's part in the job.
-        signals: what signals asked of this worker.
-        found: the notes of the dry run.
-    """
+    """The training of one worker through the worlds of its job."""
 
     def __init__(
         self,

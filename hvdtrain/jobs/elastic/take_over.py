@@ -17,7 +17,7 @@ from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, fill_anew
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.track import trackers_of
 from hvdtrain.reporting.index_trace import INDICES, cut_traces
-from hvdtrain.reporting.records import RecentRecords, Tail, cut_tail, key_of
+from hvdtrain.reporting.records import cut_tail
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.reporting.run_report import RunReport, report_of_others
 from hvdtrain.session import Session
@@ -119,7 +119,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
     check_link(path / INDICES, path)
     is_evaluated = session.state.last_eval_step == step
     tail = cut_tail(path / METRICS_FILE, step, redone=() if is_evaluated else (EVAL,))
-    missing = _missing(session.services.report.recent, tail, step)
+    missing = session.services.report.recent.lacking_in(tail, step)
     first = min([step, *(record["step"] for record in missing)])  # TensorBoard has from here on anew
     _cut_traces(session)
     folder, best = path / CHECKPOINTS, session.config.keep_best
@@ -141,7 +141,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
     )
     (path / SUMMARY_FILE).unlink(missing_ok=True)
     report.append(missing)
-    again = [record for record in (*tail.records, *missing) if record["step"] >= first]
+    again = [record for record in (*tail, *missing) if record["step"] >= first]
     report.add_events(sorted(again, key=lambda record: int(record["step"])))
     session.services.saver = saver_of(session, services.parameters, newest, values)
     report.go_on_from(old, session.plan().steps, step)
@@ -170,13 +170,6 @@ def _lock(path: Path, config: Config, lock: RunLock, host: str) -> list[str]:
         f"{host} cannot see the run directory {path} of the earlier rank 0; it is made anew here, without "
         "what was written until now"
     ]
-
-
-def _missing(recent: RecentRecords, tail: Tail, step: int) -> list[dict[str, Any]]:
-    """Return this worker's records that the log lacks; of steps that the end of the log covers."""
-    known = {key_of(record) for record in tail.records}
-    first = -1 if tail.is_all else min(record["step"] for record in tail.records)
-    return [record for record in recent.up_to(step) if record["step"] > first and key_of(record) not in known]
 
 
 def _cut_traces(session: Session) -> None:

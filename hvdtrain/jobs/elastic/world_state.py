@@ -275,11 +275,6 @@ def report_change(session: Session, world: World, pause_seconds: float) -> None:
     """Local. Report that a world took the place of another one: a line in the log, counts in the summary.
 
     Called by every worker, when rank 0 has its report; nothing is reported of a job's first world.
-
-    Args:
-        session: the run.
-        world: the new world.
-        pause_seconds: the time without training.
     """
     if world.change is None:
         return

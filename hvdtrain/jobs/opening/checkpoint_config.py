@@ -113,10 +113,6 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
 
     Evaluation keeps the samples per worker and batch that it had in training.
 
-    Args:
-        found: the checkpoint.
-        given: the user's layers.
-
     Raises:
         UsageError: If the task is a user's code and the user does not name it: code from elsewhere
             must not run because a checkpoint says so.

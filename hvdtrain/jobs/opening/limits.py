@@ -130,12 +130,6 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
 
     Every worker reads the whole global batches, without augmentation, and its own part of them twice.
 
-    Args:
-        workers: the workers.
-        data: the data of the job.
-        config: the resolved config.
-        progress: where training starts.
-
     Returns:
         A note for each data set that was checked; none if ``check_data`` is 0.
 

@@ -108,9 +108,6 @@ def unknown_members(task: Any) -> dict[str, str]:
 
     It is empty for a known member, and for one that the task's own code reads. What a class of a library
     gives is not looked at.
-
-    Args:
-        task: the task.
     """
     classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
     spaces = [getattr(task, "__dict__", {}), *map(vars, classes)]

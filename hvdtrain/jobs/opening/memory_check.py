@@ -29,10 +29,6 @@ def with_cuts_before(config: Config, workers: Workers) -> Config:
 
     It stays as it is if it has cuts, or if that checkpoint is of the other framework, whose blocks may be
     others, or of another number of stages.
-
-    Args:
-        config: the resolved config.
-        workers: the job's workers.
     """
     if config.stages == 1 or config.stage_cuts is not None or config.resume is None:
         return config
@@ -51,12 +47,7 @@ def with_cuts_before(config: Config, workers: Workers) -> Config:
 
 
 def with_cuts_of(config: Config, model: ModelInfo) -> Config:
-    """Return the config with the cuts that a model has, so that whoever uses it again has the same.
-
-    Args:
-        config: the resolved config.
-        model: what is known of the model.
-    """
+    """Return the config with the cuts that a model has, so that whoever uses it again has the same."""
     return config.model_copy(update={"stage_cuts": model.stage_cuts}) if model.stage_cuts else config
 
 
@@ -98,12 +89,7 @@ def _plan_of(
 
 
 def heaviest_plan(session: Session, plan: MemoryPlan) -> MemoryPlan:
-    """Collective if the model is split. Return the plan of the worker that takes most; else this worker's.
-
-    Args:
-        session: the run.
-        plan: this worker's.
-    """
+    """Collective if the model is split. Return the plan of the worker that takes most; else this worker's."""
     if session.config.stages == 1:
         return plan
     plans: list[MemoryPlan] = session.backend.workers.allgather_object(plan)

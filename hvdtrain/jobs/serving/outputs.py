@@ -58,11 +58,6 @@ def holds_saved_model(place: Place) -> bool:
 def check_not_there(output: Place, force: bool, may_be_folder: bool = False) -> None:
     """Check that nothing is lost when a file is written.
 
-    Args:
-        output: the file or directory.
-        force: whether it may be replaced.
-        may_be_folder: whether it may be a directory.
-
     Raises:
         UsageError: If it exists and may not be replaced.
         EnvironmentFault: If the store cannot be asked.
