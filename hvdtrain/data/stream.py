@@ -40,36 +40,40 @@ class Trace:
 
     def add(self, item: Any) -> None:
         """Take an item of the source, not decoded; of a large one, parts that are spread over it."""
-        if isinstance(item, dict):
-            for pair in item.items():
-                self.add(pair)
-        elif isinstance(item, list | tuple):
+        item = list(item.items()) if isinstance(item, dict) else item
+        if isinstance(item, list | tuple):
             self._take(b"%d" % len(item))
             for value in item[:: len(item) // _MOST_PARTS + 1]:
                 self.add(value)
-        elif isinstance(item, str | bytes | bytearray):
-            data = item.encode(errors="replace") if isinstance(item, str) else bytes(item)
-            self._take(b"%d" % len(data), data[:: len(data) // _MOST + 1])
-        elif isinstance(item, int) and item.bit_length() > 63:  # which numpy has no type for
-            self._take(str(item).encode())
+            return
+        item = item.encode(errors="replace") if isinstance(item, str) else item
+        array = np.asarray(None)
+        if isinstance(item, bytes | bytearray):
+            array = np.frombuffer(item, np.uint8)
         elif isinstance(item, int | float | np.ndarray | np.generic) or type_name(item).startswith("torch."):
             with suppress(Exception):  # on a device, or with a gradient
-                self._add_array(np.asarray(item))
-        else:  # of another package, such as an image that is decoded when it is looked at
-            self._take(type_name(item).encode())
-
-    def _add_array(self, array: NDArray[Any]) -> None:
+                array = np.asarray(item)
         values = array.reshape(-1)[:: array.size // _MOST + 1]
-        self._take(str(array.shape).encode(), values.tobytes() if array.dtype.kind in "biuSU" else b"")
+        is_exact = array.dtype.kind in "biuSU"
+        # of another package, such as an image that is decoded when it is looked at, the type alone
+        what = type_name(item) if array.dtype == object else str(array.shape)
+        self._take(what.encode(), values.tobytes() if is_exact else b"")
         if array.dtype.kind == "f":
-            values = values[np.isfinite(values)].astype(np.float64)
-            self._values += 1
-            weight = 1 + self._values * 0.6180339887 % 1
-            self._sum += weight * float(values.sum())
-            self._size += weight * float(np.abs(values).sum())
+            weights = 1 + (self._values + np.arange(len(values))) * 0.6180339887 % 1
+            self._values += len(values)
+            values = np.where(np.isfinite(values), values, 0).astype(np.float64)
+            self._sum += float(weights @ values)
+            self._size += float(weights @ np.abs(values))
 
     def _take(self, *parts: bytes) -> None:
         self._checksum = crc32(b"".join(parts), self._checksum)
+
+
+def summary_of(item: Any) -> Summary:
+    """Return the summary of one item."""
+    trace = Trace()
+    trace.add(item)
+    return trace.summary
 
 
 def are_alike(summaries: Sequence[Summary]) -> bool:
@@ -166,7 +170,7 @@ class Stream:
     @property
     def order_identity(self) -> str:
         """A text that is equal if the order of training is, at one number of workers."""
-        text = f"stream {self._source.identity} {self.shuffle_buffer}"
+        text = " ".join(f"stream {self._source.name} {self._source.identity} {self.shuffle_buffer}".split())
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
@@ -196,7 +200,7 @@ class Stream:
             item = self._begin()
             self._first.append(self.decoded(item))
             self._leave_out(self._first[0])
-            if not _is_same(item, self._begin()):
+            if not are_alike([summary_of(item), summary_of(self._begin())]):
                 self.notes += (_CHANGES,)
         return self._first[0]
 
@@ -247,21 +251,6 @@ class Stream:
             return
         self._columns.learn(sample, f"the first sample of the stream ({self._source.name})")
         self.notes = self._columns.notes
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    """Return whether two items of a source are equal, as far as they hold numbers and text."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_is_same(value, other[name]) for name, value in one.items())
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_is_same, one, other))
-    try:
-        arrays = np.asarray(one), np.asarray(other)
-    except Exception:  # what another package holds, perhaps on a device
-        return True
-    if any(array.dtype == object for array in arrays):
-        return True
-    return arrays[0].shape == arrays[1].shape and arrays[0].tobytes() == arrays[1].tobytes()
 
 
 class _Given:

@@ -1,7 +1,5 @@
 """Tars of WebDataset as a data set: an index of each tar makes its samples readable in any order."""
 
-import fcntl
-import json
 import os
 import tarfile
 import zipfile
@@ -11,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
-from pathlib import Path
 from tarfile import TarFile, TarInfo
 from typing import Any, BinaryIO, Literal, cast
 from uuid import uuid4
@@ -90,7 +87,6 @@ def tar_samples(path: str, decodes: bool) -> Iterator[dict[str, Any]]:
         yield record
 
 
-_VERSION = 1
 _AT_ONCE = 8  # tars that are read at the same time
 
 
@@ -98,7 +94,7 @@ _AT_ONCE = 8  # tars that are read at the same time
 class TarIndex:
     """The samples of a tar: files that follow one another and have a name in common."""
 
-    kinds: tuple[str, ...]  # what follows the common name of files, each once
+    kinds: NDArray[np.str_]  # what follows the common name of files, each once
     # (samples, kinds), where the content of each file begins in the tar; -1 if there is none
     firsts: NDArray[np.int64]
     sizes: NDArray[np.int64]  # (samples, kinds), its bytes
@@ -113,41 +109,44 @@ class TarIndex:
 
     def members(self, sample: int) -> list[tuple[str, int, int]]:
         """Return kind, first byte and size of each file of a sample."""
-        places = zip(self.kinds, self.firsts[sample].tolist(), self.sizes[sample].tolist(), strict=True)
-        return [(kind, first, size) for kind, first, size in places if first >= 0]
+        columns = self.kinds.tolist(), self.firsts[sample].tolist(), self.sizes[sample].tolist()
+        return [member for member in zip(*columns, strict=True) if member[1] >= 0]
 
 
 def indices_of(paths: Sequence[str]) -> list[TarIndex]:
     """Return the samples of tars; those of which the cache folder has no index are read once.
 
-    The workers of a host share them: each begins with another tar, and waits for one that another reads.
+    The workers of a host share them: each begins with another tar.
 
     Raises:
         DataError: If a tar is damaged, compressed or no tar.
     """
-    folder = cache_folder() / "tar-index"
     begin = os.getpid() % len(paths)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = list(pool.map(lambda path: _make(path, folder), [*paths[begin:], *paths[:begin]]))
+        found = list(pool.map(_indexed, [*paths[begin:], *paths[:begin]]))
     return [*found[len(paths) - begin :], *found[: len(paths) - begin]]
 
 
-def _make(path: str, folder: Path) -> TarIndex:
-    """Return a tar's samples, from its index if there is one; where none can be kept, the tar is read."""
+def _indexed(path: str) -> TarIndex:
+    """Return a tar's samples, from its index if there is one that can be used; otherwise one is kept."""
     try:
-        name = sha256(f"{_VERSION}\n{path}\n{version_of(path)}".encode()).hexdigest()[:40]
+        name = sha256(f"2\n{path}\n{version_of(path)}".encode()).hexdigest()[:40]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    kept = folder / f"{name}.npz"
-    if (found := _read(kept)) is None:
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            with kept.with_suffix(".lock").open("w") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if (found := _read(kept)) is None:
-                    found = scan(path)
-                    _write(kept, found)
-    return scan(path) if found is None else found
+    kept = cache_folder() / "tar-index" / f"{name}.npz"
+    try:
+        with np.load(kept, allow_pickle=False) as found:
+            return TarIndex(**found)
+    except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile):
+        index = scan(path)
+    partial = kept.with_name(f".{uuid4().hex}.npz")
+    with suppress(OSError):  # where none can be kept, each job reads the tar
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(partial, **vars(index))
+        partial.replace(kept)  # it takes its name when it is whole
+    with suppress(OSError):
+        partial.unlink(missing_ok=True)
+    return index
 
 
 def scan(path: str) -> TarIndex:
@@ -169,34 +168,11 @@ def scan(path: str) -> TarIndex:
             f"{path} cannot be read as an uncompressed tar: {error}",
             "An index needs tars that are whole and not compressed: decompress them with gunzip.",
         ) from None
-    kinds = tuple(dict.fromkeys(kind for _, members in samples for kind in members))
+    kinds = list(dict.fromkeys(kind for _, members in samples for kind in members))
     places = np.asarray([[members.get(kind, (-1, 0)) for kind in kinds] for _, members in samples], np.int64)
     places = places.reshape(len(samples), len(kinds), 2)
     keys = np.asarray([key.encode(errors="surrogateescape") for key, _ in samples], np.bytes_)
-    return TarIndex(kinds, places[:, :, 0].copy(), places[:, :, 1].copy(), keys)
-
-
-def _read(kept: Path) -> TarIndex | None:
-    """Return what an index holds; None if there is none that can be used."""
-    try:
-        with np.load(kept, allow_pickle=False) as found:
-            kinds = tuple(json.loads(str(found["kinds"])))
-            index = TarIndex(kinds, found["firsts"], found["sizes"], found["keys"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-    shape = len(index.keys), len(kinds)
-    return index if index.firsts.shape == index.sizes.shape == shape else None
-
-
-def _write(kept: Path, index: TarIndex) -> None:
-    """Keep an index, which takes its name when it is whole; raises an OSError if it cannot."""
-    partial = kept.with_name(f".{uuid4().hex}.npz")
-    try:
-        kinds = np.asarray(json.dumps(index.kinds))
-        np.savez(partial, kinds=kinds, firsts=index.firsts, sizes=index.sizes, keys=index.keys)
-        partial.replace(kept)
-    finally:
-        partial.unlink(missing_ok=True)
+    return TarIndex(np.asarray(kinds, np.str_), places[:, :, 0], places[:, :, 1], keys)
 
 
 def open_webdataset(
@@ -250,31 +226,30 @@ class TarRecords(Records):
         """Return several samples, each with one reading: its files lie one behind the other."""
         places = [self._place(index) for index in indices]
         members = [self._indices[tar].members(sample) for tar, sample in places]
-        begins = [min(first for _, first, _ in files) for files in members]
-        sizes = [max(first + size for _, first, size in files) for files in members] - np.asarray(begins)
-        paths = [self._paths[tar] for tar, _ in places]
-        found = self._reader.read([*zip(paths, begins, sizes.tolist(), strict=True)])
+        parts = []
+        for (tar, _), files in zip(places, members, strict=True):
+            begin = min(first for _, first, _ in files)
+            parts.append((self._paths[tar], begin, max(first + size for _, first, size in files) - begin))
         records = []
-        for index, (tar, sample), files, begin, data in zip(
-            indices, places, members, begins, found, strict=True
-        ):
+        for place, data in enumerate(self._reader.read(parts)):
+            (tar, sample), where = places[place], self.describe(indices[place])
             record: dict[str, Any] = {"__key__": self._indices[tar].key(sample)}
-            for kind, first, size in files:
-                content = data[first - begin : first - begin + size]
-                record[kind] = decode_file(kind, content, self.describe(index)) if self._decodes else content
+            for kind, first, size in members[place]:
+                content = data[first - parts[place][1] :][:size]
+                record[kind] = decode_file(kind, content, where) if self._decodes else content
             records.append(record)
         return records
 
     def _check_kinds(self) -> None:
         """Check that all samples have the same kinds of files: otherwise an epoch would end at a lost one."""
-        kinds = next((set(index.kinds) for index in self._indices if len(index)), set())
+        kinds = next((set(index.kinds.tolist()) for index in self._indices if len(index)), set())
         for path, index in zip(self._paths, self._indices, strict=True):
-            is_odd = (index.firsts < 0).any(axis=1) | (set(index.kinds) != kinds)
+            is_odd = (index.firsts < 0).any(axis=1) | (set(index.kinds.tolist()) != kinds)
             if is_odd.any():
                 sample = int(np.argmax(is_odd))
                 found = sorted(kind for kind, _, _ in index.members(sample))
                 raise DataError(
                     f"sample {index.key(sample)} of {path} has the files {found}; others have "
-                    f"{sorted(kinds | set(index.kinds))}",
+                    f"{sorted(kinds | set(index.kinds.tolist()))}",
                     "Complete or remove it, or give decode, which can make samples of either.",
                 )

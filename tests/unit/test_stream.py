@@ -14,7 +14,7 @@ from hvdtrain.data.order import BatchPlan
 from hvdtrain.data.stream import UNKNOWN_LENGTH
 from hvdtrain.data.stream_feed import StreamFeed
 from hvdtrain.data.stream_sharding import StreamPart
-from hvdtrain.data.stream_sources import HuggingFaceSource, shuffled
+from hvdtrain.data.stream_sources import shuffled, source_of
 from hvdtrain.errors import DataError
 
 # samples of the shards: uneven, and one is empty
@@ -305,14 +305,15 @@ def test_torch_and_hugging_face_streams():
 
 
 def test_shards_of_hugging_face_are_told_the_epoch():
-    class Dataset:
+    class IterableDataset:
+        __module__ = "datasets"
         num_shards = 3
 
         def __init__(self, numbers=range(9)):
             self.numbers, self.epoch = numbers, 0
 
         def shard(self, num_shards, index):
-            return Dataset(self.numbers[index::num_shards])  # a new one, at epoch 0
+            return IterableDataset(self.numbers[index::num_shards])  # a new one, at epoch 0
 
         def set_epoch(self, epoch):
             self.epoch = epoch
@@ -321,7 +322,7 @@ def test_shards_of_hugging_face_are_told_the_epoch():
             return iter([(number, self.epoch) for number in self.numbers])
 
     for shards in (None, [2, 0]):
-        found = list(HuggingFaceSource(Dataset()).open(4, shards))
+        found = list(source_of(IterableDataset(), None, decodes=True).open(4, shards))
         assert {epoch for _, epoch in found} == {4}
         assert len(found) == 3 * len(shards or range(3))
 
