@@ -49,7 +49,7 @@ def map_shared_memory(number: int, dtype: np.dtype[Any], shape: tuple[int, ...])
 
 
 class MappedArray:
-    """A part of a file as an array, mapped into memory on first use.
+    """Bytes of a file as an array, mapped into memory on first use.
 
     All workers of a host share its pages in memory, and the kernel drops them when memory is short.
     Only its location is pickled, so another process maps the file as well.
@@ -58,38 +58,14 @@ class MappedArray:
         path: the file, which holds the whole array.
         offset: where the array begins, in bytes.
         shape: its shape.
-        dtype: its number type.
-        order: "C" or "F".
     """
 
-    def __init__(
-        self, path: Path, offset: int, shape: tuple[int, ...], dtype: Any = np.uint8, order: Any = "C"
-    ) -> None:
-        self._location = (path, offset, shape, dtype, order)
+    def __init__(self, path: Path, offset: int, shape: tuple[int, ...]) -> None:
+        self.path, self._offset, self.shape = path, offset, shape
         self._array: NDArray[Any] | None = None
 
-    def __getstate__(self) -> Any:
-        return self._location
-
-    def __setstate__(self, location: Any) -> None:
-        self._location = location
-        self._array = None
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self._location[0]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The shape of the array."""
-        return self._location[2]
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """The number type of the array."""
-        dtype: np.dtype[Any] = np.dtype(self._location[3])
-        return dtype
+    def __reduce__(self) -> Any:
+        return MappedArray, (self.path, self._offset, self.shape)
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -101,11 +77,10 @@ class MappedArray:
             DataError: If the file cannot be mapped.
         """
         if self._array is None:
-            path, offset, shape, dtype, order = self._location
             try:
-                mapped = np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape, order=order)
+                mapped = np.memmap(self.path, np.uint8, "r", self._offset, self.shape)
             except (OSError, ValueError) as error:  # ValueError: the file has become shorter
-                raise DataError(f"cannot map {path} into memory: {error}") from None
+                raise DataError(f"cannot map {self.path} into memory: {error}") from None
             self._array = mapped.view(np.ndarray)
         return self._array
 

@@ -15,7 +15,8 @@ _STREAM = (
 _REMEDIES = {
     "hvdtrain.EvalSets": "Only eval_data() returns EvalSets, as they are; a set in them is a data set.",
     "torch.DataLoader": "Give its data set (loader.dataset): hvdtrain batches, shuffles and shards it; a "
-    "collate_fn is given as hvdtrain.as_dataset(data, collate=...).",
+    "collate_fn is given as hvdtrain.as_dataset(data, collate=...). A sampler is lost with the loader: "
+    "return the weights of a WeightedRandomSampler in the task's method sample_probabilities().",
     "torch.IterableDataset": f"{_STREAM}.",
     "datasets.DatasetDict": "It is a set of splits: return one of them, such as data['train']. eval_data() "
     "can return several: hvdtrain.EvalSets(validation=data['validation'], test=data['test']).",
@@ -53,8 +54,6 @@ def check_supported(source: Any) -> None:
         DataError: naming its type, with what to give instead.
     """
     remedy = next((_REMEDIES[name] for name in _names(source) if name in _REMEDIES), "")
-    if has_class(source, "torch.DataLoader"):
-        remedy += _on_sampler(source)
     if not remedy and hasattr(source, "__next__"):
         remedy = (
             "It can be passed over only once. Give a list, or a function that returns a new one: "
@@ -62,23 +61,6 @@ def check_supported(source: Any) -> None:
         )
     if remedy:
         raise DataError(f"data must be samples that can be indexed; found {type_name(source)}", remedy)
-
-
-def _on_sampler(loader: Any) -> str:
-    """Return what to do about the sampler of a DataLoader, which its data set does not have."""
-    sampler = type(getattr(loader, "sampler", None)).__name__
-    if sampler in (
-        "NoneType",
-        "RandomSampler",
-        "SequentialSampler",
-        "DistributedSampler",
-        "_InfiniteConstantSampler",
-    ):
-        return ""
-    way = "sample_probabilities() of the task draws samples with given probabilities"
-    if sampler == "WeightedRandomSampler":
-        way = "return loader.sampler.weights in the task's method sample_probabilities()"
-    return f" Its sampler ({sampler}) is lost with it: {way}; class_weights and the key 'weights' weigh them."
 
 
 def check_no_batches(source: Any) -> None:

@@ -130,11 +130,6 @@ def test_columns_of_a_hugging_face_data_set_stay_and_text_is_left_out():
             class_of("torch", "DataLoader"),
             r"found torch.inside.DataLoader\nGive its data set \(loader.dataset\)",
         ),
-        (
-            class_of("torch", "DataLoader", sampler=class_of("torch", "WeightedRandomSampler")),
-            r"Its sampler \(WeightedRandomSampler\) is lost with it: return loader.sampler.weights in",
-        ),
-        (class_of("torch", "DataLoader", sampler=class_of("my", "Mine")), r"Its sampler \(Mine\) is lost"),
         (class_of("torch", "IterableDataset", __len__=len), "It is a stream: wrap it"),
         (class_of("datasets", "IterableDataset"), "without streaming=True"),
         (class_of("tensorflow", "DatasetV2"), r"It is a stream: wrap it.*\n?.*as_numpy_iterator\(\)"),

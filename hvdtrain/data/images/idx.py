@@ -18,8 +18,6 @@ from hvdtrain.data.images.sources import (
     check_counts,
     check_shape,
     opened,
-    plain_size,
-    read_exactly,
 )
 from hvdtrain.data.serialization import MappedArray
 from hvdtrain.errors import DataError
@@ -82,22 +80,16 @@ def read_idx(path: Path, what: str) -> Pixels:
     with opened(path) as stream:
         shape = _shape(stream.read(4 + 4 * _MOST_AXES), path, what)
         count, offset = math.prod(shape), 4 + 4 * len(shape)
-        declared = f"the header declares {' x '.join(f'{side:,}' for side in shape)} = {count:,} bytes"
-        if count > plain_size(path):
-            raise DataError(
-                f"{path} is truncated, or bytes 4 to {offset - 1} are wrong: {declared}; it is smaller"
-            )
         stream.seek(offset)
-        if path.suffix == ".gz":
-            data = read_exactly(stream, count, path, f"{shape[0]:,} {what}")
-            more = len(stream.read(1))
-        else:
-            more = path.stat().st_size - offset - count
+        data = stream.read() if path.suffix == ".gz" else None
+    more = (path.stat().st_size - offset if data is None else len(data)) - count
     if more:
-        beyond = f"{abs(more):,} bytes {'more' if more > 0 else 'less'}"
-        kind = "is truncated" if more < 0 else "does not fit its header"
-        raise DataError(f"{path} {kind}: {declared} from byte {offset}, and there are {beyond}")
-    if path.suffix == ".gz":
+        raise DataError(
+            f"{path} {'is truncated' if more < 0 else 'does not fit its header'}: the header declares "
+            f"{' x '.join(f'{side:,}' for side in shape)} = {count:,} bytes from byte {offset}, and "
+            f"there are {abs(more):,} bytes {'more' if more > 0 else 'less'}"
+        )
+    if data is not None:
         return np.frombuffer(data, np.uint8).reshape(shape)
     return MappedArray(path, offset, shape) if count else np.empty(shape, np.uint8)
 

@@ -24,7 +24,7 @@ from hvdtrain.data.augment import (
     transform_keys,
 )
 from hvdtrain.errors import BadSampleError, DataError
-from hvdtrain.storage.files import open_regular, regular_size
+from hvdtrain.storage.files import open_regular
 from hvdtrain.task import Arrays
 
 # returns the box to crop from an image, given its place in the batch, width and height
@@ -274,8 +274,6 @@ def measure(source: ImageSource, chosen: NDArray[np.int64] | None, size: Size) -
     return Normalisation(tuple((mean / 255).tolist()), tuple((np.sqrt(variance) / 255).tolist()))
 
 
-DEFLATE_LIMIT = 1032  # largest compression ratio of deflate (zlib's documentation)
-_CHUNK_BYTES = 1 << 20
 _ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, BadZipFile)
 
 
@@ -297,38 +295,8 @@ def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {reason}") from None
 
 
-def read_exactly(stream: IO[bytes], count: int, path: Path, what: str) -> bytearray:
-    """Return as many bytes as a header declares; memory grows only with the bytes that are read.
-
-    Args:
-        stream: the stream to read.
-        count: number of bytes.
-        path: the file, for messages.
-        what: what the bytes are, such as "60,000 images of 28x28".
-
-    Raises:
-        DataError: If the stream ends before.
-    """
-    data = bytearray()
-    while len(data) < count:
-        chunk = stream.read(min(_CHUNK_BYTES, count - len(data)))
-        if not chunk:
-            raise DataError(
-                f"{path} is truncated: {what} need {count:,} bytes, and it ends after {len(data):,} of them"
-            )
-        data += chunk
-    return data
-
-
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
     """Return a context with a file, decompressed if its name ends with .gz; errors name it."""
     with reading(path), open_regular(path) as file:
         yield cast(IO[bytes], gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
-
-
-def plain_size(path: Path) -> int:
-    """Return the size of a file in bytes; of a gzipped file, the most that it can decompress to."""
-    with reading(path):
-        size = regular_size(path)
-    return size * DEFLATE_LIMIT if path.suffix == ".gz" else size
