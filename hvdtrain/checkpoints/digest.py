@@ -29,50 +29,33 @@ _Numbers = Annotated[list[float | None], Field(max_length=_MOST_OUTPUTS)]
 
 @travels
 class ArrayForm(BaseModel):
-    """What is drawn in place of an array: numbers of its type, in its shape and range.
-
-    Attributes:
-        dtype: the type.
-        shape: that of a sample.
-        low: the smallest of its floating-point numbers.
-        high: the largest.
-        values: some of its whole numbers.
-    """
+    """What is drawn in place of an array: numbers of its type, in its shape and range."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    dtype: Annotated[str, Field(pattern=r"^(bool|u?int\d+|float\d+)$")]
+    dtype: Annotated[str, Field(pattern=r"^(bool|u?int\d+|float\d+)$")]  # the type
+    # that of a sample
     shape: Annotated[list[Annotated[int, Field(ge=0, le=_MOST_NUMBERS)]], Field(max_length=16)]
-    low: float = 0.0
-    high: float = 0.0
-    values: Annotated[list[int], Field(max_length=_MOST_VALUES)] = []
+    low: float = 0.0  # the smallest of its floating-point numbers
+    high: float = 0.0  # the largest
+    values: Annotated[list[int], Field(max_length=_MOST_VALUES)] = []  # some of its whole numbers
 
 
 @travels
 class OutputsDigest(BaseModel):
-    """What a model computed for drawn inputs when its checkpoint was saved.
-
-    Attributes:
-        arrays: what was drawn, by name.
-        outputs: some of the model's outputs, rounded; null stands for one that is not finite, here and below.
-        size: the number of all its outputs.
-        loss: the loss of each sample, rounded; empty if it could not be computed.
-        averaged: whether the model had the moving average of its weights.
-        precision: that of the job.
-        framework: the framework.
-        computed_by: its version and device.
-    """
+    """What a model computed for drawn inputs when its checkpoint was saved."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    arrays: dict[str, ArrayForm]
+    arrays: dict[str, ArrayForm]  # what was drawn, by name
+    # some of the model's outputs, rounded; null stands for one that is not finite, here and below
     outputs: _Numbers
-    size: int
-    loss: _Numbers
-    averaged: bool
-    precision: str
-    framework: str
-    computed_by: str
+    size: int  # the number of all its outputs
+    loss: _Numbers  # the loss of each sample, rounded; empty if it could not be computed
+    averaged: bool  # whether the model had the moving average of its weights
+    precision: str  # that of the job
+    framework: str  # the framework
+    computed_by: str  # its version and device
 
 
 def forms_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, ArrayForm]:

@@ -86,58 +86,43 @@ class FileInfo(BaseModel):
 
 @travels
 class Manifest(BaseModel):
-    """What ``trainer.json`` holds.
-
-    Attributes:
-        step: steps done.
-        samples: samples seen: the position in the stream of training data.
-        data_size: samples in the training data.
-        seconds: time spent training.
-        workers: number of workers that trained.
-        config: the resolved config, as JSON values.
-        versions: versions of what trained, by name.
-        metrics: the evaluation at this very step; empty if there was none. null stands for a number
-            that is not finite, here and below.
-        last_metrics: the last evaluation at or before this step.
-        window: sums by name of the logged window that the step lies in; empty at its end.
-        window_weight: sum of the samples' weights in that window.
-        window_weights: the same of each name whose values have weights of their own.
-        window_bad_samples: how many samples could not be read and were skipped in that window.
-        waiting: how long early stopping has waited; None if the run does not stop early.
-        plateau: what the schedule plateau has lowered the learning rate to; None with another schedule.
-        rescale: where the peak learning rate came from when the number of workers last changed, with
-            rescale_epochs; None if it did not.
-        tracking_id: the run's name among trackers; None if no tracker has it.
-        trained: names of what is trained, by what they are, if callbacks have frozen or thawed parameters;
-            None while all is as the model was made.
-        data: fingerprints of the data, by the task's method; empty if an older version made the checkpoint.
-        outputs: what the model computes for drawn inputs; None if that is not known.
-        files: size and SHA-256 of the other files, by name.
-    """
+    """What ``trainer.json`` holds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    step: _Count
-    samples: _Count
-    data_size: _Size
-    seconds: float
-    workers: _Size
-    config: dict[str, Any]
-    versions: dict[str, str]
+    step: _Count  # steps done
+    samples: _Count  # samples seen: the position in the stream of training data
+    data_size: _Size  # samples in the training data
+    seconds: float  # time spent training
+    workers: _Size  # number of workers that trained
+    config: dict[str, Any]  # the resolved config, as JSON values
+    versions: dict[str, str]  # versions of what trained, by name
+    # the evaluation at this very step; empty if there was none. null stands for a number that is not finite,
+    # here and below
     metrics: dict[str, float | None] = {}
-    last_metrics: dict[str, float | None] = {}
+    last_metrics: dict[str, float | None] = {}  # the last evaluation at or before this step
+    # sums by name of the logged window that the step lies in; empty at its end
     window: dict[str, float | None] = {}
-    window_weight: float = 0.0
-    window_weights: dict[str, float] = {}
-    window_bad_samples: _Count = 0
+    window_weight: float = 0.0  # sum of the samples' weights in that window
+    window_weights: dict[str, float] = {}  # the same of each name whose values have weights of their own
+    window_bad_samples: _Count = 0  # how many samples could not be read and were skipped in that window
+    # how long early stopping has waited; None if the run does not stop early
     waiting: EarlyStoppingState | None = None
+    # what the schedule plateau has lowered the learning rate to; None with another schedule
     plateau: PlateauState | None = None
+    # where the peak learning rate came from when the number of workers last changed, with rescale_epochs;
+    # None if it did not
     rescale: Rescale | None = None
+    # the run's name among trackers; None if no tracker has it
     tracking_id: Annotated[str, Field(pattern=r"^[0-9a-z]{8,64}$")] | None = None
+    # names of what is trained, by what they are, if callbacks have frozen or thawed parameters; None while
+    # all is as the model was made
     trained: dict[str, list[str]] | None = None
+    # fingerprints of the data, by the task's method; empty if an older version made the checkpoint
     data: dict[str, Fingerprint] = {}
+    # what the model computes for drawn inputs; None if that is not known
     outputs: OutputsDigest | None = None
-    files: dict[str, FileInfo] = {}
+    files: dict[str, FileInfo] = {}  # size and SHA-256 of the other files, by name
 
     @property
     def epoch(self) -> float:

@@ -17,14 +17,10 @@ _LEAVES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 
 
 class Signals:
-    """What signals asked of this worker.
-
-    Attributes:
-        number: the signal that asked it to stop, if one came.
-    """
+    """What signals asked of this worker."""
 
     def __init__(self) -> None:
-        self.number: int | None = None
+        self.number: int | None = None  # the signal that asked it to stop, if one came
         self._save = False
         self._waits_for_step = False
 
@@ -95,13 +91,11 @@ class ElasticSignals(Signals):
     The others go on. While it trains it leaves at the next step, when the driver tells all workers of it;
     before that, it leaves at once. A launcher that is to stop all workers tells them over the driver, so that
     ``poll`` never asks for a stop. SIGINT and SIGUSR1 mean what they do in other jobs.
-
-    Attributes:
-        membership: this worker's part in the job; None until it has joined it: until then SIGTERM ends it.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        # this worker's part in the job; None until it has joined it: until then SIGTERM ends it
         self.membership: Membership | None = None
 
     def handle(self, number: int, frame: FrameType | None) -> None:

@@ -39,15 +39,11 @@ class BrokenLines:
 
 
 class LogReader:
-    """Reads the log of a run.
-
-    Attributes:
-        broken: the lines read until now that hold no record.
-    """
+    """Reads the log of a run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path / METRICS_FILE
-        self.broken = BrokenLines()
+        self.broken = BrokenLines()  # the lines read until now that hold no record
 
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield the records in the order of the log.

@@ -27,9 +27,6 @@ class RunFolder:
         lost_lease: returns why this process may no longer write files; empty while it may.
         lost_lock: returns who else has the lock of the directory; empty while this job has it.
 
-    Attributes:
-        replaced: what happened to the directory, if another one has its name; empty otherwise.
-
     Raises:
         OSError: If it cannot be opened.
     """
@@ -41,7 +38,7 @@ class RunFolder:
         lost_lease: Callable[[], str] = lambda: "",
         lost_lock: Callable[[], str] = lambda: "",
     ) -> None:
-        self.replaced = ""
+        self.replaced = ""  # what happened to the directory, if another one has its name; empty otherwise
         self.lost_lease, self.lost_lock = lost_lease, lost_lock
         self._path = path
         self._on_made_anew = on_made_anew
@@ -127,15 +124,12 @@ class Report:
     This one keeps records alone: it has no callbacks, shows nothing and writes nothing.
 
     Every method that calls hooks may raise ``WorkerFailure``, if a user's callback fails.
-
-    Attributes:
-        folder: the run directory as rank 0 opened it; None if this report writes nothing.
-        recent: the last records of the run, which every rank keeps.
     """
 
     def __init__(self) -> None:
+        # the run directory as rank 0 opened it; None if this report writes nothing
         self.folder: RunFolder | None = None
-        self.recent = RecentRecords()
+        self.recent = RecentRecords()  # the last records of the run, which every rank keeps
         self._started_seconds = time.perf_counter()
         self._clock_is_set = False
 

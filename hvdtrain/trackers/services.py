@@ -23,21 +23,14 @@ _ADDRESS = re.compile(r"(?<=://)\S+")
 
 
 class TrackedRun(BaseModel):
-    """What is known of a run besides its log, most of which ``tracking/id.json`` holds.
+    """What is known of a run besides its log, most of which ``tracking/id.json`` holds."""
 
-    Attributes:
-        id: the name of the run that all trackers have.
-        began_seconds: when training began, since the epoch of the system's clock.
-        facts: what is known of its last job: the step it began after, hosts, command, commit, changes.
-        folder: the run directory.
-        config: the resolved config.
-    """
-
-    id: str = Field(pattern=r"^[0-9a-z]{8,64}$")
-    began_seconds: FiniteFloat
+    id: str = Field(pattern=r"^[0-9a-z]{8,64}$")  # the name of the run that all trackers have
+    began_seconds: FiniteFloat  # when training began, since the epoch of the system's clock
+    # what is known of its last job: the step it began after, hosts, command, commit, changes
     facts: dict[str, Any] = {}
-    folder: Path = Field(default=Path(), exclude=True)
-    config: dict[str, Any] = Field(default={}, exclude=True)
+    folder: Path = Field(default=Path(), exclude=True)  # the run directory
+    config: dict[str, Any] = Field(default={}, exclude=True)  # the resolved config
 
     @property
     def resumed(self) -> str:

@@ -33,15 +33,11 @@ _NOT_FETCHED = (CLAIM_FILE, FOLDER, "exports", "evaluations.jsonl", "predictions
 
 
 class StoredCheckpoints:
-    """The checkpoints in a folder at a URL, by name.
-
-    Attributes:
-        url: the folder.
-        known: the manifests that ``look`` has found, the newest last; None of one that cannot be read.
-    """
+    """The checkpoints in a folder at a URL, by name."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url = url  # the folder
+        # the manifests that ``look`` has found, the newest last; None of one that cannot be read
         self.known: dict[str, Manifest | None] = {}
         self._cut: list[str] = []  # without a manifest
 

@@ -37,16 +37,12 @@ class RunLock:
     In an elastic job, the lock goes from one rank 0 to another. A worker that was given up, but keeps the
     lock because it is frozen or its host is cut off, does not keep out its successor; the file tells it, if
     it goes on, that it has one.
-
-    Attributes:
-        job: the name of the elastic job; empty if the number of workers is fixed.
-        generation: the number of the world that this worker is in; 0 if the number is fixed.
-        note: why nothing is locked, or who keeps the lock, if it is not held as it should be; else empty.
     """
 
     def __init__(self) -> None:
-        self.job = ""
-        self.generation = 0
+        self.job = ""  # the name of the elastic job; empty if the number of workers is fixed
+        self.generation = 0  # the number of the world that this worker is in; 0 if the number is fixed
+        # why nothing is locked, or who keeps the lock, if it is not held as it should be; else empty
         self.note = ""
         self._file: int | None = None
         self._run_dir = Path()
