@@ -8,7 +8,6 @@ import errno
 import json
 import math
 import os
-import pwd
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,29 +101,7 @@ def access_remedy(error: OSError, folder: Path, writes: bool = False) -> str:
     """Return what to do about an error of access to a run directory; nothing about other errors."""
     if error.errno not in _REFUSED:
         return ""
-    owner, right = _owner_of(Path(os.fsdecode(error.filename or folder)), folder), "rwX" if writes else "rX"
-    command = f"chmod -R a+{right} {folder}"
-    if owner and owner != _name_of(os.geteuid()):
-        return f"It belongs to {owner}, who can give access: {command}. Or run this command as {owner}."
-    return f"Give yourself access: {command.replace('a+', 'u+')}."
-
-
-def _owner_of(*paths: Path) -> str:
-    """Return who owns the first of these paths that can be looked at, or a folder around it."""
-    for path in paths:
-        for place in (path, *path.resolve().parents[:1]):
-            try:
-                return _name_of(place.stat().st_uid)
-            except OSError:
-                continue
-    return ""
-
-
-def _name_of(user: int) -> str:
-    try:
-        return pwd.getpwuid(user).pw_name
-    except KeyError:
-        return f"user {user}"
+    return f"Its owner can give access: chmod -R a+{'rwX' if writes else 'rX'} {folder}."
 
 
 CONFIG_FILE = "config.yaml"
