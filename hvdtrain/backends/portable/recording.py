@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from hvdtrain.backends.objective.model_call import nested_batch
 from hvdtrain.backends.portable.trees import (
     KeyPath,
@@ -45,6 +47,11 @@ class Recording:
     calls: Sequence[Call]  # the calls of the model
     elsewhere: Sequence[str] = ()  # parts of the model that were used without calling the model
     result: Any = None  # what the loss returned
+
+    def arrays(self, tensors: Tensors) -> list[NDArray[Any]]:
+        """Return the outputs of the model's calls, and what the loss returned, as arrays."""
+        values = [*(call.outputs for call in self.calls), self.result]
+        return [tensors.to_numpy(t) for value in values for t in named_outputs(value, tensors)[0].values()]
 
 
 def record_serving(

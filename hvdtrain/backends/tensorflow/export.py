@@ -13,22 +13,19 @@ from typing import Any
 import h5py
 import keras
 import numpy as np
-from numpy.typing import NDArray
 
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import ZIP_ERRORS, check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
-from hvdtrain.backends.portable.trees import named_outputs
 from hvdtrain.backends.records import Exported
-from hvdtrain.backends.tensorflow.program import TENSORS, batch_of, export_program, recorded, to_numpy
+from hvdtrain.backends.tensorflow.program import TENSORS, batch_of, export_program, recorded
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.task_model import take_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
 
 Model = Any
-Outputs = list[NDArray[Any]]
 
 _MOST_TIMES = 10  # optimizers keep several numbers for each weight
 _SPARE_BYTES = 1_000_000  # of an HDF5 file's own structure
@@ -46,20 +43,16 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
 ) -> Exported:
     """Write a model, load it back and compare outputs.
 
-    Args:
-        model: the model, with its weights.
-        objective: the task's, whose call of the model is what a program computes.
-        format_name: "keras" or "saved-model".
-        path: the file or directory.
-        batches: real samples, in batches of several sizes; the largest first.
-        serve: the task's own function of a model and a batch that a program is to compute.
+    The format is "keras" or "saved-model"; the other arguments are those of ``torch/export.py``.
 
     Raises:
         TaskError: If the model cannot be written in this format.
     """
     if format_name == "keras":
         model.save(path)
-        return compare(*(_outputs(one, batches[0], objective) for one in (model, _load_back(path))))
+        batch = batch_of(batches[0])
+        pair = (recorded(one, objective, batch) for one in (model, _load_back(path)))
+        return compare(*(one.arrays(TENSORS) for one in pair))
     return export_program(model, objective, path, batches, serve)
 
 
@@ -80,25 +73,13 @@ def _load_back(path: Path) -> Model:
         ) from None
 
 
-def _outputs(model: Model, batch: HostBatch, objective: Objective) -> Outputs:
-    """Return the outputs of the calls that the task's loss makes, and what it returns."""
-    recording = recorded(model, objective, batch_of(batch))
-    values = [*(call.outputs for call in recording.calls), recording.result]
-    return [to_numpy(t) for value in values for t in named_outputs(value, TENSORS)[0].values()]
-
-
 def load_weights_file(
     model: Model, path: Path, choice: Choice = ALL_WEIGHTS, fields: Sequence[Field] = ()
 ) -> str:
     """Load a file of weights into a model; say what was understood.
 
-    Of a .keras file the weights are read, and nothing that says how to build a model.
-
-    Args:
-        model: the model.
-        path: the file.
-        choice: which part of the file is loaded.
-        fields: the model's portable arrays, whose names the patterns of ``choice`` can match.
+    Of a .keras file the weights are read, and nothing that says how to build a model. The
+    arguments are those of ``torch/export.py``.
 
     Raises:
         CheckpointError: If it is damaged, of an older Keras, or does not fit.

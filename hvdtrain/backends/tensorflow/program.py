@@ -68,12 +68,7 @@ def recorded(
 ) -> Recording:
     """Return what the task's loss, or its function for serving, does with the model on one batch.
 
-    Args:
-        model: the model.
-        objective: the task's loss and metrics.
-        tensors: the batch.
-        serve: the task's own function for serving, in place of the loss.
-        is_one_call: whether the loss is known to call the model once; it then ends there.
+    The arguments are those of ``torch/program.py``.
     """
     size = int(next(leaf for _, leaf in leaves(tensors, TENSORS.is_tensor)).shape[0])
     if serve is not None:

@@ -15,15 +15,12 @@ from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import check_fit, check_torch_file, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
-from hvdtrain.backends.portable.trees import named_outputs
 from hvdtrain.backends.records import Exported
-from hvdtrain.backends.torch.program import TENSORS, batch_of, export_program, recorded, to_numpy
+from hvdtrain.backends.torch.program import TENSORS, batch_of, export_program, recorded
 from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.backends.torch.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
-
-Outputs = list[NDArray[Any]]
 
 # keys under which training scripts keep the weights among other things
 _KEYS = ("state_dict", "model", "model_state_dict", "module")
@@ -56,7 +53,10 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     """
     plain = plain_model(model, make_model)
     if format_name in ("safetensors", "pt"):
-        _WRITE[format_name](plain, path)
+        if format_name == "pt":
+            torch.save(plain.state_dict(), path)
+        else:
+            _write_safetensors(plain, path)
         loaded = _with_weights(make_model, _read_weights(path))
         return compare(*(_outputs(one, batches[0], objective) for one in (plain, loaded)))
     return export_program(plain, objective, format_name, path, batches, serve)
@@ -82,13 +82,10 @@ def _load(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     model.load_state_dict(weights)
 
 
-def _outputs(model: torch.nn.Module, batch: HostBatch, objective: Objective) -> Outputs:
-    """Return the outputs of the calls that the task's loss makes, and what it returns."""
+def _outputs(model: torch.nn.Module, batch: HostBatch, objective: Objective) -> list[NDArray[Any]]:
     torch.manual_seed(0)  # a model that computes with random numbers gets the same ones again
     with torch.no_grad():
-        recording = recorded(model, objective, batch_of(batch))
-    values = [*(call.outputs for call in recording.calls), recording.result]
-    return [to_numpy(t) for value in values for t in named_outputs(value, TENSORS)[0].values()]
+        return recorded(model, objective, batch_of(batch)).arrays(TENSORS)
 
 
 def _write_safetensors(model: torch.nn.Module, path: Path) -> None:
@@ -101,13 +98,6 @@ def _write_safetensors(model: torch.nn.Module, path: Path) -> None:
         # a tensor of its own under each name: the format knows no shared ones
         tensors[name] = value.detach().clone(memory_format=torch.contiguous_format)
     save_file(tensors, path, metadata={"format": "pt"})
-
-
-def _write_pt(model: torch.nn.Module, path: Path) -> None:
-    torch.save(model.state_dict(), path)
-
-
-_WRITE = {"safetensors": _write_safetensors, "pt": _write_pt}
 
 
 def load_weights_file(
