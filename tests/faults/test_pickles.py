@@ -4,7 +4,7 @@ import pytest
 from endings import end_of
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo"), ("tf", "mpi")])
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo")])
 def test_a_pickle_is_not_executed_and_ends_the_job_with_a_message(framework, controller, tmp_path):
     ending = end_of(2, controller, "SendsPickles", "--framework", framework, cwd=tmp_path)
     assert ending.returncode == 3

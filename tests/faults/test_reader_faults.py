@@ -42,7 +42,7 @@ def kill(framework: str, controller: str, whom: str, cwd) -> tuple:
         return ended(job, cwd), readers
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi")])
 def test_a_killed_reader_ends_the_job_with_a_message(framework, controller, tmp_path):
     before = shared_memory()
     ending, readers = kill(framework, controller, "reader", tmp_path)
@@ -63,7 +63,7 @@ def test_readers_of_a_killed_worker_end_with_it(tmp_path):
     assert [pid for pids in readers.values() for pid in pids if is_running(pid)] == []
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo"), ("tf", "mpi")])
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo")])
 def test_what_a_data_set_raises_in_a_reader_ends_the_job_as_in_a_thread(framework, controller, tmp_path):
     options = ("--framework", framework, "--read-workers", "1")
     ending = end_of(2, controller, "DataRaises", *options, cwd=tmp_path)

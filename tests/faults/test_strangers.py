@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
-from support.jobs import FRAMEWORKS, environment
+from support.jobs import environment
 
 from hvdtrain.backends import torchrun
 from hvdtrain.host.frameworks import FRAMEWORKS as MODULES
@@ -89,7 +89,7 @@ def job(framework) -> Iterator[Job]:
     one.close()
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["torch"])
 def test_strangers_who_come_first_do_not_join_and_keep_nobody_out(job):
     first = job.start(0)
     address = job.address_of(0)
@@ -117,9 +117,8 @@ def test_strangers_who_come_first_do_not_join_and_keep_nobody_out(job):
 
 
 @pytest.mark.parametrize("framework", ["torch"])
-@pytest.mark.parametrize("key", ["", "a" * 64], ids=["no key", "wrong key"])
-def test_a_worker_without_the_key_is_refused_with_a_message(job, key):
-    worker = job.start(1, key)
+def test_a_worker_without_the_key_is_refused_with_a_message(job):
+    worker = job.start(1, key="")
     output = worker.communicate(timeout=SECONDS)[0]
     assert worker.returncode != 0
     assert f"The rendezvous server refused this worker: {KEY_VARIABLE} is missing" in output

@@ -1,4 +1,4 @@
-"""Tasks with batches as people have them: several inputs, columns by name, samples of unequal lengths."""
+"""A task with samples of unequal lengths and columns by name; the zoo has those of several inputs."""
 
 from types import SimpleNamespace
 
@@ -6,76 +6,11 @@ import numpy as np
 
 import hvdtrain
 
-SIZE, EVAL_SIZE, NUMBERS, ITEMS, WORDS, CLASSES = 50, 23, 4, 7, 11, 3
+SIZE, EVAL_SIZE, WORDS, CLASSES = 50, 23, 11, 3
 DEFAULTS = {
     "global_batch_size": 12, "learning_rate": 0.05, "epochs": 2, "log_every": 1, "eval_every": "1epoch",
     "initial_parameters": "portable", "device": "cpu",
 }  # fmt: skip
-
-
-def two_inputs(size, seed):
-    random = np.random.RandomState(seed)
-    numbers, items = random.randn(size, NUMBERS).astype("float32"), random.randint(0, ITEMS, size)
-    return {"numbers": numbers, "items": items}, (numbers.sum(1) + items)[:, None].astype("float32")
-
-
-class TwoInputs:
-    """A model with two inputs, which have names."""
-
-    loss = "mse"
-    metrics = {"mae": "mae"}  # noqa: RUF012
-    defaults = DEFAULTS
-
-    def train_data(self):
-        return two_inputs(SIZE, 0)
-
-    def eval_data(self):
-        inputs, targets = two_inputs(EVAL_SIZE, 1)
-        return {"inputs": inputs, "targets": targets}
-
-    def torch_model(self):
-        import torch
-        from torch import nn
-
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.embedding = nn.Embedding(ITEMS, 3)
-                self.dense = nn.Linear(NUMBERS + 3, 1)
-
-            def forward(self, items, numbers):
-                return self.dense(torch.cat([self.embedding(items), numbers], -1))
-
-        return Model()
-
-    def tf_model(self):
-        import keras
-
-        numbers = keras.Input((NUMBERS,), name="numbers")
-        items = keras.Input((), dtype="int32", name="items")
-        embedded = keras.layers.Embedding(ITEMS, 3, name="embedding")(items)
-        joined = keras.layers.Concatenate()([embedded, numbers])
-        return keras.Model([numbers, items], keras.layers.Dense(1, name="dense")(joined))
-
-
-class TupleInputs(TwoInputs):
-    """The same with inputs by position."""
-
-    def train_data(self):
-        inputs, targets = two_inputs(SIZE, 0)
-        return self.ordered(inputs), targets
-
-    def eval_data(self):
-        return None
-
-    def ordered(self, inputs):
-        return inputs["items"], inputs["numbers"]
-
-    def tf_model(self):
-        import keras
-
-        model = super().tf_model()
-        return keras.Model(model.inputs[::-1], model.output)
 
 
 class Sentences:

@@ -16,7 +16,7 @@ def measured(result, folder) -> dict:
     return json.loads((folder / "bench.json").read_text())
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi"), ("tf", "gloo")])
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "mpi")])
 def test_a_job_is_measured(framework, controller, tmp_path):
     bench = ["python", "-m", "hvdtrain", "bench", "--framework", framework, "--max-bytes", "16K", *SHORT]
     result = run([*launcher(2, controller), *bench], tmp_path)

@@ -26,7 +26,7 @@ def arrays(run: Run, step: int, part: str) -> dict[str, np.ndarray]:
     return load_file(run.folder / "checkpoints" / f"step-{step:08d}" / f"{part}.safetensors")
 
 
-@pytest.mark.parametrize(("source", "target"), [("torch", "tf"), ("tf", "torch")])
+@pytest.mark.parametrize(("source", "target"), [("torch", "tf")])
 def test_a_checkpoint_goes_on_in_the_other_framework_with_another_number_of_workers(source, target):
     whole = trained(source, 2)
     resumed = trained(target, 1, "--resume", str(whole.folder / "checkpoints" / "step-00000004"))

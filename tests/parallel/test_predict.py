@@ -71,7 +71,7 @@ def test_rows_are_in_the_order_of_the_data_without_padding(framework, tmp_path):
     assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["torch"])
 def test_what_cannot_be_predicted_is_refused(framework, tmp_path):
     (tmp_path / "there.npz").write_text("precious")
     results = predict(

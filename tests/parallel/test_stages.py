@@ -206,7 +206,6 @@ def test_what_needs_the_whole_model_refuses_stages(name, options, tmp_path):
     [
         # these two are found by code that both frameworks share
         ("torch", "OneBlock", (), "the model has one block, which cannot be divided into 2 stages"),
-        ("tf", "Mlp", ("--set", "stage_cuts=[99]"), "stage_cuts [99] does not divide"),
         ("tf", "Undivided", (), "cannot be divided into stages"),
         ("torch", "Wrong", (), "the blocks compute other outputs than the model"),
         ("tf", "Left", (), "no block has the model's"),

@@ -61,15 +61,6 @@ class Parquet(Stored):
         )
 
 
-class WebDataset(Stored):
-    """The same samples in tars, likewise."""
-
-    def train_data(self):
-        return hvdtrain.open_webdataset(
-            f"{os.environ[DATA]}/part-{{0..2}}.tar", inputs="x.npy", targets="y.npy"
-        )
-
-
 class _Paced:
     """Waits after each step for some seconds, and at the step that a file names while it does."""
 

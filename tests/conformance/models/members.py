@@ -26,3 +26,26 @@ class Misspelt(Linear):
 
     def val_dataloader(self):
         return None
+
+
+class OfLightning(Linear):
+    """A model that brings methods for another trainer."""
+
+    judge = Judge(
+        frameworks=("torch",),
+        workers=(2,),
+        noted=("training_step and configure_optimizers of the model (of PyTorch Lightning)",),
+    )
+
+    def torch_model(self):
+        model = super().torch_model()
+
+        class Lightning(type(model)):
+            def training_step(self, batch, index):
+                raise AssertionError("never called")
+
+            def configure_optimizers(self):
+                raise AssertionError("never called")
+
+        model.__class__ = Lightning
+        return model
