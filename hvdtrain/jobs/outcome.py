@@ -55,7 +55,8 @@ def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, st
         config: its config, which may say of a metric which end is better.
         checkpoints: where those are that the run directory has, by step.
     """
-    goals = {goal.metric: goal for goal in _goals(config)}
+    named = (config.plateau_goal, config.early_stopping, config.keep_best)  # the last one counts
+    goals = {goal.metric: goal for goal in named if goal is not None}
     found: dict[str, Best] = {}
     for record in parse_lines(line for line in lines if b'"eval"' in line):
         if record.get("phase") != EVAL:
@@ -67,12 +68,6 @@ def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, st
             if goal.improves(value, found[name].value if name in found else None):
                 found[name] = Best(value, record["step"], checkpoints.get(record["step"]))
     return found
-
-
-def _goals(config: Config) -> list[MetricGoal]:
-    """Return the goals of the config, the one that counts last."""
-    named = (config.plateau_goal, config.early_stopping, config.keep_best)
-    return [goal for goal in named if goal is not None]
 
 
 LAST_SAVE_SECONDS = 30  # how long a worker that ends early waits for the checkpoint being written
@@ -99,11 +94,7 @@ def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:
 
 
 class Asked(Protocol):
-    """What this worker was asked to do.
-
-    Attributes:
-        why: why training is to stop, in words; empty if it is not.
-    """
+    """What this worker is requested to do."""
 
     @property
     def why(self) -> str:
@@ -249,14 +240,11 @@ def with_own_history(session: Session, summary: Summary) -> Summary:
 
 
 def _best(session: Session, log: bytes) -> dict[str, Best]:
-    kept = {step_of(path): session.location_of(path) for path in _checkpoints(session.services.run_dir)}
-    return best_of(log.splitlines(), session.config, kept)
-
-
-def _checkpoints(run_dir: Path) -> list[Path]:
+    kept: dict[int, str] = {}
     with suppress(OSError):
-        return checkpoints_in(run_dir / CHECKPOINTS)
-    return []
+        paths = checkpoints_in(session.services.run_dir / CHECKPOINTS)
+        kept = {step_of(path): session.location_of(path) for path in paths}
+    return best_of(log.splitlines(), session.config, kept)
 
 
 def where_it_stood(session: Session) -> str:

@@ -89,6 +89,7 @@ def describe_plan(
         roles: what columns of the data are used for that the user may not have meant.
     """
     config = session.config
+    copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
     lines = {
         "workers": _workers(session, hosts) + plan_parts.workers(session),
         "starts from": start.origin,
@@ -119,7 +120,7 @@ def describe_plan(
         "checkpoints": _checkpoints(config),
         "Horovod": build,
         "set for you": _set_for_you(session, settings),
-        "run directory": _run_directory(session),
+        "run directory": shown(session.location_of(session.services.run_dir)) + copy,
     }
     title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.info.description}"
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
@@ -138,11 +139,6 @@ def describe_model(model: ModelInfo) -> str:
         return f"{counted(trained, 'parameter')} in {tensors}"
     total = counted(trained + model.frozen_parameters, "parameter")
     return f"{total}, {trained:,} of them trained, in {tensors}"
-
-
-def _run_directory(session: Session) -> str:
-    copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
-    return shown(session.location_of(session.services.run_dir)) + copy
 
 
 def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:

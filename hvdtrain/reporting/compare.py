@@ -149,7 +149,8 @@ def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[s
 
 def _cells(row: Row, facts: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
     """Return the cells of a run by column; the facts are the last."""
-    numbers = {name: number_text(value_in(row, name), _form(name)) for name in columns}
+    forms = {_SECONDS: ".1f", _SPEED: ",.0f"}
+    numbers = {name: number_text(value_in(row, name), forms.get(name, ".4f")) for name in columns}
     return {"run": row.name, **numbers, **{fact: row.facts.get(fact, "") for fact in facts}}
 
 
@@ -181,10 +182,6 @@ def value_in(row: Row, column: str) -> Any:
         return row.last[column]
     best = row.best.get(column.removeprefix(_BEST)) if column.startswith(_BEST) else None
     return None if best is None else best.value
-
-
-def _form(column: str) -> str:
-    return {_SECONDS: ".1f", _SPEED: ",.0f"}.get(column, ".4f")
 
 
 def _differences(rows: Sequence[Row], width: int) -> list[str]:
@@ -237,11 +234,8 @@ def _is_highest_first(rows: Sequence[Row], column: str) -> bool:
     if column in (_SECONDS, _SPEED, _STEPS):
         return column != _SECONDS
     metric = column.removeprefix(_BEST).removeprefix(_TRAINING)
-    return goal_of(_goals_of(rows), metric).highest
-
-
-def _goals_of(rows: Sequence[Row]) -> Mapping[str, Any]:
-    return next((row.config for row in rows if row.config), {})
+    goals: Mapping[str, Any] = next((row.config for row in rows if row.config), {})
+    return goal_of(goals, metric).highest
 
 
 def _write_csv(rows: Sequence[Row]) -> None:

@@ -147,7 +147,9 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
     for path in paths:
         found, unreadable = _runs_at(path)
         runs += found
-        notes += [_left_out(child, error) for child, error in unreadable]
+        for child, error in unreadable:
+            text = f"{child}: left out, it cannot be read: {error.strerror or error}"
+            notes.append(plain(". ".join(filter(None, [text, access_remedy(error, child)]))))
         if not found and not unreadable:
             others.append(plain(str(path)))
     if not runs and notes and not others:
@@ -162,11 +164,6 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
 def holds_run(path: Path) -> bool:
     """Return whether a directory is that of a run."""
     return any((path / name).exists() for name in FILES)
-
-
-def _left_out(path: Path, error: OSError) -> str:
-    text = f"{path}: left out, it cannot be read: {error.strerror or error}"
-    return plain(". ".join(filter(None, [text, access_remedy(error, path)])))
 
 
 def _runs_at(path: Path) -> tuple[list[Path], list[tuple[Path, OSError]]]:

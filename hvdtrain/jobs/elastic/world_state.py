@@ -125,7 +125,8 @@ def start_of(
 
     has_saved, is_begun = run_on_rank_zero(workers, look)
     changes: dict[str, Any] = {"run_dir": path, **({"resume": "auto"} if has_saved else {})}
-    run = replace(run, job=replace(run.job, config=config.model_copy(update=changes)), hosts=_hosts(world))
+    hosts = [member.host for member in world.members]
+    run = replace(run, job=replace(run.job, config=config.model_copy(update=changes)), hosts=hosts)
     point = find_start(run, check_as_built)
     if is_begun and point.resumed_step is None:
         point = replace(point, resumed_step=0)
@@ -141,10 +142,6 @@ def _is_untouched(folder: Path) -> bool:
     if any((folder / name).exists() for name in (SUMMARY_FILE, CHECKPOINTS)):
         return False
     return log.is_file() and log.stat().st_size == 0
-
-
-def _hosts(world: World) -> list[str]:
-    return [member.host for member in world.members]
 
 
 def warm_up(session: Session) -> None:

@@ -24,6 +24,7 @@ from hvdtrain.data.fingerprint import (
 from hvdtrain.data.stream import Stream, number_words, samples_words
 from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
 from hvdtrain.jobs.run_directory.provenance import PATH_OPTIONS, last_start
+from hvdtrain.storage.text import some
 from hvdtrain.workers.agreement import Workers
 
 
@@ -298,17 +299,13 @@ def disagreement(
         if members is None:
             groups.append((digests[key], members := []))
         members.append(f"rank {rank} ({host})")
-    parts = [_counted(members) for _, members in groups]
+    parts = [some(members, 1) for _, members in groups]
     return AgreementError(
         f"the workers disagree before training:\n  sample {index} of the {words_for(name)} differs under "
         f"{key!r}: one value on " + ", another on ".join(parts),
         SAME_DATA,
         everywhere=True,
     )
-
-
-def _counted(members: Sequence[str]) -> str:
-    return members[0] + (f" and {len(members) - 1} more" if len(members) > 1 else "")
 
 
 def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, notes: list[str]) -> str:

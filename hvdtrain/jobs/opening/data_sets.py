@@ -27,7 +27,6 @@ from hvdtrain.data.order import order_identity
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
 from hvdtrain.jobs.opening.data_identity import DATA, METHODS
-from hvdtrain.schedule import Cadence
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
@@ -67,14 +66,11 @@ def promises(session: Session, before: Manifest | None) -> str:
     parts.append(f"shuffled within {counted(buffer, 'sample')}" if buffer else "not shuffled")
     parts.append("resumed by reading again what was consumed")
     if stream.length is None:
-        late = [name for name in ("save_every", "eval_every") if _goes_by_epochs(getattr(config, name))]
+        cadences = {"save_every": config.save_every, "eval_every": config.eval_every}
+        late = [name for name, one in cadences.items() if one is not None and one.unit == "epochs"]
         also = f": give {' and '.join(late)} in steps" if late else ""
         parts.append(f"no length declared: what is due by epochs is due at the end{also}")
     return "; ".join(parts)
-
-
-def _goes_by_epochs(cadence: Cadence | None) -> bool:
-    return cadence is not None and cadence.unit == "epochs"
 
 
 def _lost_promise(stream: Stream, before: Manifest | None, config: Config, workers: int) -> list[str]:

@@ -222,7 +222,8 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
     if not isinstance(session.backend, Probes):  # it cannot be tried out
         return
     for what, dataset, read in sources:
-        batch = _read(what, read)
+        with task_errors(f"the first batch of the {what} cannot be read"):
+            batch = read()
         if batch is None:  # training is done
             return
         training = what == TRAINING_DATA
@@ -283,8 +284,3 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
     if one.with_row_numbers or not has_own_values(task, config.framework):
         return one
     return replace(one, error=find_broadcast(what, batch, found.outputs, evaluated))
-
-
-def _read(what: str, read: Callable[[], HostBatch | None]) -> HostBatch | None:
-    with task_errors(f"the first batch of the {what} cannot be read"):
-        return read()

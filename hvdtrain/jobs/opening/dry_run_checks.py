@@ -104,7 +104,7 @@ def _missing_label_error(run: Pass) -> DataError | None:
     """Return the error for class numbers of which some are missing, which makes floats of them."""
     targets = {name: array for name, array in run.arrays.items() if name in TARGETS}
     if run.named_loss != "cross_entropy" or not any(
-        np.isnan(a).any() for a in targets.values() if _is_float(a)
+        np.isnan(a).any() for a in targets.values() if a.dtype.kind == "f"
     ):
         return None
     return DataError(
@@ -112,10 +112,6 @@ def _missing_label_error(run: Pass) -> DataError | None:
         f"Leave such samples out, such as with frame.dropna(), or number them {run.ignore_index} and "
         "give the task this ignore_index.",
     )
-
-
-def _is_float(array: NDArray[Any]) -> bool:
-    return bool(array.dtype.kind == "f")
 
 
 def find_notes(run: Pass) -> Iterator[tuple[str, str]]:

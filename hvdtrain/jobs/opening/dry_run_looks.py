@@ -76,7 +76,8 @@ def _hashes(dataset: Any, names: list[str], deadline: float, most: int | None = 
     size, taken = len(dataset), 0
     one = sum(array.nbytes for array in _read(dataset, np.zeros(1, np.int64)).values())
     block = min(_BLOCK, max(1, _BLOCK_BYTES // max(1, one))) if hasattr(dataset, "batch") else 1
-    starts = [start for pair in zip(*_from_both_ends(range(0, size, block)), strict=False) for start in pair]
+    blocks = range(0, size, block)
+    starts = [start for pair in zip(blocks, reversed(blocks), strict=True) for start in pair]
     for start in list(dict.fromkeys(starts))[: most and -(-most // block)]:
         arrays = _read(dataset, np.arange(start, min(start + block, size)))
         rows = [np.ascontiguousarray(arrays[name]) for name in names]
@@ -84,10 +85,6 @@ def _hashes(dataset: Any, names: list[str], deadline: float, most: int | None = 
         taken += sum(row.nbytes for row in rows)
         if time.perf_counter() > deadline or taken > _BYTES:
             return
-
-
-def _from_both_ends(starts: range) -> tuple[range, range]:
-    return starts, starts[::-1]
 
 
 def _read(dataset: Any, indices: Any) -> Any:

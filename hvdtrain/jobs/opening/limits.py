@@ -160,7 +160,7 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
         last = min(end, first + config.check_data * batch)
         for start in range(first, last, batch):
             ACTIVITY.progress()
-            indices = _indices(order, start, min(start + batch, last))
+            indices = list(map(int, order.indices(np.arange(start, min(start + batch, last)))))
             _check_samples(workers, name, data.datasets[name], indices, data.skip)
         if last > first:
             samples = f"{last - first:,} samples of the {words_for(name)}"
@@ -194,10 +194,6 @@ def _check_samples(workers: Workers, name: str, dataset: Any, indices: Sequence[
         keys = sorted({key for _, digests in found for key in differing_keys(found[0][1], digests)})
         if keys:
             raise disagreement(name, index, keys[0], found)
-
-
-def _indices(order: Order, first: int, last: int) -> list[int]:
-    return [int(index) for index in order.indices(np.arange(first, last))]
 
 
 _MOST_PASSES = 1000  # over the data in one batch

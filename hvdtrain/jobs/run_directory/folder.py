@@ -118,7 +118,8 @@ def _make_or_cut_back(
     write_whole(path / "config.yaml", config_text(config, path, provenance))
     forget_causes(path)
     if resumed_step is not None:
-        _cut_back(path, resumed_step)
+        for log in (path / METRICS_FILE, *trace_files(path)):
+            cut_log(log, resumed_step)
     return path
 
 
@@ -206,9 +207,3 @@ def _make_new(config: Config) -> Path:
             continue
         return path
     raise EnvironmentFault(f"cannot make a run directory: {stem} and 98 like it exist")
-
-
-def _cut_back(path: Path, step: int) -> None:
-    """Remove from a run's logs what came after a step, which is going to be repeated."""
-    for log in (path / METRICS_FILE, *trace_files(path)):
-        cut_log(log, step)

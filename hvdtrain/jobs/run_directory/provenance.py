@@ -178,7 +178,8 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
         f"task file: {own.task_file} (sha256 {own.sha256})" if own.task_file else "task file: none",
         f"versions: {', '.join(f'{name} {version}' for name, version in own.versions.items())}",
     ]
-    return "".join(f"# {_in_one_line(line)}\n" for line in lines) + text
+    # what would end a line, or cannot be written, is escaped
+    return "".join(f"# {one if one.isprintable() else json.dumps(one)}\n" for one in lines) + text
 
 
 def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | None) -> list[str]:
@@ -300,8 +301,3 @@ def _launcher(hosts: Sequence[str]) -> list[str]:
     slots = Counter(hosts)
     where = ["-H", ",".join(f"{host}:{count}" for host, count in slots.items())] if len(slots) > 1 else []
     return ["horovodrun", "-np", str(len(hosts)), *where]
-
-
-def _in_one_line(text: str) -> str:
-    """Return a text as a comment has it: what would end the line, or cannot be written, is escaped."""
-    return text if text.isprintable() else json.dumps(text)
