@@ -1,7 +1,6 @@
 """Reading YAML that somebody else may have written: nothing is executed, and its size is bounded."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -13,23 +12,14 @@ from yaml.scanner import ScannerError
 from hvdtrain.errors import ConfigError
 
 _MAX_DEPTH = 50  # of mappings and lists inside one another
-_MAX_VALUES = 100_000  # values, keys included; an alias counts as all that it stands for
 _MAX_NUMBER_LENGTH = 1000  # characters; Python refuses to write a number of more than 4300 digits
-
-
-@dataclass(frozen=True)
-class _Extent:
-    """How much a node stands for, with its aliases expanded."""
-
-    values: int
-    depth: int
 
 
 _SHOWN = 80  # characters of a line
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML without duplicate keys, endless aliases and numbers that are too long to be written.
+    """Safe YAML without duplicate keys, aliases and numbers that are too long to be written.
 
     It reads 1e-3 and 0o17 as numbers, and 1:30 and 2026-11-28 as text, as YAML 1.2 does. What YAML 1.1 takes
     for another value than YAML 1.2, and somebody could mean, is refused: on, off, yes, no and 010.
@@ -38,22 +28,19 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = 0
-        self._extents: dict[int, _Extent] = {}  # by the id of the node
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next node, whose extent is known then."""
+        """Return the next node."""
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
+            raise ComposerError(None, None, "an alias: write the value out", mark)
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise ComposerError(None, None, f"nested more than {_MAX_DEPTH} levels deep", mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
-        if node is None:
-            return None
-        if id(node) not in self._extents:
-            if self._is_being_composed(node):
-                raise ComposerError(None, None, "an alias stands for a value that contains it", mark)
-            self._extents[id(node)] = self._extent_of(node, mark)
+        if isinstance(node, yaml.MappingNode):
+            _check_keys(node)
         return node
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
@@ -63,25 +50,6 @@ class _Loader(yaml.SafeLoader):
         if is_plain and (tag.endswith(":timestamp") or (tag.endswith((":int", ":float")) and ":" in value)):
             return "tag:yaml.org,2002:str"
         return tag
-
-    def _is_being_composed(self, node: yaml.Node) -> bool:
-        # PyYAML sets the end of a mapping or a list when it has read all of it
-        return isinstance(node, yaml.CollectionNode) and node.end_mark is None
-
-    def _extent_of(self, node: yaml.Node, mark: yaml.Mark) -> _Extent:
-        children: list[yaml.Node] = []
-        if isinstance(node, yaml.MappingNode):
-            _check_keys(node)
-            children = [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            children = node.value
-        parts = [self._extents[id(child)] for child in children]
-        values = 1 + sum(part.values for part in parts)
-        depth = 1 + max((part.depth for part in parts), default=0)
-        if values > _MAX_VALUES or depth > _MAX_DEPTH:
-            limit = f"{_MAX_VALUES:,} values or {_MAX_DEPTH} levels"
-            raise ComposerError(None, None, f"more than {limit} with the aliases written out", mark)
-        return _Extent(values, depth)
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Return a node's value."""
@@ -105,6 +73,10 @@ class _Loader(yaml.SafeLoader):
 
 class _Dumper(yaml.SafeDumper):
     """Writes what ``_Loader`` reads back as the same: it quotes texts such as 1e5."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write a value that comes twice twice."""
+        return True
 
 
 for _kind in (_Loader, _Dumper):

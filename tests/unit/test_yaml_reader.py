@@ -25,3 +25,7 @@ def refused(text: str) -> str:
 )
 def test_a_key_that_is_given_twice_is_refused_with_both_lines(text, said):
     assert refused(text) == said.format(" is given a second time; the first is in line ")
+
+
+def test_an_alias_is_refused():
+    assert refused("a: &x 1\nb: *x\n") == "line 2, column 4: an alias: write the value out"
