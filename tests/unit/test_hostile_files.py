@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from hvdtrain.config.layers import read_file
-from hvdtrain.data.texts.tables import parquet_rows
-from hvdtrain.errors import DataError, EnvironmentFault
+from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.records import cut_log
 from hvdtrain.storage.files import check_link
@@ -51,18 +50,6 @@ def test_a_log_that_is_a_link_is_not_cut(tmp_path):
     with pytest.raises(OSError, match="it is a link, which is not followed"):
         cut_log(tmp_path / "log", 1)
     assert (tmp_path / "mine").read_text() == '{"step": 1}\n{"step": 2}\n'
-
-
-def test_a_table_that_unpacks_to_far_more_is_refused(tmp_path, monkeypatch):
-    pa = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    monkeypatch.setattr("hvdtrain.data.texts.tables._ALWAYS_ALLOWED_BYTES", 1 << 20)
-    path = tmp_path / "rows.parquet"
-    table = pa.table({"text": ["x" * 1_000_000] * 10, "label": ["a"] * 10})
-    parquet.write_table(table, path, compression="zstd", use_dictionary=False)
-    with pytest.raises(DataError, match=r"bytes of column 'text' unpack to 10,000,\d+: a corrupt file"):
-        next(parquet_rows(path, "text", "label"))
 
 
 def test_a_config_that_a_shell_passes_is_read():
