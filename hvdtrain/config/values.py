@@ -31,8 +31,8 @@ class Compression(NamedTuple):
 # how gradients can travel: another way is a row here, and a class in each framework's folder
 COMPRESSIONS = {
     "none": Compression("all_reduce.AllReduce", 4, "float32"),
-    "fp16": Compression("fp16.Fp16", 2, "float16"),
-    "bf16": Compression("bfloat16.BFloat16", 2, "bfloat16"),
+    "fp16": Compression("all_reduce.Fp16", 2, "float16"),
+    "bf16": Compression("all_reduce.BFloat16", 2, "bfloat16"),
     "powersgd": Compression("low_rank.LowRank", has_rank=True, keeps="PowerSGD"),
 }
 MAX_RANK = 32

@@ -133,7 +133,7 @@ def setting(name: str) -> Feature:
 
 # fmt: off
 SHARD, STAGES, SYNC_EVERY, SYNC_NORM = map(option, ("shard", "stages", "sync_every", "sync_batch_norm"))
-COMPRESSED, BF16, PLAN = option("compression"), option("compression", "bf16"), commands("plan")
+COMPRESSED, PLAN = option("compression"), commands("plan")
 OVERLAP = option("overlap")
 POWERSGD = _of_config("`compression` powersgd", "compression", lambda c: rank_of(c.compression) is not None)
 WHOLE = _of_config("`compression` powersgd", "compression",

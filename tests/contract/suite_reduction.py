@@ -144,6 +144,40 @@ def reduced(reducer, part):
     return float(tf.function(lambda: reducer.finish([tf.fill((1,), np.float32(part))])[0])()[0][0])
 
 
+# numbers in the middle of two of bf16 for two workers; so is the sum of what they are rounded to
+TIES = np.array([[1 + 2**-8, 1 + 2**-8], [2**-8 * (1 + 2**-8), 1]], np.float32)
+
+
+def test_sums_of_bf16_are_as_near_as_documented(started):
+    size, rank = started.workers.size, started.workers.rank
+    parts = np.random.RandomState(5).randn(size, 7, 3).astype(np.float32)
+    parts[:, 0, :2] = 0
+    parts[:2, 0, :2] = TIES[:size]
+    parts *= np.float32(2.0**-100)
+    reducer = reducer_class(FRAMEWORK, "bf16")(started.workers)
+    if FRAMEWORK == "torch":
+        import torch
+
+        reducer.attach({"weight": torch.zeros(7, 3), "count": torch.zeros(2)})
+        given = [torch.from_numpy(parts[rank]), torch.ones(2, dtype=torch.float64)]
+        found, count = (tensor.numpy() for tensor in reducer.finish(given)[0])
+    else:
+        import tensorflow as tf
+
+        reducer.attach(
+            {"weight": tf.Variable(tf.zeros((7, 3))), "count": tf.Variable(tf.zeros(2, tf.float64))}
+        )
+        function = tf.function(lambda one, two: reducer.finish([one, two])[0], autograph=False)
+        found, count = (t.numpy() for t in function(tf.constant(parts[rank]), tf.ones(2, tf.float64)))
+    parts = parts.astype(np.float64)
+    bound = ((1 + 2.0**-8) ** size - 1) * np.abs(parts).sum(0)
+    error = np.abs(found - parts.sum(0))
+    assert (error <= (bound if size > 1 else 0)).all()
+    assert error[0, 0] > bound[0, 0] / 2 or size != 2
+    assert count.tolist() == 2 * [size]
+    assert len({bytes(one) for one in started.workers.allgather_object(found.tobytes())}) == 1
+
+
 GIVEN = [np.ones((20,), np.float32), np.full((2, 3), 2, np.float32), np.full((3,), 3, np.float64)]
 
 

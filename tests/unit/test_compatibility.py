@@ -31,7 +31,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "`compile`": {"compile": True},
     "`sync_batch_norm`": {"sync_batch_norm": True},
     "`compression`": {"compression": "fp16"},
-    "`compression` bf16": {"compression": "bf16"},
     "`compression` powersgd": {"compression": "powersgd:2"},
     "`sync_every`": {"sync_every": 4},
     "`shard`": {"shard": "optimizer"},

@@ -1,70 +1,29 @@
-"""Reducers that compress gradients, in one process: memory layouts, shapes, names, the rounding of bf16."""
+"""Reducers that compress gradients, in one process: memory layouts, shapes, names."""
 
 import time
 from types import SimpleNamespace
 
-import ml_dtypes
+import horovod.torch
 import numpy as np
 import pytest
 import tensorflow as tf
 import torch
 from support.faked_horovod import FakedHorovod
 
+from hvdtrain.backends.reduction import reducer_class
 from hvdtrain.backends.tensorflow import step_clock as tensorflow_step_clock
-from hvdtrain.backends.tensorflow.reduction import bfloat16 as tensorflow_bfloat16
+from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_all_reduce
 from hvdtrain.backends.tensorflow.reduction import low_rank as tensorflow_low_rank
 from hvdtrain.backends.tensorflow.state.model_state import Field as TensorFlowField
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
-from hvdtrain.backends.torch.reduction import bfloat16 as torch_bfloat16
 from hvdtrain.backends.torch.reduction import low_rank as torch_low_rank
 from hvdtrain.backends.torch.state.layouts import Layout
 from hvdtrain.backends.torch.state.model_state import Field as TorchField
+from hvdtrain.errors import ConfigError
 
 ALONE = SimpleNamespace(size=1, may_reduce=False)
 TWO = SimpleNamespace(size=2, may_reduce=True)
 RANK = 2
-
-
-class Other:
-    """Horovod's collectives of bits of bf16 as they are with one other worker, by numpy.
-
-    Args:
-        to_numpy: makes an array of a tensor.
-        from_numpy: makes a tensor of an array.
-        given: the other worker's numbers; None if they are this one's.
-    """
-
-    def __init__(self, to_numpy, from_numpy, given=None):
-        self._to_numpy, self._from_numpy = to_numpy, from_numpy
-        self._given = None if given is None else given.astype(ml_dtypes.bfloat16)
-
-    def alltoall(self, bits, *, name):
-        del name
-        own = self._to_numpy(bits).view(ml_dtypes.bfloat16)
-        other = own if self._given is None else np.resize(self._given, len(own))
-        (mine, self._kept), (theirs, self._theirs) = np.split(own, 2), np.split(other, 2)
-        return self._from_numpy(np.concatenate([mine, theirs]).view(np.int16))
-
-    def allgather(self, bits, *, name):
-        del name
-        rest = (self._kept.astype(np.float32) + self._theirs.astype(np.float32)).astype(ml_dtypes.bfloat16)
-        return self._from_numpy(np.concatenate([self._to_numpy(bits), rest.view(np.int16)]))
-
-
-def of_torch(**fields):
-    return Other(lambda tensor: tensor.numpy(), torch.from_numpy, **fields)
-
-
-def of_tensorflow(**fields):
-    def called(function):
-        def call(bits, *, name):
-            found = tf.numpy_function(lambda array: function(tf.constant(array), name=name), [bits], tf.int16)
-            return tf.reshape(found, bits.shape if function == other.alltoall else [2 * bits.shape[0]])
-
-        return call
-
-    other = Other(lambda tensor: tensor.numpy(), lambda array: array, **fields)
-    return SimpleNamespace(alltoall=called(other.alltoall), allgather=called(other.allgather))
 
 
 def torch_low_rank_of(parameter, path="conv/kernel", workers=ALONE):
@@ -82,21 +41,11 @@ def tensorflow_low_rank_of(workers, shape):
     return reducer
 
 
-def torch_bfloat16_of(parameter, monkeypatch, given=None):
-    monkeypatch.setattr(torch_bfloat16, "hvd", of_torch(given=given))
-    monkeypatch.setattr(torch_bfloat16, "agree_on_sparse", lambda *_: set)
-    reducer = torch_bfloat16.BFloat16(TWO)
-    reducer.attach({"conv/kernel": parameter})
-    return reducer
-
-
-@pytest.mark.parametrize("way", ["powersgd", "bf16"])
-def test_a_gradient_comes_back_in_its_parameters_memory_layout(way, monkeypatch):
+def test_a_gradient_comes_back_in_its_parameters_memory_layout():
     """Fused optimizers go through the memory of both, whatever their strides."""
     kernel = torch.nn.Parameter(torch.randn(24, 20, 3, 3).to(memory_format=torch.channels_last))
     before = kernel.detach().clone()
-    make = torch_low_rank_of if way == "powersgd" else lambda p: torch_bfloat16_of(p, monkeypatch)
-    reducer = make(kernel)
+    reducer = torch_low_rank_of(kernel)
     for gradient in (torch.randn_like(kernel), torch.randn(kernel.shape)):
         (kernel.grad,), _ = reducer.finish([gradient])
         assert kernel.grad.stride() == kernel.stride()
@@ -110,16 +59,10 @@ def test_a_gradient_of_the_parameters_layout_is_not_copied():
     assert torch_low_rank_of(kernel).finish([gradient])[0][0] is gradient
 
 
-@pytest.mark.parametrize("way", ["powersgd", "bf16"])
-def test_tensorflow_takes_gradients_of_unknown_shape(way, monkeypatch):
+def test_tensorflow_takes_gradients_of_unknown_shape():
     """As ``tf.custom_gradient`` around ``tf.numpy_function`` gives them."""
     value = np.random.RandomState(0).randn(30, 40).astype(np.float32)
-    if way == "powersgd":
-        reducer, expected = tensorflow_low_rank_of(ALONE, (30, 40)), None
-    else:
-        monkeypatch.setattr(tensorflow_bfloat16, "hvd", of_tensorflow())
-        reducer, expected = tensorflow_bfloat16.BFloat16(TWO), 2 * value
-        reducer.attach({"a": tf.Variable(value)})
+    reducer = tensorflow_low_rank_of(ALONE, (30, 40))
 
     @tf.function(input_signature=[tf.TensorSpec(None)], autograph=False)
     def finish(gradient):
@@ -128,8 +71,7 @@ def test_tensorflow_takes_gradients_of_unknown_shape(way, monkeypatch):
         return found
 
     found = finish(value).numpy()
-    if expected is None:
-        expected = tensorflow_low_rank_of(ALONE, (30, 40)).finish([tf.constant(value)])[0][0].numpy()
+    expected = tensorflow_low_rank_of(ALONE, (30, 40)).finish([tf.constant(value)])[0][0].numpy()
     np.testing.assert_allclose(found, expected, rtol=2**-7, atol=1e-6)
 
 
@@ -144,31 +86,6 @@ def test_sums_in_a_branch_have_one_name_in_every_graph(monkeypatch):
     names = {node.name.rpartition("/")[2] for node in found}  # what Horovod then takes
     assert names == {f"hvdtrain.low_rank.{what}.float32" for what in ("p", "q", "uncompressed")}
     assert all(node.attr["ignore_name_scope"].b for node in found)
-
-
-# numbers that lie in the middle of two of bf16, as does the sum of what they are rounded to
-TIES = [np.array([1 + 2**-8, 1 + 2**-8]), np.array([2**-8 * (1 + 2**-8), 1.0])]
-
-
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-def test_bf16_is_as_far_from_the_sum_as_documented_and_no_farther(framework, monkeypatch):
-    random = np.random.RandomState(0).randn(2, 2000)
-    own, other = (
-        np.concatenate([ties, rest]).astype(np.float32) for ties, rest in zip(TIES, random, strict=True)
-    )
-    if framework == "torch":
-        gradient = torch.from_numpy(own)
-        reducer = torch_bfloat16_of(gradient, monkeypatch, given=other)
-    else:
-        monkeypatch.setattr(tensorflow_bfloat16, "hvd", of_tensorflow(given=other))
-        reducer, gradient = tensorflow_bfloat16.BFloat16(TWO), tf.constant(own)
-        reducer.attach({"a": gradient})
-    found = reducer.finish([gradient])[0][0].numpy().astype(np.float64)
-    parts = np.abs(own.astype(np.float64)) + np.abs(other)
-    total = own.astype(np.float64) + other
-    error = np.abs(found - total)
-    assert (error <= 2**-8 * parts + 2**-8 * np.abs(total)).all()
-    assert error[0] > 2**-9 * parts[0] + 2**-8 * total[0]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
@@ -246,3 +163,24 @@ def test_sums_that_take_long_are_not_this_workers_own_part(monkeypatch):
     step(gradient)
     assert 0 < clock.busy().busy_seconds < 1.9
     assert begun + 4 <= clock.busy().begun_seconds <= time.time()
+
+
+@pytest.mark.parametrize("framework", ["torch", "tf"])
+def test_bf16_is_refused_with_a_horovod_that_sums_none(framework, monkeypatch):
+    reducer = reducer_class(framework, "bf16")(TWO)
+    if framework == "torch":
+        parameter = torch.nn.Parameter(torch.zeros(2))
+        reducer.attach({"weight": parameter})
+        monkeypatch.delattr(
+            horovod.torch.mpi_ops.mpi_lib, "horovod_torch_allreduce_async_torch_BFloat16Tensor"
+        )
+    else:
+        monkeypatch.setattr(type(tensorflow_low_rank.hvd.global_process_set), "size", lambda _: 2)
+        parameter = tf.Variable(tf.zeros(2))
+        reducer.attach({"weight": parameter})
+        allreduce = tensorflow_all_reduce.hvd.allreduce  # of bool, as an older one is of bf16
+        monkeypatch.setattr(
+            tensorflow_all_reduce.hvd, "allreduce", lambda _, **given: allreduce(tf.zeros(1, bool), **given)
+        )
+    with pytest.raises(ConfigError, match="the installed Horovod sums no bf16"):
+        reducer.attach({"weight": parameter})

@@ -10,7 +10,7 @@ from hvdtrain.backends.reduction.shards import divide
 from hvdtrain.backends.tensorflow import functions
 from hvdtrain.backends.tensorflow.reduction import all_reduce as tensorflow_reduction
 from hvdtrain.backends.tensorflow.reduction import flat as tensorflow_flat
-from hvdtrain.backends.tensorflow.reduction.fp16 import Fp16
+from hvdtrain.backends.tensorflow.reduction.all_reduce import Fp16
 from hvdtrain.backends.tensorflow.traced_workers import FixedSize
 from hvdtrain.backends.torch.reduction import flat as torch_flat
 

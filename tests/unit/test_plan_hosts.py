@@ -328,8 +328,8 @@ def test_gpus_count_unless_the_job_computes_on_the_cpu(device, gpus, monkeypatch
     [
         (["--global-batch-size", "64"], "a worker's batch shrinks"),
         (["--set", "batch_sise=3"], "batch_sise"),
-        (["--compression", "bf16"], "compression bf16 cannot be used by plan"),
-        (["--compression", "bf16", "--sync-every", "2"], "sync_every"),
+        (["--shard", "optimizer"], "shard optimizer cannot be used by plan"),
+        (["--compression", "fp16", "--sync-every", "2"], "sync_every"),
         (["--task", "task.py:OwnStep"], "the task's own torch_step"),
     ],
 )

@@ -10,7 +10,7 @@ from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction.shards import LEAST_BYTES
 from hvdtrain.config import Config
 from hvdtrain.config.values import compression_of, rank_of
-from hvdtrain.errors import TaskError
+from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 
 _OVERLAPS = {"auto": None, "true": True, "false": False}
@@ -174,6 +174,14 @@ def spans_hosts(workers: Any) -> bool:
     """
     size, local_size = workers.size, getattr(workers, "local_size", None)
     return isinstance(size, int) and local_size is not None and local_size < size
+
+
+def no_bf16() -> ConfigError:
+    """Return the error of a job whose gradients are to travel as bf16, with a Horovod that sums none."""
+    return ConfigError(
+        "compression: bf16: the installed Horovod sums no bf16 on the devices of this job",
+        "Use --compression fp16. Builds of hvdtrain sum bf16 on CPUs: python -m hvdtrain build-horovod",
+    )
 
 
 def reducer_class(framework: str, compression: str) -> type[GradientReducer]:

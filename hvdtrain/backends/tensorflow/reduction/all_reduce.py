@@ -1,11 +1,12 @@
 """How TensorFlow's gradients are summed over workers by all-reduces of flat tensors."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from hvdtrain.backends.reduction import no_bf16
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.flat import make_buckets
 from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
@@ -34,6 +35,7 @@ class AllReduce(Reducer):
 
     overwrites = False
     carries = True
+    sent_as = "uncompressed"
 
     def __init__(self, workers: Sized, scaled: bool = False, *, overlaps: bool | None = None) -> None:
         super().__init__(workers, scaled)
@@ -53,7 +55,7 @@ class AllReduce(Reducer):
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
-        return "fp32, sent uncompressed"
+        return f"fp32, sent {self.sent_as}"
 
     def _sum(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         given = {str(index): gradient for index, gradient in enumerate(gradients)}
@@ -86,11 +88,54 @@ class AllReduce(Reducer):
     def _reduce(self, gradient: Tensor, name: str) -> Tensor:
         kind, factor = self._cast_for(gradient.dtype)
         with marked(name):
-            if kind == gradient.dtype and isinstance(factor, int) and factor == 1:
+            is_one = isinstance(factor, int) and factor == 1
+            if kind == gradient.dtype and is_one:
                 return hvd.allreduce(gradient, op=hvd.Sum, name=name, **self._group)
-            small = tf.cast(gradient * factor, kind)
+            small = tf.cast(gradient if is_one else gradient * factor, kind)
             if self._workers.is_elastic:  # the factor is a tensor, which Horovod does not take
                 total = hvd.allreduce(small, op=hvd.Sum, name=name)
                 return tf.cast(total, gradient.dtype) / factor
             total = hvd.allreduce(small, op=hvd.Sum, postscale_factor=1 / factor, name=name, **self._group)
             return tf.cast(total, gradient.dtype)
+
+
+class Fp16(AllReduce):
+    """All-reduces of floating-point gradients as fp16; see ``torch/reduction/all_reduce.py``."""
+
+    carries = False
+    sent_as = "as fp16"
+
+    def _cast_for(self, dtype: Any) -> tuple[Any, Any]:
+        if not dtype.is_floating:
+            return super()._cast_for(dtype)
+        if self._scaled:
+            return tf.float16, 1
+        size = self._workers.size
+        return tf.float16, tf.cast(size, dtype) if self._workers.is_elastic else size
+
+
+class BFloat16(AllReduce):
+    """All-reduces of gradients of fp32 as bf16; see ``torch/reduction/all_reduce.py``."""
+
+    carries = False
+    sent_as = "as bf16"
+
+    def attach(self, parameters: Mapping[str, Any]) -> None:
+        """Take the parameters.
+
+        Raises:
+            ConfigError: If the installed Horovod sums no bf16 where they are.
+        """
+        super().attach(parameters)
+        if not self._workers.may_reduce:
+            return
+        try:
+            with tf.Graph().as_default():
+                hvd.allreduce(tf.zeros(1, tf.bfloat16), op=hvd.Sum)
+        except TypeError as error:
+            raise no_bf16() from error
+        if tf.config.get_visible_devices("GPU") and hvd.nccl_built():
+            raise no_bf16()
+
+    def _cast_for(self, dtype: Any) -> tuple[Any, Any]:
+        return tf.bfloat16 if dtype == tf.float32 else dtype, 1

@@ -19,7 +19,6 @@ from hvdtrain.backends.reduction.low_rank import (
     matrix_shape,
     part_bits,
 )
-from hvdtrain.backends.tensorflow.reduction.bfloat16 import laid_out_as
 from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
 from hvdtrain.backends.tensorflow.state.model_state import Field
 
@@ -129,7 +128,7 @@ class LowRank(CommonLowRank, Reducer):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Collective. Return the sums of low rank, and those of vectors."""
         variables = list(self._parameters.values())
-        gradients = [laid_out_as(v, g) for v, g in zip(variables, gradients, strict=True)]
+        gradients = [_laid_out_as(v, g) for v, g in zip(variables, gradients, strict=True)]
         places = [self._matrices.get(id(variable)) for variable in variables]
         found = zip(places, gradients, strict=True)
         by_matrix = {id(matrix): gradient for matrix, gradient in found if matrix is not None}
@@ -264,3 +263,10 @@ class _Matrix:
         self.first = first_factor(field.path, shape[1], rank, seed)
         self.error = tf.Variable(np.zeros(shape, np.float32), trainable=False, name="error")
         self.q = tf.Variable(self.first, trainable=False, name="q")
+
+
+def _laid_out_as(parameter: Any, gradient: Tensor) -> Tensor:
+    """Return a gradient whose shape is known while a step is traced: that of its parameter."""
+    if gradient.shape.is_fully_defined():
+        return gradient
+    return tf.ensure_shape(gradient, parameter.shape)

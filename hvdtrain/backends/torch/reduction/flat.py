@@ -158,6 +158,13 @@ def as_reals(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
+    """Return a gradient with its numbers where the parameter has its own: fused optimizers count on that."""
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
 def flat_zeros(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a vector of zeros which, on a CPU, begins at a cache line.
 

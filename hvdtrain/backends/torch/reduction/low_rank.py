@@ -19,8 +19,8 @@ from hvdtrain.backends.reduction.low_rank import (
     matrix_shape,
     part_bits,
 )
-from hvdtrain.backends.torch.reduction.bfloat16 import laid_out_as
 from hvdtrain.backends.torch.reduction.broadcast import wait_for_all
+from hvdtrain.backends.torch.reduction.flat import laid_out_as
 from hvdtrain.backends.torch.reduction.reducer import Reducer, dense
 from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.errors import TaskError

@@ -9,7 +9,7 @@ import torch
 
 from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
-from hvdtrain.backends.torch.reduction.bfloat16 import laid_out_as
+from hvdtrain.backends.torch.reduction.flat import laid_out_as
 from hvdtrain.backends.torch.reduction.sharded import Sharded
 from hvdtrain.backends.torch.reduction.sharded_parameters import (
     Bucket,
