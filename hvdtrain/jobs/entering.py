@@ -23,7 +23,7 @@ from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.endings import errors_noted
 from hvdtrain.jobs.opening.dry_run import Dry, dry_run
 from hvdtrain.jobs.opening.dry_run_checks import Pass
-from hvdtrain.jobs.opening.limits import check_batches, notes_on_options
+from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.jobs.opening.memory_check import (
     heaviest_plan,
     measured_plan,
@@ -346,13 +346,7 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
             checked = check_batches(backend.workers, task_data.identity, config, Progress())
             restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
             with entered(run, ResumePoint(), with_passes=True) as (session, found):
-                options = notes_on_options(
-                    config,
-                    job.given,
-                    session.plan(),
-                    own_optimizer=run.model.own_rates is not None,
-                    has_eval_data=task_data.eval_data is not None,
-                )
+                options = run.notes_on_options(session.plan())
             notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes, *checked)
             found = replace(found, notes=(*notes, *found.notes, *options))
             seconds = time.perf_counter() - begun_seconds

@@ -16,7 +16,6 @@ from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening import plan_parts
 from hvdtrain.jobs.opening.data_sets import known_size, promises, roles_of
-from hvdtrain.jobs.opening.limits import notes_on_options
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import note_on_links
@@ -308,13 +307,6 @@ def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Seq
     config, task, plan = run.config, run.task_data.task, session.plan()
     of_directory = filter(None, [run.lock.note, note_on_links(session.services.run_dir), *run.notes_on_task])
     notes = (*point.notes, *found, *of_directory)
-    options = notes_on_options(
-        config,
-        run.job.given,
-        plan,
-        own_optimizer=run.model.own_rates is not None,
-        has_eval_data=session.data.evaluation is not None,
-    )
     row = FRAMEWORKS[config.framework]
     is_named = not callable(getattr(task, "loss", print)) and not hasattr(task, row.loss_method)
     session.services.report.say(
@@ -330,5 +322,5 @@ def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Seq
             roles=roles_of(names_of_batch(run.task_data), is_named),
         )
     )
-    for note in (*notes, *options):
+    for note in (*notes, *run.notes_on_options(plan)):
         session.services.report.note(note)

@@ -17,7 +17,7 @@ HOLDER_BYTES = 4096  # that a lock file has at most
 HELD = (errno.EACCES, errno.EAGAIN)  # numbers of the error if somebody else holds the lock
 _FLOCK = "hhqqi4x"  # C's struct flock on Linux: type, whence, start, length, process
 _WHOLE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-_open: dict[int, bool] = {}  # lock files of this process: whether the lock is one of the process
+_open: set[int] = set()  # lock files of this process
 
 
 def open_lock(path: Path) -> int:
@@ -34,7 +34,7 @@ def open_lock(path: Path) -> int:
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-    _open[file] = False
+    _open.add(file)
     return file
 
 
@@ -42,29 +42,19 @@ def take_lock(file: int) -> OSError | None:
     """Lock a file if nobody else holds its lock; return why it is not locked.
 
     The lock is one of the open file: unlike one of the process, it stays if other code of the process opens
-    and closes the file. It works over NFS. A kernel without such locks gives one of the process.
+    and closes the file. It works over NFS.
     """
     try:
-        try:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _open[file] = True
+        fcntl.fcntl(file, fcntl.F_OFD_SETLK, _WHOLE)
     except OSError as error:
         return error
     return None
 
 
-def is_of_process(file: int) -> bool:
-    """Return whether a lock that was taken goes if any code of this process opens and closes the file."""
-    return _open.get(file, False)
-
-
 def close_lock(file: int) -> None:
     """Close a lock file, which gives the lock back. A forked process has none to close."""
-    if _open.pop(file, None) is not None:
+    if file in _open:
+        _open.remove(file)
         os.close(file)
 
 

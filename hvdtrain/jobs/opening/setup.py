@@ -49,6 +49,7 @@ from hvdtrain.jobs.opening.limits import (
     check_metrics,
     check_train_batch,
     check_training_length,
+    notes_on_options,
     with_learning_rate,
 )
 from hvdtrain.jobs.opening.make_task import make_task, notes_on_members
@@ -295,6 +296,16 @@ class TrainingRun:
     def config(self) -> Config:
         """The resolved config."""
         return self.job.config
+
+    def notes_on_options(self, plan: TrainingPlan) -> list[str]:
+        """Return a note for each option of the job without effect, and for what training does not reach."""
+        return notes_on_options(
+            self.config,
+            self.job.given,
+            plan,
+            own_optimizer=self.model.own_rates is not None,
+            has_eval_data=self.task_data.eval_data is not None,
+        )
 
     def context(self) -> RunContext:
         """Return what callbacks can use of the run, as far as it is known before the run directory."""

@@ -18,7 +18,6 @@ from hvdtrain.reporting.lock_state import (
     LOCK_FILE,
     Holder,
     close_lock,
-    is_of_process,
     look_at_lock,
     open_lock,
     take_lock,
@@ -83,11 +82,6 @@ class RunLock:
             if not self.job:
                 close_lock(file)
                 return
-        elif is_of_process(file):
-            self.note = (
-                f"this system has no locks of open files (F_OFD_SETLK): other jobs can get into {run_dir} "
-                f"after code in the process of this one opens and closes {path.name} there"
-            )
         self._file, self._run_dir = file, run_dir
         self._sign(file)
 
