@@ -36,14 +36,9 @@ _PARTS = re.compile(r"[^/_ ]*[/_ ]?")
 
 
 def tables_of(rows: Sequence[Mapping[str, str]], facts: Sequence[str], width: int) -> list[Table]:
-    """Return tables with all columns, as many to a table as have room.
+    """Return tables of rows with all columns, as many to a table as have room in a line.
 
-    Names of runs are wrapped. Each table has the facts.
-
-    Args:
-        rows: cells by column; all rows have the same columns.
-        facts: the columns that each table has.
-        width: characters of a line.
+    Names of runs are wrapped. Each table has the facts, which are columns, too.
     """
     columns = [name for name in rows[0] if name != RUN and name not in facts]
     groups: list[list[str]] = [[]]
@@ -109,11 +104,8 @@ _SECONDS, _SPEED, _STEPS = "seconds", "samples/s", "steps"
 def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     """Print a table with a row per run.
 
-    A run without a summary is shown as far as its log goes.
-
-    Args:
-        run_dirs: directories of runs, or folders that hold such directories.
-        sort: the column to sort by, with the best first; in the order given if None.
+    A run without a summary is shown as far as its log goes. Folders of runs stand for the runs in them. The
+    best of the column ``sort`` comes first; without one, they have the order given.
 
     Raises:
         UsageError: If there is no run, or no such column.

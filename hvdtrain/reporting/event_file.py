@@ -9,7 +9,7 @@ import os
 import re
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from tensorboard.compat.proto.types_pb2 import DT_FLOAT, DT_STRING
 from tensorboard.plugins.hparams.api_pb2 import STATUS_SUCCESS
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
-from hvdtrain.reporting.jsonl import AppendFile
+from hvdtrain.reporting.jsonl import AppendFile, flattened
 
 
 def text_summary(tag: str, text: str) -> Summary:
@@ -40,7 +40,9 @@ def session_start(config: Mapping[str, Any], name: str, seconds: float) -> Summa
         seconds: when it began, since the epoch of the system's clock.
     """
     start = SessionStartInfo(group_name=name, start_time_secs=seconds)
-    for key, value in _flat(config):
+    for key, value in flattened(config):
+        if value is None:
+            continue
         if isinstance(value, bool):
             start.hparams[key].bool_value = value
         elif isinstance(value, int | float):
@@ -64,14 +66,6 @@ def _hparams(tag: str, data: HParamsPluginData) -> Summary:
 def _summary(tag: str, plugin: str, content: bytes, tensor: TensorProto) -> Summary:
     data = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=plugin, content=content))
     return Summary(value=[Summary.Value(tag=tag, tensor=tensor, metadata=data)])
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{name}.")
-        elif value is not None:
-            yield f"{before}{name}", value
 
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\..*")

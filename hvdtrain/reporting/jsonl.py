@@ -147,6 +147,15 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def flattened(values: Mapping[Any, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield names and values of nested mappings; the names of a mapping in another one follow its own."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", value
+
+
 def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
     """Return JSON that every reader takes: null stands for a number that is not finite."""
     return json.dumps(finite(values), indent=indent, allow_nan=False)

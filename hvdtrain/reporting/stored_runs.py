@@ -16,6 +16,7 @@ from typing import Any
 
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
+from hvdtrain.reporting.jsonl import flattened
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.storage.files import read_regular
@@ -276,16 +277,9 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[str], str]:
     )
 
 
-def flat(values: Mapping[Any, Any], prefix: str = "") -> dict[str, str]:
+def flat(values: Mapping[Any, Any]) -> dict[str, str]:
     """Return the values of nested mappings as text, by names with dots."""
-    result: dict[str, str] = {}
-    for name, value in values.items():
-        key = f"{prefix}{plain(str(name))}"
-        if isinstance(value, dict) and value:
-            result |= flat(value, f"{key}.")
-        else:
-            result[key] = value_text(value)
-    return result
+    return {plain(name): value_text(value) for name, value in flattened(values)}
 
 
 def number_text(value: Any, form: str) -> str:

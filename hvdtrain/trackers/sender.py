@@ -25,7 +25,7 @@ from hvdtrain.reporting.jsonl import LONGEST_LINE, write_json
 from hvdtrain.reporting.log_records import BrokenLines
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.storage.files import check_link, open_regular, read_regular
-from hvdtrain.trackers.services import TrackedRun, Tracker, row_of, without_password
+from hvdtrain.trackers.services import CLIENTS, TrackedRun, Tracker, row_of, without_password
 
 FOLDER, ID_FILE = "tracking", "id.json"
 LAST_SECONDS = 10.0  # for what is not sent when the job is over
@@ -162,7 +162,7 @@ class Sender:
     def _opened(self) -> tuple[Tracker, TrackedRun]:
         self._check()
         if self._tracker is None:
-            self._tracker = _load(self._name, self.note)
+            self._tracker = CLIENTS[self._name](self.note)
         if self._run is None:
             run = read_tracked_run(self._run_dir)
             self.place = self._tracker.open(run)
@@ -351,14 +351,3 @@ def _read(path: Path, model: type[_Model]) -> _Model | None:
     with suppress(OSError, ValueError, RecursionError):
         return model.model_validate_json(read_regular(path, _MAX_BYTES))
     return None
-
-
-def _load(name: str, note: Callable[[str], None]) -> Tracker:
-    """Load a tracker's library, which takes a second or so."""
-    if name == "mlflow":
-        from hvdtrain.trackers.services import MlflowTracker
-
-        return MlflowTracker(note)
-    from hvdtrain.trackers.services import WandbTracker
-
-    return WandbTracker(note)

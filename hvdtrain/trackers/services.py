@@ -6,7 +6,7 @@ import math
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, FiniteFloat
 from hvdtrain.callbacks import EVENT
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, EXIT_TRAINING, EnvironmentFault
+from hvdtrain.reporting.jsonl import flattened
 from hvdtrain.reporting.stored_runs import COMPLETED, FAILED, UNSAVED
 
 _ADDRESS = re.compile(r"(?<=://)\S+")
@@ -156,7 +157,8 @@ class MlflowTracker:
         self._run = one.info.run_id
         if one.info.status != "RUNNING":
             self._client.update_run(self._run, status="RUNNING")
-        fields = {mlflow_name(name): text for name, text in _flat(run.config) if text not in ("", "None")}
+        texts = {mlflow_name(name): _text(value) for name, value in flattened(run.config)}
+        fields = {name: text for name, text in texts.items() if text not in ("", "None")}
         known = one.data.params  # which MLflow takes only once
         self._log("params", [self._entities.Param(*one) for one in fields.items() if one[0] not in known])
         self._send_facts(run)
@@ -236,15 +238,6 @@ def mlflow_name(name: str) -> str:
         return name
     end = "_" + hashlib.sha256(name.encode()).hexdigest()[:8]
     return path[: _LONGEST_NAME - len(end)].rstrip("/") + end
-
-
-def _flat(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of values, those of a mapping in it with its name before them."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", _text(value)
 
 
 def _text(value: object) -> str:
@@ -334,3 +327,10 @@ class WandbTracker:
     @property
     def _folder(self) -> Path:
         return Path(self._run.dir).parent
+
+
+# what makes a tracker, whose library takes a second or so to load, by its name
+CLIENTS: dict[str, Callable[[Callable[[str], None]], Tracker]] = {
+    "mlflow": MlflowTracker,
+    "wandb": WandbTracker,
+}

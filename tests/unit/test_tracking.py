@@ -84,7 +84,7 @@ class FakeTracker:
 def tracker(monkeypatch):
     """Gives the tracker that is sent to."""
     made = FakeTracker()
-    monkeypatch.setattr(sending, "_load", lambda name, note: made)
+    monkeypatch.setattr(sending, "CLIENTS", dict.fromkeys(sending.CLIENTS, lambda note: made))
     yield made
     made.waits_for.set()
 
