@@ -17,7 +17,6 @@ from hvdtrain.config import Config, Layer, is_nullable
 from hvdtrain.config.field_names import name_hint, value_hint
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
-from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.urls import shown
 
@@ -50,10 +49,7 @@ def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> C
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     layers = list(layers)
-    unknown = _unknown_names(layers, task_parameters)
-    if unknown and (wrong := _wrong_values(layers)):
-        unknown += [(problem, "") for problem in wrong]
-    _check_names(unknown)
+    _check_names(_unknown_names(layers, task_parameters))
     for layer in layers:
         for one, other in _EITHER_OR:
             given = [field for field in (one, other) if layer.values.get(field) is not None]
@@ -102,20 +98,6 @@ def _unknown_names(layers: Iterable[Layer], task_parameters: Collection[str]) ->
                 hint = f"The task's constructor takes it: write {option}."
             unknown.append((f"{layer.source}: there is no field {name!r}", hint))
     return unknown
-
-
-def _wrong_values(layers: Iterable[Layer]) -> list[str]:
-    """Return a message for each value that a field does not take, whatever the other fields are."""
-    found = []
-    for layer in layers:
-        given = {name: value for name, value in layer.values.items() if name in Config.model_fields}
-        try:
-            Config(**{"framework": next(iter(FRAMEWORKS)), **given})
-        except ValidationError as error:
-            sources = dict.fromkeys(given, layer.source)
-            details = [detail for detail in error.errors() if detail["loc"] and detail["loc"][0] in given]
-            found += [_describe(detail, sources) for detail in details]
-    return found
 
 
 def _check_names(unknown: Sequence[tuple[str, str]]) -> None:

@@ -4,7 +4,6 @@ An event file is a row of records (TFRecord): length, checksum of the length, da
 data of each is an ``Event``. TensorBoard's own writer of records is not used: importing it takes a second.
 """
 
-import math
 import os
 import re
 import struct
@@ -97,7 +96,7 @@ class EventFile:
 
     def add(self, values: Mapping[str, float], step: int) -> OSError | None:
         """Add scalars at a step; return what went wrong, if something did."""
-        scalars = [Summary.Value(tag=tag, simple_value=_as_fp32(value)) for tag, value in values.items()]
+        scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
         return self.add_summary(Summary(value=scalars), step)
 
     def add_summary(self, summary: Summary, step: int) -> OSError | None:
@@ -121,15 +120,6 @@ def _newest_seconds(folder: Path) -> int:
     """Return the time in the name of the newest event file in a folder; 0 if there is none."""
     found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
     return max((int(match[1]) for match in found if match), default=0)
-
-
-def _as_fp32(value: float) -> float:
-    """Return a number that fp32 can hold."""
-    try:
-        struct.pack("<f", value)
-    except OverflowError:
-        return math.copysign(math.inf, value)
-    return value
 
 
 def _record(data: bytes) -> bytes:

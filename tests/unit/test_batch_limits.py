@@ -19,7 +19,6 @@ def data(size: int, width: int = 2) -> object:
 def checked(size: int = 3, workers: int = 1, width: int = 2, **fields: object) -> None:
     config = Config(**{"framework": "torch", "epochs": 1, **fields})
     plan = TrainingPlan.of(config, workers, size)
-    batch_limits.check_training_length(config, plan)
     batch_limits.check_train_batch(config, plan, data(size, width), workers)
     batch_limits.check_eval_batch(config, plan, data(size, width), workers)
 

@@ -199,23 +199,6 @@ def _check_samples(workers: Workers, name: str, dataset: Any, indices: Sequence[
 _MOST_PASSES = 1000  # over the data in one batch
 _ALWAYS_ALLOWED = 65_536  # samples in a batch, however small the data are
 _MEASURED_FROM = 1024  # samples of a worker; smaller batches fit into every host's memory
-_MAX_POSITION = 2**62  # positions in the stream of samples are 64-bit integers
-
-
-def check_training_length(config: Config, plan: TrainingPlan) -> None:
-    """Check that the samples of the whole training can be counted.
-
-    Raises:
-        ConfigError: on every worker alike, if they cannot.
-    """
-    if plan.last_sample >= _MAX_POSITION:
-        field = "epochs" if config.steps is None else "steps"
-        raise ConfigError(
-            f"{field}: {getattr(config, field):,} {field} would be {plan.last_sample:,} samples in "
-            f"{plan.steps:,} steps; at most {_MAX_POSITION:,} samples can be counted",
-            f"Lower {field}, or the batch size.",
-            everywhere=True,
-        )
 
 
 def check_train_batch(config: Config, plan: TrainingPlan, dataset: Any, workers_here: int) -> None:

@@ -48,7 +48,6 @@ from hvdtrain.jobs.opening.limits import (
     check_eval_batch,
     check_metrics,
     check_train_batch,
-    check_training_length,
     notes_on_options,
     with_learning_rate,
 )
@@ -235,7 +234,6 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     size = len(task_data.train_data)
     replicas = Place(workers, config.stages).replicas
     plan = TrainingPlan.of(config, replicas, size, most=most_workers(workers))
-    check_training_length(config, plan)
     check_train_batch(config, plan, task_data.train_data, workers.local_size)
     check_eval_batch(config, plan, task_data.eval_data, workers.local_size)
 
