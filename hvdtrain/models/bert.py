@@ -109,6 +109,20 @@ def torch_blocks(model: Any) -> list[Any]:
     return [embed, *blocks, Block(model.predict, *(getattr(model, name) for name in used))]
 
 
+def tf_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a Keras model: embedding, transformer blocks, head."""
+    from functools import partial
+
+    from hvdtrain.models.block import Block, keras_blocks, keras_layers
+
+    def attend(block: Any, value: list[Any]) -> list[Any]:
+        return [block(value), value[1]]
+
+    return keras_blocks(
+        model, [Block(partial(attend, block), block) for block in keras_layers(model, "blocks")]
+    )
+
+
 def _torch_block(heads: int, channels: int, dropout: float) -> Any:
     import torch
     from torch import nn
@@ -151,6 +165,7 @@ def tf_model(  # noqa: PLR0917 - as above
     from keras import layers as kl
     from keras import ops
 
+    from hvdtrain.models.block import keras_ends
     from hvdtrain.models.transformer import keras_positions
 
     check_heads(heads, channels)
@@ -161,16 +176,16 @@ def tf_model(  # noqa: PLR0917 - as above
     x = kl.Dropout(dropout)(kl.LayerNormalization(epsilon=EPSILON, name="norm")(x))
     seen = ops.logical_or(ops.not_equal(tokens, 0), ops.equal(positions, 0))
     seen = ops.cast(seen, "float32")  # tf.recompute_grad takes no booleans
-    x = _keras_blocks(layers, heads, channels, dropout)([x, seen])
+    ends = [x, seen], [x := _keras_blocks(layers, heads, channels, dropout)([x, seen]), seen]
     if classes is not None:
         x = kl.Dropout(dropout)(kl.Dense(channels, activation="tanh", name="head")(x[:, 0]))
-        return keras.Model(tokens, kl.Dense(classes, name="logits")(x))
+        return keras_ends(keras.Model(tokens, kl.Dense(classes, name="logits")(x)), *ends)
     x = kl.Dense(channels, activation="gelu", name="head")(x)
     x = kl.LayerNormalization(epsilon=EPSILON, name="head_norm")(x)
     # Keras has no layer that is a bias alone; these are embeddings of width 1, times ones
     bias = kl.ReversibleEmbedding(vocabulary, 1, name="output_bias")
     logits = embedding(x, reverse=True) + bias(ops.ones_like(x[:, :, :1]), reverse=True)
-    return keras.Model(tokens, logits)
+    return keras_ends(keras.Model(tokens, logits), *ends)
 
 
 def _keras_blocks(count: int, heads: int, channels: int, dropout: float) -> Any:

@@ -33,6 +33,32 @@ class Block:
         return self.function(*arguments, **named)
 
 
+def keras_ends(model: Any, *tensors: Any) -> Any:
+    """Keep in a functional Keras model the tensors between which its repeated blocks are; return it."""
+    model.ends_of_blocks = lambda: tensors  # a function, which Keras and TensorFlow do not track
+    return model
+
+
+def keras_blocks(model: Any, inner: Sequence[Any]) -> list[Any]:
+    """Return the blocks of a model of :func:`keras_ends`: what is before the repeated ones, these, the rest.
+
+    Args:
+        model: the model.
+        inner: its repeated blocks.
+    """
+    import keras
+
+    entering, leaving = model.ends_of_blocks()
+    return [keras.Model(model.input, entering), *inner, keras.Model(leaving, model.output)]
+
+
+def keras_layers(model: Any, name: str) -> list[Any]:
+    """Return the layers of a model within a Keras model, without its inputs."""
+    import keras
+
+    return [layer for layer in model.get_layer(name).layers if not isinstance(layer, keras.layers.InputLayer)]
+
+
 def parts_of(block: Any, kind: type[Part]) -> list[Part]:
     """Return the modules or layers of a block, whatever kind of block it is.
 

@@ -9,15 +9,16 @@ NAMES = ("mlp", "convnet", "resnet18", "resnet34", "resnet50")
 _CIFAR_BELOW = 64  # pixels of the shorter side: the stem does not shrink smaller images
 
 
-def torch_image_blocks(name: str, model: Any) -> list[Any]:
-    """Return the blocks of a PyTorch model.
+def image_blocks(framework: str, name: str, model: Any) -> list[Any]:
+    """Return the blocks of a model.
 
     Args:
+        framework: "torch" or "tf".
         name: one of ``NAMES``.
         model: what ``image_model`` returned for it.
     """
     module: Any = {"mlp": mlp, "convnet": convnet}.get(name, resnet)
-    blocks: list[Any] = module.torch_blocks(model)
+    blocks: list[Any] = getattr(module, f"{framework}_blocks")(model)
     return blocks
 
 

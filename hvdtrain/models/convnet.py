@@ -60,6 +60,14 @@ def torch_blocks(model: Any) -> list[Any]:
     return [*(Block(*part) for part in parts), model.dense2]
 
 
+def tf_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a Keras model: one for each layer with weights, and what leads to the next."""
+    import keras
+
+    conv1, dense1, dense2 = (model.get_layer(name) for name in ("conv1", "dense1", "dense2"))
+    return [conv1, keras.Model(conv1.output, dense1.input), dense1, dense2]
+
+
 def tf_model(image_shape: tuple[int, int, int], classes: int) -> Any:
     """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras

@@ -102,6 +102,13 @@ def _torch_block(heads: int, channels: int, dropout: float) -> Any:
     return Block
 
 
+def tf_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a Keras model: embedding, transformer blocks, output layer."""
+    from hvdtrain.models.block import keras_blocks, keras_layers
+
+    return keras_blocks(model, keras_layers(model, "blocks"))
+
+
 def tf_model(  # noqa: PLR0917 - as above
     vocabulary: int, context: int, layers: int, heads: int, channels: int, dropout: float = 0.0
 ) -> Any:
@@ -110,6 +117,7 @@ def tf_model(  # noqa: PLR0917 - as above
     from keras import layers as kl
     from keras import ops
 
+    from hvdtrain.models.block import keras_ends
     from hvdtrain.models.transformer import keras_attention, keras_positions
 
     check_heads(heads, channels)
@@ -130,6 +138,6 @@ def tf_model(  # noqa: PLR0917 - as above
     embedding = kl.ReversibleEmbedding(vocabulary, channels, name="tokens")
     x = embedding(tokens) + kl.Embedding(context, channels, name="positions")(keras_positions(tokens))
     x = kl.Dropout(dropout)(x)
-    x = keras.Sequential([block(str(i)) for i in range(layers)], name="blocks")(x)
-    x = kl.LayerNormalization(epsilon=EPSILON, name="norm")(x)
-    return keras.Model(tokens, embedding(x, reverse=True))
+    y = keras.Sequential([block(str(i)) for i in range(layers)], name="blocks")(x)
+    logits = embedding(kl.LayerNormalization(epsilon=EPSILON, name="norm")(y), reverse=True)
+    return keras_ends(keras.Model(tokens, logits), x, y)

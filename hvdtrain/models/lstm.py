@@ -67,18 +67,32 @@ def torch_blocks(model: Any) -> list[Any]:
     return [Block(model.embed, model.tokens), *lstms, Block(model.predict, model.logits)]
 
 
+def tf_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a Keras model: embedding, LSTMs, output layer."""
+    from functools import partial
+
+    from hvdtrain.models.block import Block, keras_blocks, keras_layers
+
+    def read(lstm: Any, value: list[Any]) -> list[Any]:
+        return [lstm(value[0]), value[1]]
+
+    return keras_blocks(model, [Block(partial(read, lstm), lstm) for lstm in keras_layers(model, "lstms")])
+
+
 def tf_model(vocabulary: int, classes: int, channels: int = 128, layers: int = 1) -> Any:
     """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras
     from keras import layers as kl
     from keras import ops
 
+    from hvdtrain.models.block import keras_ends
     from hvdtrain.models.transformer import keras_positions
 
     tokens = keras.Input((None,), dtype="int32")
-    x = kl.Embedding(vocabulary, channels, name="tokens")(tokens)
+    embedded = kl.Embedding(vocabulary, channels, name="tokens")(tokens)
     lstms = [kl.LSTM(channels, use_bias=False, return_sequences=True, name=str(i)) for i in range(layers)]
-    x = keras.Sequential(lstms, name="lstms")(x)
+    read = keras.Sequential(lstms, name="lstms")(embedded)
     last = ops.max(ops.cast(ops.not_equal(tokens, 0), "int32") * keras_positions(tokens), axis=1)
-    x = ops.take_along_axis(x, last[:, None, None], axis=1)[:, 0]
-    return keras.Model(tokens, kl.Dense(classes, name="logits")(x))
+    x = ops.take_along_axis(read, last[:, None, None], axis=1)[:, 0]
+    model = keras.Model(tokens, kl.Dense(classes, name="logits")(x))
+    return keras_ends(model, [embedded, tokens], [read, tokens])

@@ -49,6 +49,15 @@ def torch_blocks(model: Any) -> list[Any]:
     return [*map(hidden, model.hidden), Block(lambda x: model.logits(x.flatten(1)), model.logits)]
 
 
+def tf_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a Keras model: one for each dense layer."""
+    from hvdtrain.models.block import Block
+
+    flatten, *others = model.layers[1:]
+    first, *dense = [layer for part in others for layer in getattr(part, "layers", [part])]
+    return [Block(lambda x: first(flatten(x)), first), *dense]
+
+
 def tf_model(input_shape: Sequence[int], classes: int, hidden: Sequence[int] = (256, 256)) -> Any:
     """Return the Keras twin; the arguments are those of :func:`torch_model`."""
     import keras

@@ -88,6 +88,13 @@ def torch_blocks(model: Any) -> list[Any]:
     return [Block(model.begin, model.conv1, model.bn1), *residual, Block(model.predict, model.fc)]
 
 
+def tf_blocks(model: Any) -> list[Any]:
+    """Return the blocks of a Keras model: the first convolution, the residual blocks, the last layer."""
+    from hvdtrain.models.block import keras_blocks, keras_layers
+
+    return keras_blocks(model, [block for i in range(1, 5) for block in keras_layers(model, f"layer{i}")])
+
+
 def _torch_parts(activate: Callable[[Any], Any]) -> tuple[Any, Any, Any]:
     """Return the functions that make blocks, convolutions and batch norms."""
     import torch
@@ -157,6 +164,8 @@ def tf_model(
     import keras
     from keras import layers, ops
 
+    from hvdtrain.models.block import keras_ends
+
     stages = _stages(depth, stem, activation)
     images = keras.Input(image_shape)
     x = _keras_conv(images, CHANNELS[0], *((3, 1) if stem == "cifar" else (7, 2)), name="conv1")
@@ -165,13 +174,14 @@ def tf_model(
         # PyTorch pads a maximum with -inf; no activation is below -1
         x = ops.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=-1.0)
         x = layers.MaxPooling2D(3, 2)(x)
+    entering = x
     for i, blocks in enumerate(stages, 1):
         below = y = keras.Input(x.shape[1:])
         for j, plan in enumerate(blocks):
             y = _keras_block(y.shape[1:], plan, activation, str(j))(y)
         x = keras.Model(below, y, name=f"layer{i}")(x)
-    x = layers.GlobalAveragePooling2D()(x)
-    return keras.Model(images, layers.Dense(classes, name="fc")(x))
+    logits = layers.Dense(classes, name="fc")(layers.GlobalAveragePooling2D()(x))
+    return keras_ends(keras.Model(images, logits), entering, x)
 
 
 def _keras_block(shape: tuple[int, ...], plan: _Block, activation: str, name: str) -> Any:

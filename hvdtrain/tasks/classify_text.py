@@ -135,6 +135,11 @@ class ClassifyText:
         """Return its Keras twin."""
         return self._module().tf_model(**self._sizes)
 
+    def tf_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the Keras model."""
+        blocks: list[Any] = self._module().tf_blocks(model)
+        return blocks
+
     def _module(self) -> ModuleType:
         return bert if self._model == "bert" else lstm
 

@@ -65,6 +65,10 @@ class Digits:
         """Return its Keras twin."""
         return convnet.tf_model(image_shape=(8, 8, 1), classes=10)
 
+    def tf_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the Keras model."""
+        return convnet.tf_blocks(model)
+
 
 task = Digits
 

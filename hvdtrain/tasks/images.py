@@ -20,7 +20,7 @@ from hvdtrain.data.images.sources import (
     reading,
 )
 from hvdtrain.errors import DataError
-from hvdtrain.models.choose import NAMES, image_model, torch_image_blocks
+from hvdtrain.models.choose import NAMES, image_blocks, image_model
 from hvdtrain.tasks import _options as options
 
 FORMS = ("auto", "idx", "folder", "cifar", "npz")
@@ -186,11 +186,15 @@ class Images:
 
     def torch_blocks(self, model: Any) -> list[Any]:
         """Return the blocks of the PyTorch model."""
-        return torch_image_blocks(self._model, model)
+        return image_blocks("torch", self._model, model)
 
     def tf_model(self) -> Any:
         """Return its Keras twin."""
         return self._build("tf")
+
+    def tf_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the Keras model."""
+        return image_blocks("tf", self._model, model)
 
     def _build(self, framework: str) -> Any:
         shape = (*self._size, self._found.train.channels)

@@ -101,14 +101,21 @@ class Synthetic:
 
     def torch_blocks(self, model: Any) -> list[Any]:
         """Return the blocks of the PyTorch model."""
-        if self._model not in TEXT_MODELS:
-            return choose.torch_image_blocks(self._model, model)
-        blocks: list[Any] = TEXT_MODELS[self._model].torch_blocks(model)
-        return blocks
+        return self._blocks("torch", model)
 
     def tf_model(self) -> Any:
         """Return its Keras twin."""
         return self._build("tf")
+
+    def tf_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the Keras model."""
+        return self._blocks("tf", model)
+
+    def _blocks(self, framework: str, model: Any) -> list[Any]:
+        if self._model not in TEXT_MODELS:
+            return choose.image_blocks(framework, self._model, model)
+        blocks: list[Any] = getattr(TEXT_MODELS[self._model], f"{framework}_blocks")(model)
+        return blocks
 
     def _samples(self, size: int, seed: int) -> RandomSamples:
         is_text = self._model in TEXT_MODELS

@@ -118,6 +118,10 @@ class Text:
         """Return its Keras twin."""
         return gpt.tf_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)
 
+    def tf_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the Keras model."""
+        return gpt.tf_blocks(model)
+
     def _check_length(self, purpose: str, length: int) -> None:
         if length < self._context + 1:
             raise DataError(

@@ -10,6 +10,12 @@ from hvdtrain.tasks.digits import Digits
 BAD_SAMPLE = 17
 
 
+class Plain(Digits):
+    """The data alone: nothing says what the blocks of a model are."""
+
+    torch_blocks = tf_blocks = property()  # so that there is none
+
+
 class Mlp(Digits):
     """Six dense layers."""
 
@@ -22,8 +28,11 @@ class Mlp(Digits):
     def tf_model(self):
         return mlp.tf_model((8, 8, 1), 10, (32,) * 5)
 
+    def tf_blocks(self, model):
+        return mlp.tf_blocks(model)
 
-class Spectral(Digits):
+
+class Spectral(Plain):
     """Dense layers of Keras whose kernels are divided by what their forward passes move."""
 
     def tf_model(self):
@@ -45,6 +54,9 @@ class ResNet(Digits):
 
     def tf_model(self):
         return resnet.tf_model((8, 8, 1), 10, activation="silu")
+
+    def tf_blocks(self, model):
+        return resnet.tf_blocks(model)
 
 
 class Tokens(Digits):
@@ -77,6 +89,9 @@ class Gpt(Tokens):
     def tf_model(self):
         return gpt.tf_model(17, 16, 3, 2, 16, self.dropout)
 
+    def tf_blocks(self, model):
+        return gpt.tf_blocks(model)
+
 
 class WithoutMemory(Gpt):
     """A GPT that is divided only if its parameters have no memory."""
@@ -86,10 +101,8 @@ class WithoutMemory(Gpt):
         return super().torch_blocks(model)
 
     def tf_blocks(self, model):
-        from hvdtrain.backends.tensorflow.stages.model import blocks_of
-
         assert all(variable._value is None for variable in model.variables)
-        return blocks_of(None, model)
+        return super().tf_blocks(model)
 
 
 class Bert(Tokens):
@@ -104,11 +117,8 @@ class Bert(Tokens):
     def tf_model(self):
         return bert.tf_model(17, 64, 2, 2, 16, classes=10, dropout=self.dropout)
 
-
-class Plain(Digits):
-    """The data alone: nothing says what the blocks of a model are."""
-
-    torch_blocks = property()  # so that there is none
+    def tf_blocks(self, model):
+        return bert.tf_blocks(model)
 
 
 class NoParameters(Digits):
@@ -193,6 +203,12 @@ class Lengths(Plain):
         y = keras.ops.mean(keras.layers.Reshape((-1, 32))(y), 1)
         return keras.Model(x, keras.layers.Dense(10)(y))
 
+    def tf_blocks(self, model):
+        import keras
+
+        last = model.layers[-1]
+        return [keras.Model(model.input, last.input), last]
+
 
 class OneBlock(Plain):
     """A model that is one block."""
@@ -201,11 +217,6 @@ class OneBlock(Plain):
         from torch import nn
 
         return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-
-    def tf_model(self):
-        import keras
-
-        return keras.Sequential([keras.Input((8, 8, 1)), keras.layers.Flatten(), keras.layers.Dense(10)])
 
 
 class Undivided(Plain):

@@ -17,7 +17,6 @@ OWN_FILES = {
     "tensorflow": {
         *("functions.py", "distributed_optimizer.py", "steps/formulas.py"),
         *("steps/step_number.py", "traced_workers.py"),  # a step that is traced
-        "stages/functional_blocks.py",  # PyTorch's models are no graphs
         "state/layer_state.py",  # its modules have state dicts
     },
 }

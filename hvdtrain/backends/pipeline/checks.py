@@ -55,8 +55,12 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from 
 
 CAN_BE_CUT = {
     "torch": "an nn.Sequential is divided into its modules",
-    "tf": "a sequential or functional Keras model is divided by itself where one tensor leads from the "
-    "layers before to those after",
+    "tf": "a Sequential of Keras is divided into its layers",
+}
+_OF_GRAPHS = {
+    "torch": "",
+    "tf": "; of a functional model, such as [keras.Model(model.input, x), keras.Model(x, model.output)] with "
+    "x the output of a layer",
 }
 
 
@@ -82,7 +86,7 @@ def cannot_be_cut(framework: str, found: str) -> TaskError:
         f"the model, {found}, cannot be divided into stages: {CAN_BE_CUT[framework]}; of other models, the "
         "task says what their blocks are",
         f"Give the task {method}(model): a list of the modules or layers that are called one after the "
-        "other, or hvdtrain.Block(function, *parts) of several.",
+        f"other, or hvdtrain.Block(function, *parts) of several{_OF_GRAPHS[framework]}.",
         everywhere=True,
     )
 

@@ -11,7 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
-from keras.src.models.functional import Functional
 
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.pipeline.checks import (
@@ -30,10 +29,9 @@ from hvdtrain.backends.pipeline.stage_step import (
 )
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.probes import state_kept
-from hvdtrain.backends.tensorflow.stages.functional_blocks import divided
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.errors import TaskError
-from hvdtrain.models.block import called_in_order, parts_of
+from hvdtrain.models.block import Block, called_in_order, parts_of
 
 Tensor = Any
 
@@ -172,15 +170,15 @@ def form_of(model: keras.Model) -> Any:
 
 
 def blocks_of(task: Any, model: keras.Model) -> list[Any]:
-    """Return the blocks of a model: what the task gives, or what a functional one can be divided into.
+    """Return the blocks of a model: what the task gives, or the layers of a sequential one.
 
     Raises:
         TaskError: If the model cannot be divided.
     """
     if not gives_blocks(task, "tf"):
-        functional = getattr(model, "_functional", None) if isinstance(model, keras.Sequential) else model
-        if isinstance(functional, Functional):
-            return divided(functional)
+        if isinstance(model, keras.Sequential):
+            first, *others = model.layers
+            return [Block(lambda x: first(_as_input(model, x)), first), *others]
         raise cannot_be_cut("tf", f"a {type(model).__name__}")
     try:
         given = task.tf_blocks(model)
@@ -193,6 +191,12 @@ def blocks_of(task: Any, model: keras.Model) -> list[Any]:
         found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"
         raise wrong_blocks("tf", f"it must give a list of layers or of hvdtrain.Block, found {found}")
     return blocks
+
+
+def _as_input(model: keras.Sequential, value: Any) -> Tensor:
+    """Return what a sequential model gives its first layer: the type that its input says."""
+    functional = model._functional
+    return value if functional is None else functional._standardize_inputs(value)[0]
 
 
 def tensors_of(blocks: Sequence[Any]) -> dict[int, Variable]:
