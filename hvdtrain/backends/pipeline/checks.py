@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -53,7 +53,7 @@ Outputs = Callable[[bool], Sequence[Any]]
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from the model's
 
-CAN_BE_CUT = {
+_CAN_BE_CUT = {
     "torch": "an nn.Sequential is divided into its modules",
     "tf": "a Sequential of Keras is divided into its layers",
 }
@@ -74,16 +74,39 @@ def gives_blocks(task: Any, framework: str) -> bool:
     return getattr(task, FRAMEWORKS[framework].blocks_method, None) is not None
 
 
-def cannot_be_cut(framework: str, found: str) -> TaskError:
-    """Return the error of a model that cannot be divided into blocks.
+def given_blocks(task: Any, model: Any, framework: str, kinds: Any) -> list[Any]:
+    """Return the blocks of a model that its task gives.
 
     Args:
+        task: the task.
+        model: the model.
         framework: "torch" or "tf".
-        found: what it is, such as its class.
+        kinds: the class or classes of lists that are taken.
+
+    Raises:
+        TaskError: If it gives none, or something else.
     """
+    name = type(model).__name__
+    if not gives_blocks(task, framework):
+        raise _cannot_be_cut(framework, f"a {name}")
+    try:
+        given = getattr(task, FRAMEWORKS[framework].blocks_method)(model)
+    except Exception as error:
+        problem = f"it fails for the model, a {name}: {type(error).__name__}: {error}"
+        raise wrong_blocks(framework, problem) from error
+    blocks = list(given) if isinstance(given, kinds) else []
+    wrong = next((block for block in blocks if not callable(block)), None)
+    if not blocks or wrong is not None:
+        found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"
+        of = {"torch": "modules", "tf": "layers"}[framework]
+        raise wrong_blocks(framework, f"it must give a list of {of} or of hvdtrain.Block, found {found}")
+    return blocks
+
+
+def _cannot_be_cut(framework: str, found: str) -> TaskError:
     method = FRAMEWORKS[framework].blocks_method
     return TaskError(
-        f"the model, {found}, cannot be divided into stages: {CAN_BE_CUT[framework]}; of other models, the "
+        f"the model, {found}, cannot be divided into stages: {_CAN_BE_CUT[framework]}; of other models, the "
         "task says what their blocks are",
         f"Give the task {method}(model): a list of the modules or layers that are called one after the "
         f"other, or hvdtrain.Block(function, *parts) of several{_OF_GRAPHS[framework]}.",
@@ -166,4 +189,50 @@ def uses_another_stage(path: str) -> TaskError:
     return TaskError(
         f"a block of the model uses {path} of a block of another stage, which this worker does not have",
         "hvdtrain.Block(function, *parts) names the modules or layers that a function uses.",
+    )
+
+
+def several_calls() -> TaskError:
+    """Return the error of a loss that calls the model more than once."""
+    return TaskError("the task's loss calls the model several times", "With stages, it has to call it once.")
+
+
+class _FirstCall(BaseException):
+    """What a model was called with; no error, and none that a task may catch."""
+
+
+def first_call(
+    compute: Callable[[Callable[..., NoReturn]], object],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with which a loss calls the model for a micro-batch.
+
+    Args:
+        compute: computes the loss; is given what to call in place of the model.
+
+    Raises:
+        TaskError: If it does not call the model.
+    """
+
+    def raise_call(*arguments: Any, **named: Any) -> NoReturn:
+        raise _FirstCall(arguments, named)
+
+    try:
+        compute(raise_call)
+    except _FirstCall as call:
+        arguments, named = call.args
+        return arguments, named
+    raise TaskError("the task's loss does not call the model", "With stages, it has to call it once.")
+
+
+def has_no_part(name: str, model_has_it: bool) -> Exception:
+    """Return the error of a loss that uses something of the model but its call.
+
+    If the model does not have it, the error is that of the model, so that a loss may ask whether it is there.
+    """
+    problem = f"the loss uses the model's {name}"
+    if not model_has_it:
+        return AttributeError(f"{problem}, which it does not have")
+    return TaskError(
+        f"{problem}; with stages, no worker has the whole model, and the loss can only call it once",
+        "Let the model return what the loss needs, or train without --stages.",
     )

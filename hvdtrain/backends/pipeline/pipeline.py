@@ -1,14 +1,19 @@
 """A step of a split model: the passes of its micro-batches, with what they send and wait for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import MOST_UNSENT, Message, Messenger
+from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, HvdtrainError, TaskError
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.user_errors import where_raised
 
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 Pass = tuple[Literal["forward", "backward"], int]
 
 
@@ -124,6 +129,64 @@ def check_enough(blocks: int, stages: int) -> None:
             else "Leave --stages out, or let the task give more and smaller blocks.",
             everywhere=True,
         )
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model, and what a framework computes with them to divide them."""
+
+    blocks: Sequence[Any]  # the blocks, in order
+    # returns what the model is called with for a micro-batch; None if there is none, or if the parameters
+    # have no values
+    call: Callable[[], Call | None]
+    # checks that the blocks compute what the model does, if that is not known; notes what differs
+    check: Callable[[Call], None]
+    # returns how long the forward pass of each block takes for a micro-batch, and both passes
+    seconds: Callable[[Call], tuple[Sequence[float], Sequence[float]]]
+    sizes: Callable[[], Sequence[float]]  # returns the bytes of each block's parameters
+
+    def firsts(self, config: Config, workers: Workers) -> list[int]:
+        """Collective. Return the first block of each stage, as rank 0 chooses them.
+
+        Raises:
+            ConfigError: If the config's own division does not fit.
+            TaskError: If there are too few blocks, or they do not compute what the model does.
+        """
+        check_enough(len(self.blocks), config.stages)
+
+        def choose() -> list[int]:
+            try:
+                return cuts()
+            except HvdtrainError:
+                raise
+            except Exception as error:  # of the task's code
+                where = where_raised(error, own_only=True)
+                problem = f"the first batch of the training data fails in the model's blocks: {where}"
+                remedy = "With stages, a block can use what the one before returns, and nothing else of it."
+                raise TaskError(problem, remedy) from error
+
+        def cuts() -> list[int]:
+            call = self.call()
+            if call is not None:
+                self.check(call)
+            if config.stage_cuts is not None:
+                return given_cuts(config.stage_cuts, len(self.blocks), config.stages)
+            if config.stage_balance == "memory" or call is None:
+                return cut(self.sizes(), config.stages)
+            forward, both = self.seconds(call)
+            # all stages but the last compute each forward pass twice
+            return cut([one + two for one, two in zip(forward, both, strict=True)], config.stages, both)
+
+        return run_on_rank_zero(workers, choose, "measuring the blocks of the model")
+
+    def of_stages(self, firsts: Sequence[int]) -> list[Sequence[Any]]:
+        """Return the blocks of each stage.
+
+        Args:
+            firsts: the first block of each.
+        """
+        ends = [*firsts[1:], len(self.blocks)]
+        return [self.blocks[first:end] for first, end in zip(firsts, ends, strict=True)]
 
 
 class Stage(Protocol):

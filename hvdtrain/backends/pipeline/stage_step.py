@@ -1,120 +1,24 @@
 """What both frameworks share of a worker that has a stage of a split model."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn, cast
+from dataclasses import replace
+from typing import Any, cast
 
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup
+from hvdtrain.backends.pipeline.checks import describe_stages, shapes_of_stages
+from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup, stages_that_share
 from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Pipeline, check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.pipeline import Pipeline
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
-from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.config import Config
-from hvdtrain.errors import ExchangeError, HvdtrainError, TaskError
+from hvdtrain.errors import ExchangeError, TaskError
 from hvdtrain.workers import wire
-from hvdtrain.workers.agreement import Workers, run_on_rank_zero
-from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.agreement import Workers
 
 Form = tuple[tuple[str, ...], tuple[str, ...]]
-Call = tuple[tuple[Any, ...], Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of a model, and what a framework computes with them to divide them."""
-
-    blocks: Sequence[Any]  # the blocks, in order
-    # returns what the model is called with for a micro-batch; None if there is none, or if the parameters
-    # have no values
-    call: Callable[[], Call | None]
-    # checks that the blocks compute what the model does, if that is not known; notes what differs
-    check: Callable[[Call], None]
-    # returns how long the forward pass of each block takes for a micro-batch, and both passes
-    seconds: Callable[[Call], tuple[Sequence[float], Sequence[float]]]
-    sizes: Callable[[], Sequence[float]]  # returns the bytes of each block's parameters
-
-    def firsts(self, config: Config, workers: Workers) -> list[int]:
-        """Collective. Return the first block of each stage, as rank 0 chooses them.
-
-        Raises:
-            ConfigError: If the config's own division does not fit.
-            TaskError: If there are too few blocks, or they do not compute what the model does.
-        """
-        check_enough(len(self.blocks), config.stages)
-
-        def choose() -> list[int]:
-            try:
-                return cuts()
-            except HvdtrainError:
-                raise
-            except Exception as error:  # of the task's code
-                where = where_raised(error, own_only=True)
-                problem = f"the first batch of the training data fails in the model's blocks: {where}"
-                remedy = "With stages, a block can use what the one before returns, and nothing else of it."
-                raise TaskError(problem, remedy) from error
-
-        def cuts() -> list[int]:
-            call = self.call()
-            if call is not None:
-                self.check(call)
-            if config.stage_cuts is not None:
-                return given_cuts(config.stage_cuts, len(self.blocks), config.stages)
-            if config.stage_balance == "memory" or call is None:
-                return cut(self.sizes(), config.stages)
-            forward, both = self.seconds(call)
-            # all stages but the last compute each forward pass twice
-            return cut([one + two for one, two in zip(forward, both, strict=True)], config.stages, both)
-
-        return run_on_rank_zero(workers, choose, "measuring the blocks of the model")
-
-    def of_stages(self, firsts: Sequence[int]) -> list[Sequence[Any]]:
-        """Return the blocks of each stage.
-
-        Args:
-            firsts: the first block of each.
-        """
-        ends = [*firsts[1:], len(self.blocks)]
-        return [self.blocks[first:end] for first, end in zip(firsts, ends, strict=True)]
-
-
-def several_calls() -> TaskError:
-    """Return the error of a loss that calls the model more than once."""
-    return TaskError("the task's loss calls the model several times", "With stages, it has to call it once.")
-
-
-def no_call() -> TaskError:
-    """Return the error of a loss that does not call the model."""
-    return TaskError("the task's loss does not call the model", "With stages, it has to call it once.")
-
-
-class FirstCall(BaseException):
-    """What a model was called with; no error, and none that a task may catch."""
-
-    def __init__(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        super().__init__()
-        self.arguments = arguments
-        self.named = named
-
-
-def raise_call(*arguments: Any, **named: Any) -> NoReturn:
-    """Raise what a model is called with: it stands for the model."""
-    raise FirstCall(arguments, named)
-
-
-def has_no_part(name: str, model_has_it: bool) -> Exception:
-    """Return the error of a loss that uses something of the model but its call.
-
-    If the model does not have it, the error is that of the model, so that a loss may ask whether it is there.
-    """
-    problem = f"the loss uses the model's {name}"
-    if not model_has_it:
-        return AttributeError(f"{problem}, which it does not have")
-    return TaskError(
-        f"{problem}; with stages, no worker has the whole model, and the loss can only call it once",
-        "Let the model return what the loss needs, or train without --stages.",
-    )
 
 
 class SharedUpdate:
@@ -161,7 +65,6 @@ class StageStepBase:
     Args:
         config: the config.
         workers: the job's workers.
-        collectives: the class of what moves objects through the framework's binding of Horovod.
 
     Attributes:
         workers: the job's workers.
@@ -171,7 +74,13 @@ class StageStepBase:
     """
 
     is_timed, follows_trained = False, True
+    collectives: Any  # the class of what moves objects through the framework's binding of Horovod
+    pending: Any  # the framework's class of metrics on their way from the device
+    state_kind: Any  # the framework's class of the state of a stage, a ``StateOfStage``
+    hvd: Any  # the framework's binding of Horovod
     computation: Any
+    parts: Any
+    passes: Any
     groups: StageGroups
     owners: dict[str, list[int]]
     update: Any
@@ -181,11 +90,10 @@ class StageStepBase:
     _firsts: list[int]
     _stage_shapes: list[dict[str, tuple[int, ...]]]
 
-    def __init__(self, config: Config, workers: Workers, collectives: Any) -> None:
+    def __init__(self, config: Config, workers: Workers) -> None:
         self.workers = workers
         self.layout = Layout.of(workers, config.stages)
         self.pipeline = Pipeline(self.layout, Messenger())
-        self._collectives = collectives
         self._accumulate = config.accumulate
         self.notes: list[str] = []  # on what is not as on one worker
         # in training or not: the names of the sums and of those with weights, which the last stage finds
@@ -198,8 +106,102 @@ class StageStepBase:
 
     def replicas(self) -> tuple[Any, Any]:
         """Return those who have copies of this worker's state, and what moves objects between them."""
-        collectives = self._collectives(self.groups.own)
+        collectives = self.collectives(self.groups.own)
         return TalkingGroup(self.groups.own, collectives), collectives
+
+    def split(
+        self,
+        fields: Sequence[Any],
+        trainable: Iterable[Any],
+        owners: Sequence[Sequence[int]],
+        blocks: int,
+        paths: Callable[[Any], Iterable[str]],
+    ) -> list[bool]:
+        """Collective. Learn what each stage has; return of each portable array whether this worker has it.
+
+        Args:
+            fields: the whole model's portable arrays.
+            trainable: those that are trained.
+            owners: of each array the stages that have it.
+            blocks: number of blocks.
+            paths: returns the paths of the tensors of an array.
+        """
+        stages = self.layout.stages
+        self.shapes = {field.name: field.shape for field in trainable}
+        self.owners = {p: list(having) for f, having in zip(fields, owners, strict=True) for p in paths(f)}
+        self.groups = StageGroups(self.hvd, self.layout, self.workers.host, stages_that_share(owners))
+        self._stage_shapes = shapes_of_stages(fields, owners, self.shapes, stages)
+        self._stages = describe_stages(self._firsts, blocks, self._stage_shapes)
+        return [self.layout.stage in having for having in owners]
+
+    def attach(self, parts: Any) -> None:
+        """Take the parts of the step. Local: no collective."""
+        parts.reducer.clock = parts.clock
+        self.parts = parts
+        reducers: dict[tuple[int, ...], Any] = {}
+        for stages, group in self.groups.of_shared.items():
+            reducers[stages] = choose_reducer(parts.config, group)
+            reducers[stages].label = f"shared.{'.'.join(map(str, stages))}."
+        self.begin_updates(
+            {
+                one.path: (reducers[tuple(having)], having[0] == self.layout.stage)
+                for one in parts.trainable
+                if len(having := self.owners[one.path]) > 1
+            }
+        )
+
+    def begin_updates(self, shared: Mapping[str, tuple[GradientReducer, bool]]) -> None:
+        """Make the update of the stage and its passes; ``SharedUpdate`` describes the argument."""
+        raise NotImplementedError
+
+    def make_state(self) -> Any:
+        """Make and return the state of this worker."""
+        parts = self.parts
+        self.state = self.state_kind(
+            self.layout,
+            self.workers,
+            self.pipeline.messenger,
+            self.groups,
+            self.owners,
+            *(parts.tensors, parts.optimizers, parts.ema),
+        )
+        return self.state
+
+    def evaluate(self, batch: Any, partial: PartialSums | None) -> PartialSums:
+        """Evaluate one batch and return the sums so far. Collective in the replica."""
+        computation, passes = self.computation, self.passes
+        if partial is None:
+            computation.evaluation.begin()
+        passes.begin(batch, training=False)
+        for place in range(len(batch.samples.weights)):
+            self.pipeline.evaluate(passes)
+            if computation.evaluation and self.layout.is_last:
+                computation.evaluation.add(passes.taken(), batch.samples.rows(place, passes.samples(place)))
+        before = 0.0 if partial is None else partial.weight
+        sums = self.zeros(0) if passes.sums is None else passes.sums
+        if partial is not None and passes.sums is not None:
+            sums = partial.values + sums
+        return PartialSums(computation.names, computation.weighted, sums, before + batch.total_weight)
+
+    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
+        self.forms.pop(False, None)
+        names, weighted = self.agreed_form(False)
+        self.pipeline.messenger.flush()
+        own = partial.values if self.layout.is_last else self.zeros(len(names) + len(weighted))
+        vector = self.summed(own, signals)
+        evaluation = self.computation.evaluation
+        found = {"computed": self.computed(evaluation), "order": evaluation.order}
+        pending: PendingVector = self.pending(names, vector, partial.weight, weighted=weighted, **found)
+        return pending
+
+    def zeros(self, count: int) -> Any:
+        """Return a vector of zeros on the CPU."""
+        raise NotImplementedError
+
+    def summed(self, own: Any, signals: Sequence[float]) -> Any:
+        """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
+        raise NotImplementedError
 
     def weight_shapes(self, own: Shapes) -> Shapes:
         """Collective. Return the shapes of the whole model's arrays, of which this worker has some."""

@@ -14,19 +14,15 @@ from keras.src.backend.common import global_state
 
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.pipeline.checks import (
-    cannot_be_cut,
     check_outputs,
+    first_call,
+    given_blocks,
     gives_blocks,
+    has_no_part,
     uses_another_stage,
     wrong_blocks,
 )
 from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
-from hvdtrain.backends.pipeline.stage_step import (
-    FirstCall,
-    has_no_part,
-    no_call,
-    raise_call,
-)
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
@@ -136,11 +132,7 @@ def call_of(
     Raises:
         TaskError: If it does not call the model.
     """
-    try:
-        objective(Called(raise_call, form, model), batch)
-    except FirstCall as call:
-        return call.arguments, call.named
-    raise no_call()
+    return first_call(lambda run: objective(Called(run, form, model), batch))
 
 
 def check_it_draws_nothing(once: Any, again: Any) -> None:
@@ -175,22 +167,10 @@ def blocks_of(task: Any, model: keras.Model) -> list[Any]:
     Raises:
         TaskError: If the model cannot be divided.
     """
-    if not gives_blocks(task, "tf"):
-        if isinstance(model, keras.Sequential):
-            first, *others = model.layers
-            return [Block(lambda x: first(_as_input(model, x)), first), *others]
-        raise cannot_be_cut("tf", f"a {type(model).__name__}")
-    try:
-        given = task.tf_blocks(model)
-    except Exception as error:
-        problem = f"it fails for the model, a {type(model).__name__}: {type(error).__name__}: {error}"
-        raise wrong_blocks("tf", problem) from error
-    blocks = list(given) if isinstance(given, Sequence) else []
-    wrong = next((block for block in blocks if not callable(block)), None)
-    if not blocks or wrong is not None:
-        found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"
-        raise wrong_blocks("tf", f"it must give a list of layers or of hvdtrain.Block, found {found}")
-    return blocks
+    if not gives_blocks(task, "tf") and isinstance(model, keras.Sequential):
+        first, *others = model.layers
+        return [Block(lambda x: first(_as_input(model, x)), first), *others]
+    return given_blocks(task, model, "tf", (Sequence,))
 
 
 def _as_input(model: keras.Sequential, value: Any) -> Tensor:

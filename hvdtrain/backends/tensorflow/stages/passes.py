@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvdtrain.backends.pipeline.checks import several_calls
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
-from hvdtrain.backends.pipeline.stage_step import Form, several_calls
+from hvdtrain.backends.pipeline.stage_step import Form
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_compiled
-from hvdtrain.backends.tensorflow.objective.losses import Values
+from hvdtrain.backends.tensorflow.objective.losses import Values, masks_within
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.stages.model import (
     Called,
@@ -43,7 +44,6 @@ class StagePasses:
         place: the micro-batch that ``evaluate`` computes next.
         sums: what the micro-batches add up to in the last stage: the weighted sums of loss and metrics.
         gradients: of each parameter of the stage, what the micro-batches add up to.
-        seen: what the last stage's evaluation of a micro-batch gave to metrics of a whole evaluation.
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
         forms: in training or not: the names of the sums and of those with weights, as last traced.
     """
@@ -58,7 +58,7 @@ class StagePasses:
         self.place = 0
         self.sums: Tensor | None = None
         self.gradients: list[Tensor] | None = None
-        self.seen: Any = ()
+        self._seen: Any = ()  # what evaluating the last micro-batch gave to metrics of a whole evaluation
         self.last_values: tuple[Tensor, Tensor] | None = None
         model = computation.model
         left_out = {id(v) for v in (*computation.seed_states, *model.trainable_variables)}
@@ -83,7 +83,7 @@ class StagePasses:
             training: whether the loss is that of training.
         """
         self._batch, self._training = batch, training
-        self.place, self.sums, self.gradients, self.seen, self.last_values = 0, None, None, (), None
+        self.place, self.sums, self.gradients, self._seen, self.last_values = 0, None, None, (), None
         self._kept.clear()
 
     def samples(self, place: int) -> int:
@@ -119,9 +119,13 @@ class StagePasses:
         if not self._layout.is_last:
             return to_message(self._run("evaluate", call))
         arrays, weights, _ = self._counted(place)
-        rows, self.seen = self._run("evaluate_loss", call, arrays, weights)
+        rows, self._seen = self._run("evaluate_loss", call, arrays, weights)
         self._add(rows, weights)
         return None
+
+    def taken(self) -> Any:
+        """Return what the last micro-batch gave to metrics of a whole evaluation, in the last stage."""
+        return masks_within(*self._seen) if self._seen else ()
 
     def _run(self, what: str, *arguments: Any) -> Any:
         return run_compiled(self._functions[what], *arguments)

@@ -1,6 +1,6 @@
 """The step of a worker that has a stage of a split model. ``torch/`` has the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -12,23 +12,21 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.pipeline.checks import (
-    describe_stages,
     gives_blocks,
     loss_has_parameters,
-    shapes_of_stages,
 )
-from hvdtrain.backends.pipeline.groups import Layout, StageGroups, stages_that_share
-from hvdtrain.backends.pipeline.stage_step import Blocks, Call, Form, StageStepBase
+from hvdtrain.backends.pipeline.groups import Layout
+from hvdtrain.backends.pipeline.pipeline import Blocks, Call
+from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.reduction import choose_reducer
-from hvdtrain.backends.step_metrics import FINDINGS, PartialSums, PendingVector
+from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.step_metrics import FINDINGS, PendingVector
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
-from hvdtrain.backends.tensorflow.objective.losses import masks_within
 from hvdtrain.backends.tensorflow.precision import float_bits_of, precision_of
 from hvdtrain.backends.tensorflow.stages.model import (
     StageModel,
@@ -47,8 +45,6 @@ from hvdtrain.backends.tensorflow.stages.model import (
 from hvdtrain.backends.tensorflow.stages.passes import StagePasses
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
-from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.staged_update import StagedState, StagedUpdate
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import make_model, take_loss
@@ -71,10 +67,11 @@ class StageStep(StageStepBase):
         workers: the job's workers.
     """
 
+    collectives, pending, state_kind, hvd = HorovodCollectives, TensorFlowPending, StagedState, hvd
     state: StagedState
 
     def __init__(self, task: Any, config: Config, workers: Workers) -> None:
-        super().__init__(config, workers, HorovodCollectives)
+        super().__init__(config, workers)
         self._task, self._config = task, config
         self.computation = Computation(task, config, workers)
 
@@ -94,17 +91,15 @@ class StageStep(StageStepBase):
         stages = division.of_stages(self._firsts)
         own = stages[self.layout.stage]
         give_memory(own)
-        self.shapes = {field.name: field.shape for field in whole.trainable_fields()}
         owners = owners_of(whole.fields, stages)
-        self.owners = {field.path: having for field, having in zip(whole.fields, owners, strict=True)}
+        is_own = self.split(
+            whole.fields, whole.trainable_fields(), owners, len(blocks), lambda field: [field.path]
+        )
         parameters = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
         check_one_owner(
             {f.path: self.owners[f.path] for f in whole.fields if id(f.variable) not in parameters}
         )
-        self.groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
-        self._stage_shapes = shapes_of_stages(whole.fields, owners, self.shapes, config.stages)
-        self._stages = describe_stages(self._firsts, len(blocks), self._stage_shapes)
-        tensors = whole.part([self.layout.stage in having for having in owners])
+        tensors = whole.part(is_own)
         computation.layer_state = LayerState(model)
         if computation.layer_state:
             raise ConfigError(
@@ -124,19 +119,9 @@ class StageStep(StageStepBase):
         computation.wrap.float_bits = float_bits_of(computation.model)
         return tensors
 
-    def attach(self, parts: Parts) -> None:
-        """Take the parts of the step. Local: no collective."""
-        parts.reducer.clock = parts.clock
-        self.parts = parts
-        reducers: dict[tuple[int, ...], Any] = {}
-        for stages, group in self.groups.of_shared.items():
-            reducers[stages] = choose_reducer(parts.config, group)
-            reducers[stages].label = f"shared.{'.'.join(map(str, stages))}."
-        shared = {
-            field.path: (reducers[tuple(having)], having[0] == self.layout.stage)
-            for field in parts.trainable
-            if len(having := self.owners[field.path]) > 1
-        }
+    def begin_updates(self, shared: Mapping[str, tuple[GradientReducer, bool]]) -> None:
+        """Make the update of the stage and its passes."""
+        parts = self.parts
         self.update = StagedUpdate(
             self.layout,
             shared,
@@ -156,19 +141,6 @@ class StageStep(StageStepBase):
         self.passes = StagePasses(self.computation, self.layout, self.form, self.update)
         self._function = tf.function(self._traced, autograph=False)
 
-    def make_state(self) -> TrainingState:
-        """Make and return the state of this worker."""
-        parts = self.parts
-        self.state = StagedState(
-            self.layout,
-            self.workers,
-            self.pipeline.messenger,
-            self.groups,
-            self.owners,
-            *(parts.tensors, parts.optimizers, parts.ema),
-        )
-        return self.state
-
     def broadcast(self, root: int) -> None:
         """Collective. Copy the variables of the first replica to the others."""
         parts = self.parts
@@ -179,7 +151,7 @@ class StageStep(StageStepBase):
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         computation, passes = self.computation, self.passes
         passes.begin(batch, training=True)
-        self.pipeline.train(passes, _micro_batches(batch))
+        self.pipeline.train(passes, len(batch.samples.weights))
         names, weighted = self.agreed_form(True)
         sums = passes.sums if passes.sums is not None else tf.zeros(len(names) + len(weighted))
         unused = list(computation.unused)
@@ -190,35 +162,15 @@ class StageStep(StageStepBase):
         passes.begin(batch, training=True)  # frees the gradients
         return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
 
-    def evaluate(self, batch: TensorFlowBatch, partial: PartialSums | None) -> PartialSums:
-        """Evaluate one batch and return the sums so far. Collective in the replica."""
-        computation, passes = self.computation, self.passes
-        if partial is None:
-            computation.evaluation.begin()
-        passes.begin(batch, training=False)
-        for place in range(_micro_batches(batch)):
-            self.pipeline.evaluate(passes)
-            if computation.evaluation and self.layout.is_last:
-                rows = batch.samples.rows(place, passes.samples(place))
-                computation.evaluation.add(masks_within(*passes.seen), rows)
-        before = 0.0 if partial is None else partial.weight
-        sums = tf.zeros([0]) if passes.sums is None else passes.sums
-        if partial is not None and passes.sums is not None:
-            sums = partial.values + sums
-        return PartialSums(computation.names, computation.weighted, sums, before + batch.total_weight)
+    def zeros(self, count: int) -> Tensor:
+        """Return a vector of zeros."""
+        return tf.zeros(count)
 
-    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
-        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        self.forms.pop(False, None)
-        names, weighted = self.agreed_form(False)
-        self.pipeline.messenger.flush()
-        own = partial.values if self.layout.is_last else tf.zeros(len(names) + len(weighted))
+    def summed(self, own: Tensor, signals: Sequence[float]) -> Tensor:
+        """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
         vector = tf.concat([own, FINDINGS * [0.0], self.computation.numbers(signals)], 0)
         with peer_errors():
-            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        evaluation = self.computation.evaluation
-        found = {"computed": self.computed(evaluation), "order": evaluation.order}
-        return TensorFlowPending(names, vector, partial.weight, weighted=weighted, **found)
+            return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
 
     def dry_run(
         self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter, draws: list[str]
@@ -239,10 +191,8 @@ class StageStep(StageStepBase):
         else:
             self.pipeline.evaluate(passes)
             if self.layout.is_last:
-                computation.evaluation.try_out(
-                    masks_within(*passes.seen) if passes.seen else (),
-                    batch.samples.rows(0, passes.samples(0)),
-                )
+                rows = batch.samples.rows(0, passes.samples(0))
+                computation.evaluation.try_out(passes.taken(), rows)
             self.pipeline.messenger.flush()
         if passes.last_values is None:
             return {}
@@ -251,7 +201,8 @@ class StageStep(StageStepBase):
 
     def own_form(self, training: bool) -> Form:
         """Return the names of the sums, as they were when a pass of this kind was traced last."""
-        return self.passes.forms.get(training, ((), ()))
+        found: Form = self.passes.forms.get(training, ((), ()))
+        return found
 
     def _traced(  # noqa: PLR0917 - tensors, by position as a compiled step is called
         self,
@@ -334,7 +285,3 @@ def _moves(paths: Sequence[str], layout: Layout) -> str:
         f"{' and others' if len(paths) > 3 else ''}; outputs in training that depend on it are computed with "
         f"values up to {layout.stages - layout.stage} micro-batches old, which is not the curve of one worker"
     )
-
-
-def _micro_batches(batch: TensorFlowBatch) -> int:
-    return 1 if len(batch.weights.shape) == 1 else int(batch.weights.shape[0])

@@ -14,19 +14,15 @@ from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.pipeline.checks import (
-    cannot_be_cut,
     check_outputs,
+    first_call,
+    given_blocks,
     gives_blocks,
+    has_no_part,
     uses_another_stage,
     wrong_blocks,
 )
 from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
-from hvdtrain.backends.pipeline.stage_step import (
-    FirstCall,
-    has_no_part,
-    no_call,
-    raise_call,
-)
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.errors import TaskError
@@ -145,11 +141,7 @@ def call_of(
     Raises:
         TaskError: If it does not call the model.
     """
-    try:
-        objective(Called(raise_call, signature, model), batch)
-    except FirstCall as call:
-        return call.arguments, call.named
-    raise no_call()
+    return first_call(lambda run: objective(Called(run, signature, model), batch))
 
 
 def form_of(model: nn.Module) -> inspect.Signature | None:
@@ -166,21 +158,9 @@ def blocks_of(task: Any, model: nn.Module) -> list[Any]:
     Raises:
         TaskError: If the model cannot be divided.
     """
-    if not gives_blocks(task, "torch"):
-        if isinstance(model, nn.Sequential):
-            return list(model)
-        raise cannot_be_cut("torch", f"a {type(model).__name__}")
-    try:
-        given = task.torch_blocks(model)
-    except Exception as error:
-        problem = f"it fails for the model, a {type(model).__name__}: {type(error).__name__}: {error}"
-        raise wrong_blocks("torch", problem) from error
-    blocks = list(given) if isinstance(given, Sequence | nn.ModuleList | nn.Sequential) else []
-    wrong = next((block for block in blocks if not callable(block)), None)
-    if not blocks or wrong is not None:
-        found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"
-        raise wrong_blocks("torch", f"it must give a list of modules or of hvdtrain.Block, found {found}")
-    return blocks
+    if not gives_blocks(task, "torch") and isinstance(model, nn.Sequential):
+        return list(model)
+    return given_blocks(task, model, "torch", (Sequence, nn.ModuleList, nn.Sequential))
 
 
 def tensors_of(blocks: Sequence[Any]) -> dict[int, torch.Tensor]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from hvdtrain.backends.pipeline.checks import several_calls
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
-from hvdtrain.backends.pipeline.stage_step import several_calls
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.losses import Values
@@ -147,11 +147,16 @@ class StagePasses:
     def evaluate(self, received: Message | None) -> Message | None:
         """Compute the outputs for a micro-batch; in the last stage, the metrics."""
         place, self.place = self.place, self.place + 1
-        arguments, named = self._call(place, received)
-        if not self._layout.is_last:
-            return to_message(self._computed(place, (arguments, named)))
-        self._add(self._values(place, arguments).rows, self._counted(place)[1])
+        with torch.no_grad():
+            arguments, named = self._call(place, received)
+            if not self._layout.is_last:
+                return to_message(self._computed(place, (arguments, named)))
+            self._add(self._values(place, arguments).rows, self._counted(place)[1])
         return None
+
+    def taken(self) -> Any:
+        """Return what the last micro-batch gave to metrics of a whole evaluation, in the last stage."""
+        return self._computation.evaluation.take()
 
     def _call(self, place: int, received: Message | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return what the stage is called with."""

@@ -1,6 +1,6 @@
 """The step of a worker that has a stage of a split model. ``tensorflow/`` has the same."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -10,18 +10,16 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.pipeline.checks import (
-    describe_stages,
     gives_blocks,
     loss_has_parameters,
-    shapes_of_stages,
 )
-from hvdtrain.backends.pipeline.groups import StageGroups, stages_that_share
-from hvdtrain.backends.pipeline.stage_step import Blocks, Call, Form, StageStepBase
+from hvdtrain.backends.pipeline.pipeline import Blocks, Call
+from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import check_one_owner
 from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.reduction import choose_reducer
-from hvdtrain.backends.step_metrics import PartialSums, PendingVector
+from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.computation import Computation
@@ -43,8 +41,6 @@ from hvdtrain.backends.torch.stages.model import (
 )
 from hvdtrain.backends.torch.stages.passes import StagePasses
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
-from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
-from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.staged_update import StagedState, StagedUpdate
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import LOSS, check_compiler, compiled, make_model
@@ -66,10 +62,11 @@ class StageStep(StageStepBase):
         device: where this worker computes.
     """
 
+    collectives, pending, state_kind, hvd = HorovodCollectives, TorchPending, StagedState, hvd
     state: StagedState
 
     def __init__(self, task: Any, config: Config, workers: Workers, device: torch.device) -> None:
-        super().__init__(config, workers, HorovodCollectives)
+        super().__init__(config, workers)
         self._task, self._config = task, config
         self.computation = Computation(task, config, workers, device)
 
@@ -89,18 +86,12 @@ class StageStep(StageStepBase):
         own = stages[self.layout.stage]
         give_memory(own, computation.device)
         whole = ModelState(model, Renaming(task, "torch"))
-        self.shapes = {field.name: field.shape for field in whole.trainable_fields()}
         owners = owners_of(whole.fields, stages)
-        self.owners = {
-            path: having
-            for field, having in zip(whole.fields, owners, strict=True)
-            for path in field.tensor_paths
-        }
+        is_own = self.split(
+            whole.fields, whole.trainable_fields(), owners, len(blocks), lambda field: field.tensor_paths
+        )
         check_one_owner({e.path: self.owners[e.path] for e in whole.entries if not _is_parameter(e)})
-        self.groups = StageGroups(hvd, self.layout, self.workers.host, stages_that_share(owners))
-        self._stage_shapes = shapes_of_stages(whole.fields, owners, self.shapes, config.stages)
-        self._stages = describe_stages(self._firsts, len(blocks), self._stage_shapes)
-        tensors = whole.part([self.layout.stage in having for having in owners])
+        tensors = whole.part(is_own)
         free_others(whole, own)
         computation.batch_norm = BatchNormSync(self.groups.own)
         self._batch_norms = len(find_batch_norms(model))
@@ -110,17 +101,9 @@ class StageStep(StageStepBase):
         computation.wrap.float_bits = float_bits_of(computation.model)
         return tensors
 
-    def attach(self, parts: Parts) -> None:
-        """Take the parts of the step. Local: no collective."""
-        parts.reducer.clock = parts.clock
-        self.parts = parts
-        groups = self.groups.of_shared
-        reducers = {stages: choose_reducer(parts.config, group) for stages, group in groups.items()}
-        shared = {
-            entry.path: (reducers[tuple(having)], having[0] == self.layout.stage)
-            for entry in parts.trainable
-            if len(having := self.owners[entry.path]) > 1
-        }
+    def begin_updates(self, shared: Mapping[str, tuple[GradientReducer, bool]]) -> None:
+        """Make the update of the stage and its passes."""
+        parts = self.parts
         self.update = StagedUpdate(
             self.layout,
             shared,
@@ -133,19 +116,6 @@ class StageStep(StageStepBase):
             loss_scale=parts.loss_scale,
         )
         self.passes = StagePasses(self.computation, self.layout, self._whole, self.update)
-
-    def make_state(self) -> TrainingState:
-        """Make and return the state of this worker."""
-        parts = self.parts
-        self.state = StagedState(
-            self.layout,
-            self.workers,
-            self.pipeline.messenger,
-            self.groups,
-            self.owners,
-            *(parts.tensors, parts.optimizers, parts.ema),
-        )
-        return self.state
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the tensors of the first replica to the others."""
@@ -170,38 +140,17 @@ class StageStep(StageStepBase):
         update.ema(batch.step + 1)
         return TorchPending(names, vector, batch.total_weight, unused, weighted)
 
-    def evaluate(self, batch: TorchBatch, partial: PartialSums | None) -> PartialSums:
-        """Evaluate one batch and return the sums so far. Collective in the replica."""
-        computation, passes = self.computation, self.passes
-        if partial is None:
-            computation.evaluation.begin()
-        with torch.no_grad():
-            passes.begin(batch, training=False)
-            for place in range(len(batch.weights)):
-                passes.place = place
-                self.pipeline.evaluate(passes)
-                if computation.evaluation and self.layout.is_last:
-                    rows = batch.samples.rows(place, passes.samples(place))
-                    computation.evaluation.add(computation.evaluation.take(), rows)
-        before = 0.0 if partial is None else partial.weight
-        sums = torch.zeros(0) if passes.sums is None else passes.sums
-        if partial is not None and passes.sums is not None:
-            sums = partial.values + sums
-        return PartialSums(computation.names, computation.weighted, sums, before + batch.total_weight)
+    def zeros(self, count: int) -> torch.Tensor:
+        """Return a vector of zeros on the CPU."""
+        return torch.zeros(count)
 
-    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
-        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        self.forms.pop(False, None)
-        names, weighted = self.agreed_form(False)
-        self.pipeline.messenger.flush()
-        own = partial.values if self.layout.is_last else torch.zeros(len(names) + len(weighted))
+    def summed(self, own: torch.Tensor, signals: Sequence[float]) -> torch.Tensor:
+        """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
         computation = self.computation
         vector = torch.cat((own.to(computation.device), computation.numbers([], signals)))
         with peer_errors():
             hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        evaluation = computation.evaluation
-        found = {"computed": self.computed(evaluation), "order": evaluation.order}
-        return TorchPending(names, vector, partial.weight, weighted=weighted, **found)
+        return vector
 
     def dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:
         """Collective. Return loss and metrics of the first micro-batch, by name; the last stage has them."""
@@ -216,11 +165,10 @@ class StageStep(StageStepBase):
                 self.update.zero_grad()
                 self.update.begin()
         else:
-            with torch.no_grad():
-                self.pipeline.evaluate(passes)
-                if self.layout.is_last:
-                    rows = batch.samples.rows(0, passes.samples(0))
-                    computation.evaluation.try_out(computation.evaluation.take(), rows)
+            self.pipeline.evaluate(passes)
+            if self.layout.is_last:
+                rows = batch.samples.rows(0, passes.samples(0))
+                computation.evaluation.try_out(passes.taken(), rows)
             self.pipeline.messenger.flush()
         if passes.last_values is None:
             return {}
