@@ -52,12 +52,6 @@ class ResNet(Digits):
     def torch_blocks(self, model):
         return resnet.torch_blocks(model)
 
-    def tf_model(self):
-        return resnet.tf_model((8, 8, 1), 10, activation="silu")
-
-    def tf_blocks(self, model):
-        return resnet.tf_blocks(model)
-
 
 class Tokens(Digits):
     """The digits' pixels as 64 tokens of 17."""
@@ -114,41 +108,9 @@ class Bert(Tokens):
     def torch_blocks(self, model):
         return bert.torch_blocks(model)
 
-    def tf_model(self):
-        return bert.tf_model(17, 64, 2, 2, 16, classes=10, dropout=self.dropout)
-
-    def tf_blocks(self, model):
-        return bert.tf_blocks(model)
-
 
 class NoParameters(Digits):
     """A model whose first block has no parameters, and between whose blocks dicts and tuples lead."""
-
-    def torch_model(self):
-        from torch import nn
-
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.dense, self.logits = nn.Linear(64, 32), nn.Linear(32, 10)
-
-            def first(self, x):
-                return {"flat": x.flatten(1), "scale": (2, [x.new_ones(())])}
-
-            def second(self, value):
-                return self.dense(value["flat"] * value["scale"][1][0]) * value["scale"][0], None
-
-            def third(self, value):
-                return self.logits(value[0].tanh())
-
-            def forward(self, inputs):
-                return self.third(self.second(self.first(inputs)))
-
-        return Model()
-
-    def torch_blocks(self, model):
-        blocks = (model.second, model.dense), (model.third, model.logits)
-        return [hvdtrain.Block(model.first), *(hvdtrain.Block(*block) for block in blocks)]
 
     def tf_model(self):
         import keras
@@ -186,15 +148,6 @@ class Lengths(Plain):
             "targets": np.stack([sample["targets"] for sample in samples]),
         }
 
-    def torch_model(self):
-        from torch import nn
-
-        class Mean(nn.Module):
-            def forward(self, x):
-                return x.flatten(2).mean(1)
-
-        return nn.Sequential(nn.Linear(1, 4), Mean(), nn.Linear(32, 10))
-
     def tf_model(self):
         import keras
 
@@ -222,19 +175,6 @@ class OneBlock(Plain):
 class Undivided(Plain):
     """A model of which nothing says what its blocks are."""
 
-    def torch_model(self):
-        from torch import nn
-
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.dense = nn.Linear(64, 10)
-
-            def forward(self, x):
-                return self.dense(x.flatten(1))
-
-        return Model()
-
     def tf_model(self):
         import keras
 
@@ -258,17 +198,9 @@ class Wrong(Mlp):
         first, *others = mlp.torch_blocks(model)
         return [hvdtrain.Block(lambda x: first(x) * 2, *first.parts), *others]
 
-    def tf_blocks(self, model):
-        _, flatten, hidden, logits = model.layers
-        return [hvdtrain.Block(lambda x: flatten(x) * 2), hidden, logits]
-
 
 class Left(Mlp):
     """A parameter that is in no block."""
-
-    def torch_blocks(self, model):
-        first, *others = mlp.torch_blocks(model)
-        return [hvdtrain.Block(first.function), *others]
 
     def tf_blocks(self, model):
         _, flatten, hidden, logits = model.layers
@@ -277,10 +209,6 @@ class Left(Mlp):
 
 class Unnamed(Mlp):
     """A block that uses a layer of a block of another stage."""
-
-    def torch_blocks(self, model):
-        *others, last = mlp.torch_blocks(model)
-        return [*others, hvdtrain.Block(lambda x: last(x) + model.hidden[0].weight.sum() * 0, *last.parts)]
 
     def tf_blocks(self, model):
         _, flatten, hidden, logits = model.layers
@@ -297,12 +225,6 @@ class Twice(Mlp):
 
         outputs = model(batch["inputs"]) + model(batch["inputs"])
         return cross_entropy(outputs, batch["targets"], reduction="none"), {}
-
-    def tf_loss(self, model, batch):
-        import keras
-
-        outputs = model(batch["inputs"]) + model(batch["inputs"])
-        return keras.losses.sparse_categorical_crossentropy(batch["targets"], outputs, from_logits=True), {}
 
 
 class Measured(Mlp):
