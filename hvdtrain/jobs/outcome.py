@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from hvdtrain.early_stopping import LINE_FIELDS, MEASURES, PEAK_DEVICE_MEMORY, P
 from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError, Stopped
 from hvdtrain.jobs.failures import do_in_time
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.jsonl import lines_of, write_json
 from hvdtrain.reporting.records import TAIL, RecentRecords, line_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
@@ -93,20 +93,7 @@ def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:
         write_json(session.services.run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
 
 
-class Asked(Protocol):
-    """What this worker is requested to do."""
-
-    @property
-    def why(self) -> str:
-        """Why training is to stop, in words; empty if it is not."""
-        ...
-
-    def poll(self) -> ControlFlags:
-        """Return what this worker wants all of them to do."""
-        ...
-
-
-def polling(session: Session, signals: Asked) -> Callable[[], ControlFlags]:
+def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
     """Return what the loop polls at every step: what signals asked of this worker.
 
     A request to stop is reported, and the summary written, at once: a launcher may leave the workers
@@ -127,7 +114,7 @@ def polling(session: Session, signals: Asked) -> Callable[[], ControlFlags]:
     return poll_signals
 
 
-def status_of(session: Session, signals: Asked, why: str | None = None) -> tuple[str, str | None]:
+def status_of(session: Session, signals: Signals, why: str | None = None) -> tuple[str, str | None]:
     """Collective. Return how training ended, as all workers see it, and why if not by itself.
 
     Args:

@@ -89,14 +89,26 @@ class ElasticSignals(Signals):
     """What signals asked of one worker of an elastic job: SIGTERM, SIGUSR2 and SIGHUP mean that it leaves.
 
     The others go on. While it trains it leaves at the next step, when the driver tells all workers of it;
-    before that, it leaves at once. A launcher that is to stop all workers tells them over the driver, so that
-    ``poll`` never asks for a stop. SIGINT and SIGUSR1 mean what they do in other jobs.
+    before that, it leaves at once. A launcher stops all workers by way of the driver. SIGINT and SIGUSR1 mean
+    what they do in other jobs.
     """
 
     def __init__(self) -> None:
         super().__init__()
         # this worker's part in the job; None until it has joined it: until then SIGTERM ends it
         self.membership: Membership | None = None
+
+    @property
+    def why(self) -> str:
+        """Why all workers are to stop; empty if they are not."""
+        return super().why if self.membership is None else self.membership.why_stop()
+
+    def poll(self) -> ControlFlags:
+        """Return what this worker, or the driver, wants all of them to do."""
+        flags, membership = super().poll(), self.membership
+        if membership is None:
+            return flags
+        return ControlFlags(bool(membership.stop_wanted()), flags.save, change=membership.change_wanted())
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal, in the main thread.

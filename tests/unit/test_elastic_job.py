@@ -20,7 +20,7 @@ from hvdtrain.jobs.opening.setup import opened
 from hvdtrain.jobs.opening.start import prepare
 from hvdtrain.jobs.outcome import end_together
 from hvdtrain.jobs.run_directory.lock import RunLock
-from hvdtrain.jobs.signals import Signals
+from hvdtrain.jobs.signals import ElasticSignals
 from hvdtrain.jobs.train import run_job
 
 STEPS, EVALUATED = [2, 4, 6, 8, 10], [4, 8, 10]
@@ -85,12 +85,14 @@ class Job:
             before(name, call, calls.count(call))
 
         outcome: object = None
+        signals = ElasticSignals()
+        signals.membership = membership
         try:
             workers = ElasticWorkers(membership)
             with RunLock() as lock:
                 run = opened(self.job, ElasticNumpyBackend(workers, called), (), lock)
                 run = replace(run, keeps_history=self.keeps_history)
-                outcome = train_in_worlds(run, membership, Signals(), Watching())
+                outcome = train_in_worlds(run, membership, signals, Watching())
         except BaseException as error:
             outcome = error
         self.outcomes.setdefault(name, outcome)

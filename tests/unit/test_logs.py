@@ -45,14 +45,6 @@ def disk(monkeypatch):
     return made
 
 
-def test_records_are_added_to_what_was_there(tmp_path):
-    (tmp_path / "log").write_bytes(b"before\n")
-    file = AppendFile(tmp_path / "log")
-    file.append(b"after\n")
-    file.close()
-    assert (tmp_path / "log").read_bytes() == b"before\nafter\n"
-
-
 @given(rooms=st.lists(st.integers(0, 12) | st.none(), max_size=8))
 def test_whatever_the_disk_does_no_record_is_lost_torn_or_twice(tmp_path_factory, rooms):
     path, write = tmp_path_factory.mktemp("logs") / "log", os.write

@@ -129,6 +129,9 @@ class Asked:
     def stop_wanted(self) -> int:
         return self.stop
 
+    def change_wanted(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def elastic(monkeypatch):

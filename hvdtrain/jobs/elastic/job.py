@@ -7,11 +7,10 @@ as the driver of the job forms them, until training is complete, the job ends, o
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from hvdtrain.backends.base import resizable
-from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.backends.workers import abort_collectives
 from hvdtrain.callbacks import Summary
 from hvdtrain.checkpoints.verification import newest_verified
@@ -80,30 +79,6 @@ def join_elastic_job(config: Config, signals: Signals, watching: Watching) -> Me
     return client
 
 
-@dataclass
-class AskedOfWorker:
-    """What this worker of an elastic job was asked to do.
-
-    A signal to it alone never stops the others: ``ElasticSignals`` lets this worker leave.
-    """
-
-    signals: Signals  # what signals asked of this worker
-    membership: Membership  # what the driver asked of all of them
-
-    @property
-    def why(self) -> str:
-        """Why all workers are to stop, in words; empty if they are not."""
-        return self.membership.why_stop()
-
-    def poll(self) -> ControlFlags:
-        """Return what this worker wants all of them to do."""
-        return ControlFlags(
-            stop=bool(self.membership.stop_wanted()),
-            save=self.signals.poll().save,
-            change=self.membership.change_wanted(),
-        )
-
-
 def train_in_worlds(
     run: TrainingRun, membership: Membership, signals: Signals, watching: Watching
 ) -> Summary:
@@ -145,7 +120,7 @@ class Worlds:
         found: Sequence[str] = (),
     ) -> None:
         self._run, self._session, self._membership = run, session, membership
-        self._asked = AskedOfWorker(signals, membership)
+        self._signals = signals
         self._values = values_to_compare(run)
         self._services = RunServices(
             run.context(),
@@ -276,13 +251,13 @@ class Worlds:
         session, workers = self._session, self._session.backend.workers
         self._state.is_as_built, why = False, None
         if world.purpose == "train":
-            run_loop(session, polling(session, self._asked))
+            run_loop(session, polling(session, self._signals))
         else:
             save_and_stop(session)
             why = world.why or "the job has too few workers"
         with waiting_for_rank_zero(workers, "writing the last checkpoint"):
             session.services.saver.finish()
-        status, problem = status_of(session, self._asked, why if session.stopped else None)
+        status, problem = status_of(session, self._signals, why if session.stopped else None)
         with waiting_for_rank_zero(workers, "reading the last checkpoint"):
             self._summary = summary = summarise(session, status, problem, verified=True)
             session.services.report.on_end(summary)
