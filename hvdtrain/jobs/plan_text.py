@@ -46,12 +46,9 @@ def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
     idle = bubble(config.stages, config.accumulate)
     replicas = counted(workers // config.stages, "replica")
     micro_batches = "1 micro-batch" if config.accumulate == 1 else f"{config.accumulate:,} micro-batches"
-    more = 4 * config.stages
-    advice = (
-        f"; with --accumulate {more}, {bubble(config.stages, more):.0%}"
-        if idle > _LOW and config.accumulate < more
-        else ""
-    )
+    more, advice = 4 * config.stages, ""
+    if idle > _LOW and config.accumulate < more:
+        advice = f"; with --accumulate {more}, {bubble(config.stages, more):.0%}"
     first = (
         f"{replicas} of {config.stages} stages; with {micro_batches} in a step, each stage waits {idle:.0%} "
         f"of it if all take equally long{advice}"
@@ -164,10 +161,8 @@ def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
     text = describe_model(model)
     if start.origin and not start.weights:
         return text
-    if session.config.initial_parameters == "portable":
-        origin = f"drawn by name from seed {session.config.seed}"
-    else:
-        origin = f"as the task made them, seed {session.config.seed}"
+    is_drawn = session.config.initial_parameters == "portable"
+    origin = f"{'drawn by name from' if is_drawn else 'as the task made them,'} seed {session.config.seed}"
     of_the_rest = " of the rest" if start.weights else ""
     return f"{text}; initial values{of_the_rest} {origin}"
 
@@ -199,12 +194,9 @@ def _batch(config: Config, plan: TrainingPlan) -> str:
     parts = f"{batch.micro_batch} per {holder} x {counted(batch.workers, holder)}"
     if batch.accumulate > 1:
         parts += f" x {batch.accumulate} micro-batches"
-    padded = "" if batch.is_even else ", the shorter parts padded with weight 0"
-    return (
-        f"{batch.global_batch} a step = {parts}{padded}"
-        if batch.is_even
-        else (f"{batch.global_batch} a step, at most {parts}{padded}")
-    )
+    if batch.is_even:
+        return f"{batch.global_batch} a step = {parts}"
+    return f"{batch.global_batch} a step, at most {parts}, the shorter parts padded with weight 0"
 
 
 def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
@@ -244,10 +236,9 @@ def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
 
 def _length(session: Session, plan: TrainingPlan) -> str:
     epochs = plan.last_sample / session.data.size
-    cadence = session.config.eval_every
-    evaluates = (
-        f", evaluation {cadence.describe() if cadence else 'at the end'}" if session.data.evaluation else ""
-    )
+    cadence, evaluates = session.config.eval_every, ""
+    if session.data.evaluation:
+        evaluates = f", evaluation {cadence.describe() if cadence else 'at the end'}"
     if known_size(session.data.training) is None:
         return f"{counted(plan.steps, 'step')}{evaluates}"
     text = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
