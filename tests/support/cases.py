@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 from unittest import mock
 
 import pytest
@@ -62,6 +62,27 @@ def command_line(words: list[str]) -> int:
         except SystemExit as ended:
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     return 0
+
+
+def training_command(words: list[str]) -> tuple[int, bool]:
+    """Do so, but let Horovod stay after an error that all workers have, as ``hvdtrain.train`` does.
+
+    Returns:
+        The exit code, and whether this worker has left Horovod, which cannot start again.
+    """
+    from hvdtrain.jobs import train
+    from hvdtrain.jobs.opening import start
+
+    def started(*arguments: Any, **options: Any) -> Any:
+        return start.started(*arguments, **{**options, "stays": True})
+
+    left: list[object] = []
+    with (
+        mock.patch.object(train, "started", started),
+        mock.patch.object(start, "leave_open"),
+        mock.patch.object(start, "forbid_restart", left.append),
+    ):
+        return command_line(words), bool(left)
 
 
 def commands(commands: list[list[str]]) -> list[tuple[str, str]]:

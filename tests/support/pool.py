@@ -317,10 +317,10 @@ def command(
 ) -> Result:  # fmt: skip
     """Run ``hvdtrain`` with these words in a pool; return its exit code, as rank 0 has it, and its output."""
     key = Key(framework, controller, workers)
-    done = call(key, "support.cases:command_line", cwd, timeout, environ, words=list(words))
-    failed = [code for code in done.values if code]
-    if failed and workers > 1:
-        POOLS.drop(key)  # its workers have left Horovod, and MPI starts only once
+    done = call(key, "support.cases:training_command", cwd, timeout, environ, words=list(words))
+    failed = [code for code, _ in done.values if code]
+    if workers > 1 and any(has_left for _, has_left in done.values):
+        POOLS.drop(key)  # MPI starts only once
     return Result(failed[0] if failed else 0, done.stdout, done.stderr, done.spoke)
 
 
