@@ -1,8 +1,6 @@
 """The page of runs without a browser: what it says, its size, and what it refuses."""
 
-import os
 import re
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,9 +8,8 @@ import pytest
 from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
 from hvdtrain.errors import UsageError
-from hvdtrain.reporting.lock_state import LockState
 from hvdtrain.tools.report import page as command
-from hvdtrain.tools.report.page import read_for_page, write_report
+from hvdtrain.tools.report.page import write_report
 
 
 @pytest.fixture
@@ -47,24 +44,6 @@ def test_a_page_names_results_differences_and_config(write, tmp_path):
     assert "task_options.a x unknown" in text
     assert "comment python -m hvdtrain --seed 1" in text
     assert "two unknown" in text
-
-
-@pytest.mark.parametrize(
-    ("lock", "age_seconds", "status"),
-    [
-        (LockState(True), 0, "running"),
-        (LockState(False), 60, "killed"),
-        (LockState(False), 3, "unknown"),
-        (LockState(False, 7, "another-host"), 60, "unknown"),
-        (LockState(None), 60, "unknown"),
-    ],
-)
-def test_only_a_run_seen_to_be_dead_is_called_killed(tmp_path, monkeypatch, lock, age_seconds, status):
-    run = usual(tmp_path / "run", summary=None)
-    then = time.time() - age_seconds
-    os.utime(run / "metrics.jsonl", (then, then))
-    monkeypatch.setattr("hvdtrain.reporting.stored_runs.look_at_lock", lambda path: lock)
-    assert [found.stored.status for found in read_for_page([run], verified=False)] == [status]
 
 
 def test_a_folder_stands_for_its_runs_and_others_are_named(tmp_path):
