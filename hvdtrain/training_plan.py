@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hvdtrain.config import Config
-from hvdtrain.data.order import BatchPlan, lies_in_warmup
+from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import ConfigError
 from hvdtrain.metrics import StepInfo
 from hvdtrain.schedule import Cadence, LearningRate, Ramp, Rescale, scaling_factor
@@ -138,7 +138,7 @@ class TrainingPlan:
 
     def in_warmup(self, step: int, samples: int) -> bool:
         """Return whether the learning rate is still rising to its peak after so many steps and samples."""
-        return lies_in_warmup(self._position(Progress(step, samples)), self.warmup_samples)
+        return self._position(Progress(step, samples)) < self.warmup_samples
 
     def is_due(self, cadence: Cadence | None, step: StepInfo) -> bool:
         """Return whether something is due after a step: by its cadence, and at the end of training."""

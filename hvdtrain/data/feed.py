@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.bad_samples import BadSample, Fetch, LocalFetch
-from hvdtrain.data.order import BatchPlan, lies_in_warmup
+from hvdtrain.data.order import BatchPlan, Order
 from hvdtrain.task import Arrays
 
 T = TypeVar("T")
@@ -57,18 +57,6 @@ def read_ahead(read: Callable[[int], T], count: int, threads: int) -> Generator[
 _STEPS_PER_READ = 64
 _BYTES_PER_READ = 1 << 17
 _LEAST_REPORTED_SECONDS = 1e-3
-
-
-class Order(Protocol):
-    """Which sample is at which position of the stream."""
-
-    def indices(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the indices of the samples at these positions."""
-        ...
-
-    def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
-        """Return the seeds for augmenting these samples, or None if they are not augmented."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +130,7 @@ class Shard:
 
     def begins_in_warmup(self, step: int) -> bool:
         """Return whether a step begins in the warm-up; its number is within the range, from 0."""
-        return lies_in_warmup(self.first_sample + step * self.plan.global_batch, self.warmup_samples)
+        return self.first_sample + step * self.plan.global_batch < self.warmup_samples
 
     @cached_property
     def _full(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -182,14 +182,7 @@ class SequentialOrder:
         return None
 
 
-def lies_in_warmup(sample: int, warmup_samples: float) -> bool:
-    """Return whether the learning rate of a step that begins at a sample of the stream is still rising.
-
-    Args:
-        sample: the position in the stream.
-        warmup_samples: the position at which the rate has risen to its peak.
-    """
-    return sample < warmup_samples
+Order = ShuffledOrder | SequentialOrder
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from typing import Any, ClassVar
 
 from hvdtrain.data.texts.files import (
-    ByteTokens,
     CharacterTokens,
     MappedFiles,
     Tokens,
@@ -81,7 +80,7 @@ class Text:
             "dropout": options.fraction("dropout", dropout),
         }
         files, self._name = _files(path, options.text("pattern", pattern))
-        self._tokens: Tokens = ByteTokens(files) if level == "bytes" else CharacterTokens(files)
+        self._tokens: Tokens = files if level == "bytes" else CharacterTokens(files)
         size = len(self._tokens)
         kept = int(size * (1 - share))
         self._train = Windows(self._tokens, 0, kept, context, stride)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.data.texts import files as characters
-from hvdtrain.data.texts.files import ByteTokens, CharacterTokens, MappedFiles, Windows
+from hvdtrain.data.texts.files import CharacterTokens, MappedFiles, Windows
 from hvdtrain.errors import DataError
 
 TEXTS = ["plain text\n" * 5, "áé🙂 ", "", "\u4e2d\u6587" * 20, "🙂" * 30, "x"]
@@ -53,7 +53,7 @@ def test_bytes_are_read_across_files(tmp_path):
     files = MappedFiles(written(tmp_path, TEXTS))
     whole = "".join(TEXTS).encode()
     starts = np.arange(len(whole) - 9)
-    assert [bytes(row) for row in ByteTokens(files).read(starts, 10)] == [whole[s : s + 10] for s in starts]
+    assert [bytes(row) for row in files.read(starts, 10)] == [whole[s : s + 10] for s in starts]
 
 
 def row(length):

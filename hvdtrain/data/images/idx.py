@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hvdtrain.data.images.sources import (
     ArraySource,
     Found,
-    Pixels,
     check_counts,
     check_shape,
     opened,
@@ -67,7 +67,7 @@ def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
     return next(iter(found.values()), None)
 
 
-def read_idx(path: Path, what: str) -> Pixels:
+def read_idx(path: Path, what: str) -> MappedArray | NDArray[np.uint8]:
     """Read a file of unsigned bytes: mapped into memory, or decompressed if it is gzipped.
 
     Args:

@@ -61,29 +61,16 @@ class ImageSource(Protocol):
         ...
 
 
-class Pixels(Protocol):
-    """Images in one or several arrays."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(images, height, width) or (images, height, width, channels)."""
-        ...
-
-    def __getitem__(self, indices: Any) -> NDArray[np.uint8]:
-        """Return some of the images."""
-        ...
-
-
 class ArraySource:
     """Images of equal size in an array.
 
     Args:
-        pixels: an array of uint8, or an object that is indexed like one.
+        pixels: an array of uint8 (images, height, width[, channels]), or what is indexed like one.
         labels: (images,) of int64.
         where: returns the file and position of a label by its index; it must be picklable.
     """
 
-    def __init__(self, pixels: Pixels, labels: NDArray[np.int64], where: Callable[[int], str]) -> None:
+    def __init__(self, pixels: Any, labels: NDArray[np.int64], where: Callable[[int], str]) -> None:
         self._pixels = pixels
         self.labels = labels
         self.where = where
@@ -92,7 +79,7 @@ class ArraySource:
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
         """Return images; see :class:`ImageSource`."""
-        images = self._pixels[indices]
+        images: NDArray[np.uint8] = self._pixels[indices]
         if images.ndim == 3:
             images = images[..., None]
         height, width = images.shape[1:3]

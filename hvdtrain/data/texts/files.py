@@ -6,7 +6,6 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,6 +108,8 @@ class MappedFiles:
         DataError: If a file cannot be read, or all are empty.
     """
 
+    vocabulary = 256  # its bytes may be tokens
+
     def __init__(self, paths: Sequence[Path]) -> None:
         files = [MappedArray(path, 0, (check_regular(path),)) for path in paths]
         self._files = [file for file in files if len(file)]
@@ -152,37 +153,6 @@ class MappedFiles:
         return np.stack([self.piece(start, start + length) for start in starts.tolist()])
 
 
-class Tokens(Protocol):
-    """A row of tokens, numbers below ``vocabulary``."""
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of different tokens."""
-        ...
-
-    def __len__(self) -> int: ...
-
-    def read(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
-        """Return the tokens of windows, (windows, length)."""
-        ...
-
-
-class ByteTokens:
-    """The bytes of files as tokens."""
-
-    vocabulary = 256
-
-    def __init__(self, files: MappedFiles) -> None:
-        self._files = files
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """Return the bytes of windows, (windows, length)."""
-        return self._files.read(starts, length)
-
-
 class Windows:
     """Windows of a row of tokens: ``context`` tokens as inputs, the token after each of them as target.
 
@@ -191,14 +161,14 @@ class Windows:
     ``context`` an epoch still reads the text once.
 
     Args:
-        tokens: the row.
+        tokens: the row, of numbers below its ``vocabulary``.
         first: the first token of the part to use.
         last: end of that part, exclusive.
         context: tokens of one window.
         stride: tokens from the beginning of one window to that of the next.
     """
 
-    def __init__(self, tokens: Tokens, first: int, last: int, context: int, stride: int) -> None:
+    def __init__(self, tokens: "Tokens", first: int, last: int, context: int, stride: int) -> None:
         self._tokens = tokens
         self._first, self._context, self._stride = first, context, stride
         self._begins = last - first - context  # positions at which a window with its targets can begin
@@ -294,6 +264,9 @@ class CharacterTokens:
         if len(codes) != length:
             raise DataError(_changed(self._files))
         return codes
+
+
+Tokens = MappedFiles | CharacterTokens
 
 
 def _parts(files: MappedFiles) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.uint32]]]:

@@ -4,7 +4,6 @@ import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,30 +29,14 @@ class Encoded:
     vocabulary: int
 
 
-class Encoder(Protocol):
-    """Encodes texts that are added one by one."""
-
-    def add(self, text: str) -> None:
-        """Add a text; only the tokens that fit into the context are kept."""
-        ...
-
-    def finish(self, train: NDArray[np.int64]) -> Encoded:
-        """Return the tokens of all texts.
-
-        Args:
-            train: indices of the training texts; only they contribute to a vocabulary.
-        """
-        ...
-
-
 class ByteEncoder:
-    """Encodes the UTF-8 bytes of a text, which needs no vocabulary."""
+    """Encodes the UTF-8 bytes of texts that are added one by one, which needs no vocabulary."""
 
     def __init__(self, context: int) -> None:
         self._rows = _Rows(context)
 
     def add(self, text: str) -> None:
-        """Add a text."""
+        """Add a text; only the tokens that fit into the context are kept."""
         self._rows.add([byte + _FIRST for byte in text[: self._rows.room].encode()[: self._rows.room]])
 
     def finish(self, train: NDArray[np.int64]) -> Encoded:
@@ -95,6 +78,9 @@ class WordEncoder:
         table[:_FIRST] = PADDING, START
         table[known + _FIRST] = unknown + 1 + np.arange(len(known))
         return Encoded(table[rows], unknown + 1 + len(known))
+
+
+Encoder = ByteEncoder | WordEncoder
 
 
 class _Rows:

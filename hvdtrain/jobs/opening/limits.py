@@ -13,9 +13,8 @@ from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import metric_prefixes, set_words, sets_of
-from hvdtrain.data.feed import Order
 from hvdtrain.data.fingerprint import differing_keys, sample_reader
-from hvdtrain.data.order import SequentialOrder, training_order
+from hvdtrain.data.order import Order, SequentialOrder, training_order
 from hvdtrain.data.stream import Stream
 from hvdtrain.early_stopping import SEPARATOR
 from hvdtrain.errors import AgreementError, ConfigError, TaskError
