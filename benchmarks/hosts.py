@@ -6,12 +6,13 @@
 
 The hosts are namespaces of this machine (tests/cluster/hosts.py), each with some workers of one thread.
 The programs are those of peers.py; ``-fp16`` is gradients in fp16, of DistributedDataParallel by its
-hook. They run in turn, once in each round; a row gives medians over the rounds in ms, and the median
-ratio of hvdtrain's time to the peer's in the same round. ``alone`` is a step without communication (the
-plain loop, as many processes on one host as a host has workers), ``link`` is what the gradients take on a
-host's link, 2 (H - 1) / H times their bytes with the headers of Ethernet, IP and TCP, ``rest`` what a
-step takes beyond the longer of both, and ``MB`` what the first host has sent in a step. Workers share the
-cores of this machine: with more workers than cores, see MB alone.
+hook, and ``-late`` is ``overlap`` false. They run in turn, once in each round; a row gives medians over
+the rounds in ms, and the median ratio of hvdtrain's time to the peer's in the same round. ``alone`` is
+a step without communication (the plain loop, as many processes on one host as a host has workers),
+``link`` is what the gradients take on a host's link, 2 (H - 1) / H times their bytes with the headers
+of Ethernet, IP and TCP, ``rest`` what a step takes beyond the longer of both, and ``MB`` what the first
+host has sent in a step. Workers share the cores of this machine: with more workers than cores, see MB
+alone.
 """
 
 import argparse
@@ -30,7 +31,10 @@ from hosts import Cluster, Host, bits_per_second  # noqa: E402 - of the tests
 from peer_programs import MODELS, RESULT, Peer  # noqa: E402
 from peers import ENVIRON, PROGRAM  # noqa: E402
 
-PROGRAMS = {"torch": ("hvdtrain", "hvdtrain-fp16", "ddp", "ddp-fp16"), "tf": ("hvdtrain", "mwms-free")}
+PROGRAMS = {
+    "torch": ("hvdtrain", "hvdtrain-late", "hvdtrain-fp16", "ddp", "ddp-fp16"),
+    "tf": ("hvdtrain", "hvdtrain-late", "mwms-free"),
+}
 WIRE = 1514 / 1448  # bytes on the link per byte that TCP carries
 STEPS, LIMIT_SECONDS, PORT = 40, 300, 29_500
 

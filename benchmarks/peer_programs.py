@@ -132,7 +132,7 @@ class Clock:
         own.replace(self._folder / RESULT)
 
 
-def run_hvdtrain(framework, task, steps, folder, compression="none"):
+def run_hvdtrain(framework, task, steps, folder, **options):
     from hvdtrain import train
 
     clock = Clock(folder)
@@ -144,7 +144,7 @@ def run_hvdtrain(framework, task, steps, folder, compression="none"):
     train(
         f"{__file__}:Peer", framework=framework, steps=steps, batch_size=task.batch, learning_rate=RATE,
         momentum=MOMENTUM, weight_decay=DECAY, lr_scaling="none", task_options={"model": task.model},
-        eval_every=None, threads=1, compression=compression, run_dir=f"{folder}/run", callbacks=[StepTimer()],
+        eval_every=None, threads=1, run_dir=f"{folder}/run", callbacks=[StepTimer()], **options,
     )  # fmt: skip
     if os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")) == "0":
         clock.show()
@@ -260,7 +260,8 @@ def main():
     framework, program, model, steps, folder = sys.argv[1:]
     task = Peer(model)
     if program.startswith("hvdtrain"):
-        run_hvdtrain(framework, task, int(steps), folder, program.partition("-")[2] or "none")
+        options = {"hvdtrain-fp16": {"compression": "fp16"}, "hvdtrain-late": {"overlap": "false"}}
+        run_hvdtrain(framework, task, int(steps), folder, **options.get(program, {}))
     elif framework == "torch":
         run_torch(program, task, int(steps), folder)
     else:

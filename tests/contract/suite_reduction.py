@@ -362,3 +362,24 @@ def test_workers_agree_on_which_gradients_are_sparse(started, reduction, reached
             rows = [[float(name in names)] * 2 for names in of_ranks]
             assert total.to_dense().tolist() == [*rows, [0, 0]]
             assert total.is_sparse == (name in reached)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16", "bf16"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_sums_that_are_sent_early_are_the_same(started, monkeypatch, accumulate, compression):
+    """Sums of two numbers do not depend on where these stand; others are equal when a job is repeated."""
+    monkeypatch.setattr("hvdtrain.backends.reduction.shards.LEAST_BYTES", 64)
+
+    def trained(overlap):
+        info = build(started, overlap=overlap, compression=compression, accumulate=accumulate, momentum=0.9)
+        is_early = overlap == "true" and started.workers.size > 1
+        assert FRAMEWORK != "torch" or ("parts during the backward pass" in info.reduction) == is_early
+        for step in range(4):
+            started.train_step(batch(started, step, accumulate), 0.1).read()
+        return {name: np.array(value) for name, value in state_of(started).items()}
+
+    early, again, late = trained("true"), trained("true"), trained("false")
+    tolerance = 1e-6 if started.workers.size > 2 else 0
+    for name, value in early.items():
+        np.testing.assert_array_equal(value, again[name])
+        np.testing.assert_allclose(value, late[name], rtol=tolerance, atol=tolerance)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hvdtrain.config.values import compression_of
 
-_SEVERAL = 4
+_SEVERAL = 8
 LEAST_BYTES = 1 << 20
 BUCKET_BYTES = 32 << 20
 
@@ -22,16 +22,22 @@ def divide(sizes: Mapping[str, int], are_several: bool) -> list[list[str]]:
 
     Args:
         sizes: bytes, by name, in the order in which a backward pass completes them.
-        are_several: whether small ones are divided, too, so that the first can be reduced early.
+        are_several: whether small ones are divided, too: the first bucket has 1 MiB, so that it is sent
+            early, and each other one an eighth of all, so that the last, for which all wait, is small.
     """
     total = sum(sizes.values())
-    count = min(_SEVERAL, max(1, total // LEAST_BYTES)) if are_several else 1
-    count = max(count, -(-total // BUCKET_BYTES))
+    count = -(-total // BUCKET_BYTES)
+    least = max(LEAST_BYTES, min(total // _SEVERAL, BUCKET_BYTES))
     buckets: list[list[str]] = []
-    done = 0
+    done = begun = 0  # bytes; those before the last bucket
     for name, size in sizes.items():
-        if not buckets or (len(buckets) < count and done >= len(buckets) * total / count):
+        if are_several:
+            is_full = done - begun >= (least if len(buckets) > 1 else LEAST_BYTES)
+        else:
+            is_full = len(buckets) < count and done >= len(buckets) * total / count
+        if not buckets or is_full:
             buckets.append([])
+            begun = done
         buckets[-1].append(name)
         done += size
     return buckets
