@@ -1,5 +1,7 @@
 """PyTorch's gradients in whole steps of two workers, which are threads: memory, hooks, backward()."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from support.faked_horovod import FakedHorovod
@@ -230,3 +232,84 @@ def test_a_backward_pass_between_steps_begins_no_reduction(horovod):
         return sums
 
     assert horovod.run(work) == 2 * [[[0, 0], [2, 2], [4, 4]]]
+
+
+class Uneven:
+    """A shared layer, and one that a worker reaches with positive sums of its inputs alone."""
+
+    loss = "mse"
+
+    def torch_model(self):
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.shared = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, INPUTS)
+                self.rare, self.last = nn.Linear(INPUTS, INPUTS), nn.Linear(INPUTS, OUTPUTS)
+                for parameter in self.parameters():
+                    nn.init.constant_(parameter, 0.1)
+
+            def forward(self, x):
+                shared = self.shared(self.shared(self.first(x)))
+                return self.last(self.rare(shared) if x.sum() > 0 else shared)
+
+        return Model()
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_early_sums_are_those_of_late_ones_whatever_a_worker_reaches(horovod, monkeypatch, accumulate):
+    monkeypatch.setattr("hvdtrain.backends.reduction.shards.LEAST_BYTES", 16)
+
+    def trained(overlap):
+        def work(workers):
+            backend = backend_of(workers, Uneven(), momentum=0.9, overlap=overlap)
+            for number in range(4):
+                # the workers reach the layer in different steps
+                step(backend, number, accumulate, times=(-1) ** (number // (workers.rank + 1)))
+            return parameters(backend)
+
+        return horovod.run(work)
+
+    early, late = trained("true"), trained("false")
+    for found, expected in zip([*early[0], *early[1]], [*late[0], *late[0]], strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_gradients_are_sent_in_the_last_micro_batch_as_they_are_completed(horovod, monkeypatch):
+    monkeypatch.setattr("hvdtrain.backends.reduction.shards.LEAST_BYTES", 16)
+
+    def work(workers):
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        reducer = AllReduce(workers, overlaps=True)
+        reducer.attach(dict(model.named_parameters()))
+        reducer.finish([torch.zeros_like(p) for p in model.parameters()], torch.ones(2))
+        model.zero_grad()
+        reducer.follow(passes=2)
+        begun = []
+        for _ in range(2):
+            model(torch.ones(1, 8)).sum().backward()
+            begun.append(len(horovod.begun[workers.rank]))
+        sums, vector = reducer.finish([p.grad for p in model.parameters()], torch.ones(2))
+        assert sums[3].tolist() == 8 * [4]
+        assert vector.tolist() == [2, 2]
+        return begun, len(horovod.begun[workers.rank])
+
+    # of three buckets the last one waits for the vector
+    (before, meanwhile), after = horovod.run(work)[0]
+    assert (meanwhile - before, after - before) == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("local_size", "numbers", "overlaps", "expected"),
+    [
+        (1, 1 << 20, None, "fp32, sent uncompressed, in 4 parts during the backward pass (overlap)"),
+        (2, 1 << 20, None, "fp32, sent uncompressed"),
+        (1, 1 << 10, None, "fp32, sent uncompressed"),
+        (1, 1 << 20, False, "fp32, sent uncompressed"),
+        (2, 1 << 20, True, "fp32, sent uncompressed, in 4 parts during the backward pass (overlap)"),
+    ],
+)
+def test_the_plan_says_whether_gradients_are_sent_early(local_size, numbers, overlaps, expected):
+    """They are between hosts, unless there are few."""
+    reducer = AllReduce(SimpleNamespace(size=2, local_size=local_size), overlaps=overlaps)
+    reducer.attach({str(i): nn.Parameter(torch.zeros(numbers)) for i in range(4)})
+    assert reducer.describe() == expected

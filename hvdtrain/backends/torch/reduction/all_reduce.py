@@ -243,7 +243,8 @@ class AllReduce(Reducer):
         if self._left[name] == 0:
             raise TaskError(
                 f"the gradient of {name} grew after its last backward pass",
-                "A step calls backward once for each micro-batch; leave it out of the task.",
+                "A step calls backward once for each micro-batch; leave it out of the task. If parts of the "
+                "model have backward passes of their own, as reentrant checkpoints do, use --overlap false.",
             )
         self._left[name] -= 1
         if self._left[name] == 0:
