@@ -8,12 +8,15 @@ import difflib
 import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.model_call import nested_batch
 from hvdtrain.backends.objective.objective import checked_result
+from hvdtrain.backends.records import DryRun, ModelInfo
 from hvdtrain.config import Config
+from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 
@@ -21,40 +24,7 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 Step = Callable[[Any, Mapping[str, Any], "Optimizers"], tuple[Any, dict[str, Any]]]
 
 
-class StepOptimizer(Protocol):
-    """One of the optimizers that a task's own step is given.
-
-    In TensorFlow, ``gradients`` and ``minimize`` also take the tape that recorded the losses.
-    """
-
-    @property
-    def variables(self) -> Sequence[Any]:
-        """The parameters that it trains, in the order of the gradients."""
-        ...
-
-    @property
-    def learning_rate(self) -> Any:
-        """The learning rate of this step; the largest one if its parameter groups have several."""
-        ...
-
-    def gradients(self, losses: Any) -> list[Any]:
-        """Collective. Return the mean gradient over the global batch, one tensor for each variable.
-
-        Args:
-            losses: one value per sample, or ``Weighted``.
-        """
-        ...
-
-    def apply(self, gradients: Sequence[Any]) -> None:
-        """Clip the gradients, set the learning rate and take a step."""
-        ...
-
-    def minimize(self, losses: Any) -> None:
-        """Collective. Compute the gradients of the losses and apply them."""
-        ...
-
-
-class Optimizers(Mapping[str, StepOptimizer]):
+class Optimizers(Mapping[str, "StepOptimizerBase"]):
     """What a task's own step is given as ``optimizers``.
 
     Args:
@@ -64,11 +34,11 @@ class Optimizers(Mapping[str, StepOptimizer]):
         step: the number of the step, counted from 0; equal on all workers.
     """
 
-    def __init__(self, by_name: Mapping[str, StepOptimizer]) -> None:
+    def __init__(self, by_name: Mapping[str, "StepOptimizerBase"]) -> None:
         self._by_name = dict(by_name)
         self.step: Any = 0
 
-    def __getitem__(self, name: str) -> StepOptimizer:
+    def __getitem__(self, name: str) -> "StepOptimizerBase":
         """Return an optimizer.
 
         Raises:
@@ -120,6 +90,94 @@ class NotCalled:
     def backward(self, *_: Any, **__: Any) -> None:
         """Refuse to add to gradients that nobody sums over workers."""
         raise accumulated("backward()")
+
+
+class StepOptimizerBase(NotCalled):
+    """What both frameworks share of an optimizer that a task's own step is given.
+
+    Args:
+        name: its name.
+        config: the config.
+        calls: those of the step so far, of all its optimizers.
+
+    Attributes:
+        variables: the parameters that it trains, in the order of the gradients.
+        learning_rate: that of this step; the largest one if its parameter groups have several.
+        unused: names of the parameters that no call of this step has reached; empty without a call.
+        is_applied: whether ``apply`` was called in this step.
+    """
+
+    gradients: Any  # collective: the mean gradient over the global batch, one tensor for each variable
+    apply: Any  # clips gradients, sets the learning rate and takes a step with them
+
+    def __init__(self, name: str, config: Config, calls: Any) -> None:
+        self.unused: Any = ()
+        self.is_applied = False
+        self._name = name
+        self._clip_norm = config.clip_norm
+        self._calls = calls
+        self._own_calls = 0
+        self._samples: StepPart | None = None
+
+    def minimize(self, losses: Any, *arguments: Any, **named: Any) -> None:
+        """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
+        self.apply(self.gradients(losses, *arguments, **named))
+
+    def begin(self, samples: StepPart | None) -> None:
+        """Begin a step with these samples; None if no step is being done. Local: no collective."""
+        self._samples, self._own_calls = samples, 0
+        if samples is not None:
+            self.unused, self.is_applied = (), False
+
+    def _of_step(self) -> StepPart:
+        if self._samples is None:
+            raise TaskError(
+                f"the optimizer {self._name!r} was used outside of the task's own step",
+                "Use it only inside of the method that is given it, and not in callbacks or threads.",
+            )
+        return self._samples
+
+
+class CustomStepRules:
+    """What both frameworks share of a task's own step; it stands before ``PlainStep``.
+
+    Attributes:
+        forecasts_memory: whether a dry run of the step tells what its activations take.
+    """
+
+    is_timed, follows_trained, forecasts_memory = False, False, True
+    parts: Any
+    workers: Any
+    _step: Step | None
+    _optimizers: dict[str, Any]
+
+    def describe(self, info: ModelInfo) -> ModelInfo:
+        """Return what is known of the job, with what is known of its step. Local: no collective."""
+        notes = info.notes
+        if self.workers.is_elastic:
+            notes = (
+                *notes,
+                "parameters and the optimizers' state are copied at each step: the task's own step changes "
+                "them before its last reduction, and is undone if a worker is lost in between",
+            )
+        return replace(info, notes=notes, leaves_out_padding=True)
+
+    def completed(self, found: DryRun, training: bool) -> DryRun:
+        """Return what a dry run has found, with what the step knows of it. Local: no collective."""
+        self.parts.trained_set.look()
+        if not training or found.error is not None:
+            return found
+        note, names = found.note, [name for name, one in self._optimizers.items() if not one.is_applied]
+        if names:
+            which = f"optimizer{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
+            said = f"the task's own step took no step with the {which} at its first call"
+            note = "; ".join(filter(None, [said, note]))
+        return replace(found, note=note, memory=found.memory if self.forecasts_memory else None)
+
+    def find_comparing(self, batch: HostBatch, training: bool) -> str:
+        """Collective. Return a sentence on how a value of a sample depends on others; none of a step's."""
+        found: str = "" if training else super().find_comparing(batch, training)  # type: ignore[misc]
+        return found
 
 
 def accumulated(call: str) -> TaskError:
@@ -258,14 +316,6 @@ def metrics_code(names: Sequence[str], weighted: Sequence[str]) -> float:
     return float(zlib.crc32(repr((tuple(names), tuple(weighted))).encode()) % (1 << 20))
 
 
-def outside_of_step(name: str) -> TaskError:
-    """Return the error for an optimizer that was used when no step was being done."""
-    return TaskError(
-        f"the optimizer {name!r} was used outside of the task's own step",
-        "Use it only inside of the method that is given it, and not in callbacks or threads.",
-    )
-
-
 def check_reached(name: str, is_reached: bool) -> None:
     """Check that losses depend on a parameter of the optimizer that is to minimize them.
 
@@ -304,27 +354,4 @@ def check_gradients(
     raise TaskError(
         f"apply() of the optimizer {name!r}: {problem}",
         "Give the list that gradients() of the same optimizer returned, or one computed from it.",
-    )
-
-
-def describe_not_applied(names: Sequence[str]) -> str:
-    """Return a note of optimizers that took no step; empty if there are none."""
-    if not names:
-        return ""
-    which = f"optimizer{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
-    return f"the task's own step took no step with the {which} at its first call"
-
-
-def notes_on_copies(step: Step | None, is_elastic: bool) -> tuple[str, ...]:
-    """Return a note of what a job copies at each step because of the task's own step; nothing if it does not.
-
-    Args:
-        step: the task's own training step, if it has one.
-        is_elastic: whether workers may come and go.
-    """
-    if step is None or not is_elastic:
-        return ()
-    return (
-        "parameters and the optimizers' state are copied at each step: the task's own step changes them "
-        "before its last reduction, and is undone if a worker is lost in between",
     )

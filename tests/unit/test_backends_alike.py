@@ -183,7 +183,7 @@ def test_an_update_has_its_stages_in_their_order(framework):
 def reducers(framework):
     """Return the classes of the reducers, and their base, by name."""
     found = dict(definitions("reduction/__init__.py"))
-    for file in ("reducer", "all_reduce", "fp16", "bfloat16", "low_rank", "sharded"):
+    for file in ("reducer", "all_reduce", "low_rank", "sharded"):
         found |= definitions(f"{framework}/reduction/{file}.py")
     return found
 

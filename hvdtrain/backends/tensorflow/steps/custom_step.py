@@ -1,7 +1,6 @@
 """A task's own training step; ``torch/`` has the same, and ``backends/custom_step.py`` the rules."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
@@ -10,13 +9,11 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.custom_step import (
+    CustomStepRules,
     Optimizers,
     StepPart,
-    describe_not_applied,
-    notes_on_copies,
     own_step_of,
 )
-from hvdtrain.backends.records import DryRun, ModelInfo
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
@@ -27,13 +24,12 @@ from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
 from hvdtrain.backends.tensorflow.steps.step_number import CompiledByStep, StepNumber
 from hvdtrain.backends.tensorflow.steps.step_optimizer import Calls, StepOptimizer
-from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 
 Tensor = Any
 
 
-class CustomStep(PlainStep):
+class CustomStep(CustomStepRules, PlainStep):
     """A task's own training step: it calls the model and its optimizers as it likes.
 
     Args:
@@ -41,8 +37,6 @@ class CustomStep(PlainStep):
         config: the config.
         workers: the job's workers.
     """
-
-    is_timed, follows_trained = False, False
 
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step. Local: no collective."""
@@ -72,11 +66,6 @@ class CustomStep(PlainStep):
         others = (self.computation.learnt, changing, self._calls.error_of)
         self._function = cache(lambda counts: CompiledByStep(partial(self._traced, counts), *others))
 
-    def describe(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of the job, with what is known of its step. Local: no collective."""
-        notes = notes_on_copies(self._step, self.workers.is_elastic)
-        return replace(info, notes=(*info.notes, *notes), leaves_out_padding=True)
-
     def changed_early(self) -> list[Any]:
         """Return the variables that a step changes before its last reduction."""
         parts = self.parts
@@ -101,18 +90,6 @@ class CustomStep(PlainStep):
             return self._rows(micro_batch, StepNumber(batch.step), part)
 
         return values_of_first(self.computation, batch, training, draws, rows_of)
-
-    def completed(self, found: DryRun, training: bool) -> DryRun:
-        """Return what a dry run has found, with what the step knows of it. Local: no collective."""
-        self.parts.trained_set.look()
-        if not training or found.error is not None:
-            return found
-        skipped = [name for name, optimizer in self._optimizers.items() if not optimizer.is_applied]
-        return replace(found, note="; ".join(filter(None, [describe_not_applied(skipped), found.note])))
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on others; none of a step's."""
-        return "" if training else super().find_comparing(batch, training)
 
     def forget(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""

@@ -74,6 +74,14 @@ _REMEDY = (
 )
 
 
+def _computing(operation: Callable[[Any, Any], Any]) -> Callable[["StepNumber", Any], Any]:
+    return lambda self, other: self._computed(operation, other)
+
+
+def _answering(compares: Callable[[Any, Any], Any]) -> Callable[["StepNumber", Any], Any]:
+    return lambda self, other: self._answer(compares, other)
+
+
 class StepNumber:
     """The number of a step, counted from 0, or a number that was computed of it with integers.
 
@@ -101,47 +109,17 @@ class StepNumber:
         self._guards: list[Guard] = [] if guards is None else guards
         self._of_step = of_step
 
-    def __add__(self, other: Any) -> Any:
-        return self._computed(operator.add, other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self._computed(operator.sub, other)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._computed(operator.mul, other)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._computed(operator.floordiv, other)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._computed(operator.mod, other)
-
-    __radd__ = __add__
-    __rmul__ = __mul__
+    __add__ = __radd__ = _computing(operator.add)
+    __mul__ = __rmul__ = _computing(operator.mul)
+    __sub__, __floordiv__, __mod__ = map(_computing, (operator.sub, operator.floordiv, operator.mod))
+    __eq__, __ne__ = map(_answering, (operator.eq, operator.ne))
+    __lt__, __le__, __gt__, __ge__ = map(_answering, (operator.lt, operator.le, operator.gt, operator.ge))
 
     def __rsub__(self, other: Any) -> Any:
         return self * -1 + other
 
     def __truediv__(self, other: Any) -> Tensor:
         return tf.cast(self._tensor, tf.float32) / other
-
-    def __eq__(self, other: object) -> Any:
-        return self._answer(operator.eq, other)
-
-    def __ne__(self, other: object) -> Any:
-        return self._answer(operator.ne, other)
-
-    def __lt__(self, other: Any) -> Any:
-        return self._answer(operator.lt, other)
-
-    def __le__(self, other: Any) -> Any:
-        return self._answer(operator.le, other)
-
-    def __gt__(self, other: Any) -> Any:
-        return self._answer(operator.gt, other)
-
-    def __ge__(self, other: Any) -> Any:
-        return self._answer(operator.ge, other)
 
     def __bool__(self) -> bool:
         return bool(self != 0)

@@ -10,12 +10,11 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.custom_step import (
-    NotCalled,
+    StepOptimizerBase,
     StepPart,
     check_gradients,
     check_losses,
     check_reached,
-    outside_of_step,
     stepped_alone,
 )
 from hvdtrain.backends.objective.counting import Weighted
@@ -74,7 +73,7 @@ class Calls(CallsBase[list[Any]]):
 Variable = Any
 
 
-class StepOptimizer(NotCalled):
+class StepOptimizer(StepOptimizerBase):
     """One of the optimizers that a task's own step is given.
 
     The Keras optimizer itself refuses to be applied from now on.
@@ -87,11 +86,6 @@ class StepOptimizer(NotCalled):
         calls: those of the step so far, of all its optimizers.
         factor: what the learning rate is multiplied by.
         workers: the job's workers.
-
-    Attributes:
-        variables: the parameters that it trains, in the order of the gradients.
-        unused: names of the parameters that no call of this step has reached; empty without a call.
-        is_applied: whether ``apply`` was called in this step.
     """
 
     def __init__(
@@ -105,21 +99,15 @@ class StepOptimizer(NotCalled):
         factor: float,
         workers: TracedWorkers,
     ) -> None:
+        super().__init__(name, config, calls)
         self.variables: list[Variable] = [field.variable for field in fields]
-        self.unused: list[str] = []
-        self.is_applied = False
-        self._name = name
         self._optimizer = optimizer
         self._apply = optimizer.apply
         self._fields = list(fields)
-        self._clip_norm = config.clip_norm
         self._factor = factor
         self._workers = workers
         self._new_reducer = partial(choose_reducer, config, workers)
-        self._calls = calls
-        self._own_calls = 0
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
-        self._samples: StepPart | None = None
         self._graph: Any = None
 
         def refuse(*_: Any, **__: Any) -> None:
@@ -142,7 +130,7 @@ class StepOptimizer(NotCalled):
             losses: one value per sample, or ``Weighted``, computed under the tape.
             tape: the tape.
         """
-        samples = self._of_step(is_collective=True)
+        samples = self._outside_of_branches()
         check_losses(losses, self._name)
         check_values({f"what is given to the optimizer {self._name!r}": losses}, samples.weights.shape[0])
         if tape is None:
@@ -167,7 +155,7 @@ class StepOptimizer(NotCalled):
         Args:
             gradients: those of ``gradients``, or computed from them.
         """
-        samples = self._of_step(is_collective=True)
+        samples = self._outside_of_branches()
         found = [tuple(g.shape) if hasattr(g, "shape") else None for g in gradients]
         check_gradients(self._name, found, [tuple(variable.shape) for variable in self.variables])
         self.is_applied = True
@@ -179,31 +167,24 @@ class StepOptimizer(NotCalled):
             self._optimizer.learning_rate.assign(self.learning_rate)
             self._apply(scaled(clipped, own_scale(self._optimizer)), self.variables)
 
-    def minimize(self, losses: Any, tape: tf.GradientTape | None = None) -> None:
-        """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
-        self.apply(self.gradients(losses, tape))
-
     def apply_gradients(self, *_: Any, **__: Any) -> None:
         """Refuse to take a step with gradients of this worker alone."""
         raise stepped_alone(self._name)
 
     def begin(self, samples: StepPart | None) -> None:
         """Begin a step with these samples; None if no step is being done. Local: no collective."""
-        self._samples, self._graph = samples, _graph()
-        self._own_calls = 0
-        if samples is not None:
-            self.unused, self.is_applied = [], False
+        super().begin(samples)
+        self._graph = _graph()
 
-    def _of_step(self, is_collective: bool = False) -> StepPart:
-        if self._samples is None:
-            raise outside_of_step(self._name)
-        if is_collective and _graph() is not self._graph:
+    def _outside_of_branches(self) -> StepPart:
+        samples = self._of_step()
+        if _graph() is not self._graph:
             raise TaskError(
                 f"the optimizer {self._name!r} was used inside of tf.cond, tf.while_loop or a tf.function: "
                 "if workers took different branches, they would wait for each other",
                 "Decide and loop in Python, such as `if optimizers.step % 5 == 0:`.",
             )
-        return self._samples
+        return samples
 
     def _note_unused(self, found: Sequence[Tensor | None]) -> None:
         missed = [field.name for field, g in zip(self._fields, found, strict=True) if g is None]

@@ -1,7 +1,6 @@
 """A task's own training step; ``tensorflow/`` has the same, and ``backends/custom_step.py`` the rules."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import horovod.torch as hvd
@@ -9,14 +8,12 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.backends.custom_step import (
+    CustomStepRules,
     Optimizers,
     StepPart,
     accumulated,
-    describe_not_applied,
-    notes_on_copies,
     own_step_of,
 )
-from hvdtrain.backends.records import DryRun, ModelInfo
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.precision import autocast
@@ -24,10 +21,9 @@ from hvdtrain.backends.torch.probes import values_of_first
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
 from hvdtrain.backends.torch.steps.step_optimizer import Calls, StepOptimizer
-from hvdtrain.data.feed import HostBatch
 
 
-class CustomStep(PlainStep):
+class CustomStep(CustomStepRules, PlainStep):
     """A task's own training step: it calls the model and its optimizers as it likes.
 
     Args:
@@ -37,7 +33,7 @@ class CustomStep(PlainStep):
         device: where this worker computes.
     """
 
-    is_timed, follows_trained = False, False
+    forecasts_memory = False
 
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step. Local: no collective."""
@@ -55,11 +51,6 @@ class CustomStep(PlainStep):
                 name, optimizer, entries, parts.config, self._calls, workers=self.workers
             )
         self._given = Optimizers(self._optimizers)
-
-    def describe(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of the job, with what is known of its step. Local: no collective."""
-        notes = notes_on_copies(self._step, self.workers.is_elastic)
-        return replace(info, notes=(*info.notes, *notes), leaves_out_padding=True)
 
     def changed_early(self) -> list[Any]:
         """Return the optimizers whose updates a step does before its last reduction."""
@@ -90,19 +81,6 @@ class CustomStep(PlainStep):
             return self._rows(micro_batch, batch.step, samples)
 
         return values_of_first(self.computation, batch, training, rows_of)
-
-    def completed(self, found: DryRun, training: bool) -> DryRun:
-        """Return what a dry run has found, with what the step knows of it. Local: no collective."""
-        self.parts.trained_set.look()
-        if not training or found.error is not None:
-            return found
-        skipped = [name for name, optimizer in self._optimizers.items() if not optimizer.is_applied]
-        note = "; ".join(filter(None, [describe_not_applied(skipped), found.note]))
-        return replace(found, note=note, memory=None)
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on others; none of a step's."""
-        return "" if training else super().find_comparing(batch, training)
 
     def forget(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""

@@ -8,13 +8,12 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.custom_step import (
-    NotCalled,
+    StepOptimizerBase,
     StepPart,
     check_gradients,
     check_losses,
     check_reached,
     check_takes_no_closure,
-    outside_of_step,
     stepped_alone,
 )
 from hvdtrain.backends.recording import CallsBase
@@ -58,7 +57,7 @@ class Calls(CallsBase[Callable[[], None]]):
         return check
 
 
-class StepOptimizer(NotCalled):
+class StepOptimizer(StepOptimizerBase):
     """One of the optimizers that a task's own step is given.
 
     Args:
@@ -68,10 +67,6 @@ class StepOptimizer(NotCalled):
         config: the config.
         calls: those of the step so far, of all its optimizers.
         workers: the job's workers.
-
-    Attributes:
-        unused: names of the parameters that no call of this step has reached; empty without a call.
-        is_applied: whether ``apply`` was called in this step.
     """
 
     def __init__(
@@ -85,19 +80,13 @@ class StepOptimizer(NotCalled):
         workers: Workers,
     ) -> None:
         check_takes_no_closure(name, optimizer)
-        self.unused: set[str] = set()
-        self.is_applied = False
-        self._name = name
+        super().__init__(name, config, calls)
         self._optimizer = optimizer
         self._paths = [entry.path for entry in entries]
         self._parameters = [entry.tensor for entry in entries]
-        self._clip_norm = config.clip_norm
         self._workers = workers
         self._new_reducer = partial(choose_reducer, config, workers)
         self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
-        self._calls = calls
-        self._own_calls = 0
-        self._samples: StepPart | None = None
         self._is_stepping = False
         optimizer.register_step_pre_hook(self._check_step)
 
@@ -176,28 +165,12 @@ class StepOptimizer(NotCalled):
             for parameter in self._parameters:
                 parameter.grad = None
 
-    def minimize(self, losses: Any, retain_graph: bool = False) -> None:
-        """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
-        self.apply(self.gradients(losses, retain_graph))
-
-    def begin(self, samples: StepPart | None) -> None:
-        """Begin a step with these samples; None if no step is being done. Local: no collective."""
-        self._samples = samples
-        self._own_calls = 0
-        if samples is not None:
-            self.unused, self.is_applied = set(), False
-
     def forget(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
         self._samples = None
         for reducer in self._reducers:
             reducer.attach({})  # takes its hooks off
         self._reducers.clear()
-
-    def _of_step(self) -> StepPart:
-        if self._samples is None:
-            raise outside_of_step(self._name)
-        return self._samples
 
     def _note_unused(self, found: Sequence[torch.Tensor | None]) -> None:
         missed = {path for path, gradient in zip(self._paths, found, strict=True) if gradient is None}
