@@ -1,10 +1,12 @@
 """The steps of a job, of which a backend chooses one; each framework has them in its folder ``steps/``."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from hvdtrain.backends.custom_step import own_step_of
+from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.config import Config
@@ -129,15 +131,38 @@ class WholeModelStep:
         parts: what the step is made of, after ``attach``.
         state: model and optimizers as portable state, after ``make_state``.
         local: what averages the workers, where steps are local.
+        updates: the classes of an update in which each worker updates every parameter, in which it updates
+            its part, and in which it also gets the sum of its part of the gradients alone.
+        states: the classes of the state: of a worker that keeps all of it, and of one that keeps its part.
     """
 
     follows_trained = True
     collectives: Any
+    updates: tuple[Any, Any, Any]
+    states: tuple[Any, Any]
     computation: Any
     workers: Workers
     parts: Any
     state: Any
     local: Any = None
+
+    def update_kind(self, parts: Any) -> Callable[..., Any]:
+        """Return what makes the update that the config asks for, from the arguments of ``Update``."""
+        whole, of_part, of_gradients = self.updates
+        if parts.shards is None:
+            return cast(Callable[..., Any], whole)
+        if parts.config.shard == "optimizer":
+            return partial(of_part, parts.shards)
+        return partial(of_gradients, parts.config.compression, parts.shards)
+
+    def make_state(self) -> Any:
+        """Make and return the state of this worker."""
+        parts, (whole, of_part) = self.parts, self.states
+        if parts.shards is None:
+            self.state = whole(parts.tensors, parts.optimizers, parts.ema, self.local)
+        else:
+            self.state = of_part(parts.tensors, parts.optimizers[MAIN], parts.ema, parts.shards)
+        return self.state
 
     def weight_shapes(self, own: Shapes) -> Shapes:
         """Return the shapes of the whole model's arrays."""

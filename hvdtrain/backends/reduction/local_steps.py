@@ -5,11 +5,12 @@ outer optimizer takes a step (docs/async.md).
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
+from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import share_of_new
-from hvdtrain.backends.records import PortableState, StateArrays
+from hvdtrain.backends.records import ModelInfo, PortableState, StateArrays
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, TaskError
@@ -173,6 +174,45 @@ class LocalStepsBase:
         """Add a local step; return its metrics, which are this worker's own."""
         self._sums.add(names, weighted, vector, unused, weight=batch.total_weight, step=batch.step + 1)
         return self.pending(names, vector, batch.reduced_weight, unused, weighted)
+
+
+class LocalStepRules:
+    """What both frameworks share of a step of this worker alone; it stands before ``PlainStep``.
+
+    Attributes:
+        local_kind: the framework's class of what makes the workers equal.
+    """
+
+    is_timed = False
+    local_kind: Any
+    local: Any
+    parts: Any
+    workers: Workers
+
+    def attach(self, parts: Any) -> None:
+        """Take the parts of the step. Local: no collective."""
+        optimizer, method = parts.optimizers[MAIN], parts.own_optimizer
+        if method:
+            check_averaged(optimizer, self.local_kind.averaged, method, parts.config)
+        super().attach(parts)  # type: ignore[misc]
+        outer = OuterOptimizer.of(parts.config)
+        self.local = self.local_kind(
+            parts.tensors, optimizer, parts.ema, outer, workers=self.workers, loss_scale=parts.loss_scale
+        )
+
+    def describe(self, info: ModelInfo) -> ModelInfo:
+        """Return what is known of the job, with what is known of its step. Local: no collective."""
+        return replace(info, reduction=describe_local_steps(self.parts.config))
+
+    def to_broadcast(self) -> Sequence[Any]:
+        """Return what the step itself keeps, as Horovod broadcasts it."""
+        found: Sequence[Any] = self.local.to_broadcast()
+        return found
+
+    def synchronize(self) -> PendingVector:
+        """Collective. Make the workers equal; return the sums of the steps since they last were."""
+        pending: PendingVector = self.local.synchronize()
+        return pending
 
 
 def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: Config) -> None:

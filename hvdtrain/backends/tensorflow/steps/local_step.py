@@ -9,15 +9,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.records import ModelInfo
 from hvdtrain.backends.reduction.local_steps import (
     OUTER_PREFIX,
+    LocalStepRules,
     LocalStepsBase,
     LocalSums,
     OuterOptimizer,
-    check_averaged,
-    describe_local_steps,
     in_parts,
 )
 from hvdtrain.backends.step_metrics import PendingVector
@@ -26,7 +23,6 @@ from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.precision import LossScale
 from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
-from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
 from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
@@ -145,7 +141,7 @@ class LocalSteps(LocalStepsBase):
         self._steps.assign(max(counted for _, counted in gathered))
 
 
-class LocalStep(PlainStep):
+class LocalStep(LocalStepRules, PlainStep):
     """A step of this worker alone; ``synchronize`` makes the workers equal.
 
     Args:
@@ -154,41 +150,18 @@ class LocalStep(PlainStep):
         workers: the job's workers.
     """
 
-    is_timed = False
+    local_kind = LocalSteps
     local: LocalSteps
 
     def __init__(self, task: Any, config: Config, workers: Workers) -> None:
         super().__init__(task, config, workers)
         self.near = self.computation.near
 
-    def attach(self, parts: Parts) -> None:
-        """Take the parts of the step. Local: no collective."""
-        optimizer, method = parts.named[MAIN][0], parts.own_optimizer
-        if method:
-            check_averaged(optimizer, LocalSteps.averaged, method, parts.config)
-        super().attach(parts)
-        outer = OuterOptimizer.of(parts.config)
-        self.local = LocalSteps(
-            parts.tensors, optimizer, parts.ema, outer, workers=self.workers, loss_scale=parts.loss_scale
-        )
-
-    def describe(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of the job, with what is known of its step. Local: no collective."""
-        return replace(info, reduction=describe_local_steps(self.parts.config))
-
-    def to_broadcast(self) -> Sequence[Variable]:
-        """Return the variables of the step itself, as Horovod broadcasts them."""
-        return self.local.to_broadcast()
-
     def train(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Do a step. Local: no collective."""
         self.local.begin()
         vector, (names, weighted, unused) = self.run(batch, learning_rate, signals)
         return self.local.add(batch, names, weighted, vector, unused)
-
-    def synchronize(self) -> PendingVector:
-        """Collective. Make the workers equal; return the sums of the steps since they last were."""
-        return self.local.synchronize()
 
     def average(self, share: Tensor) -> None:
         """Do nothing: ``synchronize`` takes the weights into their moving average."""

@@ -22,7 +22,7 @@ from hvdtrain.backends.tensorflow.steps.optimizers import (
     make_optimizers,
     take_rates,
 )
-from hvdtrain.backends.tensorflow.steps.sharded_state import make_ema, shard_optimizer
+from hvdtrain.backends.tensorflow.steps.sharded_state import ShardedMovingAverage, shard_optimizer
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import unused_methods
 from hvdtrain.backends.trained_set import frozen_by_config
@@ -91,7 +91,11 @@ def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None, is
         raise TaskError("the model has no trainable variable")
     shards = make_shards(config, trainable, step.workers)
     made = _make_optimizers(task, config, computation.model, tensors, groups, own_optimizer, shards)
-    ema = make_ema(tensors, config.ema_decay, shards)
+    ema = (
+        ExponentialMovingAverage(tensors, config.ema_decay)
+        if shards is None
+        else ShardedMovingAverage(tensors, config.ema_decay, shards)
+    )
     first = next(iter(made[0].values()))[0]
     loss_scale = new_loss_scale(config, computation.precision, first, step.near)
     reducer = choose_reducer(config, step.near, trainable, loss_scale)

@@ -28,8 +28,9 @@ from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.parts import Parts
-from hvdtrain.backends.tensorflow.steps.sharded_state import make_state
-from hvdtrain.backends.tensorflow.steps.sharded_update import update_kind
+from hvdtrain.backends.tensorflow.steps.sharded_state import ShardedState
+from hvdtrain.backends.tensorflow.steps.sharded_update import ShardedGradientsUpdate, ShardedUpdate
+from hvdtrain.backends.tensorflow.steps.update import Update
 from hvdtrain.backends.tensorflow.task_model import compiled
 from hvdtrain.backends.tensorflow.traced_workers import Sized
 from hvdtrain.config import Config
@@ -56,6 +57,8 @@ class PlainStep(WholeModelStep):
     """
 
     collectives = HorovodCollectives
+    updates = Update, ShardedUpdate, ShardedGradientsUpdate
+    states = TrainingState, ShardedState
     computation: Computation
     shapes: dict[str, tuple[int, ...]]
     parts: Parts
@@ -82,7 +85,7 @@ class PlainStep(WholeModelStep):
         """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
         parts.reducer.clock = parts.clock
         self.parts = parts
-        self.update = update_kind(parts.config, parts.shards)(
+        self.update = self.update_kind(parts)(
             parts.trainable,
             parts.named[MAIN][0],
             parts.reducer,
@@ -105,12 +108,6 @@ class PlainStep(WholeModelStep):
         self._function = cache(lambda counts: Compiled(partial(self.traced, True, counts), learnt))
         # a worker without samples, as there may be in the last local step, has no gradient
         self._function_of_none = Compiled(partial(self.traced, False, ()), learnt)
-
-    def make_state(self) -> TrainingState:
-        """Make and return the state of this worker."""
-        parts = self.parts
-        self.state = make_state(parts.tensors, parts.optimizers, parts.ema, self.local, parts.shards)
-        return self.state
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the root's variables to every worker."""

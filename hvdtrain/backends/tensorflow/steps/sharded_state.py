@@ -1,6 +1,6 @@
 """Sharded state in TensorFlow as portable state: gathered part by part on rank 0, and given out again."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import PREFIX
 from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import CommonShardedState, ReadyState, ShardedSlot, Spool
@@ -157,21 +156,6 @@ class ShardedMovingAverage(ExponentialMovingAverage):
         self.restart()
 
 
-def make_ema(
-    model: ModelState, decay: float | None, shards: ShardedParameters | None
-) -> ExponentialMovingAverage:
-    """Return the moving average of the weights; of this worker's part if they are sharded.
-
-    Args:
-        model: the model's variables.
-        decay: of the average, per step; None where there is none.
-        shards: the parameters; None if each worker updates all of them.
-    """
-    if shards is None:
-        return ExponentialMovingAverage(model, decay)
-    return ShardedMovingAverage(model, decay, shards)
-
-
 def _square(tensor: Tensor) -> Tensor:
     """Return the square of a tensor's norm, in fp64."""
     return tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64)))
@@ -254,25 +238,3 @@ def _filled(bucket: Bucket, slot: ShardedSlot, state: PortableState) -> NDArray[
     for field, numbers in bucket.parted(flat):
         numbers[...] = state[f"{slot.prefix}/{field.path}"].reshape(-1)
     return flat
-
-
-def make_state(
-    model: ModelState,
-    optimizers: Mapping[str, Any],
-    ema: ExponentialMovingAverage,
-    local: Any,
-    shards: ShardedParameters | None,
-) -> TrainingState:
-    """Return a job's state.
-
-    Args:
-        model: the model's variables.
-        optimizers: by name.
-        ema: the moving average of the weights.
-        local: the local steps; None if there are none.
-        shards: the parameters; None if each worker updates all of them.
-    """
-    if shards is None:
-        return TrainingState(model, optimizers, ema, local)
-    assert isinstance(ema, ShardedMovingAverage)
-    return ShardedState(model, optimizers[MAIN], ema, shards)

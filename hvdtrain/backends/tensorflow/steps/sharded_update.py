@@ -1,7 +1,6 @@
 """The stages of a step in TensorFlow if each worker updates a part of the parameters."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -12,7 +11,6 @@ from hvdtrain.backends.tensorflow.reduction.sharded import Sharded
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.steps.update import Update
-from hvdtrain.config import Config
 
 Tensor = Any
 
@@ -96,17 +94,3 @@ class ShardedGradientsUpdate(ShardedUpdate):
             for bucket in self._shards.buckets
             for segment in bucket.segments
         ]
-
-
-def update_kind(config: Config, shards: ShardedParameters | None) -> Callable[..., Update]:
-    """Return what makes the update that a config asks for, from the arguments of ``Update``.
-
-    Args:
-        config: the job's config.
-        shards: the parameters; None if each worker updates all of them.
-    """
-    if shards is None:
-        return Update
-    if config.shard == "optimizer":
-        return partial(ShardedUpdate, shards)
-    return partial(ShardedGradientsUpdate, config.compression, shards)

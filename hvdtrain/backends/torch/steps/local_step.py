@@ -6,15 +6,12 @@ from dataclasses import replace
 import horovod.torch as hvd
 import torch
 
-from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.records import ModelInfo
 from hvdtrain.backends.reduction.local_steps import (
     OUTER_PREFIX,
+    LocalStepRules,
     LocalStepsBase,
     LocalSums,
     OuterOptimizer,
-    check_averaged,
-    describe_local_steps,
     in_parts,
 )
 from hvdtrain.backends.step_metrics import PendingVector
@@ -24,7 +21,6 @@ from hvdtrain.backends.torch.reduction.flat import as_reals
 from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.backends.torch.state.tensors import make_slots
-from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
 from hvdtrain.workers.agreement import Workers
 
@@ -142,7 +138,7 @@ class LocalSteps(LocalStepsBase):
         self._slots.set_steps(max(counted for _, counted in gathered))
 
 
-class LocalStep(PlainStep):
+class LocalStep(LocalStepRules, PlainStep):
     """A step of this worker alone; ``synchronize`` makes the workers equal.
 
     Args:
@@ -152,37 +148,14 @@ class LocalStep(PlainStep):
         device: where this worker computes.
     """
 
-    is_timed = False
+    local_kind = LocalSteps
     local: LocalSteps
-
-    def attach(self, parts: Parts) -> None:
-        """Take the parts of the step. Local: no collective."""
-        optimizer, method = parts.optimizers[MAIN], parts.own_optimizer
-        super().attach(parts)
-        if method:
-            check_averaged(optimizer, LocalSteps.averaged, method, parts.config)
-        outer = OuterOptimizer.of(parts.config)
-        self.local = LocalSteps(
-            parts.tensors, optimizer, parts.ema, outer, workers=self.workers, loss_scale=parts.loss_scale
-        )
-
-    def describe(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of the job, with what is known of its step. Local: no collective."""
-        return replace(info, reduction=describe_local_steps(self.parts.config))
-
-    def to_broadcast(self) -> list[tuple[str, torch.Tensor]]:
-        """Return the tensors of the step itself, by name, as Horovod broadcasts them."""
-        return self.local.to_broadcast()
 
     def train(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> PendingVector:
         """Do a step. Local: no collective."""
         self.local.begin()
         vector, unused = self.run(batch, learning_rate, signals)
         return self.local.add(batch, self.computation.names, self.computation.weighted, vector, unused)
-
-    def synchronize(self) -> PendingVector:
-        """Collective. Make the workers equal; return the sums of the steps since they last were."""
-        return self.local.synchronize()
 
 
 class _Slots:

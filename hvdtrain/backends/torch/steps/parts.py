@@ -19,7 +19,7 @@ from hvdtrain.backends.torch.state.model_state import Entry, ModelState
 from hvdtrain.backends.torch.state.tensors import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_optimizers, take_rates
-from hvdtrain.backends.torch.steps.sharded_state import make_ema, shard_optimizer
+from hvdtrain.backends.torch.steps.sharded_state import ShardedMovingAverage, shard_optimizer
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import check_parts, unused_methods
 from hvdtrain.backends.trained_set import frozen_by_config
@@ -84,7 +84,11 @@ def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None) ->
     check_kinds(trainable, config)
     shards = make_shards(config, trainable, workers)
     made = _make_optimizers(task, config, model, tensors, groups, own_optimizer, shards)
-    ema = make_ema(tensors, config.ema_decay, shards)
+    ema = (
+        ExponentialMovingAverage(tensors, config.ema_decay)
+        if shards is None
+        else ShardedMovingAverage(tensors, config.ema_decay, shards)
+    )
     loss_scale = LossScale(step.near) if config.precision == "fp16" else None
     reducer = choose_reducer(config, step.near, tensors.trainable_fields(), loss_scale)
     clock = StepClock(workers, step.is_timed and computation.device.type == "cpu")

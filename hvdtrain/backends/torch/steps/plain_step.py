@@ -20,8 +20,9 @@ from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadca
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.parts import Parts
-from hvdtrain.backends.torch.steps.sharded_state import make_state
-from hvdtrain.backends.torch.steps.sharded_update import update_kind
+from hvdtrain.backends.torch.steps.sharded_state import ShardedState
+from hvdtrain.backends.torch.steps.sharded_update import ShardedGradientsUpdate, ShardedUpdate
+from hvdtrain.backends.torch.steps.update import Update
 from hvdtrain.backends.torch.task_model import foreign_leaf
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -46,6 +47,8 @@ class PlainStep(WholeModelStep):
     """
 
     collectives = HorovodCollectives
+    updates = Update, ShardedUpdate, ShardedGradientsUpdate
+    states = TrainingState, ShardedState
     computation: Computation
     shapes: dict[str, tuple[int, ...]]
     parts: Parts
@@ -72,7 +75,7 @@ class PlainStep(WholeModelStep):
         """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
         parts.reducer.clock = parts.clock
         self.parts = parts
-        self.update = update_kind(parts.config, parts.shards)(
+        self.update = self.update_kind(parts)(
             parts.trainable,
             parts.optimizers[MAIN],
             parts.reducer,
@@ -82,12 +85,6 @@ class PlainStep(WholeModelStep):
             loss_scale=parts.loss_scale,
             is_own=bool(parts.own_optimizer),
         )
-
-    def make_state(self) -> TrainingState:
-        """Make and return the state of this worker."""
-        parts = self.parts
-        self.state = make_state(parts.tensors, parts.optimizers, parts.ema, self.local, parts.shards)
-        return self.state
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the root's tensors to every worker."""

@@ -1,6 +1,6 @@
 """Sharded state in PyTorch as portable state: gathered part by part on rank 0, and given out again."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,6 @@ import horovod.torch as hvd
 import numpy as np
 import torch
 
-from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import PREFIX
 from hvdtrain.backends.portable.names import PRIVATE, check_unique
 from hvdtrain.backends.portable.training_state import CommonShardedState, ShardedSlot, Spool
@@ -153,21 +152,6 @@ class ShardedMovingAverage(ExponentialMovingAverage):
         finally:
             with torch.no_grad():
                 torch._foreach_copy_([entry.tensor.detach() for entry in entries], own)
-
-
-def make_ema(
-    model: ModelState, decay: float | None, shards: ShardedParameters | None
-) -> ExponentialMovingAverage:
-    """Return the moving average of the weights; of this worker's part if they are sharded.
-
-    Args:
-        model: the model's tensors.
-        decay: of the average, per step; None where there is none.
-        shards: the parameters; None if each worker updates all of them.
-    """
-    if shards is None:
-        return ExponentialMovingAverage(model, decay)
-    return ShardedMovingAverage(model, decay, shards)
 
 
 _STEP = "optimizer/step"
@@ -369,25 +353,3 @@ def _tensor(spool: Spool, numbers: int, dtype: torch.dtype) -> torch.Tensor:
 
 def _key(entry: Entry) -> int:
     return id(entry.tensor)
-
-
-def make_state(
-    model: ModelState,
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    ema: ExponentialMovingAverage,
-    local: Any,
-    shards: ShardedParameters | None,
-) -> TrainingState:
-    """Return a job's state.
-
-    Args:
-        model: the model's tensors.
-        optimizers: by name.
-        ema: the moving average of the weights.
-        local: the local steps; None if there are none.
-        shards: the parameters; None if each worker updates all of them.
-    """
-    if shards is None:
-        return TrainingState(model, optimizers, ema, local)
-    assert isinstance(ema, ShardedMovingAverage)
-    return ShardedState(model, optimizers[MAIN], ema, shards)

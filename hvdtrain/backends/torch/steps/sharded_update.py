@@ -1,7 +1,6 @@
 """The stages of a step in PyTorch if each worker updates a part of the parameters."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -19,7 +18,6 @@ from hvdtrain.backends.torch.reduction.sharded_parameters import (
 )
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.steps.update import Update
-from hvdtrain.config import Config
 from hvdtrain.host.cores import keep_freed
 
 
@@ -158,17 +156,3 @@ def _dense(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
     """Return a gradient that is dense and whose numbers lie in memory as the parameter's do."""
     gradient = gradient.detach()
     return laid_out_as(parameter, gradient.to_dense() if gradient.is_sparse else gradient)
-
-
-def update_kind(config: Config, shards: ShardedParameters | None) -> Callable[..., Update]:
-    """Return what makes the update that a config asks for, from the arguments of ``Update``.
-
-    Args:
-        config: the job's config.
-        shards: the parameters; None if each worker updates all of them.
-    """
-    if shards is None:
-        return Update
-    if config.shard == "optimizer":
-        return partial(ShardedUpdate, shards)
-    return partial(ShardedGradientsUpdate, config.compression, shards)
