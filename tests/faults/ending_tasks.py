@@ -1,12 +1,15 @@
 """Tasks whose jobs should end well, or with a message, whatever they leave behind or do on rank 1."""
 
+import os
+import signal
 import sys
 import threading
 import time
+from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from faulty_tasks import RANK, Slow, Sound, StepsSeen  # noqa: F401
+from faulty_tasks import INPUTS, RANK, Slow, Sound, StepsSeen, about_to_fail  # noqa: F401
 
 SAVE_SECONDS = 20  # more than the stall limit of test_jobs_end.py
 
@@ -33,6 +36,26 @@ class Exits(Sound):
         if RANK == 1 and (in_graph or (is_torch and self.steps.number() == 2)):
             sys.exit(0)
         return ((outputs - batch["targets"]) ** 2)[:, 0]
+
+
+class KilledWhileSending(Sound):
+    """Rank 1 is killed in a step that has sent gradients of the last layers, and computes others."""
+
+    defaults = {**Sound.defaults, "overlap": "true"}  # noqa: RUF012
+
+    def torch_model(self):
+        from torch import nn
+
+        model = nn.Sequential(nn.Linear(INPUTS, 1024), nn.Linear(1024, 1024), nn.Linear(1024, self.outputs))
+        passes = count()  # the first ones are not those of steps
+
+        def die(_):
+            if RANK == 1 and next(passes) == 8:
+                about_to_fail()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        model[0].bias.register_hook(die)
+        return model
 
 
 class SavesSlowly(Sound):

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from endings import ended, run_to_end, steps_logged, wait_until
+from endings import SOON_SECONDS, ended, run_to_end, steps_logged, wait_until
 from support.jobs import launcher, started
 
 TASKS = Path(__file__).with_name("ending_tasks.py")
@@ -31,6 +31,15 @@ def test_sys_exit_on_one_worker_fails_the_job_with_a_message(framework, controll
     assert "SystemExit: 0" in ending.output
     assert ending.summary["status"] == "failed"
     assert "SystemExit: 0" in ending.summary["error"]
+
+
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_a_worker_that_is_killed_while_gradients_travel_ends_the_job(controller, tmp_path):
+    ending = run_to_end(command(controller, "KilledWhileSending", "torch"), tmp_path)
+    assert ending.returncode not in (0, None)
+    assert "in 2 parts during the backward pass" in ending.output
+    assert 2 < steps_logged(tmp_path) < 9
+    assert ending.seconds_since_failure() < SOON_SECONDS
 
 
 def test_a_full_log_disk_does_not_end_a_job(tmp_path):
