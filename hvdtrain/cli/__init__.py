@@ -17,6 +17,7 @@ from hvdtrain.cli.tools import (
     lr_find,
     parity,
     plan,
+    prove,
     report,
     track,
     watch,
@@ -25,7 +26,7 @@ from hvdtrain.errors import Interrupted, Removed, Stopped
 from hvdtrain.tools.output import installed
 
 _COMMANDS = (
-    train, bench, plan, lr_find, batch_find, parity, evaluate, export, predict, import_,
+    train, bench, plan, lr_find, batch_find, parity, prove, evaluate, export, predict, import_,
     compare, report, watch, track, doctor, elastic, drill, build_horovod,
 )  # fmt: skip
 for _command in _COMMANDS:

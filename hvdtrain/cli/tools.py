@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -271,27 +273,23 @@ def plan(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **
     run_plan(given_layers(assignments, fields, config_file), chosen)
 
 
-@click.command(cls=JobCommand)
-@click.argument("config_file", required=False, type=ExpandedPath())
-@click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE", help="Write a JSON document, too.")
-@config_options(*(name for name in OPTIONS if name != "framework"))
-def parity(
-    config_file: Path | None,
-    json_path: Path | None,
-    assignments: tuple[str, ...],
-    debug: bool,
-    **options: Any,
-) -> None:
-    """Compare a task's PyTorch model with its TensorFlow model, layer by layer and in training.
+def _judge(name: str, names: Iterable[str], text: str) -> click.Command:
+    """Return a command that compares what a task computes; it has the options of these fields."""
 
-    \b
-    horovodrun --mpi -np 2 python -m hvdtrain parity --task file.py:Task [--init CHECKPOINT] [OPTIONS]
+    @click.command(name, cls=JobCommand, help=text)
+    @click.argument("config_file", required=False, type=ExpandedPath())
+    @click.option("--json", "path", type=ExpandedPath(), metavar="FILE", help="Write a JSON document, too.")
+    @click.option("--limit", type=click.FloatRange(1), default=900.0, metavar="SECONDS",
+                  help="When all of it is ended. [900]")  # fmt: skip
+    @config_options(*names)
+    def command(path: Any, limit: Any, config_file: Any, assignments: Any, debug: Any, **fields: Any) -> None:
+        run = getattr(import_module(f"hvdtrain.tools.parity.{name}"), f"run_{name}")
+        sys.exit(run(given_layers(assignments, fields, config_file), path, limit))
 
-    Half of the processes of one MPI job run PyTorch, the other half TensorFlow, with the same weights and the
-    same batches, for 100 steps unless --steps says otherwise. It names the first layer that differs and the
-    cause, and tells rounding from differences by repeating all in fp64. The exit code is 4 without parity.
-    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.tools.parity.command import run_parity
+    return command
 
-    layers = given_layers(assignments, options, config_file)
-    sys.exit(run_parity(layers, json_path))
+
+_PARITY = "Compare a task's PyTorch model with its TensorFlow model: what differs first, and why."
+_PROVE = "Hold a task against a plain loop, by 1 and N workers, resumed, loaded: what differs, and why."
+parity = _judge("parity", (name for name in OPTIONS if name != "framework"), _PARITY)
+prove = _judge("prove", OPTIONS, _PROVE)

@@ -24,6 +24,7 @@ from hvdtrain.host.processes import kill_group, start_group
 from hvdtrain.storage.text import counted
 
 _END_SECONDS = 15.0
+LARGER_LIMIT = "Give a larger --limit, or a smaller task."
 _LINES = 20  # of the output, in an error
 _BYTES = 2**16  # of its end, among which they are
 
@@ -96,12 +97,13 @@ def exchange_folder(shared: bool) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_program(
+def run_program(  # noqa: PLR0917 - what to do if it takes too long is given last
     name: str,
     command: Sequence[str],
     limit_seconds: float,
     found: Path,
     environ: Mapping[str, str] | None = None,
+    remedy: str = "If its steps take seconds, give a larger --seconds, from which this limit follows.",
 ) -> Any:
     """Run a command to its end, and return the JSON that it has written.
 
@@ -111,6 +113,7 @@ def run_program(
         limit_seconds: how long it may take.
         found: the file in which it writes what it found.
         environ: environment variables in addition to those of this process.
+        remedy: what to do if it takes too long.
 
     Raises:
         EnvironmentFault: If it fails or takes too long; with the end of its output.
@@ -120,8 +123,7 @@ def run_program(
     if code is None:
         raise EnvironmentFault(
             f"{name} did not end within {limit_seconds:.0f} s and was ended",
-            "If its steps take seconds, give a larger --seconds, from which this limit follows."
-            + (f"\n{text}" if text else ""),
+            remedy + (f"\n{text}" if text else ""),
         )
     if code or not found.is_file():
         raise EnvironmentFault(

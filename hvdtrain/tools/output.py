@@ -169,7 +169,7 @@ def take_options(options: Mapping[str, Any], of: type[Options]) -> tuple[Options
 # commands of a folder beside this file; an installation may lack any of these folders
 _FOLDERS = {
     "bench": "bench", "plan": "bench", "lr-find": "search", "batch-find": "search", "parity": "parity",
-    "report": "report", "watch": "report", "doctor": "doctor", "drill": "drill",
+    "prove": "parity", "report": "report", "watch": "report", "doctor": "doctor", "drill": "drill",
 }  # fmt: skip
 
 

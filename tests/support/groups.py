@@ -19,7 +19,8 @@ UNDIVIDED = (
 APART = (
     "test_bench.py", "test_compression.py", "test_from_stores.py", "test_keras_optimizer.py",
     "test_launch.py", "test_model_twins.py", "test_notebook.py", "test_parity.py", "test_parity_jobs.py",
-    "test_plan.py", "test_profile.py", "test_search.py", "test_tracking.py", "test_waiting.py",
+    "test_plan.py", "test_profile.py", "test_prove_jobs.py",
+    "test_search.py", "test_tracking.py", "test_waiting.py",
 )  # fmt: skip
 POOLS, POOLS_OF_TENSORFLOW = "pools", "pools of TensorFlow"
 # Seconds on two idle cores, roughly, of what takes longer than the number of its tests tells
@@ -44,9 +45,10 @@ SECONDS = {
     "parallel/test_from_stores": 50,
     "parallel/test_launch": 90,
     "parallel/test_notebook": 20,
-    "parallel/test_parity_jobs": 60,
+    "parallel/test_parity_jobs": 40,
     "parallel/test_plan": 60,
     "parallel/test_profile": 50,
+    "parallel/test_prove_jobs": 130,
     "parallel/test_search": 130,
     "parallel/test_tracking": 110,
     "parallel/test_waiting": 10,

@@ -6,44 +6,34 @@ from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.backends.tensorflow.backend import TensorFlowBackend
 from hvdtrain.backends.torch.backend import TorchBackend
 from hvdtrain.config import Layer
-from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import build_together, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec, settle
-from hvdtrain.tools.parity.job import Result, compare, keeps_initial_values, layers_for, match
-from hvdtrain.tools.parity.side import Side, parity_config
+from hvdtrain.tools.parity.observation import Observation
+from hvdtrain.tools.parity.parity import keeps_initial_values, layers_for
+from hvdtrain.tools.parity.sides import observe
+from hvdtrain.tools.parity.verdict import Result, judge
 from support.twins import keras, torch  # noqa: F401 - skips where a framework is missing
 
 
-def side_of(framework, task_class, **options):
-    """Return one framework's side, with the model built."""
-    layers = layers_for([Layer("options", {"device": "cpu", "threads": 1, **options})], framework)
-    task_class, config = settle(layers, task_class)
-    config, _ = parity_config(config)
+def observed(framework, task_class, start=None, **options) -> Observation:
+    """Return what ``parity`` observes of one framework's model."""
+    given = [Layer("options", {"device": "cpu", "threads": 1, **options})]
+    task_class, config = settle(layers_for(given, framework), task_class)
     task_data = replace(open_task_data(JobSpec(config, task_class, "", {})), eval_data=None)
     worker = LoneWorker("here")
     backend = TorchBackend(worker, torch.device("cpu")) if framework == "torch" else None
     backend = backend or TensorFlowBackend(worker, "CPU")
-    model = build_together(config, task_data.task, backend)
-    own = keeps_initial_values([Layer("options", options)], task_class)
-    return Side(with_learning_rate(config, model.own_rates), backend, task_data, own)
+    build_together(config, task_data.task, backend)
+    keeps = keeps_initial_values(given, task_class)
+    return observe(config, backend, task_data, start, keeps_initial=keeps)
 
 
 def compared(task_class, **options) -> Result:
     """Return what the command ``parity`` finds of a task.
 
     Args:
-        task_class: its class, or the name of a built-in task.
+        task_class: its class.
         options: config fields.
     """
-    if isinstance(task_class, str):
-        options, task_class = {"task": task_class, **options}, None
-    sides = [side_of(framework, task_class, **options) for framework in ("torch", "tf")]
-    own = [side.own_initial() for side in sides]
-    fits = match(*(side.initial() for side in sides), own)
-    name = sides[0].config.task
-    if not fits.can_compare:
-        return Result(fits, None, [], 1, name)
-    usual = [side.observe(fits.start) for side in sides]
-    fp64 = [side.observe_in_fp64(fits.start) for side in sides]
-    verdict, notes = compare(tuple(usual), tuple(fp64), fits, sides[0].config.precision)
-    return Result(fits, verdict, notes, 1, name)
+    left = observed("torch", task_class, **options)
+    return judge(left, observed("tf", task_class, left.initial, **options))

@@ -116,21 +116,3 @@ class Several:
         x = Norm(name="norm")(inputs)
         outputs = {"a": factor * layers.Dense(3, name="a")(x), "b": layers.Dense(2, name="b")(x)}
         return keras.Model(inputs, outputs)
-
-
-class FailsAlone(Several):
-    """Its PyTorch model cannot compute in fp64 on rank 1."""
-
-    def torch_model(self):
-        import os
-
-        import torch
-
-        model = super().torch_model()
-
-        def refuse(module, inputs):
-            if inputs[0].dtype == torch.float64 and os.environ["OMPI_COMM_WORLD_RANK"] == "1":
-                raise RuntimeError("no fp64 here")
-
-        model.norm.register_forward_pre_hook(refuse)
-        return model

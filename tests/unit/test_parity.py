@@ -1,25 +1,27 @@
-"""The parts of ``parity`` that need no framework: arrays compared, causes told by numbers, roles, paths."""
+"""The parts of ``parity`` that need no framework: arrays compared, causes found by numbers, findings."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from hvdtrain.errors import TaskError
-from hvdtrain.tools.parity import command
 from hvdtrain.tools.parity.findings import (
     activation_between,
     constant_factor,
     different_beginnings,
+    different_settings,
     differs_but_at_the_end,
     is_reordered,
-    mask_of,
+    place_of,
     product_with,
     zero_borders,
 )
-from hvdtrain.tools.parity.job import check_task, match
-from hvdtrain.tools.parity.observation import aligned, difference
-from hvdtrain.tools.parity.side import find_role
+from hvdtrain.tools.parity.observation import ForwardPass, LayerCall, Observation, aligned, difference
+from hvdtrain.tools.parity.parity import check_task, describe
+from hvdtrain.tools.parity.rows import first_divergence, make_rows
+from hvdtrain.tools.parity.verdict import judge
 
 RANDOM = np.random.RandomState(2)
 
@@ -66,23 +68,6 @@ def test_symptoms_are_told_by_numbers():
     assert zero_borders(padded) == [(0, 1), (2, 0)]
 
 
-def test_a_missing_bias_can_be_compared_and_another_name_cannot():
-    kernel, bias = np.ones((2, 2)), np.ones(2)
-    found = match({"model/a/kernel": kernel, "model/a/bias": bias}, {"model/a/kernel": kernel})
-    assert found.can_compare
-    assert [(one.suspect, one.layer) for one in found.findings] == [("missing bias", "a")]
-    found = match({"model/a/kernel": kernel}, {"model/b/kernel": kernel})
-    assert not found.can_compare
-    assert 'state_names = {"torch": {"a": "b"}}' in found.remedy
-
-
-def test_initial_values_that_are_transposed_are_named():
-    kernel = RANDOM.standard_normal((3, 3))
-    (found,) = match({"model/a/kernel": kernel}, {"model/a/kernel": kernel.T}).findings
-    assert (found.suspect, found.layer) == ("initial value", "a")
-    assert "transposed" in found.text
-
-
 def test_a_task_without_a_model_or_with_its_own_step_is_refused():
     class Half:
         def torch_model(self): ...
@@ -95,19 +80,6 @@ def test_a_task_without_a_model_or_with_its_own_step_is_refused():
         check_task(Half, "Half")
     with pytest.raises(TaskError, match="has tf_step"):
         check_task(OwnStep, "OwnStep")
-
-
-@pytest.mark.parametrize(("rank", "speaks"), [(0, False), (1, False), (2, True), (3, False)])
-def test_what_tensorflow_alone_raises_is_reported_by_its_leader(rank, speaks, monkeypatch):
-    def fail(_layers, _role):
-        raise TaskError("no", everywhere=True)
-
-    monkeypatch.setattr(command, "parity_job", fail)
-    environ = {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": str(rank)}
-    monkeypatch.setattr(command, "find_role", lambda: find_role(environ))
-    with pytest.raises(TaskError) as caught:
-        command.run_parity([], None)
-    assert caught.value.everywhere is not speaks
 
 
 @pytest.mark.parametrize(("left", "right", "said"), [
@@ -126,14 +98,123 @@ def test_initializers_that_are_no_defaults_are_named(left, right, said):
     assert [text in one.text for one, text in zip(found, said, strict=True)] == [True] * len(said)
 
 
-def test_masks_are_told_by_their_zeros_and_by_the_last_position():
-    scores = np.random.RandomState(0).randn(2, 5, 5)
-    open_to_all, causal = np.exp(scores), np.exp(scores) * np.tril(np.ones((5, 5)))
-    assert mask_of(causal, open_to_all) == (0, "later positions (a causal mask)")
-    causal[:, :, 0] = 0
-    assert mask_of(open_to_all, causal) == (1, "60% of the positions")
-    assert mask_of(open_to_all, open_to_all) is None
-    other = open_to_all + 0.1
-    assert not differs_but_at_the_end(open_to_all, other)
-    other[:, -1] = open_to_all[:, -1]
-    assert differs_but_at_the_end(open_to_all, other)
+def test_a_mask_is_found_by_the_last_position():
+    left = RANDOM.standard_normal((2, 5, 5))
+    right = left + 0.1
+    assert not differs_but_at_the_end(left, right)
+    right[:, -1] = left[:, -1]
+    assert differs_but_at_the_end(left, right)
+
+
+NAMES = ("model/a/kernel", "model/b/c/kernel", "model/e/kernel")
+
+
+def call(path, inputs, outputs, **settings):
+    return LayerCall(path, "Layer", settings, inputs, outputs)
+
+
+def test_the_first_layer_that_differs_is_named_and_whether_it_is_its_input():
+    x, y, z = (RANDOM.standard_normal((3, 4)) for _ in range(3))
+    left = ForwardPass((call("a", x, y), call("b/c", y, z), call("b", y, z)), z, z)
+    right = ForwardPass((call("a", x, y), call("b/c", y, z + 1)), z + 1, z)
+    rows = make_rows(left, right, NAMES)
+    assert [row.path for row in rows] == ["a", "b/c", "(outputs)"]
+    found = first_divergence(rows, 1e-6)
+    assert (found.row.path, found.before) == ("b/c", False)
+    right = ForwardPass((call("a", x, y), call("b/c", y + 1, z)), z, z)
+    found = first_divergence(make_rows(left, right, NAMES), 1e-6)
+    assert (found.row.path, found.before) == ("b/c", True)
+    assert first_divergence(make_rows(left, left, NAMES), 1e-6) is None
+
+
+def test_layers_without_parameters_may_have_a_name_in_common_by_chance():
+    x, y, z = (RANDOM.standard_normal((3, 4)) for _ in range(3))
+    a, e = call("a", x, y), call("e", z, z)
+    left = ForwardPass((a, call("d", x, z, rate=0.1), e), z, z)
+    right = ForwardPass((a, call("d", x, y, rate=0.5), e), z, z)
+    rows = make_rows(left, right, NAMES)
+    assert first_divergence(rows, 1e-6) is None  # what it gives on agrees
+    assert [one.suspect for _, one in different_settings(rows, 1e-6)] == ["rate"]
+    right = ForwardPass((a, call("d", x, y), call("e", z + 1, z)), z, z)
+    assert first_divergence(make_rows(left, right, NAMES), 1e-6).row.path == "d"
+    right = ForwardPass((a, call("d", y, y, rate=0.5), call("e", z + 1, z)), z, z)
+    rows = make_rows(left, right, NAMES)  # given something else, it is another place of the model
+    found = first_divergence(rows, 1e-6)
+    assert (found.row.path, found.before, [row.path for row in found.earlier]) == ("e", True, ["a"])
+    assert list(different_settings(rows, 1e-6)) == []
+
+
+def test_all_outputs_of_a_model_are_compared():
+    x, y = (RANDOM.standard_normal((3, 4)) for _ in range(2))
+    sides = [ForwardPass((), x, x, more_outputs=(x, one)) for one in (y, y + 1)]
+    rows = make_rows(*sides, NAMES)
+    assert [row.path for row in rows] == ["(outputs)", "(outputs) #2", "(outputs) #3"]
+    found = first_divergence(rows, 1e-6)
+    assert place_of(found) == "before the model's outputs #3"
+
+
+START = {"model/a/kernel": np.ones((2, 2)), "model/a/bias": np.full(2, 0.5)}
+
+
+def observed(framework, moved=1.0, **changes):
+    """Give the observation of a layer that trains for a step."""
+    outputs = np.ones((3, 2))
+    forward = ForwardPass((call("a", outputs, outputs),), outputs, np.ones(3))
+    after = {
+        name: value - moved * np.arange(1.0, value.size + 1).reshape(value.shape)
+        for name, value in START.items()
+    }
+    fields = {"forward": forward, "losses": {1: 1.0}, "arrays": {1: after}, "trained": tuple(START)}
+    given = {"initial": START, "own": {}, "batches": (5,)} | fields | changes
+    return Observation(framework, **given)
+
+
+@pytest.mark.parametrize(
+    ("changes", "suspect", "text"),
+    [
+        ({"batches": (6,)}, "data", "other samples"),
+        ({"losses": {1: math.nan}}, "loss that is not finite", "TensorFlow's is nan in step 1"),
+        ({"trained": ("model/a/kernel",)}, "frozen parameters", "PyTorch trains a/bias"),
+        ({"dropout_rates": (0.5,)}, "dropout rate", "[] in PyTorch, [0.5] in TensorFlow"),
+        ({"moved": 0.5}, "update", "in TensorFlow, it moved 0.5 times as far"),
+        ({"moved": 0.5, "optimizer": {"constraints": "MaxNorm"}}, "constraint", "TensorFlow applies MaxNorm"),
+        ({"losses": {1: 1.1}}, "loss in training", "a loss that is added in training"),
+        ({"is_random_in_training": True}, "random numbers in training", "TensorFlow's loss differs"),
+        ({"random_layers": ("a",)}, "dropout left on", "TensorFlow gives other outputs in two passes"),
+        ({"initial": {**START, "model/a/bias": np.ones(2)}}, "initial value", "a/bias differs by up to 0.5"),
+    ],
+)
+def test_what_differs_is_named(changes, suspect, text):
+    (found,) = judge(observed("torch"), observed("tf", **changes)).findings
+    assert found.suspect == suspect
+    assert text in found.text
+
+
+def test_optimizers_that_state_other_numbers_are_named():
+    sides = [observed(name, optimizer={"momentum": value}) for name, value in (("torch", 0.9), ("tf", 0.8))]
+    (found,) = judge(*sides).findings
+    assert (found.suspect, found.text) == ("momentum of the optimizer", "0.9 in PyTorch, 0.8 in TensorFlow")
+
+
+def test_a_regularizer_of_one_framework_is_found_by_the_first_update():
+    theirs = observed("tf")
+    arrays = {name: value - 0.02 * START[name] for name, value in theirs.arrays[1].items()}
+    (found,) = judge(observed("torch"), replace(theirs, arrays={1: arrays})).findings
+    assert (found.suspect, found.layer) == ("regularizer", "a")
+
+
+def test_a_missing_bias_can_be_compared_and_another_name_cannot():
+    kernel = {"model/a/kernel": START["model/a/kernel"]}
+    (found,) = judge(observed("torch"), observed("tf", initial=kernel, trained=tuple(kernel))).findings
+    assert (found.suspect, found.layer) == ("missing bias", "a")
+    other = {"model/b/kernel": START["model/a/kernel"]}
+    result = judge(observed("torch", initial=kernel), observed("tf", initial=other))
+    assert not result.has_parity
+    assert 'state_names = {"torch": {"a": "b"}}' in describe(result, "task")
+
+
+def test_without_fp64_the_limits_are_wider():
+    assert not judge(observed("torch"), observed("tf", moved=1.005)).has_parity
+    result = judge(observed("torch"), observed("tf", moved=1.005, note="not compared in fp64"))
+    assert result.has_parity
+    assert "not compared in fp64" in describe(result, "task")

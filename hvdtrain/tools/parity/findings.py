@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.records import PortableState
-from hvdtrain.tools.parity.observation import Array, Observation, difference
-from hvdtrain.tools.parity.rows import Row
+from hvdtrain.tools.parity.observation import Array, difference
+from hvdtrain.tools.parity.rows import OUTPUTS, Divergence, Row
 
 _CLOSE = 1e-5  # relative; the two forms of GELU are 1e-4 apart
 _LEAST = 1e-6  # a factor that is closer to 1 is none
@@ -76,39 +76,6 @@ def constant_factor(left: Array, right: Array) -> float | None:
     factor = float(x @ y / (y @ y))
     fits = difference(x, factor * y).relative < _LEAST
     return factor if fits and abs(factor - 1) > _LEAST else None
-
-
-def factor_of_scores(left: Array, right: Array) -> float | None:
-    """Return what scores were multiplied by before a softmax gave the first array, and not the second.
-
-    Probabilities tell scores but for a constant, which is taken off; those that are zero are left out.
-    """
-    x, y = left.astype(np.float64), right.astype(np.float64)
-    if x.shape != y.shape:
-        return None
-    counted = (x > 0) & (y > 0)
-    found = []
-    for probabilities in (x, y):
-        logs = np.log(np.where(counted, probabilities, 1.0))
-        means = logs.sum(-1, keepdims=True) / np.maximum(counted.sum(-1, keepdims=True), 1)
-        found.append(np.where(counted, logs - means, 0.0))
-    return constant_factor(*found)
-
-
-def mask_of(left: Array, right: Array) -> tuple[int, str] | None:
-    """Return which of two arrays of probabilities has zeros where the other has none, and which places."""
-    if left.shape != right.shape:
-        return None
-    for side, (one, other) in enumerate(((left, right), (right, left))):
-        masked = (one == 0) & (other > 0)
-        if not masked.any() or ((other == 0) & (one > 0)).any():
-            continue
-        if one.ndim > 1 and one.shape[-1] == one.shape[-2] > 1:
-            later = np.triu(np.ones(one.shape[-2:], bool), 1)
-            if (masked == later).all() or (masked == later.T).all():  # layouts of equal axes
-                return side, "later positions (a causal mask)"
-        return side, f"{masked.mean():.0%} of the positions"
-    return None
 
 
 def differs_but_at_the_end(left: Array, right: Array) -> bool:
@@ -231,27 +198,6 @@ def _pairs(padding: Sequence[Sequence[int]]) -> str:
     return " ".join(f"({before}, {after})" for before, after in padding)
 
 
-def different_values(left: PortableState, right: PortableState) -> Iterator[Finding]:
-    """Yield the parameters that do not start from equal values."""
-    for name in left:
-        if name not in right or left[name].shape != right[name].shape:
-            continue
-        one, other = left[name], right[name]
-        apart = difference(one, other)
-        if apart.relative <= _SAME:
-            continue
-        text = f"{name.removeprefix('model/')} differs by up to {apart.absolute:.3g}"
-        if (
-            one.ndim == _DIMENSIONS
-            and one.shape[0] == one.shape[1]
-            and difference(one.T, other).relative <= _SAME
-        ):
-            text += "; TensorFlow's is PyTorch's transposed"
-        elif (factor := constant_factor(one, other)) is not None:
-            text += f"; PyTorch's is {factor:.6g} times TensorFlow's"
-        yield Finding("initial value", name.removeprefix("model/").rpartition("/")[0], text)
-
-
 def different_beginnings(left: PortableState, right: PortableState) -> Iterator[Finding]:
     """Yield the parameters whose own initial values are no default and differ, before both get equal ones.
 
@@ -286,79 +232,141 @@ def _range(array: NDArray[Any]) -> str:
     return f"{low:.4g}" if low == high else f"values between {low:.2g} and {high:.2g}"
 
 
-def not_finite(left: Observation, right: Observation, precision: str) -> Iterator[Finding]:
-    """Yield losses of training that are not finite, and those of samples if only one framework's are."""
-    sides = ((left, "PyTorch"), (right, "TensorFlow"))
-    for side, title in sides:
-        for state in side.steps:
-            if not math.isfinite(state.loss):
-                yield Finding(
-                    "loss that is not finite",
-                    "the loss",
-                    f"{title}'s is {state.loss} in step {state.step} in {precision}: "
-                    "lower the learning rate, or look for what overflows",
-                )
-    are_finite = [bool(np.isfinite(side.forward.losses).all()) for side, _ in sides]
-    if are_finite[0] != are_finite[1]:
-        title = sides[are_finite.index(False)][1]
-        text = f"losses of samples in evaluation are not finite in {title} alone, in {precision}"
-        yield Finding("loss that is not finite", "the loss", text)
+def explain(divergence: Divergence, start: PortableState) -> Finding:
+    """Return why two models begin to differ at a place, as far as the arrays there tell.
+
+    Args:
+        divergence: the place.
+        start: the parameters, which are the same in both frameworks.
+    """
+    row = divergence.row
+    found = _between(divergence) if divergence.before or row.layer == OUTPUTS else _of_layer(row, start)
+    return found or Finding("unknown", place_of(divergence), _unexplained(divergence))
 
 
-def of_observations(left: Observation, right: Observation) -> Iterator[Finding]:
-    """Yield what differs of two frameworks' data and random numbers."""
-    both = [step for step in left.batches if step in right.batches]  # a loss that is not finite ends a side
-    steps = [step for step in both if left.batches[step] != right.batches[step]]
-    if steps:
-        yield Finding(
-            "data",
-            f"step {steps[0]}",
-            "the frameworks are given other samples: the task's data depend on the framework, or on chance",
+def place_of(divergence: Divergence) -> str:
+    """Return a layer's path, or between which layers a difference lies."""
+    row, earlier = divergence.row, _last_layer(divergence)
+    if not divergence.before and row.layer != OUTPUTS:
+        return row.path
+    name = f"the model's outputs{row.path.removeprefix(OUTPUTS)}" if row.layer == OUTPUTS else row.path
+    return f"between {earlier} and {name}" if earlier else f"before {name}"
+
+
+def _last_layer(divergence: Divergence) -> str:
+    return next((row.path for row in reversed(divergence.earlier) if row.layer != OUTPUTS), "")
+
+
+def _between(divergence: Divergence) -> Finding | None:
+    """Explain a difference of what is computed between layers."""
+    pair = divergence.row.input_arrays
+    if pair is None:
+        return None
+    place = place_of(divergence)
+    for row in reversed(divergence.earlier):
+        before = row.output_arrays
+        if before is None or before[0].shape != pair[0].shape:
+            continue
+        names = [activation_between(x, y) for x, y in zip(before, pair, strict=True)]
+        if any(names) and names[0] != names[1]:
+            is_gelu = all(name.startswith("GELU") for name in names)
+            left, right = (name or "something else" for name in names)
+            return Finding(
+                "GELU form" if is_gelu else "activation",
+                place,
+                f"after {row.path}, PyTorch computes {left}, TensorFlow {right}",
+            )
+    if is_reordered(*pair):
+        return Finding(
+            "layout",
+            place,
+            "both have the same numbers in another order: PyTorch flattens channels first, "
+            "Keras last; permute "
+            "before flattening",
         )
-    for side, title in ((left, "PyTorch"), (right, "TensorFlow")):
-        for layer in side.random_layers:
-            yield Finding(
-                "dropout left on",
-                layer,
-                f"in evaluation, {title} gives other outputs in two passes with the same samples",
-            )
-        if side.is_random_in_training and not side.random_layers:
-            yield Finding(
-                "random numbers in training",
-                "the model",
-                f"{title}'s loss differs between two passes with the same samples though "
-                "dropout layers are off; "
-                "steps cannot be compared: set the rates of dropout that is no layer to 0",
-            )
-    yield from _frozen(left, right)
-    # not how many: one layer of PyTorch's may serve in several places
-    rates = [sorted(set(side.dropout_rates)) for side in (left, right)]
-    if rates[0] != rates[1] and not (left.random_layers or right.random_layers):
-        yield Finding("dropout rate", "the model", f"{rates[0]} in PyTorch, {rates[1]} in TensorFlow")
+    return _looking_ahead(place, *pair) or _scaled("scale", place, *pair)
 
 
-def _frozen(left: Observation, right: Observation) -> Iterator[Finding]:
-    """Yield the first parameter that only one framework trains, of those that both have."""
-    pairs = ((left, right, "PyTorch", "TensorFlow"), (right, left, "TensorFlow", "PyTorch"))
-    for one, other, title, other_title in pairs:
-        has = other.steps[0].parameters if other.steps else {}
-        names = [name for name in one.trained if name not in other.trained and name in has]
-        if names:
-            name = names[0].removeprefix("model/")
-            yield Finding(
-                FROZEN,
-                name.rpartition("/")[0],
-                f"{title} trains {name}, and {other_title} does not"
-                + (f"; so with {len(names) - 1} others" if len(names) > 1 else ""),
-            )
+def _looking_ahead(place: str, left: Array, right: Array) -> Finding | None:
+    if not differs_but_at_the_end(left, right):
+        return None
+    text = "both agree at the last position alone: one of them masks later positions (a causal mask)"
+    return Finding("attention mask", place, text)
 
 
-def different_optimizers(left: Mapping[str, Any], right: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what the optimizers were made with that differs."""
-    for name in left:
-        if name != CLASS and name in right and not _equal(left[name], right[name]):
-            yield Finding(
-                f"{name} of the optimizer",
-                "the optimizer",
-                f"{left[name]} in PyTorch, {right[name]} in TensorFlow",
-            )
+def _of_layer(row: Row, start: PortableState) -> Finding | None:
+    """Explain why a layer gives other outputs for the same inputs."""
+    pair, inputs = row.output_arrays, row.input_arrays
+    if pair is None:
+        left, right = row.left.outputs, row.right.outputs
+        shapes = [None if array is None else array.shape for array in (left, right)]
+        return Finding("shape", row.path, f"PyTorch's output has shape {shapes[0]}, TensorFlow's {shapes[1]}")
+    if (found := _padded(row)) is not None:
+        return found
+    if inputs is not None:
+        if (found := _transposed(row.layer, start, inputs, pair)) is not None:
+            return found
+        names = [activation_between(x, y) for x, y in zip(inputs, pair, strict=True)]
+        if all(names) and names[0] != names[1]:
+            suspect = "GELU form" if all(name.startswith("GELU") for name in names) else "activation"
+            return Finding(suspect, row.path, f"PyTorch computes {names[0]}, TensorFlow {names[1]}")
+    return _looking_ahead(row.path, *pair) or _scaled("scale", row.path, *pair)
+
+
+def _padded(row: Row) -> Finding | None:
+    """Find convolutions whose inputs another layer has padded with zeros, in one framework otherwise."""
+    found = []
+    for call in (row.left, row.right):
+        stated, inputs = call.settings.get("padding"), call.inputs
+        if stated is None or inputs is None:
+            return None
+        borders = zero_borders(np.moveaxis(inputs, 1, -1) if call.channels_first else inputs)
+        found.append([[a + c, b + d] for (a, b), (c, d) in zip(stated, borders, strict=True)])
+    if found[0] == found[1]:
+        return None
+    return Finding("padding", row.path, setting_words("padding", *found)[1])
+
+
+def _transposed(
+    layer: str, start: PortableState, inputs: tuple[Array, Array], outputs: tuple[Array, Array]
+) -> Finding | None:
+    """Find a square kernel with which one framework multiplies as it is, the other transposed."""
+    own = {name: array for name, array in start.items() if name.startswith(f"model/{layer}/")}
+    biases = [None, *(array for array in own.values() if array.ndim == 1)]
+    for name, kernel in own.items():
+        if kernel.ndim != _DIMENSIONS or kernel.shape[0] != kernel.shape[1]:
+            continue
+        for bias in biases:
+            if bias is not None and bias.shape != kernel.shape[1:]:
+                continue
+            ways = [product_with(kernel, bias, x, y) for x, y in zip(inputs, outputs, strict=True)]
+            if all(ways) and ways[0] != ways[1]:
+                text = (
+                    f"PyTorch multiplies with {name.removeprefix('model/')} {ways[0]}, TensorFlow {ways[1]}"
+                )
+                return Finding("transposed kernel", layer, text)
+    return None
+
+
+def _scaled(suspect: str, place: str, left: Array, right: Array) -> Finding | None:
+    factor = constant_factor(left, right) if left.shape == right.shape else None
+    if factor is None:
+        return None
+    return Finding(suspect, place, f"PyTorch's numbers are {factor:.6g} times TensorFlow's")
+
+
+def _unexplained(divergence: Divergence) -> str:
+    row, apart = divergence.row, divergence.apart
+    kinds = f"{row.left.kind} in PyTorch, {row.right.kind} in TensorFlow"
+    if divergence.before:
+        return (
+            f"the inputs of {row.path} differ by {apart.relative:.1e}, and the outputs of all "
+            "layers before it "
+            "do not: look at what the models compute between layers"
+        )
+    if row.layer == OUTPUTS:
+        return f"the outputs differ by {apart.relative:.1e}, and those of all layers that both have do not"
+    return (
+        f"{kinds}: outputs differ by {apart.relative:.1e} for the same inputs; compare what they "
+        "were made with"
+    )

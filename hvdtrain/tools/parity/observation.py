@@ -1,6 +1,6 @@
-"""What one framework tells of a task's model, in arrays and words that the other can compare with its own."""
+"""What one framework does with a task's model, in arrays that can be compared with the other's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,10 +76,6 @@ def _layouts(array: Array, channels_first: bool) -> Iterator[Array]:
         yield np.swapaxes(array, 0, 1)  # time before samples
 
 
-SOFTMAX = "(softmax)"  # the path of a softmax, which may be a function and no layer
-MODEL, LOSS = "the model", "the loss"  # where something is done in no layer of the model
-
-
 @travels
 @dataclass(frozen=True)
 class LayerCall:
@@ -105,7 +101,6 @@ class ForwardPass:
     outputs: Array | None
     losses: Array  # the loss of each sample
     more_outputs: tuple[Array, ...] = ()  # the model's other outputs
-    narrow: str = ""  # the layer in which numbers of fp64 are first made fp32; empty if there is none
 
 
 class CallRecorder:
@@ -118,48 +113,35 @@ class CallRecorder:
     Attributes:
         calls: the calls in the order in which they ended.
         outputs: all outputs of the model itself.
-        narrow: the layer in which numbers of fp64 were first made fp32; empty if there is none.
     """
 
     def __init__(self, model: Any, paths: Mapping[int, str]) -> None:
         self.calls: list[LayerCall] = []
         self.outputs: tuple[Array, ...] = ()
-        self.narrow = ""
         self._model, self._paths = model, paths
 
     def forward_pass(self, losses: Array) -> ForwardPass:
         """Return the forward pass that was recorded, with the losses that it led to."""
         calls = tuple(call for call in self.calls if call.path)
         first = next(iter(self.outputs), None)
-        return ForwardPass(calls, first, np.atleast_1d(losses), self.outputs[1:], self.narrow)
-
-
-@travels
-@dataclass(frozen=True)
-class StepState:
-    """A training step."""
-
-    step: int  # its number, from 1
-    loss: float  # the training loss of its batch, before the update
-    gradients: PortableState  # the gradients of its batch before the update, by portable name
-    parameters: PortableState  # the model's arrays after the update, by portable name
+        return ForwardPass(calls, first, np.atleast_1d(losses), self.outputs[1:])
 
 
 @travels
 @dataclass(frozen=True)
 class Observation:
-    """What one framework tells of a model."""
+    """What one framework does with a task's model."""
 
     framework: str  # "torch" or "tf"
+    initial: PortableState  # the arrays that it begins with by itself
+    own: PortableState  # those of the models' own initializers, if training would begin with them
     forward: ForwardPass  # a forward pass with the first batch
-    # layers whose outputs differ between two evaluations with equal inputs, in order
-    random_layers: tuple[str, ...] = ()
-    # whether the loss differs between two passes in training, without dropout
-    is_random_in_training: bool = False
+    random_layers: tuple[str, ...] = ()  # whose outputs differ between two evaluations with equal inputs
+    is_random_in_training: bool = False  # whether the loss does in training, without dropout
     dropout_rates: tuple[float, ...] = ()  # rates of the dropout layers, which are off in the steps
-    steps: tuple[StepState, ...] = ()  # some of the training steps
-    # what the optimizer was made with, under names that both frameworks share
-    optimizer: dict[str, Any] = field(default_factory=dict)
-    batches: dict[int, int] = field(default_factory=dict)  # a digest of each batch, by step
-    targets: Array | None = None  # the targets of the first batch, if it has any
-    trained: tuple[str, ...] = ()  # portable names of the parameters that training changes
+    losses: Mapping[int, float] = field(default_factory=dict)  # of steps, from 1
+    arrays: Mapping[int, PortableState] = field(default_factory=dict)  # the model's after steps
+    optimizer: Mapping[str, Any] = field(default_factory=dict)  # its settings, by names that both share
+    batches: Sequence[int] = ()  # a digest of each batch
+    trained: Sequence[str] = ()  # names of the parameters that training changes
+    note: str = ""  # why it does not compute in fp64; empty if it does

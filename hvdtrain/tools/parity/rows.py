@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hvdtrain.tools.parity.observation import (
-    SOFTMAX,
     Array,
     Difference,
     ForwardPass,
@@ -14,29 +13,6 @@ from hvdtrain.tools.parity.observation import (
     aligned,
     difference,
 )
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The largest relative differences that count as rounding."""
-
-    forward: float  # of outputs
-    losses: float  # of losses and gradients
-    steps: float  # of parameters after steps
-
-
-# In fp64, TensorFlow's GELU by tanh has a constant of 24 bits, and so have a step's rate and betas; and Adam
-# makes much of small gradients.
-FP64 = Limits(2e-8, 1e-7, 1e-4)
-PARTLY_FP32 = Limits(1e-5, 1e-5, 1e-3)
-FP32 = Limits(1e-4, 1e-3, 1e-2)
-HALF = Limits(5e-2, 1e-1, 1e-1)
-
-
-def limits_of(precision: str) -> Limits:
-    """Return the limits of a job's precision."""
-    return FP32 if precision == "fp32" else HALF
-
 
 _AXES_DIFFER = 1e-2  # relative
 OUTPUTS = "(outputs)"  # the path of the model's outputs
@@ -123,11 +99,10 @@ def make_rows(left: ForwardPass, right: ForwardPass, names: Iterable[str]) -> li
     """
     owners = {owner for name in names for owner in _owners(name.removeprefix("model/"))}
     found = dict(_numbered(right))
-    softmaxes = [sum(call.path == SOFTMAX for call in side.calls) for side in (left, right)]
     rows = [
         Row(path if number == 1 else f"{path} #{number}", call, found[path, number], path in owners)
         for (path, number), call in _numbered(left)
-        if (path, number) in found and (path != SOFTMAX or softmaxes[0] == softmaxes[1])
+        if (path, number) in found
     ]
     paths = {row.layer for row in rows}
     holding = {path for path in paths for other in paths if other.startswith(f"{path}/")}
@@ -153,13 +128,6 @@ def _numbered(side: ForwardPass) -> list[tuple[tuple[str, int], LayerCall]]:
         counts[call.path] += 1
         found.append(((call.path, counts[call.path]), call))
     return found
-
-
-def only_on_one_side(left: ForwardPass, right: ForwardPass) -> tuple[list[str], list[str]]:
-    """Return the layers that one framework alone calls by their path: PyTorch's, TensorFlow's."""
-    paths = [list(dict.fromkeys(call.path for call in side.calls)) for side in (left, right)]
-    return tuple([path for path in own if path not in other and path != SOFTMAX]
-                 for own, other in (paths, paths[::-1]))  # type: ignore[return-value]  # fmt: skip
 
 
 @dataclass(frozen=True)

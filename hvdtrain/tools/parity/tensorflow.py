@@ -10,21 +10,17 @@ import tensorflow as tf
 from keras import layers as kl
 from keras.src.layers import layer as keras_layer
 from numpy.typing import NDArray
-from tensorflow.python.framework import op_callbacks
 
-from hvdtrain.backends.base import Backend
-from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.records import PortableState
-from hvdtrain.backends.tensorflow.functions import Phase, add_to_loss, native, phase_of_layers
+from hvdtrain.backends.custom_step import Optimizers
+from hvdtrain.backends.objective.model_call import nested_batch
+from hvdtrain.backends.tensorflow.functions import Phase, phase_of_layers
 from hvdtrain.backends.tensorflow.objective.losses import NAMED
-from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
-from hvdtrain.backends.tensorflow.probes import as_array, state_kept
-from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, walk
-from hvdtrain.config import Config
-from hvdtrain.tools.parity.findings import CLASS, CONSTRAINTS
-from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, CallRecorder, ForwardPass, LayerCall
-from hvdtrain.tools.parity.probe import Probe as ProbeBase
-from hvdtrain.tools.parity.probe import layer_paths
+from hvdtrain.backends.tensorflow.probes import as_array
+from hvdtrain.backends.tensorflow.state.model_state import ModelState, walk
+from hvdtrain.errors import TaskError
+from hvdtrain.tools.parity.findings import CLASS
+from hvdtrain.tools.parity.observation import CallRecorder, LayerCall
+from hvdtrain.tools.parity.plain import PlainLoop, Samples, StepOptimizer, weighted_mean
 
 _CONVOLUTIONS = (kl.Conv1D, kl.Conv2D, kl.Conv3D)
 # those of spatial dropout are kinds of Dropout
@@ -93,6 +89,8 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
         found["betas"] = [float(optimizer.beta_1), float(optimizer.beta_2)]
     if not type(optimizer).__module__.startswith("hvdtrain."):  # the trainer's own have another field
         found["weight decay"] = float(optimizer.weight_decay or 0.0)
+    if constraints := {type(v.constraint).__name__ for v in optimizer._trainable_variables if v.constraint}:
+        found["constraints"] = ", ".join(sorted(constraints))
     return found
 
 
@@ -126,7 +124,6 @@ class Recorder(CallRecorder):
     def __init__(self, model: Any, paths: Mapping[int, str]) -> None:
         super().__init__(model, paths)
         self._before: dict[int, NDArray[Any] | None] = {}
-        self._running: list[str] = []  # paths of the layers that run
         self._stack = ExitStack()
 
     def __enter__(self) -> "Recorder":
@@ -141,8 +138,6 @@ class Recorder(CallRecorder):
             activation = getattr(layer, "activation", None)
             if isinstance(layer, _ACTIVATING) and activation not in (None, keras.activations.linear):
                 self._stack.enter_context(_noting(layer, activation, self._before))
-        op_callbacks.add_op_callback(self._operation)
-        self._stack.callback(op_callbacks.remove_op_callback, self._operation)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -152,11 +147,7 @@ class Recorder(CallRecorder):
         if id(layer) not in self._paths or not tf.executing_eagerly():
             return plain(layer, *args, **kwargs)
         inputs = first_array((args, kwargs))
-        self._running.append(self._paths[id(layer)])
-        try:
-            outputs = plain(layer, *args, **kwargs)
-        finally:
-            self._running.pop()
+        outputs = plain(layer, *args, **kwargs)
         if layer is self._model and not self.outputs:
             self.outputs = tuple(all_arrays(outputs))
         self.calls.append(
@@ -171,18 +162,6 @@ class Recorder(CallRecorder):
             )
         )
         return outputs
-
-    def _operation(
-        self, kind: Any, inputs: Any, _attrs: Any, outputs: Any, op_name: Any = None, graph: Any = None
-    ) -> None:
-        name = kind.decode() if isinstance(kind, bytes) else str(kind)
-        if graph is not None:
-            return
-        if name == "Softmax" and self._running:
-            self.calls.append(LayerCall(SOFTMAX, "softmax", {}, None, first_array(outputs[0])))
-        if name == "Cast" and (inputs[0].dtype, outputs[0].dtype) == (tf.float64, tf.float32):
-            path = (self._running[-1] or MODEL) if self._running else LOSS
-            self.narrow = self.narrow or path
 
 
 @contextmanager
@@ -226,10 +205,6 @@ def to_array(tensor: Any) -> NDArray[Any]:
     return np.array(as_array(tf.convert_to_tensor(tensor)))
 
 
-Arrays = Mapping[str, NDArray[Any]]
-Tensor = Any
-
-
 @contextmanager
 def in_fp64() -> Iterator[None]:
     """Return a context in which models are made that compute in fp64."""
@@ -243,82 +218,153 @@ def in_fp64() -> Iterator[None]:
         keras.config.set_dtype_policy(policy)
 
 
-class Probe(ProbeBase):
-    """Looks into a model that the backend has built."""
-
-    def __init__(self, backend: Backend, task: Any, config: Config) -> None:
-        super().__init__(backend, task, config, NAMED)
-        self._called = cast_outputs_to_fp32(self._model, config.precision)
-        tensors = ModelState(self._model, self._renaming)
-        self._fields = list(tensors.trainable_fields())
-        self._paths = layer_paths(
-            (("/".join(path), id(layer)) for path, layer in walk(self._model)),
-            ((field.own, field.path) for field in tensors.fields),
-            self._renaming,
-        )
-
-    def forward(self, arrays: Arrays) -> tuple[ForwardPass, ForwardPass]:
-        """Return two forward passes in evaluation with the same samples."""
-        with state_kept(self._model):
-            return self._forward(arrays), self._forward(arrays)
-
-    def losses_in_training(self, arrays: Arrays, weights: NDArray[Any]) -> tuple[float, float]:
-        """Return the mean losses of two passes in training, which draw random numbers one after the other."""
-        with state_kept(self._model):
-            # weights are without the state of random generators
-            before = [(one, np.array(one.numpy())) for one in self._model.non_trainable_weights]
-            first = float(self._mean_loss(arrays, weights))
-            for variable, value in before:  # such as moving statistics
-                variable.assign(value)
-            return first, float(self._mean_loss(arrays, weights))
-
-    def gradients(self, arrays: Arrays, weights: NDArray[Any]) -> tuple[float, PortableState]:
-        """Return the mean loss in training and its gradient by portable names."""
-        variables = [native(field.variable) for field in self._fields]
-        with state_kept(self._model):
-            with tf.GradientTape() as tape:
-                loss = self._mean_loss(arrays, weights)
-            found = tape.gradient(loss, variables)
-        gradients = {}
-        for field, variable, gradient in zip(self._fields, variables, found, strict=True):
-            dense = tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
-            gradients[field.name] = _laid_out(field, to_array(dense))
-        return float(loss), gradients
-
-    def optimizer(self) -> dict[str, Any]:
-        """Return what the optimizer was made with, under names that both frameworks share."""
-        constraints = {field.name: getattr(field.variable, "constraint", None) for field in self._fields}
-        named = {name: type(one).__name__ for name, one in constraints.items() if one is not None}
-        return optimizer_settings(self._backend.optimizers[0]) | {CONSTRAINTS: named}
-
-    def _forward(self, arrays: Arrays) -> ForwardPass:
-        with Recorder(self._model, self._paths) as recorder, phase_of_layers(False):
-            losses, _ = self._objective(Phase(self._called, False), _tensors(arrays))
-        values = losses.values if isinstance(losses, Weighted) else losses
-        return recorder.forward_pass(to_array(values))
-
-    def _mean_loss(self, arrays: Arrays, weights: NDArray[Any]) -> Tensor:
-        phase = Phase(self._called, True)
-        with phase_of_layers(True):
-            losses, _ = self._train_objective(phase, _tensors(arrays))
-        if (added := phase.added_loss()) is not None:
-            losses = add_to_loss(losses, added)
-        own: Tensor | None = None
-        if isinstance(losses, Weighted):
-            losses, own = losses.values, tf.stop_gradient(tf.convert_to_tensor(losses.weights))
-        losses = tf.convert_to_tensor(losses)
-        wide = tf.float64 if losses.dtype == tf.float64 else tf.float32
-        losses = tf.cast(losses, wide)
-        if losses.shape.rank == 0:
-            return losses
-        counted = tf.cast(tf.convert_to_tensor(weights), wide)
-        counted = counted if own is None else counted * tf.cast(own, wide)
-        return tf.reduce_sum(losses * counted) / tf.reduce_sum(counted)
+def paths_of(model: Any) -> list[tuple[str, int]]:
+    """Return the path and the identity of each layer."""
+    return [("/".join(path), id(layer)) for path, layer in walk(model)]
 
 
-def _tensors(arrays: Arrays) -> dict[str, Tensor]:
-    return {name: tf.constant(array) for name, array in arrays.items()}
+class Loop(PlainLoop):
+    """A loop of Keras, with a gradient tape."""
 
+    framework = "tf"
 
-def _laid_out(field: Field, gradient: NDArray[Any]) -> NDArray[Any]:
-    return gradient.reshape(field.shape)
+    @property
+    def state(self) -> ModelState:
+        """The model's state."""
+        return ModelState(self.model, self.renaming)
+
+    def _open(self) -> None:
+        if self.config.parameter_groups or not self.config.decay_norms_and_biases:
+            raise TaskError("Keras's optimizers have no parameter_groups")
+        self.model = self.backend.model
+        self._make_optimizers()
+
+    def _make_optimizers(self) -> None:
+        config = self.config
+        trained = [one.variable for one in self.state.trainable_fields()]
+        self._decay = 0.0
+        if hasattr(self.task, "tf_optimizers"):
+            given = self.task.tf_optimizers(self.model)
+            pairs = {name: one if isinstance(one, tuple) else (one, trained) for name, one in given.items()}
+        elif hasattr(self.task, "tf_optimizer"):
+            pairs = {"optimizer": (self.task.tf_optimizer(), trained)}
+        elif config.optimizer == "adamw":
+            betas = {"beta_1": config.adam_beta1, "beta_2": config.adam_beta2}
+            adam = keras.optimizers.AdamW(weight_decay=config.weight_decay, **betas)
+            pairs = {"optimizer": (adam, trained)}
+        else:
+            self._decay = config.weight_decay
+            pairs = {"optimizer": (keras.optimizers.SGD(momentum=config.momentum), trained)}
+        self._optimizers: dict[str, tuple[Any, Any]] = {}
+        for name, (optimizer, variables) in pairs.items():
+            optimizer.build(variables)
+            scale = float(optimizer.learning_rate) / self.own_base if self.own_base else 1.0
+            self._optimizers[name] = (optimizer, variables)
+            optimizer._of_base = scale
+
+    def step(self, samples: Samples, number: int, rate: float) -> float:
+        """Take a step with a batch; return its loss."""
+        for optimizer, _ in self._optimizers.values():
+            optimizer.learning_rate = rate * optimizer._of_base
+            if not hasattr(self.task, "tf_optimizer") and self.config.optimizer == "adamw":
+                # epsilon is added to the corrected root, as PyTorch's is
+                optimizer.epsilon = (
+                    self.config.adam_epsilon * (1 - self.config.adam_beta2 ** (number + 1)) ** 0.5
+                )
+        batch = self._tensors(samples)
+        if self._step is not None:
+            given = {name: self._given(*pair) for name, pair in self._optimizers.items()}
+            optimizers = Optimizers(given)
+            optimizers.step = number
+            with phase_of_layers(True):
+                losses = self._step(Phase(self.model, True), nested_batch(batch), optimizers)[0]
+            values, weights = losses if isinstance(losses, tuple) else (losses, None)
+            return float(weighted_mean(values, weights, tf.reduce_sum))
+        ((optimizer, variables),) = self._optimizers.values()
+        with tf.GradientTape() as tape:
+            loss = self._mean(batch, True)
+        found = tape.gradient(loss, [getattr(one, "value", one) for one in variables])
+        self._apply(optimizer, variables, found)
+        return float(loss)
+
+    def _mean(self, batch: Mapping[str, Any], training: bool) -> Any:
+        phase = Phase(self.model, training)
+        with phase_of_layers(training):
+            loss = weighted_mean(*self._values(phase, batch, training), tf.reduce_sum)
+        added = phase.added_loss()
+        return loss if added is None else loss + tf.cast(added, loss.dtype)
+
+    def _apply(self, optimizer: Any, variables: Any, found: Any) -> None:
+        dense = [
+            tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
+            for g, v in zip(found, variables, strict=True)
+        ]
+        if self.config.clip_norm is not None:
+            dense, _ = tf.clip_by_global_norm(dense, self.config.clip_norm)
+        if self.noise:
+            largest = max(float(tf.reduce_max(tf.abs(g))) for g in dense)
+            draw = np.random.default_rng(0)
+            dense = [
+                g + tf.cast(self.noise * largest * draw.standard_normal(g.shape), g.dtype) for g in dense
+            ]
+        decayed = [g + self._decay * tf.convert_to_tensor(v) for g, v in zip(dense, variables, strict=True)]
+        optimizer.apply(decayed, variables)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the optimizer was made with."""
+        found: dict[str, Any] = optimizer_settings(next(iter(self._optimizers.values()))[0])
+        return found | {"weight decay": self._decay or found.get("weight decay", 0.0)}
+
+    def _given(self, optimizer: Any, variables: Any) -> Any:
+        def gradients(losses: Any, tape: Any) -> Any:
+            values, weights = losses if isinstance(losses, tuple) else (losses, None)
+            share = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype)
+            share = share / tf.reduce_sum(share) if values.shape.rank else share
+            found = tape.gradient(values, [one.value for one in variables], share)
+            return [
+                tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
+                for g, v in zip(found, variables, strict=True)
+            ]
+
+        return StepOptimizer(gradients, lambda found: self._apply(optimizer, variables, found), variables)
+
+    def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
+        """Return the losses of samples, or their mean, and the weights of samples."""
+        phase = Phase(self.model, training)
+        with phase_of_layers(training):
+            values, weights = self._values(phase, self._tensors(samples), training)
+        added = phase.added_loss()
+        values = tf.cast(values, tf.float64) + (0.0 if added is None else tf.cast(added, tf.float64))
+        return values.numpy(), None if weights is None else np.asarray(weights)
+
+    def seed(self, generator: str, seed: int) -> None:
+        """Seed the generators of TensorFlow and of the model's layers."""
+        tf.random.set_seed(seed)
+        for state in self.backend.parts.computation.seed_states:
+            state.assign(tf.cast([seed, seed], state.dtype))
+
+    def _tensors(self, samples: Samples) -> dict[str, Any]:
+        return {name: tf.constant(array) for name, array in samples.items()}
+
+    def _table(self) -> Mapping[str, Any]:
+        return NAMED
+
+    def _named(self, name: str, outputs: Any, targets: Any) -> Any:
+        kinds: dict[str, Any] = {
+            "mse": keras.losses.MeanSquaredError,
+            "mae": keras.losses.MeanAbsoluteError,
+            "binary_cross_entropy": lambda reduction: keras.losses.BinaryCrossentropy(
+                True, reduction=reduction
+            ),
+            "cross_entropy": lambda reduction: keras.losses.SparseCategoricalCrossentropy(
+                True, reduction=reduction
+            ),
+        }
+        if name != "cross_entropy":
+            targets = tf.reshape(tf.cast(targets, outputs.dtype), tf.shape(outputs))
+            outputs, targets = (one if len(one.shape) > 1 else one[:, None] for one in (outputs, targets))
+        mask = getattr(outputs, "_keras_mask", None)
+        losses = kinds[name](reduction=None)(targets, outputs)
+        if mask is not None:
+            return tf.reduce_sum(losses) / tf.reduce_sum(tf.cast(mask, losses.dtype))
+        return tf.reduce_mean(tf.reshape(losses, (len(targets), -1)), axis=1)

@@ -1,6 +1,6 @@
 """Looking into a model of PyTorch; ``tensorflow.py`` does the same for Keras."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,21 +14,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.base import Backend
-from hvdtrain.backends.objective.counting import Weighted
+from hvdtrain.backends.custom_step import Optimizers
+from hvdtrain.backends.objective.model_call import nested_batch
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.torch.objective.losses import NAMED
-from hvdtrain.backends.torch.precision import autocast
-from hvdtrain.backends.torch.probes import as_array, state_kept
-from hvdtrain.backends.torch.state.model_state import Field, ModelState
-from hvdtrain.config import Config
+from hvdtrain.backends.torch.probes import as_array
+from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.task_model import make_model
 from hvdtrain.tools.parity.findings import CLASS
-from hvdtrain.tools.parity.observation import LOSS, MODEL, SOFTMAX, CallRecorder, ForwardPass, LayerCall
-from hvdtrain.tools.parity.probe import Probe as ProbeBase
-from hvdtrain.tools.parity.probe import layer_paths
+from hvdtrain.tools.parity.observation import CallRecorder, LayerCall
+from hvdtrain.tools.parity.plain import PlainLoop, Samples, StepOptimizer, weighted_mean
 
 _OF_CHANNELS_FIRST = (
     *(_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm, nn.Dropout2d, nn.Dropout3d),
@@ -113,9 +110,6 @@ def _padding(module: Any) -> list[list[int]]:
     return [[int(width), int(width)] for width in module.padding]
 
 
-_SOFTMAXES = (F.softmax, torch.softmax, torch.Tensor.softmax)
-
-
 class Recorder(CallRecorder):
     """Keeps the calls of a model's modules, within its context."""
 
@@ -123,17 +117,14 @@ class Recorder(CallRecorder):
         super().__init__(model, paths)
         self._inputs: list[tuple[str, NDArray[Any] | None]] = []  # of the layers that run, with their paths
         self._hooks: list[Any] = []
-        self._functions: Any = _Functions(self._softmax, self._cast)
 
     def __enter__(self) -> "Recorder":
         for module in {id(m): m for m in self._model.modules()}.values():
             self._hooks.append(module.register_forward_pre_hook(self._before, with_kwargs=True))
             self._hooks.append(module.register_forward_hook(self._after))
-        self._functions.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._functions.__exit__(*error)
         for hook in self._hooks:
             hook.remove()
 
@@ -155,61 +146,6 @@ class Recorder(CallRecorder):
                 channels_first=is_channels_first(module),
             )
         )
-
-    def _softmax(self, probabilities: torch.Tensor) -> None:
-        if self._inputs:  # within the model
-            self.calls.append(LayerCall(SOFTMAX, "softmax", {}, None, first_array(probabilities)))
-
-    def _cast(self) -> None:
-        path = (self._inputs[-1][0] or MODEL) if self._inputs else LOSS
-        self.narrow = self.narrow or path
-
-
-class _Functions(TorchFunctionMode):
-    """Tells of the probabilities that softmax and attention compute, and of casts from fp64 to fp32."""
-
-    def __init__(self, tell: Callable[[torch.Tensor], None], tell_of_cast: Callable[[], None]) -> None:
-        super().__init__()
-        self._tell, self._tell_of_cast = tell, tell_of_cast
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        found = func(*args, **(kwargs or {}))
-        if func in _SOFTMAXES:
-            self._tell(found)
-        elif func is F.scaled_dot_product_attention:
-            self._tell(_probabilities(*args, **(kwargs or {})))
-        if _dtype(found) == torch.float32 and _dtype(args[0] if args else None) == torch.float64:
-            self._tell_of_cast()
-        return found
-
-
-def _dtype(value: Any) -> torch.dtype | None:
-    return value.dtype if isinstance(value, torch.Tensor) else None
-
-
-def _probabilities(  # noqa: PLR0917 - as PyTorch has them
-    query: torch.Tensor,
-    key: torch.Tensor,
-    _value: Any = None,
-    attn_mask: torch.Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    **_others: Any,
-) -> torch.Tensor:
-    """Return what scaled_dot_product_attention multiplies the values with."""
-    if key.shape[:-2] != query.shape[:-2]:  # grouped queries
-        return torch.zeros(0)
-    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
-    elif attn_mask is not None:
-        scores = scores + attn_mask
-    return torch.softmax(scores, -1)
 
 
 def first_array(value: Any) -> NDArray[Any] | None:
@@ -238,9 +174,6 @@ def to_array(tensor: torch.Tensor) -> NDArray[Any]:
     return np.array(as_array(tensor))
 
 
-Arrays = Mapping[str, NDArray[Any]]
-
-
 @contextmanager
 def in_fp64() -> Iterator[None]:
     """Return a context in which models are made that compute in fp64."""
@@ -252,85 +185,153 @@ def in_fp64() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-class Probe(ProbeBase):
-    """Looks into a model that the backend has built."""
+def paths_of(model: nn.Module) -> list[tuple[str, int]]:
+    """Return the path and the identity of each module."""
+    named = model.named_modules(remove_duplicate=False)
+    return [(name.replace(".", "/"), id(module)) for name, module in named]
 
-    def __init__(self, backend: Backend, task: Any, config: Config) -> None:
-        super().__init__(backend, task, config, NAMED)
-        self._device = next(self._model.parameters()).device
-        tensors = ModelState(self._model, self._renaming)
-        self._fields = list(tensors.trainable_fields())
-        self._paths = layer_paths(
-            (
-                (name.replace(".", "/"), id(module))
-                for name, module in self._model.named_modules(remove_duplicate=False)
-            ),
-            ((field.own, field.path) for field in tensors.fields),
-            self._renaming,
-        )
 
-    def forward(self, arrays: Arrays) -> tuple[ForwardPass, ForwardPass]:
-        """Return two forward passes in evaluation with the same samples."""
-        with state_kept(self._model, self._device):
-            self._model.eval()
-            return self._forward(arrays), self._forward(arrays)
+class Loop(PlainLoop):
+    """A loop of PyTorch."""
 
-    def losses_in_training(self, arrays: Arrays, weights: NDArray[Any]) -> tuple[float, float]:
-        """Return the mean losses of two passes in training, which draw random numbers one after the other."""
-        with state_kept(self._model, self._device), torch.no_grad():
-            self._model.train()
-            before = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
-            first = float(self._mean_loss(arrays, weights))
-            for buffer, value in before:  # such as moving statistics
-                buffer.copy_(value)
-            return first, float(self._mean_loss(arrays, weights))
+    framework = "torch"
 
-    def gradients(self, arrays: Arrays, weights: NDArray[Any]) -> tuple[float, PortableState]:
-        """Return the mean loss in training and its gradient by portable names."""
-        tensors = [tensor for field in self._fields for tensor in field.tensors]
-        parameters = list({id(tensor): tensor for tensor in tensors}.values())
-        with state_kept(self._model, self._device):
-            self._model.train()
-            loss = self._mean_loss(arrays, weights)
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
-        by_tensor = {
-            id(tensor): torch.zeros_like(tensor) if gradient is None else gradient.to_dense()
-            for tensor, gradient in zip(parameters, found, strict=True)
+    @property
+    def state(self) -> ModelState:
+        """The model's state, whose tensors a call may replace."""
+        return ModelState(self.model, self.renaming)
+
+    def _open(self) -> None:
+
+        self.model = make_model(self.task).to(self.backend.parts.computation.device)
+        given = dict(self.backend.model.named_parameters())
+        self.model.load_state_dict(self.backend.model.state_dict())
+        for name, parameter in self.model.named_parameters():
+            parameter.requires_grad_(given[name].requires_grad)
+        self._make_optimizers()
+
+    def _make_optimizers(self) -> None:
+        config, own = self.config, dict(self.model.named_parameters())
+        names = {id(parameter): name for name, parameter in self.backend.model.named_parameters()}
+        if hasattr(self.task, "torch_optimizers"):
+            self._optimizers: dict[str, Any] = dict(self.task.torch_optimizers(self.model))
+        elif hasattr(self.task, "torch_optimizer"):
+            trained = [parameter for parameter in own.values() if parameter.requires_grad]
+            self._optimizers = {"optimizer": self.task.torch_optimizer(trained)}
+        else:
+            groups = [
+                {
+                    "params": [own[names[id(parameter)]] for parameter in group["params"]],
+                    "weight_decay": group["weight_decay"],
+                    "lr_scale": group["lr_scale"],
+                }
+                for group in self.backend.optimizers[0].param_groups
+            ]
+            betas = config.adam_beta1, config.adam_beta2
+            is_adam = config.optimizer == "adamw"
+            self._optimizers = {
+                "optimizer": torch.optim.AdamW(groups, betas=betas, eps=config.adam_epsilon)
+                if is_adam
+                else torch.optim.SGD(groups, lr=0.1, momentum=config.momentum)
+            }
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                base = self.own_base or group["lr"]
+                rate = float(group["lr"]) / float(base) if self.own_base else 1.0
+                group["scale"] = rate * group.get("lr_scale", 1.0)
+
+    def step(self, samples: Samples, number: int, rate: float) -> float:
+        """Take a step with a batch; return its loss."""
+        self.backend.parts.computation.seed_step(number)  # the draws of one worker
+        self.model.train()
+        for optimizer in self._optimizers.values():
+            for group in optimizer.param_groups:
+                group["lr"] = rate * group["scale"]
+        batch = self._tensors(samples)
+        if self._step is not None:
+            given = {name: self._given(one) for name, one in self._optimizers.items()}
+            optimizers = Optimizers(given)
+            optimizers.step = number
+            losses = self._step(self.model, nested_batch(batch), optimizers)[0]
+            values, weights = losses if isinstance(losses, tuple) else (losses, None)
+            return float(weighted_mean(values, weights, torch.sum).detach())
+        (optimizer,) = self._optimizers.values()
+        optimizer.zero_grad()
+        loss = weighted_mean(*self._values(self.model, batch, True), torch.sum)
+        loss.backward()
+        self._shake([p.grad for p in self.model.parameters() if p.grad is not None])
+        if self.config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        optimizer.step()
+        return float(loss.detach())
+
+    def _shake(self, gradients: list[Any]) -> None:
+        dense = [one for one in gradients if not one.is_sparse and one.is_floating_point()]
+        if self.noise and dense:
+            largest = max(float(one.abs().max()) for one in dense if one.numel())
+            draw = torch.Generator().manual_seed(0)
+            for one in dense:
+                one.add_(torch.randn(one.shape, generator=draw).to(one) * self.noise * largest)
+
+    def restart(self, start: PortableState) -> None:
+        """Begin anew, with another model and these arrays."""
+        before = self.model
+        self._open()
+        for old, new in zip(before.modules(), self.model.modules(), strict=True):
+            for name in ("p", "dropout"):  # of dropout layers that were stopped
+                if isinstance(getattr(old, name, None), float):
+                    setattr(new, name, getattr(old, name))
+        super().restart(start)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the optimizer was made with."""
+        return optimizer_settings(next(iter(self._optimizers.values())))
+
+    def _given(self, optimizer: Any) -> Any:
+        variables = [p for group in optimizer.param_groups for p in group["params"]]
+
+        def gradients(losses: Any, retain_graph: bool = False) -> Any:
+            values, weights = losses if isinstance(losses, tuple) else (losses, None)
+            mean = weighted_mean(values, weights, torch.sum)
+            found = torch.autograd.grad(mean, variables, retain_graph=retain_graph, allow_unused=True)
+            return [torch.zeros_like(v) if g is None else g for g, v in zip(found, variables, strict=True)]
+
+        def apply(found: Any) -> None:
+            for variable, gradient in zip(variables, found, strict=True):
+                variable.grad = gradient.detach().clone()
+            self._shake([variable.grad for variable in variables])
+            if self.config.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_(variables, self.config.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return StepOptimizer(gradients, apply, variables)
+
+    def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
+        """Return the losses of samples, or their mean, and the weights of samples."""
+        self.model.train(training)
+        with torch.enable_grad():  # which a model may need in evaluation, too
+            values, weights = self._values(self.model, self._tensors(samples), training)
+        return values.detach().double().cpu().numpy(), None if weights is None else weights.cpu().numpy()
+
+    def seed(self, generator: str, seed: int) -> None:
+        """Seed PyTorch's generators."""
+        torch.manual_seed(seed)
+
+    def _tensors(self, samples: Samples) -> dict[str, Any]:
+        device = self.backend.parts.computation.device
+        return {name: torch.from_numpy(np.array(array)).to(device) for name, array in samples.items()}
+
+    def _table(self) -> Mapping[str, Any]:
+        return NAMED
+
+    def _named(self, name: str, outputs: Any, targets: Any) -> Any:
+        if name == "cross_entropy":
+            return F.cross_entropy(outputs, targets.long(), reduction="none")
+        functions: dict[str, Any] = {
+            "mse": F.mse_loss,
+            "mae": F.l1_loss,
+            "binary_cross_entropy": F.binary_cross_entropy_with_logits,
         }
-        return float(loss.detach()), {field.name: _gradient(field, by_tensor) for field in self._fields}
-
-    def optimizer(self) -> dict[str, Any]:
-        """Return what the optimizer was made with, under names that both frameworks share."""
-        return optimizer_settings(self._backend.optimizers[0])
-
-    def _forward(self, arrays: Arrays) -> ForwardPass:
-        # with gradients: without, attention takes a way of its own that training does not take
-        with Recorder(self._model, self._paths) as recorder, autocast(self._precision, self._device):
-            losses, _ = self._objective(self._model, self._on_device(arrays))
-        values = losses.values if isinstance(losses, Weighted) else losses
-        return recorder.forward_pass(to_array(values))
-
-    def _mean_loss(self, arrays: Arrays, weights: NDArray[Any]) -> torch.Tensor:
-        with autocast(self._precision, self._device):
-            losses, _ = self._train_objective(self._model, self._on_device(arrays))
-        own: torch.Tensor | None = None
-        values: torch.Tensor = losses
-        if isinstance(losses, Weighted):
-            values, own = losses.values, torch.as_tensor(losses.weights).detach()
-        wide = torch.float64 if values.dtype == torch.float64 else torch.float32
-        values = values.to(wide)
-        if values.dim() == 0:
-            return values
-        counted = torch.as_tensor(weights, device=self._device).to(wide)
-        counted = counted if own is None else counted * own.to(wide)
-        return (values * counted).sum() / counted.sum()
-
-    def _on_device(self, arrays: Arrays) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(np.array(array)).to(self._device) for name, array in arrays.items()}
-
-
-def _gradient(field: Field, gradients: Mapping[int, torch.Tensor]) -> NDArray[Any]:
-    """Return the gradient of one portable array."""
-    layout = field.layout.of_slots or field.layout
-    parts = [to_array(view) for view in field.views([gradients[id(t)] for t in field.tensors])]
-    return np.array(layout.to_portable(parts))
+        found = functions[name](outputs, targets.to(outputs.dtype).reshape(outputs.shape), reduction="none")
+        return found.flatten(1).mean(1) if found.dim() > 1 else found

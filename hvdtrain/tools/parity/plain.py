@@ -1,0 +1,195 @@
+"""Plain training loops: one process, whole batches, as the documentation of each framework writes them.
+
+They call the task's own model and loss, and use nothing of how hvdtrain does a step. ``torch.py`` and
+``tensorflow.py`` have the loop of each framework.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
+from hvdtrain.backends.objective.objective import make_objective
+from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.records import ModelInfo, PortableState
+from hvdtrain.config import Config
+from hvdtrain.errors import TaskError
+
+Samples = Mapping[str, np.ndarray[Any, Any]]
+_OWN_NAMES = ("mse", "mae", "binary_cross_entropy", "cross_entropy")
+
+
+class PlainLoop(ABC):
+    """Trains a task's model on whole batches.
+
+    Args:
+        task: the task.
+        config: the config.
+        backend: the backend that has built the model, with its initial values.
+        info: what is known of the model.
+
+    Raises:
+        TaskError: If a plain loop of the framework has no such optimizer.
+    """
+
+    framework: str
+
+    def __init__(self, task: Any, config: Config, backend: Any, info: ModelInfo) -> None:
+        self.task, self.config, self.backend = task, config, backend
+        self.own_base = info.own_rates.base if info.own_rates else None
+        self._own = getattr(task, f"{self.framework}_loss", None)
+        self._step = getattr(task, f"{self.framework}_step", None)
+        self._loss = getattr(task, "loss", None)
+        self._call = ModelCall(self.framework)
+        self.renaming = Renaming(task, self.framework)
+        self.noise = 0.0  # of gradients, relative to the largest
+        has_own = any(hasattr(task, f"{self.framework}_optimizer{end}") for end in ("", "s"))
+        if not has_own and config.optimizer in ("lars", "lamb"):
+            raise TaskError(f"{config.optimizer} is hvdtrain's own optimizer")
+        self._open()
+        self.start = self.arrays()
+        self.trained = [one.name for one in self.state.trainable_fields()]
+
+    model: Any
+
+    @property
+    @abstractmethod
+    def state(self) -> Any:
+        """The model's state by portable names."""
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Make the model, its state and its optimizers."""
+
+    @abstractmethod
+    def step(self, samples: Samples, number: int, rate: float) -> float:
+        """Take a step with a batch; return its loss.
+
+        Args:
+            samples: the batch.
+            number: the number of the step, from 0.
+            rate: the learning rate.
+        """
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """Return what the optimizer was made with, under names that both frameworks share."""
+
+    @abstractmethod
+    def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
+        """Return the losses of samples, or their mean, and the weights of samples. No gradients."""
+
+    @abstractmethod
+    def seed(self, generator: str, seed: int) -> None:
+        """Seed the framework's own generators."""
+
+    def arrays(self) -> PortableState:
+        """Return copies of the model's arrays."""
+        return {one.name: np.array(one.read()) for one in self.state.fields}
+
+    def restart(self, start: PortableState) -> None:
+        """Begin anew, from these arrays."""
+        for one in self.state.fields:
+            one.write(start)
+        self._make_optimizers()
+
+    @abstractmethod
+    def _make_optimizers(self) -> None: ...
+
+    def _values(self, model: Any, batch: Mapping[str, Any], training: bool) -> tuple[Any, Any]:
+        """Return losses and weights by the task's loss; for a named one by the framework's function."""
+        if self._own is not None:
+            losses = getattr(self._own, "call", self._own)(model, nested_batch(batch))[0]
+        elif callable(self._loss) and type(self._loss).__name__ in ("function", "method"):
+            losses = self._loss(*self._call(model, batch))
+        elif self._is_plain(batch):
+            outputs, given = self._call(model, batch)
+            losses = self._named(str(self._loss), outputs, given["targets"])
+        else:
+            losses = self._objective(training)(model, batch)[0]
+        if isinstance(losses, tuple):
+            return losses[0], losses[1]
+        return losses, batch.get("weights")
+
+    def _is_plain(self, batch: Mapping[str, Any]) -> bool:
+        """Return whether the loss is what the framework's function of this name computes."""
+        special = ("class_weights", "class_axis", "ignore_index")
+        is_special = "weights" in batch or self.config.label_smoothing
+        targets = batch.get("targets")
+        return (
+            self._loss in _OWN_NAMES
+            and not is_special
+            and not any(hasattr(self.task, name) for name in special)
+            and (self._loss != "cross_entropy" or (targets is not None and len(targets.shape) == 1))
+        )
+
+    def _objective(self, training: bool) -> Callable[..., Any]:
+        smoothing = self.config.label_smoothing if training else 0.0
+        return make_objective(self.task, self.framework, self._table(), smoothing)
+
+    @abstractmethod
+    def _table(self) -> Mapping[str, Any]: ...
+
+    @abstractmethod
+    def _named(self, name: str, outputs: Any, targets: Any) -> Any: ...
+
+
+class StepOptimizer:
+    """What a task's own step is given as an optimizer: it computes gradients, and updates.
+
+    Args:
+        gradients: returns the gradients of losses.
+        apply: updates the variables.
+        variables: the variables.
+    """
+
+    def __init__(self, gradients: Callable[..., Any], apply: Callable[[Any], None], variables: Any) -> None:
+        self.gradients, self.apply, self.variables = gradients, apply, variables
+
+    def minimize(self, losses: Any, *given: Any, **options: Any) -> None:
+        """Compute the gradients of losses and apply them."""
+        self.apply(self.gradients(losses, *given, **options))
+
+
+def weighted_mean(values: Any, weights: Any, total: Any) -> Any:
+    """Return the mean of losses over samples, by their weights if they have any."""
+    if not values.shape:
+        return values
+    return total(values) / len(values) if weights is None else total(values * weights) / total(weights)
+
+
+def mean_of(losses: tuple[Any, Any]) -> tuple[float, float]:
+    """Return the mean of what ``PlainLoop.losses`` gives, and the weight of the batch."""
+    values, weights = losses
+    if not values.shape:
+        return float(values), float("nan")
+    weights = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
+    return float((values * weights).sum() / weights.sum()), float(weights.sum())
+
+
+def steps_of(session: Any, steps: int) -> list[tuple[dict[str, Any], float]]:
+    """Return the samples of each step of a run, and its learning rate."""
+    plan, found = session.plan(), list[tuple[dict[str, Any], float]]()
+    with session.data.train_feed(plan, session.state.progress) as feed:
+        for batch in feed:
+            rate = session.learning_rate(plan)
+            found.append((rows_of(batch), rate))
+            session.advance(plan, rate, batch.total_weight)
+            if len(found) == steps:
+                break
+    return found
+
+
+def rows_of(batch: Any) -> dict[str, Any]:
+    """Return the samples of a batch without padding."""
+    real = batch.weights.reshape(-1) > 0
+    return {name: array.reshape(-1, *array.shape[2:])[real] for name, array in batch.arrays.items()}
+
+
+def halves_of(samples: Samples) -> Iterator[dict[str, Any]]:
+    """Yield the two halves of a batch."""
+    middle = len(next(iter(samples.values()))) // 2
+    for part in (slice(None, middle), slice(middle, None)):
+        yield {name: array[part] for name, array in samples.items()}

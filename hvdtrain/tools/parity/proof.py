@@ -1,0 +1,303 @@
+"""What `prove` compares: losses and arrays of runs, what of a difference is rounding, and its cause."""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hvdtrain.backends.records import PortableState
+from hvdtrain.checkpoints.storage import name_of
+from hvdtrain.checkpoints.verification import verify
+from hvdtrain.tools.parity.findings import constant_factor
+from hvdtrain.tools.parity.observation import Array, difference
+
+_OF_MOVEMENT, _OF_VALUES, _OF_NUMBERS, _OF_NOISE = 1e-3, 3e-7, 1e-5, 30.0
+_OF_LARGEST = 1e-6  # of the movements of all parameters
+_STATISTICS = ("/moving_mean", "/moving_variance")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training: its loss in each step, the model after each, and its evaluation at the end."""
+
+    losses: Mapping[int, float]
+    arrays: Callable[[int], PortableState]  # after a step
+    evaluation: Mapping[str, float]
+
+
+def run_in(folder: Path) -> Run:
+    """Return the run in a run directory, which has a checkpoint of each step."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    evaluated = [line for line in lines if line["phase"] == "eval"]
+    own = (
+        "phase",
+        "step",
+        "learning_rate",
+        "samples",
+        "epoch",
+        "seconds",
+        "eval_samples",
+        "workers",
+        "peak_memory_mib",
+    )
+    last = {
+        name: float(value)
+        for name, value in (evaluated[-1] if evaluated else {}).items()
+        if isinstance(value, int | float) and name not in own and not name.endswith(("_seconds", "_second"))
+    }
+    losses = {line["step"]: float(line["loss"]) for line in lines if line["phase"] == "train"}
+
+    def arrays(step: int) -> PortableState:
+        found = verify(folder / "checkpoints" / name_of(step)).read_model()
+        return {name: np.array(found[name]) for name in found if name.startswith(("model/", "loss/"))}
+
+    return Run(losses, arrays, last)
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding does: two plain loops whose initial values differ in the last bits."""
+
+    start: PortableState
+    trained: Sequence[str]
+    losses: Mapping[int, float] = field(default_factory=dict)  # how far the losses of a step are apart
+    arrays: Mapping[tuple[int, str], float] = field(default_factory=dict)  # of arrays: root mean squares
+    evaluation: float = 0.0
+    # what counts as rounding at least: of movements, of values, of losses
+    limits: tuple[float, float, float] = (_OF_MOVEMENT, _OF_VALUES, _OF_NUMBERS)
+
+    def loss(self, step: int, value: float) -> float:
+        """Return how far losses of a step may be apart."""
+        return max(_OF_NOISE * self.losses.get(step, 0.0), self.limits[2] * max(abs(value), 1e-3))
+
+    def array(self, step: int, name: str, value: Array) -> float:
+        """Return how far an array may be apart after a step: a root mean square."""
+        old = self.start.get(name)
+        moved = size(value - old) if old is not None and old.shape == value.shape else 0.0
+        noise = _OF_NOISE * self.arrays.get((step, name), 0.0)
+        return max(noise, self.limits[1] * size(value), self.limits[0] * moved)
+
+
+def size(array: Array) -> float:
+    """Return the root of the mean square; 0 of an empty array."""
+    return float(np.sqrt(np.square(array, dtype=np.float64).mean())) if array.size else 0.0
+
+
+def rounding_of(
+    one: Run, other: Run, starts: tuple[PortableState, PortableState], trained: Sequence[str]
+) -> Rounding:
+    """Return what rounding does, from two loops.
+
+    Args:
+        one: a plain loop.
+        other: the same from initial values that differ in the last bits.
+        starts: the initial values of both.
+        trained: names of what training changes.
+    """
+    arrays = {}
+    for step in one.losses:
+        left, right = one.arrays(step), other.arrays(step)
+        for name in left:
+            if left[name].dtype.kind == "f":
+                moves = [
+                    state[name].astype(float) - start[name]
+                    for state, start in zip((left, right), starts, strict=True)
+                ]
+                arrays[step, name] = size(moves[0] - moves[1])
+    losses = {step: abs(one.losses[step] - other.losses[step]) for step in one.losses}
+    apart = abs(one.evaluation.get("loss", 0.0) - other.evaluation.get("loss", 0.0))
+    return Rounding(starts[0], trained, losses, arrays, apart)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two runs are apart, and where they begin to differ beyond rounding."""
+
+    loss: float = 0.0  # the largest relative difference of losses
+    parameters: float = 0.0  # of arrays that training updates, relative to how far it moved them
+    buffers: float = 0.0  # of others, relative to their values
+    step: int = 0  # the first step that differs; 0 if none does
+    name: str = ""  # the first array that differs there; empty if it is the loss
+    text: str = ""  # how
+    factor: float | None = None  # how many times as far the first array moved
+
+
+def compare(
+    ref: Run, other: Run, rounding: Rounding, first: int = 1, left_out: str = "/left out"
+) -> Comparison:
+    """Compare two runs step by step: a loss, then the parameters after the step, then other arrays.
+
+    Args:
+        ref: what is right.
+        other: what is compared with it.
+        rounding: what counts as rounding.
+        first: the first step.
+        left_out: how names of arrays end that are not compared.
+    """
+    apart = {"loss": 0.0, "parameters": 0.0, "buffers": 0.0}
+    found = Comparison()
+    for step in sorted(number for number in ref.losses if number >= first):
+        one, two = ref.losses[step], other.losses.get(step, math.nan)
+        relative = abs(one - two) / max(abs(one), 1e-12)
+        apart["loss"] = max(apart["loss"], relative if math.isfinite(relative) else math.inf)
+        if not found.step and not abs(one - two) <= rounding.loss(step, one):
+            found = Comparison(step=step, text=f"it is {two:.7g} in place of {one:.7g}")
+        left, right = ref.arrays(step), other.arrays(step)
+        trained = [name for name in rounding.trained if name in left]
+        moves = {name: _moved(left[name], rounding.start.get(name)) for name in left}
+        least = _OF_LARGEST * max((moves[name] for name in trained), default=0.0)
+        for name in [*trained, *(name for name in left if name not in trained)]:
+            a, b = left[name], right.get(name)
+            if name.endswith(left_out):
+                continue
+            if b is None or b.shape != a.shape:
+                found = found if found.step else Comparison(step=step, name=name, text="it has another shape")
+                continue
+            distance, is_trained = _moved(b, a), name in trained
+            of = max(moves[name] if is_trained else size(a), 1e-3 * size(a), 1e-12)
+            kind = "parameters" if is_trained else "buffers"
+            apart[kind] = max(apart[kind], distance / of)
+            most = max(rounding.array(step, name, a), least) if a.dtype.kind in "fc" else 0.0
+            if not found.step and not distance <= most:
+                found = replace(
+                    _first(a, b, rounding.start.get(name), distance / of, is_trained), step=step, name=name
+                )
+    return replace(found, loss=apart["loss"], parameters=apart["parameters"], buffers=apart["buffers"])
+
+
+def _moved(array: Array, old: Array | None) -> float:
+    """Return how far an array is from another one: a root mean square."""
+    if old is None or old.shape != array.shape:
+        return size(array)
+    wide = complex if array.dtype.kind == "c" else float
+    return size(abs(array.astype(wide) - old.astype(wide)))
+
+
+def _first(one: Array, other: Array, old: Array | None, relative: float, is_trained: bool) -> Comparison:
+    if old is not None and old.shape == one.shape and one.dtype.kind == "f":
+        factor = constant_factor(other - old, one - old)
+        if factor is not None:
+            return Comparison(text=f"it moved {factor:.4g} times as far", factor=factor)
+    return Comparison(text=f"it differs by {relative:.1e} of its {'movement' if is_trained else 'values'}")
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a task's model, loss and data do that the number of workers can change."""
+
+    generators: Sequence[str] = ()  # whose numbers change the loss in training
+    depends: str = ""  # how the loss of a sample depends on others of its batch; empty if it does not
+    in_training: bool = False  # whether it does so in training alone
+    drawn: str = ""  # an array of the data that reading again changes
+    changed: Sequence[str] = ()  # arrays that steps change and no optimizer does
+    has_own_step: bool = False
+    has_callbacks: bool = False
+    is_hidden: bool = False  # whether calls change what no checkpoint has
+
+    @property
+    def buffers(self) -> list[str]:
+        """Arrays that steps change, but for the statistics of batch norm."""
+        return [name for name in self.changed if not name.endswith(_STATISTICS)]
+
+
+def cause_of(found: Comparison, traits: Traits, *, is_plain: bool, framework: str) -> str:
+    """Return why runs differ, if one of the known kinds explains it; empty if none does.
+
+    Args:
+        found: where they begin to differ.
+        traits: what the task does.
+        is_plain: whether a plain loop is compared with one worker; else one worker with several.
+        framework: the framework's name.
+    """
+    own = [name for name in traits.generators if name != framework]
+    several, random = not is_plain, f"random numbers of {' and '.join(own)} in the model or the loss"
+    buffers = ", ".join(name.removeprefix("model/") for name in traits.buffers[:3])
+    rules = (
+        (
+            traits.drawn,
+            f"the data draw random numbers: reading a batch again gives another {traits.drawn!r}; derive "
+            "them from the index of a sample",
+        ),
+        (
+            traits.is_hidden,
+            "the model keeps what no checkpoint has, such as a buffer with persistent=False or an attribute "
+            "that its calls change",
+        ),
+        (
+            several and found.name in traits.buffers,
+            f"buffer {found.name.removeprefix('model/')!r} is each worker's own: a step changes it by the "
+            "samples of its worker; state_reductions says how it is combined",
+        ),
+        (several and own, f"{random}: each worker draws others"),
+        (
+            several and traits.buffers and (traits.in_training or not traits.depends),
+            f"state that each worker changes by its own samples, and that the model computes with: {buffers}",
+        ),
+        (
+            several and traits.depends,
+            f"{traits.depends}; hvdtrain.all_gather gives the samples of all workers",
+        ),
+        (
+            several and traits.has_own_step,
+            "the task's own step: what it computes is no mean over its samples, such as a sum, or a gradient "
+            "that it scales by the size of its batch",
+        ),
+        (is_plain and traits.has_callbacks, "the task's callbacks, which a plain loop does not call"),
+        (is_plain and own, random),
+        (
+            found.name.endswith(_STATISTICS),
+            "batch norm: its statistics are not those of the global batch",
+        ),
+    )
+    return next((text for applies, text in rules if applies), "")
+
+
+def compare_evaluations(
+    ref: Mapping[str, float], other: Mapping[str, float], noise: float = 0.0
+) -> dict[str, tuple[float, float]]:
+    """Return the metrics of two evaluations that differ beyond rounding."""
+    return {
+        name: (ref[name], other[name])
+        for name in ref
+        if name in other
+        and not abs(ref[name] - other[name])
+        <= max(_OF_NOISE * noise, 2 * _OF_NUMBERS * max(abs(ref[name]), 1e-2))
+        and not (math.isnan(ref[name]) and math.isnan(other[name]))
+    }
+
+
+def equal_arrays(left: PortableState, right: PortableState) -> str:
+    """Return the first array that is not bit by bit the same in both; empty if there is none."""
+    for name in left:
+        if name not in right or not np.array_equal(
+            left[name], right[name], equal_nan=left[name].dtype.kind in "fc"
+        ):
+            return name
+    return ""
+
+
+def splits(
+    whole: tuple[Any, Any], parts: Sequence[tuple[Any, Any]], mean: Callable[[Any], tuple[float, float]]
+) -> str:
+    """Return how losses of a whole batch differ from those of its halves; empty if they do not.
+
+    Args:
+        whole: losses and weights of the batch.
+        parts: those of its halves.
+        mean: returns the mean of losses, and their weight.
+    """
+    if whole[0].shape and all(one[0].shape for one in parts):
+        apart = difference(np.concatenate([one[0] for one in parts]), whole[0])
+        if apart.relative > 1e-4:
+            return f"the loss of a sample depends on others of its batch (by {apart.relative:.1e})"
+        return ""
+    value, (left, right) = mean(whole)[0], (mean(one)[0] for one in parts)
+    if abs((left + right) / 2 - value) <= 1e-4 * max(abs(value), 1e-6):
+        return ""
+    if abs(left + right - value) <= 1e-4 * max(abs(value), 1e-6):
+        return "the loss is a sum over the samples, and no mean: its size depends on the batch"
+    return "the loss of a batch is no mean of its samples' losses: a sample's depends on others"

@@ -1,0 +1,44 @@
+"""``prove`` as a job, over both controllers: a task that is right, and some that break an assumption."""
+
+import json
+
+import pytest
+from support.documents import ROOT
+from support.jobs import launcher, run
+
+ZOO, PROVED = "tests/conformance/models", "proved: what could be compared is equal"
+# task, framework, how it is launched (or it launches two workers itself), what differs first, what is said
+CASES = {
+    "right": ("examples/tumors.py:Tumors", "tf", "gloo", "", PROVED),
+    "norms": (f"{ZOO}/norms.py:BatchNorm", "torch", "mpi", "", PROVED),
+    "queue": (
+        f"{ZOO}/state.py:Queue",
+        "torch",
+        "mpi",
+        "step 1, queue",
+        "buffer 'queue' is each worker's own",
+    ),
+    "Keras": (f"{ZOO}/state.py:Queue", "tf", "gloo", "step 1, ", "queue' is each worker's own"),
+    "numpy": (
+        f"{ZOO}/generators.py:InForward",
+        "torch",
+        "",
+        "step 1, ",
+        "random numbers of random and numpy",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_task_is_proved_or_what_differs_is_named(case, tmp_path, monkeypatch):
+    task, framework, controller, place, text = CASES[case]
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}:{ROOT}")
+    start = launcher(2, controller) if controller else []
+    words = ("--framework", framework, "--task", f"{ROOT}/{task}", "--steps", "4", "--json", "found.json")
+    result = run([*start, "python", "-m", "hvdtrain", "prove", *words], tmp_path)
+    assert result.returncode == (1 if place else 0), result.output[-5000:]
+    assert text in result.output
+    assert f"first difference: {place}" in result.output or not place
+    assert "Traceback" not in result.output
+    assert json.loads((tmp_path / "found.json").read_text())["proved"] is (not place)
+    assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
