@@ -8,7 +8,7 @@ import pytest
 from metric_object_tasks import SAMPLES, Answers
 from support.documents import ROOT, named_files
 from support.jobs import FRAMEWORKS, temporary_folder
-from support.pool import Key, call, command, train
+from support.pool import Key, call, train
 
 CASES = Path(__file__).with_name("metric_object_cases.py")
 TASKS = Path(__file__).with_name("metric_object_tasks.py")
@@ -51,12 +51,3 @@ def test_the_task_of_the_documents_trains(framework, tmp_path):
     assert call(Key(framework, "mpi", 2), case, tmp_path, words=words).values == [0, 0]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert 0.65 < summary["final"]["auc"] < 1
-
-
-def test_an_object_of_the_other_framework_ends_the_job_before_the_first_step(tmp_path):
-    words = ["--framework", "tf", "--task", f"{TASKS}:Collected", "--run-dir", str(tmp_path / "run")]
-    result = command(1, "none", "tf", *words, cwd=tmp_path)
-    assert result.returncode == 2, result.output
-    assert "metrics['valid'] is of torchmetrics, and this job runs --framework tf" in result.stderr
-    assert "hvdtrain.MetricObject(torch=..., tf=...)" in result.stderr
-    assert not (tmp_path / "run").exists()

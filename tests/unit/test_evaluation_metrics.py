@@ -212,7 +212,6 @@ def mean_of(outputs, _):
 
 REFUSED = {
     "no mapping": (SUM(lambda o, b: o, number), "update must return a mapping of names to tensors"),
-    "empty": (SUM(lambda o, b: {}, number), "found an empty one"),
     "a sum": (SUM(mean_of, number), "(8, ...); found float32 () for 'a'"),
     "text": (GATHERED(lambda o, b: {"a": np.array(["x"] * 8)}, number), "found <U1 (8,) for 'a'"),
     "raises": (SUM(lambda o, b: b["missing"], number), "test_evaluation_metrics.py, line"),
@@ -221,7 +220,6 @@ REFUSED = {
         "compute fails for the first batch alone",
     ),
     "several": (SUM(outputs_as_they_are, lambda sums: sums["a"]), "one number; found float64 (2,)"),
-    "no number": (GATHERED(outputs_as_they_are, lambda rows: None), "one number; found NoneType"),
     "memory": (
         GATHERED(outputs_as_they_are, number, max_bytes=1 << 20),
         "would gather 7.63 MiB on rank 0: 8 bytes for each of 1,000,000 samples; it may take 1 MiB",

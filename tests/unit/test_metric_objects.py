@@ -299,11 +299,6 @@ REFUSED = {
     "own reduction": ("torch", Deviation(lambda of_all: of_all.max(0).values), "the same batch in two parts"),
     "no state": ("torch", Stateless(), "has no state that torchmetrics knows of"),
     "aggregator": ("torch", torchmetrics.MeanMetric(), "takes values and weights"),
-    "class": (
-        "torch",
-        classification.MulticlassAUROC,
-        r"cannot be constructed: TypeError(.|\n)*\nGive an object, or a function",
-    ),
     "function": (
         "torch",
         hvdtrain.MetricObject(torch=lambda: {}["threshold"]),

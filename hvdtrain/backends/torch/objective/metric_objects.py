@@ -1,6 +1,5 @@
 """Objects of torchmetrics in an evaluation; as in ``tensorflow/objective/metric_objects.py``."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,8 @@ class ObjectState(shared.ObjectState):
 
     def __init__(self, taken: TakenObject) -> None:
         self._metric = taken.metric.clone()
-        self._within = dict(_metrics_within(self._metric))
+        modules = self._metric.named_modules()
+        self._within = {path: one for path, one in modules if has_class(one, "torchmetrics.Metric")}
         if not any(module._defaults for module in self._within.values()):
             raise taken.error(
                 "has no state that torchmetrics knows of, so the workers' cannot be merged",
@@ -146,10 +146,3 @@ class ObjectState(shared.ObjectState):
                 value = of_workers if reduce is None else reduce(of_workers)
                 setattr(module, name, of_workers[0] if len(values) == 1 else value)
         return self._metric.compute()
-
-
-def _metrics_within(metric: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object of torchmetrics and those that it consists of, with their paths."""
-    for path, module in metric.named_modules():
-        if has_class(module, "torchmetrics.Metric"):
-            yield path, module
