@@ -5,7 +5,7 @@ from unittest import mock
 
 import metric_cases
 import numpy as np
-from metric_object_tasks import CLASSES, Answers
+from metric_object_tasks import Answers
 
 Values = dict[str, dict[str, float]]
 
@@ -32,7 +32,6 @@ def expected_of_torch(rows):
     import torchmetrics as library
 
     outputs, answers = (torch.from_numpy(rows["Answers"][key]) for key in ("outputs", "targets"))
-    logits, kinds = (torch.from_numpy(rows["Kinds"][key]) for key in ("outputs", "targets"))
     inputs = torch.from_numpy(Answers.data[0][:, 0])
 
     def value(metric, preds, target):
@@ -44,10 +43,6 @@ def expected_of_torch(rows):
             "auroc": value(library.classification.BinaryAUROC(), outputs[:, 0], answers.long()),
             "rank": value(library.regression.PearsonCorrCoef(), outputs[:, 0], inputs),
         },
-        "Kinds": {
-            "f1": value(library.classification.MulticlassF1Score(CLASSES), logits, kinds),
-            "of_one": value(library.classification.MulticlassAUROC(CLASSES, average=None), logits, kinds)[1],
-        },
     }
 
 
@@ -55,8 +50,6 @@ def expected_of_keras(rows):
     import keras
 
     outputs, answers = (rows["Answers"][key] for key in ("outputs", "targets"))
-    logits, kinds = (rows["Kinds"][key] for key in ("outputs", "targets"))
-    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
 
     def value(metric, targets, preds):
         metric.update_state(targets, preds)
@@ -66,9 +59,5 @@ def expected_of_keras(rows):
         "Answers": {
             "auroc": value(keras.metrics.AUC(num_thresholds=50), answers, 1 / (1 + np.exp(-outputs[:, 0]))),
             "rank": np.abs(outputs[:, 0] - Answers.data[0][:, 0]).mean(),
-        },
-        "Kinds": {
-            "f1": value(keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False), kinds, logits),
-            "of_one": value(keras.metrics.F1Score(), np.eye(CLASSES)[kinds], shares)[1],
         },
     }

@@ -4,7 +4,7 @@ import numpy as np
 
 import hvdtrain
 
-SAMPLES, INPUTS, CLASSES = 53, 6, 3
+SAMPLES, INPUTS = 53, 6
 RANDOM = np.random.RandomState(11)
 
 
@@ -66,7 +66,6 @@ class Answers:
         ),
     }
     defaults = {"batch_size": 8, "eval_batch_size": 8, "steps": 3, "eval_every": 1}  # noqa: RUF012
-    outputs = 1
     data = (RANDOM.randn(SAMPLES, INPUTS).astype(np.float32), (RANDOM.rand(SAMPLES) < 0.4).astype(np.float32))
 
     def train_data(self):
@@ -78,51 +77,13 @@ class Answers:
     def torch_model(self):
         from torch import nn
 
-        return nn.Sequential(nn.Linear(INPUTS, self.outputs))
+        return nn.Sequential(nn.Linear(INPUTS, 1))
 
     def tf_model(self):
         import keras
 
         inputs = keras.Input((INPUTS,))
-        return keras.Model(inputs, keras.layers.Dense(self.outputs, name="0")(inputs))
-
-
-class Kinds(Answers):
-    """Several classes."""
-
-    loss = "cross_entropy"
-    metrics = {  # noqa: RUF012
-        "f1": hvdtrain.MetricObject(
-            torch=of_torch(lambda library: library.classification.MulticlassF1Score(CLASSES)),
-            tf=of_keras(lambda library: library.MeanIoU(CLASSES, sparse_y_pred=False)),
-        ),
-        "of_one": hvdtrain.MetricObject(
-            torch=of_torch(lambda library: library.classification.MulticlassAUROC(CLASSES, average=None)),
-            tf=of_keras(lambda library: library.F1Score()),
-            targets=lambda outputs, batch: one_hot(batch["targets"]),
-            preds=lambda outputs, batch: probabilities(outputs),
-            result=lambda value: value[1],
-        ),
-        "rows": rows_kept("Kinds"),
-    }
-    outputs = CLASSES
-    data = (RANDOM.randn(SAMPLES, INPUTS).astype(np.float32), RANDOM.randint(0, CLASSES, SAMPLES))
-
-
-def probabilities(outputs):
-    if hasattr(outputs, "softmax"):
-        return outputs.softmax(1)
-    import tensorflow as tf
-
-    return tf.nn.softmax(outputs)
-
-
-def one_hot(targets):
-    if hasattr(targets, "softmax"):
-        return targets
-    import tensorflow as tf
-
-    return tf.one_hot(targets, CLASSES)
+        return keras.Model(inputs, keras.layers.Dense(1, name="0")(inputs))
 
 
 class Collected(Answers):

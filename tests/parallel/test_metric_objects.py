@@ -12,7 +12,7 @@ from support.pool import Key, call, train
 
 CASES = Path(__file__).with_name("metric_object_cases.py")
 TASKS = Path(__file__).with_name("metric_object_tasks.py")
-NAMES = ["Answers", "Kinds"]
+NAMES = ["Answers"]
 
 
 @functools.cache

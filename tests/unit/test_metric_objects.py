@@ -82,22 +82,6 @@ def by_torchmetrics(metric, preds, targets):
     return float(metric.compute())
 
 
-class Deviation(torchmetrics.Metric):
-    """A state with a reduction of its own that depends on the batches."""
-
-    def __init__(self, reduction):
-        super().__init__()
-        self.add_state("mean", torch.tensor(0.0), dist_reduce_fx=reduction)
-        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, preds, target):
-        self.mean = (preds - target).abs().mean()
-        self.count += len(preds)
-
-    def compute(self):
-        return self.mean
-
-
 class LargestError(torchmetrics.Metric):
     def __init__(self):
         super().__init__()
@@ -288,15 +272,9 @@ class Largest(keras.metrics.Metric):
         return self.largest
 
 
-class KerasMeanOfMeans(keras.metrics.MeanMetricWrapper):
-    def __init__(self):
-        super().__init__(lambda y_true, y_pred: keras.ops.mean(keras.ops.abs(y_true - y_pred)))
-
-
 REFUSED = {
     "mean of means": ("torch", MeanOfMeans(), "the same batch in two parts"),
     "hidden state": ("torch", Hidden(), "for a batch, and .* for the same batch in two parts"),
-    "own reduction": ("torch", Deviation(lambda of_all: of_all.max(0).values), "the same batch in two parts"),
     "no state": ("torch", Stateless(), "has no state that torchmetrics knows of"),
     "aggregator": ("torch", torchmetrics.MeanMetric(), "takes values and weights"),
     "function": (
@@ -305,10 +283,7 @@ REFUSED = {
         r"cannot be constructed: (.|\n)*KeyError",
     ),
     "other framework": ("tf", regression.MeanSquaredError(), "is of torchmetrics, and this job runs .*tf"),
-    "other way": ("torch", keras.metrics.AUC(), "is of Keras, and this job runs --framework torch"),
-    "no object": ("torch", hvdtrain.MetricObject(torch=lambda: 3), "must be an object of torchmetrics"),
     "maximum": ("tf", Largest(), "the same batch in two parts"),
-    "keras mean": ("tf", KerasMeanOfMeans(), "the same batch in two parts"),
     "keras aggregator": ("tf", keras.metrics.Mean(), "takes values and weights"),
 }
 
@@ -338,10 +313,6 @@ GIVEN = {
         ("torch", classification.MulticlassF1Score(CLASSES, average=None), "cross_entropy", LOGITS, LABELS),
         r"must return one number; found float32 \(3,\)",
     ),
-    "keras: several numbers": (
-        ("tf", keras.metrics.F1Score(), "cross_entropy", LOGITS, ONE_HOT),
-        r"must return one number; found float32 \(3,\)",
-    ),
     "class numbers and one-hot": (
         ("tf", keras.metrics.CategoricalAccuracy(), "cross_entropy", LOGITS, LABELS),
         r"compares arrays of one shape.*\n.*Sparse",
@@ -356,10 +327,6 @@ GIVEN = {
     ),
     "ignored": (
         ("tf", keras.metrics.SparseCategoricalAccuracy(), "cross_entropy", LOGITS, LABELS - 1, IGNORES),
-        "is given targets of -1, which the loss leaves out",
-    ),
-    "torch: ignored": (
-        ("torch", regression.MeanAbsoluteError(), "mse", SCORES, YES - 1, IGNORES),
         "is given targets of -1, which the loss leaves out",
     ),
     "memory": (
