@@ -48,6 +48,13 @@ class Collectives(ABC):
             joined = self.hvd.allgather(self.to_tensor(data), name=name, **self._group)
         return np.asarray(joined.numpy())
 
+    def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Collective. Return the sum of the workers' vectors; of the model's statistics."""
+        with peer_errors(), self.on_host():
+            name = "hvdtrain.statistics"
+            summed = self.hvd.allreduce(self.to_tensor(vector), op=self.hvd.Sum, name=name, **self._group)
+        return np.asarray(summed.numpy())
+
     def gather(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Collective. Return the workers' bytes in the order of ranks on rank 0, and none on others."""
         splits = np.zeros(self.hvd.size() if self._workers is None else self._workers.size, np.int32)
