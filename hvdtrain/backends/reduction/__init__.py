@@ -117,6 +117,11 @@ class GradientReducer:
             return self.overlaps
         return on_gpu or (spans_hosts(self._workers) and size >= 2 * LEAST_BYTES)
 
+    @property
+    def is_early(self) -> bool:
+        """Whether gradients of the attached parameters are sent during the backward pass."""
+        return False
+
     def kept(self) -> Sequence[Kept]:
         """Return what it keeps from step to step. Local: no collective."""
         return ()
@@ -204,7 +209,9 @@ def choose_reducer(
         loss_scale: what multiplies the gradients, if something does.
     """
     reducer = reducer_class(config.framework, config.compression).of(config, workers, fields, loss_scale)
-    reducer.overlaps = _OVERLAPS[config.overlap]
+    # XLA's backward pass gives all gradients at once
+    is_xla = config.compile and config.framework == "tf"
+    reducer.overlaps = False if is_xla else _OVERLAPS[config.overlap]
     return reducer
 
 

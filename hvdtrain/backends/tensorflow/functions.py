@@ -136,6 +136,8 @@ def accumulated_gradients(
     weights: Tensor,
     gradient_weights: Tensor,
     counts: Sequence[int] = (),
+    *,
+    last_apart: bool = False,
 ) -> tuple[list[Tensor], Tensor]:
     """Sum the gradients of the micro-batches in loops, so that the graph does not grow with them.
 
@@ -145,6 +147,8 @@ def accumulated_gradients(
         weights: their weights.
         gradient_weights: likewise.
         counts: how many samples of each are used, one loop for each run of equal numbers; empty for all.
+        last_apart: whether the last one is in no loop, which ends before a sum can be used; it is if their
+            number is not known.
     """
 
     def add(own: Sequence[int], i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Any, ...]:
@@ -164,6 +168,9 @@ def accumulated_gradients(
     # one at a time: the next would move the same statistics, under the same names between workers
     with tf.control_dependencies([*gradients, sums]):
         place = tf.constant(1)
+    last_apart = last_apart and isinstance(number, int) and number > 1
+    if last_apart:
+        runs[-1] = runs[-1][0], number - 1
     for own, end in runs[ends[:1] == [1] :]:
         place, gradients, sums = tf.while_loop(
             lambda i, *_, end=end: i < end,
@@ -171,6 +178,10 @@ def accumulated_gradients(
             (place, gradients, sums),
             parallel_iterations=1,
         )
+    if last_apart:
+        with tf.control_dependencies([*gradients, sums]):
+            place = tf.constant(number - 1)
+        _, gradients, sums = add(runs[-1][0], place, gradients, sums)
     return gradients, sums
 
 

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvdtrain.backends.options import check_precision
 from hvdtrain.backends.records import DeviceMemory
+from hvdtrain.backends.reduction import spans_hosts
 from hvdtrain.backends.tensorflow.activations import apply_activation_checkpointing
 from hvdtrain.backends.tensorflow.precision import autocast
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
@@ -119,7 +120,9 @@ def use_device(config: Config, workers: HorovodWorkers) -> str:
         check_precision(config.precision, device == "GPU", workers.host)
         tf.config.threading.set_intra_op_parallelism_threads(threads)
         if device == "CPU":
-            tf.config.threading.set_inter_op_parallelism_threads(threads)
+            is_early = config.overlap == "true" or (config.overlap == "auto" and spans_hosts(workers))
+            # a single thread would begin no sum before it has computed all gradients
+            tf.config.threading.set_inter_op_parallelism_threads(max(threads, 1 + is_early))
     except RuntimeError as error:
         raise EnvironmentFault(
             f"TensorFlow was used before hvdtrain could choose its device and threads: {error}",

@@ -1,12 +1,12 @@
 """How TensorFlow's gradients are summed over workers by all-reduces of flat tensors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.reduction import no_bf16
+from hvdtrain.backends.reduction import meanwhile, no_bf16
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.flat import make_buckets
 from hvdtrain.backends.tensorflow.reduction.reducer import Reducer
@@ -19,9 +19,10 @@ Tensor = Any
 class AllReduce(Reducer):
     """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
-    On a GPU there are up to four for fewer, too, and the graph begins one when its gradients are computed. On
-    a CPU, one is joined when the one before is reduced, so that memory holds the copies of one alone. What is
-    added in which order depends on nothing but the parameters and the workers, so a run repeats bit by bit.
+    On a GPU and between hosts there are several for fewer, too, and the graph begins one when its gradients
+    are computed. Elsewhere, one is joined when the one before is reduced, so that memory holds the copies of
+    one alone. What is added in which order depends on nothing but the parameters and the workers, so a run
+    repeats bit by bit.
 
     Args:
         workers: the job's workers.
@@ -55,13 +56,23 @@ class AllReduce(Reducer):
 
     def describe(self) -> str:
         """Return how gradients travel, for the plan."""
-        return f"fp32, sent {self.sent_as}"
+        given = {name: tf.TensorSpec(v.shape, v.dtype) for name, v in self._parameters.items()}
+        return f"fp32, sent {self.sent_as}{meanwhile(len(make_buckets(given, True)) if self.is_early else 0)}"
+
+    @property
+    def is_early(self) -> bool:
+        """Whether gradients of the attached parameters are sent during the backward pass."""
+        return self._begins_early(tf.TensorSpec(v.shape, v.dtype) for v in self._parameters.values())
+
+    def _begins_early(self, tensors: Iterable[Any]) -> bool:
+        size = sum((t.shape.num_elements() or 0) * t.dtype.size for t in tensors)
+        on_gpu = bool(tf.config.get_visible_devices("GPU"))
+        return self._workers.may_reduce and self.begins_early(size, on_gpu)
 
     def _sum(self, gradients: Sequence[Tensor]) -> list[Tensor]:
         given = {str(index): gradient for index, gradient in enumerate(gradients)}
         sums: dict[str, Tensor] = {}
-        size = sum((g.shape.num_elements() or 0) * g.dtype.size for g in gradients)
-        overlaps = self.begins_early(size, bool(tf.config.get_visible_devices("GPU")))
+        overlaps = self._begins_early(gradients)
         buckets = make_buckets(given, overlaps)
         are_large = len(buckets) > 1 and not overlaps
         before: list[Tensor] = []

@@ -152,7 +152,14 @@ class PlainStep(WholeModelStep):
             found: tuple[list[Tensor], Tensor]
             found = of_counted(counts, self._gradients)(arrays, weights, gradient_weights)
             return found
-        return accumulated_gradients(self._gradients, arrays, weights, gradient_weights, counts)
+        return accumulated_gradients(
+            self._gradients,
+            arrays,
+            weights,
+            gradient_weights,
+            counts,
+            last_apart=self.parts.reducer.is_early,
+        )
 
     def gradients_of_micro_batch(
         self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
