@@ -86,6 +86,7 @@ ROWS = (
         (f.POWERSGD, "it sends when the backward pass has ended"),
         (option("shard", "gradients"), "they always travel during the backward pass, to save their memory"),
         (f.SYNC_EVERY, "local steps send no gradients"),
+        (f.XLA, "the backward pass that it compiles gives all gradients at once"),
         (f.STAGES, "a worker's passes alternate with messages to other stages"),
     )),
     Row(f.XLA, f.STAGES, "the passes of a stage are several functions, not for XLA", "Leave compile out."),

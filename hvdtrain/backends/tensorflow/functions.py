@@ -137,7 +137,7 @@ def accumulated_gradients(
     gradient_weights: Tensor,
     counts: Sequence[int] = (),
     *,
-    last_apart: bool = False,
+    apart: bool = False,
 ) -> tuple[list[Tensor], Tensor]:
     """Sum the gradients of the micro-batches in loops, so that the graph does not grow with them.
 
@@ -147,8 +147,7 @@ def accumulated_gradients(
         weights: their weights.
         gradient_weights: likewise.
         counts: how many samples of each are used, one loop for each run of equal numbers; empty for all.
-        last_apart: whether the last one is in no loop, which ends before a sum can be used; it is if their
-            number is not known.
+        apart: whether the last one, if their number is known, is in no loop: a loop gives all sums at its end.
     """
 
     def add(own: Sequence[int], i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Any, ...]:
@@ -168,8 +167,8 @@ def accumulated_gradients(
     # one at a time: the next would move the same statistics, under the same names between workers
     with tf.control_dependencies([*gradients, sums]):
         place = tf.constant(1)
-    last_apart = last_apart and isinstance(number, int) and number > 1
-    if last_apart:
+    apart = apart and isinstance(number, int) and number > 1
+    if apart:
         runs[-1] = runs[-1][0], number - 1
     for own, end in runs[ends[:1] == [1] :]:
         place, gradients, sums = tf.while_loop(
@@ -178,7 +177,7 @@ def accumulated_gradients(
             (place, gradients, sums),
             parallel_iterations=1,
         )
-    if last_apart:
+    if apart:
         with tf.control_dependencies([*gradients, sums]):
             place = tf.constant(number - 1)
         _, gradients, sums = add(runs[-1][0], place, gradients, sums)

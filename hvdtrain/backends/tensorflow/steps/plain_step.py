@@ -152,14 +152,8 @@ class PlainStep(WholeModelStep):
             found: tuple[list[Tensor], Tensor]
             found = of_counted(counts, self._gradients)(arrays, weights, gradient_weights)
             return found
-        return accumulated_gradients(
-            self._gradients,
-            arrays,
-            weights,
-            gradient_weights,
-            counts,
-            last_apart=self.parts.reducer.is_early,
-        )
+        apart = self.parts.reducer.is_early
+        return accumulated_gradients(self._gradients, arrays, weights, gradient_weights, counts, apart=apart)
 
     def gradients_of_micro_batch(
         self, micro_batch: Any, weights: Tensor, gradient_weights: Tensor
