@@ -147,7 +147,7 @@ def accumulated_gradients(
         weights: their weights.
         gradient_weights: likewise.
         counts: how many samples of each are used, one loop for each run of equal numbers; empty for all.
-        apart: whether the last one, if their number is known, is in no loop: a loop gives all sums at its end.
+        apart: whether the last one, if their number is known, is in no loop, which gives all sums at its end.
     """
 
     def add(own: Sequence[int], i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Any, ...]:
