@@ -119,10 +119,3 @@ def test_what_does_not_fit_is_refused_with_file_and_place(tmp_path, case):
     options, kind, said = REFUSED[case]
     with pytest.raises(kind, match=f"(?s){said}"):
         Images(**options(tmp_path))
-
-
-def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
-    (tmp_path / "train-labels-idx1-ubyte").mkdir()
-    (tmp_path / "train-images-idx3-ubyte").write_bytes(idx_bytes(IMAGES))
-    with pytest.raises(DataError, match="labels-idx1-ubyte is not a regular file"):
-        Images(path=tmp_path)

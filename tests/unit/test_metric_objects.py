@@ -171,7 +171,6 @@ KERAS = {
     "iou": (keras.metrics.MeanIoU(CLASSES, sparse_y_pred=False), "cross_entropy", LOGITS, LABELS, softmax),
     "r2": (keras.metrics.R2Score(), "mse", NUMBERS, NUMBERS + LOGITS[:, :2], None),
     "root": (keras.metrics.RootMeanSquaredError(), "mse", NUMBERS, NUMBERS + LOGITS[:, :2], None),
-    "axis of length 1": (keras.metrics.MeanAbsoluteError(), "mse", SCORES[:, None], YES[:, None], None),
 }
 
 
