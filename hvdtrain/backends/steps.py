@@ -141,10 +141,17 @@ class WholeModelStep:
     updates: tuple[Any, Any, Any]
     states: tuple[Any, Any]
     computation: Any
+    shapes: Shapes
     workers: Workers
     parts: Any
     state: Any
     local: Any = None
+
+    def make_model(self, batch: HostBatch | None) -> Any:
+        """Make the task's model; return this worker's tensors. Collective if it is split."""
+        tensors = self.computation.make_model()
+        self.shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+        return tensors
 
     def update_kind(self, parts: Any) -> Callable[..., Any]:
         """Return what makes the update that the config asks for, from the arguments of ``Update``."""

@@ -15,7 +15,7 @@ from support.fakes import (
     trained,
 )
 
-from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
+from hvdtrain.backends.reduction.local_steps import has_outer, in_parts, without_outer
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.errors import NonFiniteLossError
@@ -191,3 +191,10 @@ def test_the_outer_momentum_can_be_left_out_of_a_state():
     assert has_outer(state)
     assert set(without_outer(state)) == {"model/a/kernel", "optimizer/momentum/a/kernel"}
     assert not has_outer(without_outer(state))
+
+
+def test_parts_have_one_type_and_a_bounded_size():
+    mib = 1 << 20
+    sizes = [("a", 40 * mib), ("b", mib), ("a", 30 * mib), ("a", 30 * mib), ("b", mib), ("a", 90 * mib)]
+    assert in_parts(sizes) == [[0], [1, 4], [2, 3], [5]]
+    assert not in_parts([])

@@ -25,7 +25,6 @@ from hvdtrain.backends.tensorflow.functions import (
 from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
 from hvdtrain.backends.tensorflow.probes import find_comparing, values_of_first
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
-from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.sharded_state import ShardedState
@@ -74,12 +73,6 @@ class PlainStep(WholeModelStep):
     def is_timed(self) -> bool:
         """Whether the clock can tell the time of this worker from that of the others."""
         return not self.computation.batch_norm.layers
-
-    def make_model(self, batch: HostBatch | None) -> ModelState:
-        """Make the task's model; return this worker's variables. Collective if it is split."""
-        tensors = self.computation.make_model()
-        self.shapes = {field.name: field.shape for field in tensors.trainable_fields()}
-        return tensors
 
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""

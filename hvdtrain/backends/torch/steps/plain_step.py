@@ -17,7 +17,6 @@ from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
 from hvdtrain.backends.torch.probes import find_comparing, values_of_first
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
-from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.sharded_state import ShardedState
@@ -64,12 +63,6 @@ class PlainStep(WholeModelStep):
     def is_timed(self) -> bool:
         """Whether the clock can tell the time of this worker from that of the others."""
         return not self._synchronizes_batch_norm
-
-    def make_model(self, batch: HostBatch | None) -> ModelState:
-        """Make the task's model; return this worker's tensors. Collective if it is split."""
-        tensors = self.computation.make_model()
-        self.shapes = {field.name: field.shape for field in tensors.trainable_fields()}
-        return tensors
 
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
