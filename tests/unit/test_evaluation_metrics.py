@@ -213,7 +213,6 @@ def mean_of(outputs, _):
 REFUSED = {
     "no mapping": (SUM(lambda o, b: o, number), "update must return a mapping of names to tensors"),
     "a sum": (SUM(mean_of, number), "(8, ...); found float32 () for 'a'"),
-    "text": (GATHERED(lambda o, b: {"a": np.array(["x"] * 8)}, number), "found <U1 (8,) for 'a'"),
     "raises": (SUM(lambda o, b: b["missing"], number), "test_evaluation_metrics.py, line"),
     "compute raises": (
         SUM(outputs_as_they_are, lambda sums: sums["b"]),
