@@ -144,6 +144,8 @@ class HorovodWorkers:
         self.host = host_name()
         self.uses_mpi: bool = hvd.mpi_enabled()  # one worker may, too
         self.controller = "none" if self.size == 1 else "MPI" if self.uses_mpi else "Gloo"
+        over = ", large sums over Gloo" if self.uses_mpi and hvd.gloo_enabled() else ""
+        self.coordination = self.controller + over
         if expected and self.size != expected:
             raise EnvironmentFault(
                 f"Horovod started with {self.size} workers of the {expected} of its part of the job",
@@ -184,7 +186,7 @@ class HorovodWorkers:
                 f"rank {world.rank} of {world.size}",
                 "Horovod was initialised outside of hvdtrain: leave hvd.init() and hvd.shutdown() out.",
             )
-        self.controller = "none" if self.size == 1 else "Gloo"
+        self.controller = self.coordination = "none" if self.size == 1 else "Gloo"
 
     def leave(self, *, broken: bool) -> None:
         """Leave the world of an elastic job: stop Horovod. Local if the world is broken.

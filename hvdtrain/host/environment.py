@@ -86,8 +86,8 @@ def prepare(
     - If the user limits how long a collective may stall, let Horovod check for it in time: its check, once
       a minute by default, refuses a limit below its interval. Without the user's limit it only warns: it
       knows nothing of work that takes long by itself, and the job's own watch does.
-    - Over Gloo, let workers wait for each other's data longer than the stall timeout, whose message names
-      the worker, and longer than a start may take. Horovod's 30 seconds are too short for both.
+    - Over Gloo, also for data of MPI between hosts, let workers wait longer than the stall timeout, whose
+      message names the worker, and than a start may take: Horovod's 30 seconds are too short for both.
     - In an elastic job, too, whose rendezvous is only known later. There every worker that remains would
       also print that a collective failed, as an error of Horovod's: it is told what happened instead.
     - Let Horovod fuse no operations. Which ones it fuses depends on timing, and with it the order in which
@@ -101,8 +101,7 @@ def prepare(
         The variables for Horovod and MPI that were set under a launcher, by name; empty without one.
     """
     wanted = {_UCX: "0"}
-    elastic = is_elastic(environ)
-    if elastic:
+    if elastic := is_elastic(environ):
         wanted[_GLOO_TIMEOUT] = _gloo_timeout(environ, stall_timeout)
         wanted["HOROVOD_LOG_LEVEL"] = "fatal"
     if elastic or launched_rank() is None:
@@ -111,9 +110,10 @@ def prepare(
         shutdown = environ.get(_STALL_SHUTDOWN, "")
         if shutdown.isdecimal() and 0 < int(shutdown) <= _STALL_CHECK_SECONDS:
             wanted[_STALL_CHECK] = str(max(1, int(shutdown) // 2))
-        if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
-            wanted[_GLOO_TIMEOUT] = _gloo_timeout(environ, stall_timeout)
         local_size = workers_on_this_host(environ)
+        size = environ.get("OMPI_COMM_WORLD_SIZE") or environ.get("SLURM_STEP_NUM_TASKS") or "0"
+        if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ or int(size) > local_size:
+            wanted[_GLOO_TIMEOUT] = _gloo_timeout(environ, stall_timeout)
         cores = cores_per_worker(local_size) if local_size else math.inf
         if cores < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"

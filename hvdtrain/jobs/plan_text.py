@@ -153,7 +153,7 @@ def _workers(session: Session, hosts: list[str]) -> str:
         return f"1 on {hosts[0]}"
     places = ", ".join(f"{host}: {count}" for host, count in list(per_host.items())[:8])
     more = ", ..." if len(per_host) > 8 else ""
-    controller = session.backend.workers.controller
+    controller = session.backend.workers.coordination
     return f"{size} on {counted(len(per_host), 'host')} ({places}{more}), coordinated by {controller}"
 
 

@@ -31,6 +31,7 @@ class Workers(Protocol):
     local_size: int  # number of workers on this host
     host: str  # this host's name
     controller: str  # what coordinates the workers: "MPI", "Gloo" or "none" (one worker)
+    coordination: str  # the same as the plan says it: between hosts, MPI leaves large sums to Gloo
     is_elastic: bool  # whether their number may change while the job runs; rank, size and local ranks then do
     least: int  # with fewer workers an elastic job waits; the size of a job that is not elastic
     most: int  # the most workers that the job may have; the size of a job that is not elastic

@@ -36,7 +36,7 @@ class FakeWorkers:
     Objects travel encoded, as they do between real workers.
     """
 
-    controller = "MPI"
+    controller = coordination = "MPI"
 
     def __init__(
         self, rank: int, hosts: Sequence[str], barrier: threading.Barrier, slots: list[bytes]

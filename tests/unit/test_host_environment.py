@@ -83,6 +83,12 @@ def test_over_gloo_workers_wait_longer_for_a_slow_start(launched):
     assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "60"
 
 
+@pytest.mark.parametrize(("size", "expected"), [("4", "60"), ("2", None)])
+def test_over_mpi_between_hosts_data_over_gloo_wait_as_long(launched, size, expected):
+    set_for_user = prepare({"OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    assert set_for_user.get("HOROVOD_GLOO_TIMEOUT_SECONDS") == expected
+
+
 def test_over_gloo_the_watch_names_a_stopped_worker_before_gloo_gives_up(launched):
     set_for_user = prepare({"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1"}, stall_timeout=120)
     assert set_for_user["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "180"

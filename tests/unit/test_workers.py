@@ -27,6 +27,7 @@ def binding(size: int = 1, mpi: bool = False, **changes: object) -> SimpleNamesp
         "local_rank": lambda: 0,
         "local_size": lambda: size,
         "mpi_enabled": lambda: mpi,
+        "gloo_enabled": lambda: not mpi,
     }
     return SimpleNamespace(**{**values, **changes})
 

@@ -1,0 +1,48 @@
+"""Sums between two hosts with two workers each: exact, repeatable, and once over a host's link."""
+
+import sys
+
+import pytest
+from cluster_jobs import launcher
+from hosts import Cluster
+from support.jobs import CONTROLLERS, LIMIT_SECONDS
+
+# Sums small whole numbers of all types, then the same fractions again and again, and counts what travels.
+PROGRAM = """
+from pathlib import Path
+import horovod.torch as hvd
+import torch
+
+hvd.init()
+ranks = range(hvd.size())
+
+def numbers(rank, kind, count):
+    return torch.randint(0, 8, (count,), generator=torch.Generator().manual_seed(rank)).to(kind)
+
+for kind in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32, torch.int64):
+    for count in (3, 700_001):
+        found = hvd.allreduce(numbers(hvd.rank(), kind, count), op=hvd.Sum, name=f"{kind} {count}")
+        assert torch.equal(found, sum(numbers(rank, kind, count) for rank in ranks)), (kind, count)
+assert hvd.allreduce(numbers(hvd.rank(), torch.int32, 700_001), op=hvd.Max)[5] == max(
+    numbers(rank, torch.int32, 700_001)[5] for rank in ranks)
+fractions = torch.randn(2_000_003, generator=torch.Generator().manual_seed(hvd.rank()))
+counter = Path("/sys/class/net/eth0/statistics/tx_bytes")
+first, before = hvd.allreduce(fractions, name="repeated"), int(counter.read_text())
+for repeat in range(10):
+    assert torch.equal(hvd.allreduce(fractions, name="repeated"), first)
+sent = int(counter.read_text()) - before
+assert torch.equal(hvd.broadcast(first, 0), first)
+if hvd.rank() == 0:
+    print(f"sent {sent / 10 / 4 / len(fractions):.3f} of the data; gloo: {hvd.gloo_enabled()}")
+"""
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_sums_of_two_hosts_with_two_workers_are_exact_and_cross_a_link_once(tmp_path, controller):
+    with Cluster({"h1": 2, "h2": 2}, shared=tmp_path) as cluster:
+        command = [*launcher(cluster, controller), sys.executable, "-c", PROGRAM]
+        result = cluster.head.run(command, cwd=tmp_path, timeout=LIMIT_SECONDS, OMP_NUM_THREADS="1")
+    assert result.returncode == 0, result.output
+    words = result.stdout.partition("sent ")[2].split()
+    assert 0.95 < float(words[0]) <= 1.05  # 2 (H - 1) / H; a ring of four workers sends 1.5
+    assert words[-1] == "True"
