@@ -57,6 +57,7 @@ class LoneWorker:
     local_rank: int = 0
     local_size: int = 1
     controller: str = "none"
+    coordination: str = "none"
     is_elastic: bool = False
     least: int = 1
     most: int = 1
