@@ -18,7 +18,7 @@ CASES = {
         "step 1, queue",
         "buffer 'queue' is each worker's own",
     ),
-    "Keras": (f"{ZOO}/state.py:Queue", "tf", "gloo", "step 1, ", "queue' is each worker's own"),
+    "Keras": (f"{ZOO}/generators.py:InNumpyFunction", "tf", "gloo", "step 1, ", "random numbers of numpy"),
     "numpy": (
         f"{ZOO}/generators.py:InForward",
         "torch",

@@ -10,7 +10,7 @@ _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)\)")
 _STARTS = ("horovodrun", "mpirun", "python -m hvdtrain", "python examples/")
 # what a command may be for that nobody can try in a test: other hosts, a build, a set-up, a placeholder
-_NOT_HERE = re.compile(r"host\d|node\d|hostfile|build-horovod|compare|make |pip |--help|-np N\b|\[")
+_NOT_HERE = re.compile(r"host\d|node\d|hostfile|build-horovod|compare|prove|make |pip |--help|-np N\b|\[")
 
 
 @dataclass(frozen=True)

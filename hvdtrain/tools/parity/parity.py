@@ -11,7 +11,7 @@ from typing import Any
 from hvdtrain.config import Layer
 from hvdtrain.errors import EXIT_DONE, EXIT_TRAINING, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.host.launcher import stated_launch
+from hvdtrain.host.launcher import check_is_not_launched
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.launch import LARGER_LIMIT, layers_to_json, run_program
@@ -124,7 +124,7 @@ def keeps_initial_values(layers: Sequence[Layer], task_class: Any) -> bool:
 def run_parity(layers: list[Layer], json_path: Path | None, limit_seconds: float) -> int:
     """Compare a task's two models, show what was found, and return the exit code: 4 without parity.
 
-    Each framework runs in a process of its own. Under a launcher rank 0 does all of it.
+    Each framework runs in a process of its own.
 
     Args:
         layers: the job's config values, weakest source first.
@@ -135,9 +135,7 @@ def run_parity(layers: list[Layer], json_path: Path | None, limit_seconds: float
         HvdtrainError: as training would raise it.
     """
     check_may_be_elastic(None)
-    launch = stated_launch()
-    if launch is not None and launch.rank:
-        return EXIT_DONE
+    check_is_not_launched("parity", "--task TASK")
     check_writable(json_path, read=config_files(layers))
     task_class, config = settle(layers_for(layers, "torch"))
     check_task(task_class, config.task)

@@ -90,14 +90,7 @@ def size(array: Array) -> float:
 def rounding_of(
     one: Run, other: Run, starts: tuple[PortableState, PortableState], trained: Sequence[str]
 ) -> Rounding:
-    """Return what rounding does, from two loops.
-
-    Args:
-        one: a plain loop.
-        other: the same from initial values that differ in the last bits.
-        starts: the initial values of both.
-        trained: names of what training changes.
-    """
+    """Return what rounding does, from two loops."""
     arrays = {}
     for step in one.losses:
         left, right = one.arrays(step), other.arrays(step)

@@ -108,14 +108,7 @@ def run_prove(layers: list[Layer], json_path: Path | None, limit_seconds: float)
 
 
 def layers_of(layers: list[Layer], config: Config, steps: int, workers: int) -> tuple[list[Layer], list[str]]:
-    """Return the config values of the jobs, and names of what is left out.
-
-    Args:
-        layers: the user's.
-        config: the resolved config.
-        steps: how many steps are trained.
-        workers: number of workers.
-    """
+    """Return the config values of the jobs, and names of what is left out."""
     own = config.batch_size * config.accumulate
     values = {**_LEFT_OUT, **_SILENTLY, "steps": steps}
     values["global_batch_size"] = config.global_batch_size or own * workers

@@ -17,10 +17,12 @@ from hvdtrain.backends.tensorflow.functions import Phase, phase_of_layers
 from hvdtrain.backends.tensorflow.objective.losses import NAMED
 from hvdtrain.backends.tensorflow.probes import as_array
 from hvdtrain.backends.tensorflow.state.model_state import ModelState, walk
+from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
 from hvdtrain.tools.parity.findings import CLASS
 from hvdtrain.tools.parity.observation import CallRecorder, LayerCall
 from hvdtrain.tools.parity.plain import PlainLoop, Samples, StepOptimizer, weighted_mean
+from hvdtrain.workers.seeding import seed_host_step
 
 _CONVOLUTIONS = (kl.Conv1D, kl.Conv2D, kl.Conv3D)
 # those of spatial dropout are kinds of Dropout
@@ -264,6 +266,7 @@ class Loop(PlainLoop):
 
     def step(self, samples: Samples, number: int, rate: float) -> float:
         """Take a step with a batch; return its loss."""
+        seed_host_step(mix(self.config.seed, number, 0) >> 1)  # the draws of one worker
         for optimizer, _ in self._optimizers.values():
             optimizer.learning_rate = rate * optimizer._of_base
             if not hasattr(self.task, "tf_optimizer") and self.config.optimizer == "adamw":
