@@ -1,4 +1,4 @@
-"""Callbacks: code of a user's that a run tells of its steps, evaluations and checkpoints.
+"""Callbacks: a user's code that a run calls at its steps, evaluations and checkpoints.
 
 A callback is any object with some of the methods of :class:`Callback`, which it may inherit from. A task
 supplies callbacks as ``callbacks``, a script as ``hvdtrain.train(callbacks=[...])``. The console,
@@ -265,7 +265,7 @@ class Callback:
             metrics: means over the evaluation data, alone.
 
         Returns:
-            Why training ends here, as early stopping ends it; empty if it goes on.
+            Why training ends here, as early stopping ends it; empty if it continues.
         """
         return ""
 
@@ -281,10 +281,10 @@ class Callback:
         """
 
     def on_workers_changed(self, context: RunContext) -> None:
-        """Called when an elastic job goes on with other workers, before their first step.
+        """Called when an elastic job continues with other workers, before their first step.
 
         A worker that joins gets ``on_start`` instead, and so does a callback of a worker that becomes rank 0,
-        unless it has been told already. Then the run may have begun long ago.
+        unless it has been called already. Then the run may have begun long ago.
 
         Args:
             context: the one that ``on_start`` got, with the new ``rank`` and ``workers``.
@@ -319,7 +319,7 @@ _OF_KERAS = {
 
 
 def find_callbacks(task: Any, spec: str, given: Sequence[Any] = ()) -> list[Any]:
-    """Return the task's callbacks, then those given beside it, checked. Local: no collective.
+    """Return the task's callbacks, then those given next to it, checked. Local: no collective.
 
     Args:
         task: the task, which may have ``callbacks``: a list, or a method that returns one.

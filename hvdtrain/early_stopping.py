@@ -16,7 +16,7 @@ LINE_FIELDS = frozenset({"phase", "step", "samples", "epoch", "workers", "second
 BAD_SAMPLES = "bad_samples"
 # the most memory that a worker has had, in MiB: its process, and tensors on its GPU
 PEAK_MEMORY, PEAK_DEVICE_MEMORY = "peak_memory_mib", "peak_device_memory_mib"
-# numbers that stand beside the metrics
+# numbers that stand next to the metrics
 MEASURES = frozenset(
     {
         *("learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction"),
@@ -92,7 +92,7 @@ class MetricGoal:
 
     @classmethod
     def parse(cls, value: object) -> "MetricGoal":
-        """Read ``accuracy``, ``loss``, or ``score:min``, ``score:max`` if the name does not tell.
+        """Read ``accuracy``, ``loss``, or ``score:min``, ``score:max`` if the name does not say.
 
         Raises:
             ValueError: saying the rule.
@@ -118,7 +118,7 @@ class MetricGoal:
         return old is None or (new > old if self.highest else new < old)
 
     def describe_wait(self, evaluations: int, best: float | None, best_step: int | None) -> str:
-        """Return that it has not improved, in words.
+        """Return that it has not improved, as text.
 
         Args:
             evaluations: for how many evaluations.
@@ -158,7 +158,7 @@ class EarlyStoppingState(BaseModel):
         return self.evaluations >= patience
 
     def describe(self, goal: MetricGoal) -> str:
-        """Return what has not improved for how long, in words."""
+        """Return what has not improved for how long, as text."""
         return goal.describe_wait(self.evaluations, self.best, self.best_step)
 
 
@@ -228,7 +228,7 @@ class PlateauState(BaseModel):
         return self.model_copy(update={"fraction": max(self.fraction * factor, lowest), "evaluations": 0})
 
     def describe(self, goal: MetricGoal) -> str:
-        """Return what has not improved for how long, in words."""
+        """Return what has not improved for how long, as text."""
         return goal.describe_wait(self.evaluations, self.best, self.best_step)
 
 

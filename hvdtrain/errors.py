@@ -27,8 +27,8 @@
 
     Stopped                      75   stopped on request after saving; --resume continues
     Interrupted                   128+n   stopped at once by signal n (Ctrl-C is 130)
-    Removed                       0   this worker left an elastic job, which goes on
-    WorldChanged                  -   the workers of an elastic job change; training goes on
+    Removed                       0   this worker left an elastic job, which continues
+    WorldChanged                  -   the workers of an elastic job change; training continues
 
 An error has two parts: ``problem`` states what was found and which rule it violates, and ``remedy``
 states what to do. The command line prints both without a traceback.
@@ -212,12 +212,12 @@ class Interrupted(BaseException):
 class WorldChanged(BaseException):
     """Raised on all workers of an elastic job at the same step boundary: the workers of the job change.
 
-    It is not a subclass of Exception. The job catches it and goes on in its next world.
+    It is not a subclass of Exception. The job catches it and continues in its next world.
     """
 
 
 class Removed(BaseException):
-    """Raised in a worker of an elastic job that leaves in order, while the others go on.
+    """Raised in a worker of an elastic job that leaves in order, while the others continue.
 
     It is not a subclass of Exception. The process ends with exit code 0.
     """

@@ -26,7 +26,7 @@ class StepEnd(IntEnum):
 @travels
 @dataclass
 class RunState:
-    """Where a run stands, beside model and optimizer.
+    """Where a run stands, in addition to model and optimizer.
 
     Attributes:
         progress: steps and samples done.

@@ -63,7 +63,7 @@ class StepWindow:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
     def describe(self) -> str:
-        """Return it in words: "step 20", "steps 20 to 24"."""
+        """Return it as text: "step 20", "steps 20 to 24"."""
         if self.first == self.last:
             return f"step {self.first:,}"
         return f"steps {self.first:,} to {self.last:,}"
@@ -137,7 +137,7 @@ class Cadence:
         return f"{Decimal(str(self.every)).normalize():f}epoch"
 
     def describe(self) -> str:
-        """Return it in words: "every 10 steps", "every epoch"."""
+        """Return it as text: "every 10 steps", "every epoch"."""
         if self.every == 1:
             return f"every {self.unit.removesuffix('s')}"
         return f"every {f'{self.every:g}' if self.unit == 'epochs' else int(self.every)} {self.unit}"

@@ -26,7 +26,7 @@ def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> b
     What is done is kept in the run's state, so that nothing is done twice if a worker goes away meanwhile.
 
     Raises:
-        WorldChanged: If a worker asks for other workers, and training does not end with this step.
+        WorldChanged: If a worker requests other workers, and training does not end with this step.
     """
     state = session.state
     step = state.last_step
@@ -66,7 +66,7 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
     Args:
         session: the run.
         plan: how the run is done with its number of workers.
-        learning_rate: that of the last step, to be logged beside the metrics.
+        learning_rate: that of the last step, to be logged in addition to the metrics.
 
     Returns:
         Name to mean over the samples of its set; the same on every worker. Names of sets other than the

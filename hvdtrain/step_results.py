@@ -37,7 +37,7 @@ class StepResults:
         is_watched: whether callbacks have seen a window end here, after which all compare what is trained.
 
     What it does with a step is in two parts. The first is this worker's own, and is done whole, once; the
-    second tells of the step what only all workers together know.
+    second reports of the step what only all workers together know.
     """
 
     def __init__(self, session: Session, plan: TrainingPlan) -> None:
@@ -89,7 +89,7 @@ class StepResults:
     def read_alone(self) -> None:
         """Add the steps that are done and were not read, after a collective failed. Local: no collective.
 
-        What only all workers together can tell of them is left out.
+        What only all workers together can report about them is left out.
 
         Raises:
             PeerLostError: If the metrics of a step are lost: then this worker's state is not whole.
@@ -232,7 +232,7 @@ def name_skipped_samples(session: Session) -> None:
 
 
 def is_diverged(metrics: StepMetrics) -> bool:
-    """Return whether training cannot go on after a step with these metrics."""
+    """Return whether training cannot continue after a step with these metrics."""
     return metrics.overflow_exhausted or not is_finite(metrics)
 
 
@@ -291,7 +291,7 @@ def _loss(metrics: StepMetrics) -> str:
 
 
 def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> str:
-    """Read this worker's samples of a step again; return the first that is not finite, in words."""
+    """Read this worker's samples of a step again; return the first that is not finite, as text."""
     with suppress(Exception):  # the loss is what is reported
         batch = session.data.batch_again(plan, Progress(step.step - 1, step.samples_before))
         return describe_not_finite(batch.arrays, batch.indices) if batch else ""
@@ -326,7 +326,7 @@ class LocalResults:
     def synchronize(self, last: StepInfo) -> tuple[StepInfo, StepMetrics]:
         """Collective. Make the workers equal; return the local steps as one, and their sums over all workers.
 
-        They are read at once: what a worker asks for is done here, and not after as many steps again.
+        They are read at once: what a worker requests is done here, and not after as many steps again.
 
         Args:
             last: the last of the local steps.

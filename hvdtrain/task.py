@@ -108,7 +108,7 @@ class Task(Protocol):
     - ``collate(samples)``: a batch of a list of samples, in place of stacking them;
     - ``train_collate(samples)``: the same for training alone;
     - ``sample_probabilities()``: a number for each training sample, by which an epoch draws with replacement;
-    - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not tell;
+    - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not show;
     - ``torch_serve(model, batch)`` / ``tf_serve(model, batch)``: the outputs of an exported program, if it
       is not to make the call of the model that the loss makes;
     - ``predict_data()``: the data that ``hvdtrain predict`` goes over, which needs no targets;

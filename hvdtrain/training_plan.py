@@ -61,7 +61,7 @@ class TrainingPlan:
             most: the most workers that an elastic job may have; None if their number is fixed. Then
                 micro-batches have one size at any number of workers.
             rescale: where the peak learning rate comes from since the number of workers changed.
-            is_dealt: whether the data are a stream whose shards are dealt: steps may have few samples.
+            is_dealt: whether the data are a stream whose shards are assigned: steps may have few samples.
 
         Raises:
             ConfigError: If the global batch has fewer samples than slots.

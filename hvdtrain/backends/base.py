@@ -295,7 +295,7 @@ class Resizable(Protocol):
     def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker.
 
-        All that training goes on from, and what random numbers follow from, is as before.
+        All that training continues from, and what random numbers follow from, is as before.
 
         Args:
             batch: a batch of training data.

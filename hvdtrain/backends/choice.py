@@ -93,7 +93,7 @@ class Choice:
 
     @property
     def given(self) -> str:
-        """The options that give patterns, in words."""
+        """The options that give patterns, as text."""
         patterns = zip(self.options, (self.only, self.skip), strict=True)
         return " and ".join(option for option, given in patterns if given)
 

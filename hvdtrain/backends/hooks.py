@@ -62,7 +62,7 @@ class LoopHook:
         """Local. Take the sums over all workers that travelled with a step."""
 
     def values(self) -> dict[str, float]:
-        """Local. Return what a logged window or an evaluation has besides its metrics, by name."""
+        """Local. Return what a logged window or an evaluation has in addition to its metrics, by name."""
         return {}
 
     def __enter__(self) -> "LoopHook":

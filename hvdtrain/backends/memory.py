@@ -38,7 +38,7 @@ class MeasuredMemory:
     saving: int = 0  # what a checkpoint takes while it is written
     # whether that is in pages of a temporary file, which the system can take back
     saves_in_file: bool = False
-    exchange: int = 0  # what the exchange between workers takes beside the gradients
+    exchange: int = 0  # what the exchange between workers takes in addition to the gradients
     # the largest tensors that the passes make: what they are and how many, and bytes of each
     largest: Sequence[tuple[str, int]] = ()
 
@@ -51,7 +51,7 @@ class MemoryPlan:
     # bytes by what they are for; before anything is measured without activations, batches and the framework
     parts: Mapping[str, int]
     largest: Sequence[tuple[str, int]]  # the largest parameters, name and bytes
-    remedies: Sequence[str]  # what would take less memory, the most effective first, in words
+    remedies: Sequence[str]  # what would take less memory, the most effective first, as text
     trained_bytes: int = 0  # what the trained parameters take
     trained_arrays: int = 0  # how many they are
     # what a worker of the job cannot do without, if it is known and more than this one's
@@ -93,7 +93,7 @@ class MemoryPlan:
         return replace(self, parts=parts, remedies=remedies, measured=measured)
 
     def describe(self) -> str:
-        """Return the parts and their sum, in words."""
+        """Return the parts and their sum, as text."""
         least = 1 if self.measured is None else _SHOWN
         sizes = {name: mebibytes(size) for name, size in self.parts.items() if size >= least}
         if self.measured is None:
@@ -114,14 +114,14 @@ class MemoryPlan:
         return f"{size / 1024:,.0f} KiB a sample" if size < MEBIBYTE else f"{mebibytes(round(size))} a sample"
 
     def describe_largest(self) -> str:
-        """Return what the plan's parts, the largest parameters and the largest activations take, in words."""
+        """Return what the plan's parts, the largest parameters and the largest activations take, as text."""
         text = f"The job takes {self.describe()}. Its largest parameters: {_listed(self.largest)}."
         return (
             text if self.measured is None else f"{text} {describe_activations(self.measured.largest)}".strip()
         )
 
     def exceeds(self, limit_bytes: int) -> str:
-        """Return that the parts alone do not fit into a limit, in words; empty if they do."""
+        """Return that the parts alone do not fit into a limit, as text; empty if they do."""
         if self.needed_bytes <= limit_bytes:
             return ""
         what = "parameters, gradients and optimizer take" if self.measured is None else "the job needs about"
@@ -141,7 +141,7 @@ def memory_plan(
     is_elastic: bool = False,
     measured: MeasuredMemory | None = None,
 ) -> MemoryPlan:
-    """Return the memory that a worker needs; before anything is measured, beside activations and the like.
+    """Return the memory that a worker needs; without activations and the like before they are measured.
 
     Args:
         parameter_shapes: shapes of the trained parameters by name.
@@ -187,7 +187,7 @@ def saving_bytes(plan: MemoryPlan, config: Config) -> int:
 
 
 def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
-    """Return what the exchange takes beside the gradients: the tensor that joins some, and its sum.
+    """Return what the exchange takes in addition to the gradients: the tensor that joins some, and its sum.
 
     With sharded state, also the bucket that is gathered. If gradients are compressed, all of them are joined.
 
@@ -215,7 +215,7 @@ def update_bytes(plan: MemoryPlan, config: Config) -> int:
 
 
 def describe_activations(largest: Sequence[tuple[str, int]]) -> str:
-    """Return which tensors of the passes are the largest, in words; empty if none is known.
+    """Return which tensors of the passes are the largest, as text; empty if none is known.
 
     Args:
         largest: what they are and how many, and bytes of each.
@@ -228,7 +228,7 @@ def _listed(sizes: Sequence[tuple[str, int]]) -> str:
 
 
 def mebibytes(size: int) -> str:
-    """Return a number of bytes in words."""
+    """Return a number of bytes as text."""
     return f"{size / MEBIBYTE:,.1f} MiB" if size < 100 * MEBIBYTE else f"{size / MEBIBYTE:,.0f} MiB"
 
 
@@ -254,7 +254,7 @@ def _adds_whole_gradients(config: Config) -> bool:
 
 
 def _sharding(config: Config, trained: int, workers: int) -> list[str]:
-    """Return what sharding more would take less, in words."""
+    """Return what sharding more would take less, as text."""
     now = sum(_parts(config, trained, workers).values())
     found = []
     for shard in ("optimizer", "gradients"):
@@ -267,7 +267,7 @@ def _sharding(config: Config, trained: int, workers: int) -> list[str]:
 
 
 def _splitting(config: Config, trained: int, workers: int) -> list[str]:
-    """Return what splitting the model into a stage for each worker would take less, in words."""
+    """Return what splitting the model into a stage for each worker would take less, as text."""
     if config.shard != "none" or config.compression not in ("none", "fp16"):
         return []
     less = sum(_parts(config, trained, workers).values()) * (workers - 1) // workers

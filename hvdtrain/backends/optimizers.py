@@ -23,7 +23,7 @@ def check_own_optimizer(optimizer: Any, kind: type, method: str, wanted: str) ->
         optimizer: what the task's method returned.
         kind: the framework's class of optimizers.
         method: the task's method.
-        wanted: what it should return, in words.
+        wanted: what it should return, as text.
 
     Raises:
         TaskError: If it is something else, or an optimizer that reduces gradients itself.

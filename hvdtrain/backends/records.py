@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hvdtrain.errors import TaskError
 
 PortableState = dict[str, NDArray[Any]]
-# a portable state, or a part of one, that is only read: an array may be fetched when it is asked for
+# a portable state, or a part of one, that is only read: an array may be fetched when it is requested
 StateArrays = Mapping[str, NDArray[Any]]
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -76,14 +76,14 @@ class Exported:
     # compare
     difference: float
     scale: float  # largest number in the output that differs most
-    batch: str = ""  # the batch sizes and lengths that it takes, in words; empty where it holds weights only
+    batch: str = ""  # the batch sizes and lengths that it takes, as text; empty where it holds weights only
     # the program's inputs, each with its type and shape; none where it holds weights only
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()  # its outputs, likewise
     arguments: tuple[str, ...] = ()  # names of the inputs
     is_plain: bool = True  # whether it is called with one tensor, without its name
-    checked: str = ""  # on what it was compared, in words
-    notes: tuple[str, ...] = ()  # what else to tell the user
+    checked: str = ""  # on what it was compared, as text
+    notes: tuple[str, ...] = ()  # what else to report to the user
 
     @property
     def relative(self) -> float:

@@ -14,7 +14,7 @@ class ControlFlags:
 
     stop: bool = False  # end training, saved
     save: bool = False  # save now and continue
-    change: bool = False  # leave this world of an elastic job, and go on in the next one
+    change: bool = False  # leave this world of an elastic job, and continue in the next one
     # follow what callbacks have frozen or thawed: a worker with this flag undoes the step
     trained: bool = False
 

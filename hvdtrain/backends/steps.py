@@ -154,7 +154,7 @@ class WholeModelStep:
         return tensors
 
     def update_kind(self, parts: Any) -> Callable[..., Any]:
-        """Return what makes the update that the config asks for, from the arguments of ``Update``."""
+        """Return what makes the update that the config requests, from the arguments of ``Update``."""
         whole, of_part, of_gradients = self.updates
         if parts.shards is None:
             return cast(Callable[..., Any], whole)

@@ -26,7 +26,7 @@ def abort_collectives(reason: str) -> None:
     ``hvd.init()``. Collectives fail until the next ``hvd.init()``. Over MPI nothing happens.
 
     Args:
-        reason: why, in words; it stands in the error.
+        reason: why, as text; it stands in the error.
 
     Raises:
         HorovodBuildError: If the Horovod that is loaded was built without this.
@@ -225,7 +225,7 @@ class HorovodWorkers:
         self.allgather_object(None)
 
     def have_failed(self) -> bool:
-        """Collective among workers that fail. Return, when all workers have called it, whether all may go on.
+        """Collective among workers that fail. Return, when all have called it, whether all may continue.
 
         They may not if one of them has an operation under way: the others may not have begun it. Under a
         name of its own: another worker may wait in another collective for this one.

@@ -71,7 +71,7 @@ class Saver:
         return (None if self.newest is None else str(self.newest)), None
 
     def close(self, seconds: float) -> str:
-        """End what the saver does beside training.
+        """End what the saver does in addition to training.
 
         Args:
             seconds: how long it may take to upload what is left.
@@ -85,14 +85,14 @@ class Saver:
 class BackgroundSaver(Saver):
     """The saver of rank 0: one thread writes while training continues, one checkpoint at a time.
 
-    The report is told of a complete checkpoint by the next ``save``, ``poll`` or ``finish`` of the thread
-    that made the saver: its callbacks must not run beside the training loop.
+    The report is notified of a complete checkpoint by the next ``save``, ``poll`` or ``finish`` of the thread
+    that made the saver: its callbacks must not run in addition to the training loop.
 
     Args:
         folder: where checkpoints lie.
         report: where to say what a person should know.
         keep_last: how many of the newest to keep; None keeps all.
-        best: which one to keep beside them.
+        best: which one to keep next to them.
         stop_on_error: whether training should stop if a checkpoint cannot be written.
         newest: the good checkpoint that training started from, where it lies in ``folder``.
         values: value of the best metric, by checkpoint, of those that are there already.
@@ -144,7 +144,7 @@ class BackgroundSaver(Saver):
 
     @property
     def is_in_own_thread(self) -> bool:
-        """Whether the thread that asks made the saver, and so may tell the report."""
+        """Whether the thread that calls made the saver, and so may tell the report."""
         return threading.get_ident() == self._owner
 
     def poll(self) -> bool:

@@ -70,7 +70,7 @@ class Checkpoint:
         return folder.parent if folder.name == FOLDER else folder
 
     def notes(self) -> list[str]:
-        """Return what to tell the user: that it is not the newest one of the run, if it is not."""
+        """Return what to report to the user: that it is not the newest one of the run, if it is not."""
         if not self.damaged:
             return []
         found = "; ".join(self.damaged[:4])

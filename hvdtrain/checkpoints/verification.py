@@ -48,7 +48,7 @@ def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
     """Find the newest checkpoint that verifies; newer corrupt ones are quarantined, not deleted.
 
     Returns:
-        The checkpoint, or None if there is none at all, and what to tell the user.
+        The checkpoint, or None if there is none at all, and what to report to the user.
 
     Raises:
         CheckpointError: If there are some and none is good; they stay as they are.

@@ -82,7 +82,7 @@ def compare(run_dirs: tuple[Path | str, ...], sort: str | None, as_csv: bool) ->
 def report(run_dirs: tuple[Path | str, ...], output: Path, verify: bool, debug: bool) -> None:
     """Draw runs: curves, events, configs and checkpoints in one HTML page.
 
-    The page needs no network. Runs may still be going on. A folder that holds run directories, such as runs,
+    The page needs no network. Runs may not have ended. A folder that holds run directories, such as runs,
     stands for all of them; it can be a URL.
     """
     from hvdtrain.checkpoints.remote.fetched import local_runs

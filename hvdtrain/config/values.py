@@ -74,7 +74,7 @@ class ExportFormat:
 
     framework: str  # the framework whose model is written
     suffix: str  # ending of the file's name; empty for a directory
-    packages: tuple[str, ...]  # what it takes beside the framework
+    packages: tuple[str, ...]  # what it takes in addition to the framework
     # a line of Python that loads it and, if it is a program, calls it. {path} stands for the file,
     # {arguments}, {keywords} and {mapping} for the inputs
     loading: str

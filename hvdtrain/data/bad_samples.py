@@ -25,7 +25,7 @@ class BadSample:
     problem: str  # the message of the data set's error
 
     def describe(self, of_set: str = "") -> str:
-        """Return the sample and its problem, in words; ``of_set`` follows the index."""
+        """Return the sample and its problem, as text; ``of_set`` follows the index."""
         return f"sample {self.index}{of_set}: {self.problem}"
 
 

@@ -53,7 +53,7 @@ class CollatedDataset:
         source: the samples: a mapping of names to values of all samples, or anything indexable.
         collate: the function from a list of samples to a batch.
         name: returns a batch with hvdtrain's names.
-        notes: what to tell the user of the data.
+        notes: what to report to the user of the data.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Pad:
 
     Attributes:
         columns: the columns that are padded.
-        notes: what to tell the user.
+        notes: what to report to the user.
     """
 
     def __init__(self, columns: Mapping[str, float], multiple: int | None, longest: int | None) -> None:

@@ -114,7 +114,7 @@ def new_names(inputs: str | Sequence[str] | None, targets: str | None) -> dict[s
 
 
 def _check_final(source: Any, names: Mapping[str, str], collate: Any) -> None:
-    """Check that nothing is asked of a data set that makes its batches itself."""
+    """Check that nothing is requested of a data set that makes its batches itself."""
     if names or collate is not None:
         raise DataError(
             f"{type_name(source)} makes its batches itself: inputs, targets and collate have no effect on it",

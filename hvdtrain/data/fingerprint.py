@@ -35,7 +35,7 @@ class Fingerprint(BaseModel):
         size: number of samples.
         samples: for each key, the digests of the samples at ``probe_indices(size)``; None if a sample could
             not be read.
-        order: what the order of training depends on beside size and seed; empty if on nothing.
+        order: what the order of training depends on in addition to size and seed; empty if on nothing.
         columns: the names of the columns of arrays that were tables.
     """
 

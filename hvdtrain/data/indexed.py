@@ -147,7 +147,7 @@ class IndexedDataset:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What to tell the user."""
+        """What to report to the user."""
         return self._columns.notes
 
     def __len__(self) -> int:

@@ -218,7 +218,7 @@ class NumericColumns:
         names: what columns are called in batches, by what the source calls them.
 
     Attributes:
-        notes: what to tell the user.
+        notes: what to report to the user.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:

@@ -94,7 +94,7 @@ def _joined(parts: Mapping[str, str], batch: Mapping[str, Any]) -> Any:
 
 
 def describe_not_finite(arrays: Mapping[str, NDArray[Any]], indices: NDArray[np.int64]) -> str:
-    """Return the first sample with a value that is not finite, in words; empty if there is none.
+    """Return the first sample with a value that is not finite, as text; empty if there is none.
 
     Args:
         arrays: name to array; the first axes are those of ``indices``.

@@ -138,7 +138,7 @@ class Stream:
         length: the declared number of samples of an epoch, or None.
         shuffle_buffer: samples among which the next one is drawn.
         seen: the number that the last whole pass had; None before.
-        notes: what to tell the user.
+        notes: what to report to the user.
     """
 
     def __init__(

@@ -1,1 +1,1 @@
-"""Elastic jobs: workers come and go while the job goes on.."""
+"""Elastic jobs: workers come and go while the job continues.."""

@@ -28,7 +28,7 @@ class Hello(_Message):
 
     Attributes:
         host: the name of its host, as its slot or its launcher calls it.
-        machine: what tells its host, and the numbering of processes there, from others of the same name.
+        machine: distinguishes its host, and the numbering of processes there, from others of the same name.
         pid: its process.
         process_seconds: when its process started, as the system counts it.
         slot: its number among the slots of its host, from 0; None if its launcher gave it none.
@@ -54,7 +54,7 @@ class Ready(_Message):
 
     Attributes:
         generation: the world that it left, 0 if it was in none.
-        place: where it stands.
+        place: its place in the training.
         valid: whether its state is whole: it may be rank 0.
         digest: of what must be equal on all workers (config, versions, data, shapes).
         stall_timeout: the longest time without an answer or progress, in seconds; 0 for no limit.
@@ -69,7 +69,7 @@ class Ready(_Message):
 
 
 class Values(_Message):
-    """A part of what the digest is of, on request: name to value, in words."""
+    """A part of what the digest is of, on request: name to value, as text."""
 
     kind: Literal["values"] = "values"
     part: int
@@ -97,7 +97,7 @@ class Synced(_Message):
 
     Attributes:
         generation: the world.
-        place: where it stands.
+        place: its place in the training.
         run_dir: the run directory.
     """
 
@@ -125,7 +125,7 @@ class Failed(_Message):
 
     Attributes:
         blame: whose error it is. "code": the same would happen again, and ends the job. "environment": of
-            this worker or its host; the others go on without it. "peer": another worker was lost.
+            this worker or its host; the others continue without it. "peer": another worker was lost.
         problem: what was found.
         remedy: what to do.
         exit_code: the exit code that the error has.
@@ -166,7 +166,7 @@ class Welcome(_Message):
         least: with fewer workers the job waits.
         most: the most workers that the job may have.
         is_training: whether the job trains already, so that this worker joins it.
-        lease_seconds: so long the worker may write files, and goes on, without a message of the driver.
+        lease_seconds: so long the worker may write files, and continues, without a message of the driver.
     """
 
     kind: Literal["welcome"] = "welcome"
@@ -226,7 +226,7 @@ class Wait(_Message):
 
 
 class Stop(_Message):
-    """All save and stop; the job ends with 75. ``why`` says what happened, in words."""
+    """All save and stop; the job ends with 75. ``why`` says what happened, as text."""
 
     kind: Literal["stop"] = "stop"
     signal: int

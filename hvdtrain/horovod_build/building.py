@@ -161,7 +161,7 @@ def build_horovod(request: BuildRequest, echo: Callable[[str], None]) -> Install
 def _trusted_cache(folder: Path, echo: Callable[[str], None]) -> Iterator[BuildCache]:
     """Give the cache in a folder, or an empty one for this build if somebody else can change that folder.
 
-    A wheel is code, and lies beside its own checksum: who can write both chooses the code that is installed.
+    A wheel is code, and lies next to its own checksum: who can write both chooses the code that is installed.
     """
     reason = exposure(folder / "wheels")
     if not reason:

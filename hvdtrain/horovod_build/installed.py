@@ -321,7 +321,7 @@ def check_patches(build: InstalledBuild, *, elastic: bool) -> str:
         elastic: whether the job is elastic.
 
     Returns:
-        What to tell the user; empty if the patches are the same.
+        What to report to the user; empty if the patches are the same.
 
     Raises:
         HorovodBuildError: If they are others and the job is elastic.

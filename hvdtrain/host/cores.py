@@ -129,7 +129,7 @@ def is_out_of_memory(error: BaseException) -> bool:
         text = str(seen).lower()
         if type(seen).__name__ in _NAMES or any(word in text for word in _WORDS):
             return True
-        if any(name.lower() in text for name in _NAMES):  # an error of the task's code, in words
+        if any(name.lower() in text for name in _NAMES):  # an error of the task's code, as text
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -152,7 +152,7 @@ def _sender(rank: int | None, environ: Mapping[str, str]) -> _Sender | None:
 
 
 def stopped_workers(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the job's workers on this host that a signal or a debugger has stopped, in words."""
+    """Return the job's workers on this host that a signal or a debugger has stopped, as text."""
     found: dict[int, str] = {}
     for job, rank_variable in _JOBS:
         if job not in environ:

@@ -376,7 +376,7 @@ def _describe(run: TrainingRun, found: Dry, memory: MemoryPlan, *, seconds: floa
 
 
 def _limit(backend: Backend) -> str:
-    """Return how much memory each worker has, in words."""
+    """Return how much memory each worker has, as text."""
     limit = memory_limit(backend)
     if device_memory(backend) is None:
         return f"each worker of this host may take {mebibytes(limit or 0)}"

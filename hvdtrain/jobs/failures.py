@@ -157,7 +157,7 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
     """Report what the watch noticed and end this process, from a thread: the main one may wait for ever.
 
     Args:
-        event: what the watch noticed; another worker reports it if this one was told of it.
+        event: what the watch noticed; another worker reports it if this one was notified of it.
         stacks: Python stacks of workers that stalled, to be shown.
         on_worker_lost: called with the problem first, in another thread, to write it down; it may hang.
     """

@@ -94,7 +94,7 @@ def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:
 
 
 def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
-    """Return what the loop polls at every step: what signals asked of this worker.
+    """Return what the loop polls at every step: what signals requested of this worker.
 
     A request to stop is reported, and the summary written, at once: a launcher may leave the workers
     less time than a step and a save take, as mpirun does after Ctrl-C.
@@ -119,7 +119,7 @@ def status_of(session: Session, signals: Signals, why: str | None = None) -> tup
 
     Args:
         session: the run.
-        signals: what this worker was asked to do.
+        signals: what this worker was requested to do.
         why: why training stops, if it is for neither a signal nor a checkpoint.
 
     Raises:
@@ -235,7 +235,7 @@ def _best(session: Session, log: bytes) -> dict[str, Best]:
 
 
 def where_it_stood(session: Session) -> str:
-    """Return where training stands, in words that follow "stopped"."""
+    """Return where training stands, as text that follows "stopped"."""
     plan, progress = session.plan(), session.state.progress
     place = f"at step {progress.step:,} of {plan.steps:,} (epoch {session.epoch:.2f})"
     return f"{place}, run directory {session.location_of(session.services.run_dir)}"

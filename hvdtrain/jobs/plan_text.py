@@ -1,4 +1,4 @@
-"""The resolved plan of a run, in words: what rank 0 prints before training."""
+"""The resolved plan of a run, as text: what rank 0 prints before training."""
 
 import math
 import os
@@ -71,14 +71,14 @@ def describe_plan(
     found: str = "",
     roles: str = "",
 ) -> str:
-    """Return what the run is going to do, in words.
+    """Return what the run is going to do, as text.
 
     Args:
         session: the run.
         plan: what follows from its number of workers.
         model: what the backend knows of the model.
         hosts: the host of each worker.
-        build: the Horovod build, in words.
+        build: the Horovod build, as text.
         settings: environment variables that hvdtrain set, which the user had not.
         start: where it starts from.
         found: the data in the task's own words, if it has some.
@@ -128,7 +128,7 @@ def _indented(text: str) -> str:
 
 
 def describe_model(model: ModelInfo) -> str:
-    """Return the number of the model's parameters, and of those that are trained, in words."""
+    """Return the number of the model's parameters, and of those that are trained, as text."""
     sizes = [math.prod(shape) for shape in model.parameter_shapes.values()]
     trained, tensors = sum(sizes), counted(len(sizes), "tensor")
     if not model.frozen_parameters:

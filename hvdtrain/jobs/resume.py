@@ -56,7 +56,7 @@ class ResumePoint:
     manifest: Manifest | None = None  # of the checkpoint that the run continues from, if it does
     resumed_step: int | None = None  # steps done, if the run continues in a directory that has it already
     changes: tuple[str, ...] = ()  # what the config has that the checkpoint's had not, as sentences
-    notes: tuple[str, ...] = ()  # what else to tell the user
+    notes: tuple[str, ...] = ()  # what else to report to the user
     newest: Path | None = None  # the newest good checkpoint in the run directory
     # value of the metric that keep_best names, by checkpoint in the run directory
     values: Mapping[Path, float | None] = field(default_factory=dict)

@@ -17,7 +17,7 @@ _LEAVES = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)
 
 
 class Signals:
-    """What signals asked of this worker."""
+    """What signals requested of this worker."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # the signal that asked it to stop, if one came
@@ -26,7 +26,7 @@ class Signals:
 
     @property
     def why(self) -> str:
-        """Why training is to stop, in words; empty if it is not."""
+        """Why training is to stop, as text; empty if it is not."""
         return "" if self.number is None else f"{signal.Signals(self.number).name} came"
 
     def poll(self) -> ControlFlags:
@@ -75,7 +75,7 @@ class Signals:
         if number == signal.SIGUSR1:
             self._save = True
             return
-        # Once asked to stop in order, this worker does; launchers and schedulers like to ask again.
+        # Once requested to stop in order, this worker does; launchers and schedulers like to ask again.
         waits = number != signal.SIGINT and (self._waits_for_step or self.number is not None)
         if waits:
             self.number = self.number or number
@@ -86,9 +86,9 @@ class Signals:
 
 
 class ElasticSignals(Signals):
-    """What signals asked of one worker of an elastic job: SIGTERM, SIGUSR2 and SIGHUP mean that it leaves.
+    """What signals requested of a worker of an elastic job: SIGTERM, SIGUSR2 and SIGHUP mean that it leaves.
 
-    The others go on. While it trains it leaves at the next step, when the driver tells all workers of it;
+    The others continue. While it trains it leaves at the next step, when the driver sends it to all;
     before that, it leaves at once. A launcher stops all workers by way of the driver. SIGINT and SIGUSR1 mean
     what they do in other jobs.
     """
@@ -132,7 +132,7 @@ def interruptible() -> Iterator[Signals]:
     """Return a context in which signals stop training, in order or at once.
 
     SIGTERM, SIGUSR2 and SIGHUP stop it at a step while it trains, and raise Interrupted before and after;
-    SIGINT always raises it. SIGUSR1 asks for a save. SIGHUP stays ignored if it was, as nohup has it.
+    SIGINT always raises it. SIGUSR1 requests a save. SIGHUP stays ignored if it was, as nohup has it.
     SIGUSR2 is there for mpirun, which passes it on, but kills its workers soon after a SIGTERM. In an elastic
     job they are ``ElasticSignals``.
 

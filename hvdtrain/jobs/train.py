@@ -45,7 +45,7 @@ def train(
         task: the task's class, an instance of it, or its name or path as ``--task`` takes it; the
             built-in task digits if not given.
         framework: "torch" or "tf".
-        callbacks: objects that are told of steps, evaluations and checkpoints, beside the task's own;
+        callbacks: objects that are notified of steps, evaluations and checkpoints, with the task's own;
             see :class:`hvdtrain.Callback`.
         quiet: show nothing on the console. The files of the run directory are written as ever, and errors
             are raised as ever.
@@ -82,7 +82,7 @@ def run_job(
     Args:
         layers: config values, weakest source first, without the task's defaults.
         task_class: the task's class if the caller has it; found by its name otherwise.
-        callbacks: those of the caller, beside the task's own.
+        callbacks: those of the caller, in addition to the task's own.
         from_python: whether a script called: then the summary has the history, and Horovod stays if all
             workers fail.
     """

@@ -23,7 +23,7 @@ _SILENT_SECONDS = 10.0  # of a start, before it says what it is doing
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
 _BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 10  # the narrow one is for terminals below 100 columns
-_RATES = MEASURES | {BAD_SAMPLES}  # what values hold beside the means
+_RATES = MEASURES | {BAD_SAMPLES}  # what values hold in addition to the means
 
 
 @contextmanager
@@ -90,7 +90,7 @@ class Console(Callback):
             self.say(f"eval  step {step.step:>6,}  epoch {step.epoch:6.2f}  {shown}")
 
     def on_change(self, text: str, steps: int) -> None:
-        """Show that other workers go on, and the progress in this number of steps from now on."""
+        """Show that other workers continue, and the progress in this number of steps from now on."""
         self.say(text)
         self._progress.resize(steps)
 
@@ -247,7 +247,7 @@ def _describe(values: Mapping[str, float]) -> str:
 
 
 def _memory(summary: Summary) -> str:
-    """Return the most memory that a worker has had, in words; empty if it is not known."""
+    """Return the most memory that a worker has had, as text; empty if it is not known."""
     host, device = summary.peak_memory_mib, summary.peak_device_memory_mib
     on_device = f" and {device:,.0f} MiB on its GPU" if device else ""
     return f", at most {host:,.0f} MiB of memory per worker{on_device}" if host else ""

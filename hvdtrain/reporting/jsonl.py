@@ -86,7 +86,7 @@ class AppendFile:
         """Make the file anew if it was removed; if another has its name, append to that one from now on.
 
         Returns:
-            What was done, in words; empty if the file is where it was.
+            What was done, as text; empty if the file is where it was.
 
         Raises:
             OSError: If it cannot be.

@@ -141,7 +141,7 @@ class Holder:
         return self.process == os.getpid() and self.host == socket.gethostname()[:80]
 
     def describe(self) -> str:
-        """Return who it is, in words that follow those of the message."""
+        """Return who it is, as text that follows those of the message."""
         return f": process {self.process} on {self.host} since {self.since}" if self.host else ""
 
     def remedy(self, path: Path) -> str:

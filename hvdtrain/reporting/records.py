@@ -91,13 +91,13 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class WorkersChange:
-    """That other workers go on with an elastic job."""
+    """That other workers continue with an elastic job."""
 
-    # who is no longer there, with the reason, in words such as "rank 2 on h2: killed (SIGKILL)"
+    # who is no longer there, with the reason, as text such as "rank 2 on h2: killed (SIGKILL)"
     left: tuple[str, ...]
-    joined: tuple[str, ...]  # who came, in words
-    cause: str  # what began the change, in words
-    generation: int  # the number of the world that goes on
+    joined: tuple[str, ...]  # who came, as text
+    cause: str  # what began the change, as text
+    generation: int  # the number of the world that continues
     pause_seconds: float  # the time without training
 
     def values(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class WorkersChange:
         }
 
     def describe(self, workers: int, step: int) -> str:
-        """Return it in words."""
+        """Return it as text."""
         parts = [f"{counted(workers, 'worker')} from step {step + 1:,} on"]
         parts += [f"left: {', '.join(self.left)}"] if self.left else []
         parts += [f"joined: {', '.join(self.joined)}"] if self.joined else []
@@ -146,7 +146,7 @@ def line_of(record: Mapping[str, Any]) -> bytes:
 
 
 def key_of(record: Mapping[str, Any]) -> Key:
-    """Return what tells a record from others: two workers' records of one thing have the same key."""
+    """Return what distinguishes a record from others: two workers' records of one thing have the same key."""
     phase, step = record.get("phase"), record.get("step")
     if phase == EVENT:
         return phase, step, record.get("event"), record.get("generation")

@@ -1,4 +1,4 @@
-"""The report: what the loop and the job tell of a run, passed on to its callbacks."""
+"""The report: what the loop and the job report about a run, passed on to its callbacks."""
 
 import os
 import threading
@@ -75,7 +75,7 @@ class RunFolder:
         return self.lost_lease() or self.lost_lock() or self.replaced
 
     def take_notes(self) -> list[str]:
-        """Return what to tell the user since the last call."""
+        """Return what to report to the user since the last call."""
         with self._lock:
             notes, self._notes = self._notes, []
         return notes
@@ -245,7 +245,7 @@ class Report:
     def go_on_from(self, report: "Report", steps: int, done: int) -> None:
         """Take the place of this worker's report until now, whose rank was another.
 
-        Callbacks that were told of the start of training are not told again.
+        Callbacks that were notified of the start of training are not notified again.
 
         Args:
             report: the other report.

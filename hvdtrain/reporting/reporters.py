@@ -161,7 +161,7 @@ class SummaryFile(Callback):
         self._name = name
         self._folder = folder
         self._note_error = WriteErrors(note)
-        self._writing = threading.Lock()  # one at a time: all write beside the file under one name
+        self._writing = threading.Lock()  # one at a time: all write next to the file under one name
 
     def on_end(self, summary: Summary) -> None:
         """Write how training ended."""

@@ -163,7 +163,7 @@ class Reporter(Protocol):
 
 
 class CallbackReport(Report):
-    """A report that passes on what it is told to callbacks. On other ranks than 0 it shows nothing itself.
+    """A report that passes on what it receives to callbacks. On other ranks than 0 it shows nothing itself.
 
     Args:
         context: what callbacks can use of the run; the report adds steps, functions and the clock.
@@ -296,7 +296,7 @@ class RunReport(CallbackReport):
         super().on_end(summary)
 
     def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
-        """Report that other workers go on with an elastic job."""
+        """Report that other workers continue with an elastic job."""
         super().on_change(step, change, steps)
         self._metrics.write(EVENT, step, change.values())
         self._events.write(EVENT, step, {"workers": step.workers, "pause_seconds": change.pause_seconds})

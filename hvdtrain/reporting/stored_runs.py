@@ -1,6 +1,6 @@
 """Runs as their directories hold them: found, named and read. Nothing is written there.
 
-A run may be going on, may have ended without a word, and may be somebody else's: what cannot be read is left
+A run may not have ended, may have been killed, and may be somebody else's: what cannot be read is left
 out and named.
 """
 
@@ -120,7 +120,7 @@ class StoredRun:
     # fields of the config; empty if it cannot be read
     config: Mapping[str, Any] = field(default_factory=dict)
     header: Sequence[str] = ()  # lines of comment at the top of config.yaml
-    summary: Mapping[str, Any] | None = None  # how the run ended; None if it did not say so, or goes on since
+    summary: Mapping[str, Any] | None = None  # how the run ended; None if it did not say so, or was resumed
     problems: Sequence[str] = ()  # why something is not known
     lock: LockState = field(default_factory=lambda: LockState(None))  # who uses the directory
     silent_seconds: float = math.inf  # how long ago the last record came

@@ -166,7 +166,7 @@ def take_options(options: Mapping[str, Any], of: type[Options]) -> tuple[Options
     return of(**own), {name: value for name, value in options.items() if name not in names}
 
 
-# commands of a folder beside this file; an installation may lack any of these folders
+# commands of a folder next to this file; an installation may lack any of these folders
 _FOLDERS = {
     "bench": "bench", "plan": "bench", "lr-find": "search", "batch-find": "search", "parity": "parity",
     "prove": "parity", "report": "report", "watch": "report", "doctor": "doctor", "drill": "drill",

@@ -33,7 +33,7 @@ def draw(curves: Mapping[str, Sequence[tuple[int, Spread]]], path: Path) -> None
 
     Args:
         curves: for each name, numbers of workers with their efficiency.
-        path: the file, whose suffix tells the format.
+        path: the file, whose suffix names the format.
 
     Raises:
         OSError: If it cannot be written.
@@ -58,7 +58,7 @@ def new_figure() -> Any:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure to a file, whose suffix tells the format.
+    """Write a figure to a file, whose suffix names the format.
 
     Raises:
         OSError: If it cannot be written.

@@ -1,6 +1,6 @@
 """Sending what a run has written to trackers: by threads of rank 0 while it trains, or by a command later.
 
-The log of the run is the queue. In the folder ``tracking`` beside it lie the name that the run has among
+The log of the run is the queue. In the folder ``tracking`` next to it lie the name that the run has among
 trackers and, for each tracker, how many lines of the log it was sent.
 """
 
@@ -221,7 +221,7 @@ class JobTracking(Callback):
         names: the trackers, each of which is sent to.
         run_dir: the run directory.
         tracking_id: the run's name among trackers.
-        facts: what is known of the job besides its config: hosts, commit, what differs from the job before.
+        facts: what is known of the job, not in its config: hosts, commit, what differs from the job before.
         with_checkpoints: whether to send checkpoints, too.
     """
 

@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"(?<=://)\S+")
 
 
 class TrackedRun(BaseModel):
-    """What is known of a run besides its log, most of which ``tracking/id.json`` holds."""
+    """What is known of a run in addition to its log, most of which ``tracking/id.json`` holds."""
 
     id: str = Field(pattern=r"^[0-9a-z]{8,64}$")  # the name of the run that all trackers have
     began_seconds: FiniteFloat  # when training began, since the epoch of the system's clock

@@ -28,7 +28,7 @@ _LIBRARIES = ("site-packages/", "dist-packages/", sysconfig.get_path("stdlib") +
 class Activity(NamedTuple):
     """What the training thread is doing."""
 
-    # the activity in words that follow "rank 1 is", such as "opening the data"; with a step, words that the
+    # the activity as text that follows "rank 1 is", such as "opening the data"; with a step, words that the
     # step's number follows, such as "in training step"
     name: str
     since_seconds: float  # when it began, by ``time.monotonic()``
@@ -42,7 +42,7 @@ class Activity(NamedTuple):
         return self.step and 3 * self.step + _PHASES.get(self.name, 2)
 
     def __str__(self) -> str:
-        """Return the activity in words that follow "rank 1 is"."""
+        """Return the activity as text that follows "rank 1 is"."""
         return f"{self.name} {self.step:,}" if self.step else self.name
 
 
@@ -53,7 +53,7 @@ class ActivityMark:
         current: the activity.
         thread_id: the training thread.
         listener: called in the training thread with each new activity, if there is one.
-        part: which part of the model this worker has, in words that follow an activity; empty if it has all.
+        part: which part of the model this worker has, as text that follows an activity; empty if it has all.
     """
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class ActivityMark:
 
     @property
     def is_of_this_thread(self) -> bool:
-        """Whether the thread that asks is the training thread."""
+        """Whether the thread that calls is the training thread."""
         return threading.get_ident() == self.thread_id
 
     def progress(self) -> None:

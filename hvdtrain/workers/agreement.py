@@ -70,7 +70,7 @@ class Workers(Protocol):
         ...
 
     def have_failed(self) -> bool:
-        """Collective among workers that fail. Return, when all have called it, whether all may go on."""
+        """Collective among workers that fail. Return, when all have called it, whether all may continue."""
         ...
 
 
@@ -199,7 +199,7 @@ def waiting_for_rank_zero(workers: Workers, doing: str) -> Iterator[None]:
 
 @contextmanager
 def _answering(workers: Workers) -> Iterator[None]:
-    """Return a context in which a thread of rank 0 tells the others every few seconds that it is not over."""
+    """Return a context in which a thread of rank 0 sends the others every few seconds that it is not over."""
     is_over, failures = threading.Event(), list[Exception]()
 
     def answer() -> None:

@@ -73,7 +73,7 @@ class MemberInfo(_Frozen):
         rank: its rank.
         host: the name of its host.
         pid: its process.
-        place: where it stands.
+        place: its place in the training.
         is_new: whether it was not in the world before.
     """
 
@@ -93,9 +93,9 @@ class Change(_Frozen):
     """Why a world took the place of the one before.
 
     Attributes:
-        left: who is no longer in it, with the reason, in words such as "rank 2 on h2: killed (SIGKILL)".
-        joined: who came, in words.
-        why: what began the change, in words.
+        left: who is no longer in it, with the reason, as text such as "rank 2 on h2: killed (SIGKILL)".
+        joined: who came, as text.
+        why: what began the change, as text.
         since_seconds: how long ago the change began.
     """
 
@@ -106,7 +106,7 @@ class Change(_Frozen):
 
 
 class World(_Frozen):
-    """One generation of a job's workers as one of them is told of it.
+    """One generation of a job's workers as one of them is notified of it.
 
     Attributes:
         generation: its number, from 1; it only grows.
@@ -119,10 +119,10 @@ class World(_Frozen):
         host: the name of this worker's host, as Horovod groups by it.
         store: address and port of the world's own rendezvous.
         one_host: whether all workers are on one host.
-        salt: what the world's key is derived with; only its members are told.
+        salt: what the world's key is derived with; only its members are notified.
         source: where the state comes from: from the start of training, from rank 0, or from a checkpoint.
         purpose: what it is for: to train, to save because too few workers are left, or to save and stop.
-        why: why it does not train, in words; empty if it does.
+        why: why it does not train, as text; empty if it does.
         members: all workers, in the order of ranks.
         change: why it took the place of the one before; None in the first.
         run_dir: the run directory of the job; empty while no worker has said that it trains there.
@@ -177,11 +177,11 @@ class World(_Frozen):
 def world_key(job_key: str, generation: int, salt: str) -> str:
     """Return the key of a world's store and connections, in hexadecimal digits.
 
-    Who was not told the salt cannot derive it, so a worker of an earlier world cannot enter.
+    Who was not given the salt cannot derive it, so a worker of an earlier world cannot enter.
 
     Args:
         job_key: the key of the job.
         generation: the world's number.
-        salt: what only its members are told.
+        salt: what only its members are notified.
     """
     return hmac.new(job_key.encode(), f"world|{generation}|{salt}".encode(), sha256).hexdigest()

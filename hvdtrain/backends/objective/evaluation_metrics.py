@@ -1,4 +1,4 @@
-"""The metrics of a whole evaluation, beside those that are means: which a task has, and evaluating them."""
+"""The metrics of a whole evaluation that are no means: which a task has, and evaluating them."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

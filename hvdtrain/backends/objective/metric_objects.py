@@ -323,7 +323,7 @@ class ObjectState(ABC):
             return self.parts()
 
         try:
-            # the whole before the parts: what the object keeps besides its state is to differ
+            # the whole before the parts: what the object keeps in addition to its state is to differ
             whole = self._value([part(places)])
             try:
                 parts = self._value([part(places[:cut]), part(places[cut:])])

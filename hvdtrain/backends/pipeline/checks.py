@@ -33,7 +33,7 @@ def shapes_of_stages(
 
 
 def describe_stages(firsts: Sequence[int], blocks: int, shapes: Sequence[Shapes]) -> list[str]:
-    """Return what each stage has, in words.
+    """Return what each stage has, as text.
 
     Args:
         firsts: the first block of each stage.
@@ -136,7 +136,7 @@ def wrong_blocks(framework: str, problem: str) -> TaskError:
 
 
 def check_outputs(framework: str, of_model: Outputs, of_blocks: Outputs) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, in words.
+    """Check that blocks compute what their model does; return what they do otherwise in training, as text.
 
     Args:
         framework: "torch" or "tf".

@@ -78,7 +78,7 @@ class Layout:
         return list(range(first, first + self.stages))
 
     def describe(self) -> str:
-        """Return this worker's place, in words."""
+        """Return this worker's place, as text."""
         of_replica = f" of replica {self.replica}" if self.replicas > 1 else ""
         return f"stage {self.stage + 1} of {self.stages}{of_replica}"
 

@@ -20,7 +20,7 @@ from hvdtrain.workers import wire
 
 Bytes = NDArray[np.uint8]
 
-_FAILED = -1  # in place of a description's length: the sender cannot go on
+_FAILED = -1  # in place of a description's length: the sender cannot continue
 _HEAD_TAG, _TEXT_TAG, _DATA_TAG = 71, 72, 73
 _PIECE_BYTES = 1 << 30  # of one message of MPI, whose lengths are 32-bit numbers
 _BUSY_TRIES, _PAUSE_SECONDS = 100, 5e-5  # of a wait, which soon ends or takes as long as a pass
@@ -85,7 +85,7 @@ class Messenger:
             source: rank of the sender.
 
         Raises:
-            PeerLostError: If the sender has said that it cannot go on.
+            PeerLostError: If the sender has said that it cannot continue.
         """
         head = np.empty(1, np.int64)
         _wait(self._communicator.Irecv(head, source, _HEAD_TAG))

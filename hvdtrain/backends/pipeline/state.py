@@ -66,9 +66,9 @@ def gather_arrays(
 
 
 class AskedState(Mapping[str, NDArray[Any]]):
-    """A part of rank 0's state, which another worker gets array by array when it asks for one.
+    """A part of rank 0's state, which another worker gets array by array when it requests one.
 
-    So it needs memory for one array beside what it loads them into.
+    So it needs memory for one array in addition to what it loads them into.
 
     Args:
         names: the portable names of the part.
@@ -98,7 +98,7 @@ class AskedState(Mapping[str, NDArray[Any]]):
         return len(self._names)
 
     def end(self) -> None:
-        """Let rank 0 know that this worker asks for nothing more."""
+        """Let rank 0 know that this worker requests nothing more."""
         _send_end(self._messenger, 0)
 
 

@@ -64,13 +64,13 @@ _LINES = 10
 
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
 
-_SMALL_OUTPUT = 1e-3  # beside the largest; such an output may be what is left of large numbers
+_SMALL_OUTPUT = 1e-3  # relative to the largest; such an output may be what is left of large numbers
 
 
 def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> Exported:
     """Compare two models' outputs on one batch, each output relative to its largest; NaN equals NaN.
 
-    An output that is small beside the others is compared relative to a thousandth of their largest.
+    An output that is small is compared relative to a thousandth of their largest.
     """
     pairs = list(zip(expected, found, strict=False))
     scales = [_largest(array) for array in expected]

@@ -116,7 +116,7 @@ def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
 
 
 def _misfits(expected: Shapes, found: Shapes, names: _Names, chosen: Callable[[str], bool]) -> dict[str, str]:
-    """Return what does not fit of what is chosen, in words, by name."""
+    """Return what does not fit of what is chosen, as text, by name."""
     lines = {}
     for name in expected:
         if chosen(name) and found.get(name) != expected[name]:

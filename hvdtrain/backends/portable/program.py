@@ -51,7 +51,7 @@ class Program:
     inputs: tuple[ProgramInput, ...]  # the inputs
     cases: tuple[Case, ...]  # real inputs with their outputs; the first is that of the largest batch
     left_out: tuple[str, ...] = ()  # arguments of training's call that the program's lacks: the labels
-    ignored: tuple[str, ...] = ()  # what the model returns beside tensors, in words
+    ignored: tuple[str, ...] = ()  # what the model returns in addition to tensors, as text
 
     @property
     def is_plain(self) -> bool:

@@ -198,7 +198,7 @@ def _sizes(inputs: Sequence[ProgramInput], tensors: Named) -> Iterator[tuple[str
 
 
 def _limits(wanted: Sequence[ProgramInput], inputs: Sequence[ProgramInput]) -> str:
-    """Return which batch sizes and lengths a program takes, in words."""
+    """Return which batch sizes and lengths a program takes, as text."""
     fixed: dict[str, int] = {}
     free: dict[str, None] = {}
     for one, other in zip(wanted, inputs, strict=True):

@@ -24,8 +24,8 @@ class Kept:
     tensor: Any  # where it is now
     shape: tuple[int, ...]  # of the portable array
     first: Any  # its values before the first step
-    # whether each worker has its own. The portable array is their sum, and each goes on from an equal part of
-    # it
+    # whether each worker has its own. The portable array is their sum, and each continues from an equal
+    # part of it
     is_part: bool = False
 
     @property
@@ -64,7 +64,7 @@ class GradientReducer:
 
     @classmethod
     def of(cls, config: Config, workers: Any, fields: Iterable[Any] = (), loss_scale: Any = None) -> Self:
-        """Return the one that a config asks for; the arguments are those of ``choose_reducer``."""
+        """Return the one that a config requests; the arguments are those of ``choose_reducer``."""
         return cls(workers, config.precision == "fp16")
 
     def attach(self, parameters: Mapping[str, Any]) -> None:
@@ -127,7 +127,7 @@ class GradientReducer:
         return ()
 
     def state(self) -> PortableState:
-        """Collective. Return what it keeps as it is saved; the workers go on as a job that loads it does."""
+        """Collective. Return what it keeps as it is saved; workers continue as a job that loads it does."""
         return {one.portable_name: self._read(one) for one in self.kept()}
 
     def load(self, state: PortableState) -> None:
@@ -200,7 +200,7 @@ def reducer_class(framework: str, compression: str) -> type[GradientReducer]:
 def choose_reducer(
     config: Config, workers: Any, fields: Iterable[Any] = (), loss_scale: Any = None
 ) -> GradientReducer:
-    """Return the reducer that a config asks for.
+    """Return the reducer that a config requests.
 
     Args:
         config: the job's config.
@@ -221,7 +221,7 @@ def kept_in(state: PortableState) -> PortableState:
 
 
 def fitting_state(state: PortableState, compression: str, before: str) -> tuple[PortableState, str]:
-    """Return a checkpoint's state as a job can go on from it, and what the user should know of that.
+    """Return a checkpoint's state as a job can continue from it, and what the user should know of that.
 
     Args:
         state: the checkpoint's state.

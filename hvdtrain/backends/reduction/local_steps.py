@@ -27,7 +27,7 @@ _PART_BYTES = 64 << 20  # a message that long takes many times its latency, and 
 class OuterOptimizer:
     """What the workers do with the average of their parameters.
 
-    ``average`` goes on from it. ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch has it::
+    ``average`` continues from it. ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch does::
 
         g = parameters of the last synchronisation - average of the parameters now
         v = momentum * v + g
@@ -43,7 +43,7 @@ class OuterOptimizer:
 
     @classmethod
     def of(cls, config: Config) -> "OuterOptimizer":
-        """Return the one that a config asks for."""
+        """Return the one that a config requests."""
         return cls(config.outer_optimizer, config.outer_learning_rate, config.outer_momentum)
 
 
@@ -83,7 +83,7 @@ class LoneWorker:
         """Do nothing."""
 
     def have_failed(self) -> bool:
-        """Return that all workers, this one, may go on."""
+        """Return that all workers, this one, may continue."""
         return True
 
 

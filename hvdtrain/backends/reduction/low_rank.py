@@ -107,7 +107,7 @@ class CommonLowRank(GradientReducer):
 
     @classmethod
     def of(cls, config: Config, workers: Any, fields: Iterable[Any] = (), loss_scale: Any = None) -> Self:
-        """Return the one that a config asks for."""
+        """Return the one that a config requests."""
         factor = None if loss_scale is None else (lambda: loss_scale.factor)
         rank = rank_of(config.compression) or 1
         return cls(workers, fields, rank, config.seed, factor=factor, has_warmup=has_warmup(config))

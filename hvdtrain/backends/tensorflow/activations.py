@@ -196,7 +196,7 @@ _ALIASES = frozenset(
 # these take a tensor's shape alone, which a graph knows before it runs
 _OF_SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
 _READ = "ReadVariableOp"  # its output is the variable's own memory
-# roughly, by jobs of six models: what a first step takes beside tensors, and each operation of a micro-batch
+# roughly, by jobs of six models: what a first step takes without tensors, and each operation of a micro-batch
 _STEP_BYTES, _OPERATION_BYTES = 12 << 20, 30_000
 
 

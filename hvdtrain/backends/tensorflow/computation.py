@@ -123,7 +123,7 @@ class Computation:
         return self.batch_norm.layers > 0 and self._workers.may_reduce
 
     def make_model(self) -> ModelState:
-        """Make the task's model, changed as the config asks; return this worker's variables."""
+        """Make the task's model, changed as the config requests; return this worker's variables."""
         self.batch_norm = BatchNormSync(self.traced_workers)
         self.model = make_model(self.task, self._config, self.batch_norm)
         self.precision = precision_of(self.model, self._config.precision)

@@ -53,7 +53,7 @@ def precision_of(model: Any, precision: str) -> str:
 def new_loss_scale(config: Config, precision: str, optimizer: Any, workers: Sized) -> "LossScale | None":
     """Return the loss scale of a job; None if it needs none, or its optimizer scales losses itself.
 
-    Where layers ask for fp16 and not the config, it is that of ``model.fit``.
+    Where layers request fp16 and not the config, it is that of ``model.fit``.
 
     Args:
         config: the config.

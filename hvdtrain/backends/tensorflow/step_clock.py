@@ -77,7 +77,7 @@ class StepClock(StepClockBase):
             self._seconds.assign(tf.cast(tf.maximum(busy, 0.0), tf.float32))
 
     def resumed(self, tensors: Sequence[Tensor]) -> None:
-        """Note when first sums over workers have arrived, with which this worker goes on computing.
+        """Note when first sums over workers have arrived, with which this worker continues computing.
 
         Args:
             tensors: the sums.
@@ -180,7 +180,7 @@ def _add(found: Operations, plane: Any, line: Any, start_ns: int) -> None:
         if not event.duration_ps or described.name.startswith(_LEFT_OUT):
             continue
         begin_ns = start_ns + line.timestamp_ns + event.offset_ps // 1000
-        # an operation is "name in the graph:type", and its type stands beside it
+        # an operation is "name in the graph:type", and its type stands next to it
         is_operation = bool(described.display_name) and described.name.endswith(f":{described.display_name}")
         kind = KERNEL if not is_host else OPERATION if is_operation else RUNTIME
         name = described.display_name if is_operation else described.name

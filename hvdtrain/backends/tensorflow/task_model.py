@@ -1,4 +1,4 @@
-"""The model that a task makes, changed as the config asks."""
+"""The model that a task makes, changed as the config requests."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -140,12 +140,12 @@ LOSS = "loss"  # the name in the model of a loss that has variables
 
 
 def make_model(task: Any, config: Config, batch_norm: BatchNormSync | None = None) -> keras.Model:
-    """Return the task's model, changed as the config asks.
+    """Return the task's model, changed as the config requests.
 
     Args:
         task: the task.
         config: the config.
-        batch_norm: synchronises batch norm if the config or a layer asks for it; None if it is not to.
+        batch_norm: synchronises batch norm if the config or a layer requests it; None if it is not to.
 
     Raises:
         TaskError: If the task gives something else, or a model without weights.

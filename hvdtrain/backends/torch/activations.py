@@ -109,7 +109,7 @@ class ActivationMeter:
     What kernels take for themselves, such as scratch memory of a convolution, is not seen.
 
     Args:
-        model: the model, whose parameters' gradients are told apart.
+        model: the model, whose parameters' gradients are distinguished.
         others: tensors of the micro-batch.
     """
 

@@ -89,7 +89,7 @@ class Computation:
         self._no_findings = torch.zeros(NUMBERS_AFTER_SUMS, device=device)
 
     def make_model(self) -> ModelState:
-        """Make the task's model on its device, changed as the config asks; return this worker's tensors."""
+        """Make the task's model on its device, changed as the config says; return this worker's tensors."""
         config = self.config
         model = make_model(self.task).to(self.device)
         self.batch_norm, self._has_batch_norm = BatchNormSync(self._workers), bool(find_batch_norms(model))

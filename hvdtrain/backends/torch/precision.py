@@ -71,7 +71,7 @@ class LossScale(LossScaleBase):
         self._steps_since_change = 0
 
     def to_broadcast(self) -> torch.Tensor:
-        """Return what differs from step to step, for another worker to go on from."""
+        """Return what differs from step to step, for another worker to continue from."""
         return torch.tensor([self.value, self._steps_since_change, self.skipped], dtype=torch.float64)
 
     def follow(self, found: torch.Tensor) -> None:

@@ -30,7 +30,7 @@ from hvdtrain.backends.portable.trees import Tensors, leaves
 from hvdtrain.backends.records import Exported
 from hvdtrain.data.feed import HostBatch
 
-_EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie beside it
+_EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie next to it
 _SERVE = "Give the task torch_serve(model, batch), which returns the outputs to serve."
 _REMEDY = f"{_SERVE} Or export the weights: --to safetensors."
 

@@ -57,7 +57,7 @@ class StepClock(StepClockBase):
             self._seconds[self._workers.rank] = time.perf_counter() - self._begun_seconds
 
     def resumed(self) -> None:
-        """Note that first sums over workers have arrived, with which this worker goes on computing."""
+        """Note that first sums over workers have arrived, with which this worker continues computing."""
         if self._is_measured:  # the time for which it waited is none of its own
             self._begun_seconds = time.perf_counter() - float(self._seconds[self._workers.rank])
 

@@ -29,7 +29,7 @@ def unused_methods(model: torch.nn.Module) -> list[str]:
 
 _REMEDY = "Install a C++ compiler and Python's headers (Debian: g++, python3-dev), or leave --compile out."
 # dropout draws what it draws without a compiler, so the loss curve stays the same; and no pool of
-# processes compiles beside the workers, which have the host's cores already
+# processes compiles in addition to the workers, which have the host's cores already
 _OPTIONS: dict[str, Any] = {"fallback_random": True, "compile_threads": 1}
 
 

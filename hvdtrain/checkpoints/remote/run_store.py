@@ -190,7 +190,7 @@ class RunStore:
         self._thread.start()
 
     def left_out(self) -> list[str]:
-        """Return what lies in the working copy, besides checkpoints, and is not uploaded, such as links."""
+        """Return what lies in the working copy, is no checkpoint, and is not uploaded, such as links."""
         return left_out_of(self.folder, (SCRATCH, LOCK_FILE)) if self.folder.is_dir() else []
 
     def beat(self, claim: Claim) -> None:

@@ -190,7 +190,7 @@ def fetch_logs(url: str, folder: Path) -> None:
 
 
 def left_out_of(folder: Path, own: Collection[str]) -> list[str]:
-    """Return what lies in a run directory besides its checkpoints and is not uploaded, such as links.
+    """Return what lies in a run directory in addition to its checkpoints and is not uploaded, such as links.
 
     ``own`` names what in it is the job's own, such as its lock.
     """

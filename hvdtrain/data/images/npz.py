@@ -16,7 +16,7 @@ from hvdtrain.storage.files import open_regular
 # names of images and labels, for training and for evaluation
 _TRAIN = (("x_train", "y_train"), ("images", "labels"), ("train_images", "train_labels"))
 _EVAL = (("x_test", "y_test"), ("test_images", "test_labels"))
-# exceptions that zipfile raises for damaged archives, besides its own
+# exceptions that zipfile raises for damaged archives, in addition to its own
 _ZIP_ERRORS = (struct.error, ValueError, OverflowError, RuntimeError)
 
 

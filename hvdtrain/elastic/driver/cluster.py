@@ -80,7 +80,7 @@ class Cluster(Protocol):
     Attributes:
         can_start: whether the driver starts workers; otherwise, such as below srun, they come by themselves.
         addresses: where the driver listens, each address and port; the driver sets it before the first start.
-            Workers are told it in ``HVDTRAIN_ELASTIC``.
+            Workers receive it in ``HVDTRAIN_ELASTIC``.
         listen_on: the addresses of this host at which the workers reach it; the driver listens on them only.
     """
 
@@ -96,7 +96,7 @@ class Cluster(Protocol):
         """Start a worker.
 
         Args:
-            worker: the name of its process, which it is told.
+            worker: the name of its process, which it receives.
             slot: where.
             on_exit: called in another thread with the exit code; that of a signal is negative.
         """

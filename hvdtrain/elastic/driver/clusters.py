@@ -247,7 +247,7 @@ class HostCluster(_ListeningHost):
 
     Attributes:
         can_start: that the driver starts workers.
-        addresses: where the driver listens; workers are told it.
+        addresses: where the driver listens; workers receive it.
         listen_on: the addresses of this host at which the job's hosts reach it.
         is_one_host: whether the job never has another host than this one.
     """
@@ -321,7 +321,7 @@ class StepCluster(_ListeningHost):
 
     Attributes:
         can_start: that the driver starts no workers.
-        addresses: where the driver listens; workers are told it.
+        addresses: where the driver listens; workers receive it.
         listen_on: the addresses of this host at which the job's hosts reach it.
     """
 

@@ -160,7 +160,7 @@ class Forward:
 class OpenWorld:
     """Open a store with a new key and salt, and let all members of a world enter it."""
 
-    # the world as each member is told of it, in the order of ranks, without store and salt
+    # the world as each member is notified of it, in the order of ranks, without store and salt
     worlds: tuple[World, ...]
 
 

@@ -39,7 +39,7 @@ class ParsedHosts:
     """The hosts that a text names."""
 
     hosts: list[HostSlots]  # in the order of the text
-    notes: list[str]  # what is unusual in it, in words
+    notes: list[str]  # what is unusual in it, as text
 
 
 def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:
@@ -125,7 +125,7 @@ class ScriptHosts:
         script: a command of the shell.
         slots_per_host: slots of a host for which the script prints no number.
         run_seconds: how long one run may take.
-        note: told once of each thing that is unusual in the script's output.
+        note: called once of each thing that is unusual in the script's output.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class HostWatch:
 
     Args:
         discovery: where they are known from.
-        say: tells the user of a new error, and that it is over.
+        say: reports to the user of a new error, and that it is over.
         every_seconds: the time between two look-ups.
     """
 
@@ -207,7 +207,7 @@ class HostWatch:
         self._is_closing = threading.Event()
 
     def start(self) -> None:
-        """Look the hosts up for the first time, and go on in a thread.
+        """Look the hosts up for the first time, and continue in a thread.
 
         Raises:
             DiscoveryError: If the first look-up fails.

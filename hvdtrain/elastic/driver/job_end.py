@@ -1,4 +1,4 @@
-"""When an elastic job ends, and how its workers are told."""
+"""When an elastic job ends, and how its workers are notified."""
 
 import signal
 from collections.abc import Callable, Sequence
@@ -95,7 +95,7 @@ def too_few_came(have: int, limits: Limits, last: Worker | None) -> Ending:
 
 
 def too_few_left(have: int, limits: Limits, last: Worker | None) -> Ending:
-    """Return the end of a job that trained, and for too long had too few workers to go on."""
+    """Return the end of a job that trained, and for too long had too few workers to continue."""
     were = "worker was" if have == 1 else "workers were"
     problem = f"only {have} {were} left of at least {limits.least} (--min-np) for {_timeout(limits)}"
     return Ending(problem + _last(last), _resume_with(limits.least))
@@ -114,7 +114,7 @@ def lost_again(where: Place | None, last: Worker | None) -> Ending:
 
 
 def all_leave(leaving: Sequence[Worker], limits: Limits) -> Ending:
-    """Return the end of a job whose workers were all asked to leave."""
+    """Return the end of a job whose workers were all requested to leave."""
     are = "the only worker is" if len(leaving) == 1 else f"all {len(leaving)} workers are"
     causes = "; ".join(f"{one}: {one.wants_out[:_LONGEST]}" for one in leaving[:_NAMED])
     more = f"; and {len(leaving) - _NAMED} more" if len(leaving) > _NAMED else ""
@@ -160,7 +160,7 @@ class JobEnd:
     Attributes:
         last_failure: the worker that failed last.
         purpose: what the next world is for: to train, or to save and end.
-        why_stopped: in words, if the workers save and stop.
+        why_stopped: as text, if the workers save and stop.
     """
 
     def __init__(
@@ -224,7 +224,7 @@ class JobEnd:
         return True
 
     def stop_for_lack(self, leaving: list[Worker]) -> None:
-        """Let all workers, which were asked to leave, save and stop: nobody is left to go on."""
+        """Let all workers, which were requested to leave, save and stop: nobody is left to continue."""
         self.why_stopped, self._remedy = all_leave(leaving, self._limits)
         self.purpose, self._signal = "stop", signal.SIGTERM
         self._do(Say(f"{self.why_stopped}: the job saves and stops"))
@@ -240,7 +240,7 @@ class JobEnd:
         self._do(Say(f"{self.why_stopped}: the job saves and stops"))
 
     def send_stop(self, now: float) -> None:
-        """Let the workers of the world save and stop, as was asked for."""
+        """Let the workers of the world save and stop, as was requested."""
         self._worlds.state = State.STOPPING
         self._grace_by, self._stop_by = now + GRACE_SECONDS, min(self._stop_by, now + STOP_SECONDS)
         for worker in self._worlds.members:
@@ -279,7 +279,7 @@ class JobEnd:
             problem = f"{self.why_stopped}: the state is saved" if is_lack else ""
             self.finish(self._exit_code or 0, problem, self._remedy)
 
-    # the job cannot go on
+    # the job cannot continue
 
     def has_failed_for_good(self) -> bool:
         """End the job if another attempt would end as the last ones; return whether it has ended."""

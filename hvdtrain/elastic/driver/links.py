@@ -83,7 +83,7 @@ class Links:
         addresses: where to listen.
         job_key: the key of the job.
         silence_seconds: after this time without a response of its host, the kernel ends a connection.
-        say: tells the user that connections cannot be accepted, and that they can again.
+        say: reports to the user that connections cannot be accepted, and that they can again.
     """
 
     def __init__(

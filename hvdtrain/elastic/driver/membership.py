@@ -228,7 +228,7 @@ class Members:
             self._compare(worker, now)
 
     def _compare(self, worker: Worker, now: float) -> None:
-        """Find out in what a joiner differs, then refuse it; the others are not told."""
+        """Find out in what a joiner differs, then refuse it; the others are not notified."""
         worker.stage, worker.end_by = Stage.GOING, now + VALUES_SECONDS + LEFT_SECONDS
         members = sorted(self._worlds.members or self._roster.at(Stage.READY), key=lambda one: one.rank)
         compared = [*members[:1], worker]
@@ -311,7 +311,7 @@ class Members:
             self._actions.append(Kill(worker.name))
 
     def _lose(self, worker: Worker, reason: str, now: float, kill_after: float = 0.0) -> None:
-        """Let the job go on without a worker that failed, and end its process."""
+        """Let the job continue without a worker that failed, and end its process."""
         was_member = worker.stage in IN_WORLD
         self._roster.lose(worker, reason, now)
         worker.failed_in = worker.generation

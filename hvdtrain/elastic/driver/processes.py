@@ -88,7 +88,7 @@ def job_environment(
 
 @dataclass(frozen=True)
 class _SlotInfo:
-    """What Horovod's launcher asks of a slot: the tag of its output, and its host."""
+    """What Horovod's launcher requests of a slot: the tag of its output, and its host."""
 
     rank: str
     hostname: str

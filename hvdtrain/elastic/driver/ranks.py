@@ -21,7 +21,7 @@ def is_crash(code: int) -> bool:
 
 
 def describe_exit(code: int, *, has_joined: bool = True) -> str:
-    """Return an exit code in words, such as "killed (SIGKILL)".
+    """Return an exit code as text, such as "killed (SIGKILL)".
 
     Args:
         code: the exit code; that of a signal is negative.
@@ -61,11 +61,11 @@ class Crashes:
         self._crashed.add(generation)
 
     def broke(self, generation: int, where: Hashable) -> None:
-        """Take note that a world broke, and where the training went on.
+        """Take note that a world broke, and where the training continued.
 
         Args:
             generation: its number.
-            where: the place of the survivors, or that of the checkpoint from which they went on.
+            where: the place of the survivors, or that of the checkpoint from which they continued.
         """
         self._broke_at = [*self._broke_at, (generation, where)][-SAME_STEP_LOST:]
 
@@ -95,9 +95,9 @@ class Candidate:
 
     worker: str  # its name
     host: str  # the name of its host
-    machine: str = ""  # what tells its host from others of the same name
+    machine: str = ""  # what distinguishes its host from others of the same name
     pid: int = 0  # its process
-    place: Place = _START  # where it stands
+    place: Place = _START  # its place in the training
     is_valid: bool = False  # whether its state is whole, so that the others may get theirs from it
     old_rank: int | None = None  # its rank in the world before; None if it was in none
     is_new: bool = True  # whether it was not among those that trained last
@@ -149,7 +149,7 @@ def describe_worlds(
     why: str = "",
     run_dir: str = "",
 ) -> tuple[World, ...]:
-    """Return the world as each of its workers is told of it, without store and salt.
+    """Return the world as each of its workers is notified of it, without store and salt.
 
     Args:
         arranged: the workers in the order of ranks.

@@ -126,7 +126,7 @@ class Regrouping:
     # what the workers say
 
     def compared(self, worker: Worker, message: Values) -> None:
-        """Take values of a worker that were asked for."""
+        """Take values of a worker that were requested."""
         if self._comparison:
             self._comparison.take(worker.name, message)
 

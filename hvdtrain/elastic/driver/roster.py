@@ -29,7 +29,7 @@ class Stage(Enum):
     ENTERING = "entering"  # it starts Horovod in a world
     SYNCING = "syncing"  # it is in a world, and receives the state
     TRAINING = "training"
-    GOING = "going"  # it is about to end, as it said or was told
+    GOING = "going"  # it is about to end, as it said or was instructed
     LOST = "lost"  # it is no part of the job any more, and is being ended
 
 
@@ -49,11 +49,11 @@ class Worker:
     ready: Ready | None = None  # its last ``Ready``
     state: WorkerState | None = None  # what its training thread does
     heard: float = 0.0  # when it was last heard
-    generation: int = 0  # the last world that it was told to enter; 0 if none
+    generation: int = 0  # the last world that it was instructed to enter; 0 if none
     rank: int = 0  # its rank in that world
     wants_out: str = ""  # why it is to leave the job; empty if it stays
     is_removed: bool = False  # whether it is to leave because its slot is no longer there
-    reason: str = ""  # why it ended or was ended, in words
+    reason: str = ""  # why it ended or was ended, as text
     failure: Failed | None = None  # what it said when it failed
     exit_code: int | None = None  # that of its process; None while it runs, as far as is known
     failed_in: int | None = None  # the world in which it failed; None if it did not fail
@@ -101,7 +101,7 @@ class Roster:
     """All workers that are there, or whose end is still awaited.
 
     Args:
-        lease_seconds: how long a worker goes on without a message of the driver.
+        lease_seconds: how long a worker continues without a message of the driver.
         has_exits: whether the ends of processes are reported.
     """
 
@@ -215,7 +215,7 @@ class Backoff:
         return seconds
 
     def left(self, slot: Slot, now: float) -> None:
-        """Take note that the worker of a slot left because it was asked to: the slot may be about to go."""
+        """Take note that the worker of a slot left on request: the slot may be about to go."""
         self._ready[slot] = now + self._longest
 
     def forget(self, slot: Slot) -> None:
@@ -290,7 +290,7 @@ class Staffing:
         self._do(Say(f"{worker} {worker.reason}{again}"))
 
     def left(self, worker: Worker, now: float) -> None:
-        """Leave the slot of a worker that left as it was asked to out for the longest time.
+        """Leave the slot of a worker that left on request out for the longest time.
 
         A slot that was gone and is back may be used at once.
         """

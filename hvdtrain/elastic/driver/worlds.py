@@ -20,7 +20,7 @@ class ChangeLog:
     the next one's change holds only what was not recorded.
 
     Attributes:
-        cause: why the last world that trained ended, in words; empty while one trains.
+        cause: why the last world that trained ended, as text; empty while one trains.
     """
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ UP = (State.FORMING, State.SYNCING, State.TRAINING, State.STOPPING)
 
 
 class Worlds:
-    """The current world, and what its workers are told of it.
+    """The current world, and what its workers are notified of it.
 
     Args:
         roster: the workers of the job.

@@ -228,7 +228,7 @@ class Client:
         return self._orders.stop
 
     def why_stop(self) -> str:
-        """Return why all workers are to save and stop, in words; empty if they are not."""
+        """Return why all workers are to save and stop, as text; empty if they are not."""
         return self._orders.why_stop
 
     def leave(self, why: str) -> None:
@@ -345,7 +345,7 @@ def _welcome(connection: DriverConnection) -> tuple[Welcome, Sequence[FromDriver
 
 def _quiet(abort: Callable[[str], None]) -> Callable[[str], None]:
     def call(why: str) -> None:
-        with suppress(Exception):  # the thread that calls it must go on
+        with suppress(Exception):  # the thread that calls it must continue
             abort(why)
 
     return call

@@ -1,4 +1,4 @@
-"""A worker's part in its job: the worlds that it is told to enter, and what it tells the driver."""
+"""A worker's part in its job: the worlds that it enters, and what it reports to the driver."""
 
 import os
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def tell_driver(error: BaseException) -> BaseException:
 
 
 def _connect_to_tell(error: BaseException) -> Client | JobEnded | None:
-    """Join the job only to tell of an error before it: it ends once, with this message, if all have it.
+    """Join the job only to report about an error before it: it ends once, with this message, if all have it.
 
     If another worker was faster, the job has ended, which is returned: that worker has reported it.
     """
@@ -124,7 +124,7 @@ class Membership(Protocol):
         ...
 
     def why_stop(self) -> str:
-        """Return why all workers are to save and stop, in words; empty if they are not."""
+        """Return why all workers are to save and stop, as text; empty if they are not."""
         ...
 
     def leave(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What the driver of an elastic job has told this worker, as its training thread finds it."""
+"""What the driver of an elastic job has sent to this worker, as its training thread finds it."""
 
 import errno
 import json
@@ -91,7 +91,7 @@ def values_in_parts(values: Mapping[str, str]) -> list[Values]:
 
 
 def failure_of(error: BaseException) -> Failed:
-    """Return what the driver is told of an error that ends this worker."""
+    """Return what the driver is notified of an error that ends this worker."""
     if isinstance(error, HvdtrainError):
         problem, remedy = error.problem, error.remedy
     elif isinstance(error, Interrupted):
@@ -107,7 +107,7 @@ def failure_of(error: BaseException) -> Failed:
 
 
 def blame_for(error: BaseException) -> Blame:
-    """Return whose error it is: "code" ends the job, after the others the job goes on without this worker.
+    """Return whose error it is: "code" ends the job, after the others the job continues without this worker.
 
     What every worker raises alike would come again, so it counts as code. So does what the task's code
     raises, unless its cause is the memory, a disk or a network of this host.
@@ -158,11 +158,11 @@ class Orders:
         abort: lets the collectives of this process fail, with a reason; it does not wait.
 
     Attributes:
-        generation: the newest world that this worker was told of; 0 if there was none.
+        generation: the newest world that this worker was notified of; 0 if there was none.
         broken: why that world is given up; empty if it is not.
         change: why this worker is to leave its world at the next step; empty if it is not.
         stop: the signal for which all are to save and stop; 0 if they are not.
-        why_stop: why they are, in words; empty if they are not.
+        why_stop: why they are, as text; empty if they are not.
         ended: how the driver ended the job; None if it did not.
         is_waiting: whether the training thread waits for a world.
         is_ending: whether the training thread knows that this worker ends.

@@ -42,7 +42,7 @@ REGAINED_SECONDS = 4.0  # in which a driver that is there renews the lease of a 
 
 
 def boot_seconds() -> float:
-    """Return the seconds since the host started; they go on while it is suspended."""
+    """Return the seconds since the host started; they continue while it is suspended."""
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # macOS has no such clock
     return time.clock_gettime(clock)
 
@@ -225,7 +225,7 @@ class MemberThread:
         stall_timeout: after so many seconds without the driver the process ends; 0 for never.
 
     Attributes:
-        values: what the driver may ask for, as texts.
+        values: what the driver may request, as texts.
         on_wait: called while the job has too few workers.
         on_end: called to end this process, whose training thread does not; it may write down how it stood.
         is_leader: whether this worker reports what happens to all of them, such as the end of the launcher.

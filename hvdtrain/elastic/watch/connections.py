@@ -161,7 +161,7 @@ class Member:
 
     rank: int  # its rank
     host: str  # the name of its host
-    # what tells its host, and the numbering of processes there, from others of the same name
+    # what distinguishes its host, and the numbering of processes there, from others of the same name
     machine: str = ""
     pid: int = 0  # its process
     process_seconds: float = 0.0  # when its process started, as the system counts it
@@ -183,7 +183,7 @@ def describe_host(rank: int, members: Collection[Member]) -> str:
 
 
 def machine_id() -> str:
-    """Return what tells this host, and the numbering of processes on it, from others; empty if unknown."""
+    """Return what identifies this host, and the numbering of its processes; empty if unknown."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"

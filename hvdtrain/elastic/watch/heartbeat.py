@@ -83,9 +83,9 @@ _LOOK_AFTER_SECONDS = 2.0  # an activity that is older than this is looked at mo
 
 
 class WorkerState(NamedTuple):
-    """What a worker tells of itself."""
+    """What a worker reports about itself."""
 
-    name: str  # what its training thread does, in words that follow "rank 1 is"
+    name: str  # what its training thread does, as text that follows "rank 1 is"
     number: int = 0  # how often that changed before
     step: int = 0  # the training step that it belongs to; 0 if none
     place: int = 0  # where in the training it is; see ``Activity.place``
@@ -99,7 +99,7 @@ class WorkerState(NamedTuple):
 
 
 def state_of(mark: ActivityMark) -> WorkerState:
-    """Return what this worker tells of itself now."""
+    """Return what this worker reports about itself now."""
     activity: Activity = mark.current
     age_seconds = time.monotonic() - activity.since_seconds
     user_code = mark.user_code() if age_seconds > _LOOK_AFTER_SECONDS else ""

@@ -18,7 +18,7 @@ _NAMED = 8  # workers that a message names
 class WatchEvent:
     """What the watch of the workers may notice."""
 
-    problem: str  # who it is, and what they did last, in words
+    problem: str  # who it is, and what they did last, as text
     ranks: tuple[int, ...] = ()  # who it is
     remedy: str = ""  # what to do
 
@@ -170,7 +170,7 @@ class Liveness:
 
 
 def blame(states: Mapping[int, WorkerState]) -> list[int]:
-    """Return the ranks that the others wait for; empty if the workers cannot be told apart.
+    """Return the ranks that the others wait for; empty if the workers cannot be distinguished.
 
     They are those in the user's code if others are not, else those that are furthest behind: the steps of
     a job are synchronous, so a worker that has got further waits for one that has not.

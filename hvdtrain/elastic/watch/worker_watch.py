@@ -1,6 +1,6 @@
 """Watch the workers of a job, so that none waits without limit for one that does not answer.
 
-Each worker keeps a connection to rank 0, over which a thread tells about once a second what its training
+Each worker keeps a connection to rank 0, over which a thread reports about once a second what its training
 thread does; rank 0 answers with the same. The thread needs neither Horovod nor MPI, so it notices a process
 that is stopped, a training thread that makes no progress, a process that ended without a word and, by TCP
 keepalive, a host that lost power or network. What is noticed is an event; what is done about it is not
@@ -52,7 +52,7 @@ def watch_workers(workers: Workers, limits: WatchLimits, on_event: OnEvent) -> t
     Args:
         workers: the workers.
         limits: those of this worker; rank 0's count.
-        on_event: called in a thread, on every worker that notices something or is told of it.
+        on_event: called in a thread, on every worker that notices something or is notified of it.
 
     Returns:
         The watch, and a text that names the workers that cannot be watched, empty if there are none.

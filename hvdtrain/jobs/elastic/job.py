@@ -1,4 +1,4 @@
-"""Training in worlds: the workers of an elastic job may change, and training goes on.
+"""Training in worlds: the workers of an elastic job may change, and training continues.
 
 A worker opens its data, builds its model and tries both out alone. Then it trains in one world after another,
 as the driver of the job forms them, until training is complete, the job ends, or this worker leaves it.
@@ -87,12 +87,12 @@ def train_in_worlds(
     Args:
         run: the training, opened alone.
         membership: this worker's part in the job.
-        signals: what signals asked of this worker.
+        signals: what signals requested of this worker.
         watching: what is done before the process ends without its training thread.
 
     Raises:
         Stopped: If training stopped on request, saved.
-        Removed: If this worker left and the others go on.
+        Removed: If this worker left and the others continue.
         JobEnded: If the driver ended the job.
     """
     seed_training(run, 0)
@@ -142,7 +142,7 @@ class Worlds:
 
         Raises:
             Stopped: If it stopped on request, saved.
-            Removed: If this worker left and the others go on.
+            Removed: If this worker left and the others continue.
             JobEnded: If the driver ended the job.
         """
         with early_end_reported(

@@ -43,7 +43,7 @@ class RunServices:
 def take_over_run(session: Session, world: World, services: RunServices) -> list[str]:
     """Local. Become the worker that writes the run directory: rank 0 of a world whose rank 0 was another.
 
-    Called when ``session.state`` is what the world goes on from, before the world's first step and before
+    Called when ``session.state`` is what the world continues from, before the world's first step and before
     another worker of the world writes; on a rank 0 that was rank 0 before, it only signs the lock anew and
     cuts the traces of indices. Locks the directory, cuts its logs back to ``session.state``, appends what
     this worker knows and the log lacks, sets aside checkpoints of later steps. Sets report and saver of
@@ -55,7 +55,7 @@ def take_over_run(session: Session, world: World, services: RunServices) -> list
         services: what is needed to write.
 
     Returns:
-        What to tell the user, in words.
+        What to report to the user, as text.
 
     Raises:
         EnvironmentFault: If the directory cannot be written, or another run is in it.
@@ -108,7 +108,7 @@ def hand_over_run(
 
 
 def _take_over(session: Session, world: World, services: RunServices) -> list[str]:
-    """Lock, cut and open the run directory; return what to tell the user.
+    """Lock, cut and open the run directory; return what to report to the user.
 
     Raises:
         EnvironmentFault: If another run is in it.

@@ -38,13 +38,13 @@ _SPEEDS = 1000  # logged windows, of whose speeds the summary has the median
 @travels
 @dataclass(frozen=True)
 class Common:
-    """Where a run stands, as its rank 0 tells the others."""
+    """Where a run stands, as its rank 0 reports to the others."""
 
     state: RunState  # what a checkpoint keeps of it, and what of the last step is done
     stop: bool  # whether a worker wants training to end, saved
     save: bool  # whether a worker wants a save
     skipped: int  # how many samples could not be read, on all workers
-    reported: set[str]  # which of them the user was told of
+    reported: set[str]  # which of them the user was notified of
     speeds: list[float]  # samples/s of the last windows
     seconds: float  # time spent training
     run_dir: Path  # the run directory
@@ -207,7 +207,7 @@ class WorldState:
             session.services.report.note(note)
 
     def start(self, world: World) -> None:
-        """Collective. Begin training, or go on from a checkpoint: no worker has a state that is whole.
+        """Collective. Begin training, or continue from a checkpoint: no worker has a state that is whole.
 
         Raises:
             HvdtrainError: as other jobs raise it when they start.
@@ -251,7 +251,7 @@ class WorldState:
         session, before = self._session, self._session.services.report
         notes = take_over_run(session, world, self._services)
         if session.services.report is not before:
-            session.services.has_started = True  # the new report goes on from the one before
+            session.services.has_started = True  # the new report continues from the one before
             written, saved = session.services.saver.newest, session.state.saved_step
             if saved is not None and (written is None or step_of(written) < saved):
                 session.state.save_is_due = True  # it was lost with the rank 0 that wrote it

@@ -101,7 +101,7 @@ class JobData:
     datasets: Mapping[str, Any] = field(default_factory=dict)  # the data sets, by the keys of ``keyed``
     fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)  # the fingerprint of each
     skip: bool = False  # whether the next readable sample replaces one that cannot be read
-    notes: tuple[str, ...] = ()  # what to tell the user
+    notes: tuple[str, ...] = ()  # what to report to the user
 
     def kept_as(self, key: str) -> str:
         """Return the name by which a checkpoint knows a data set.

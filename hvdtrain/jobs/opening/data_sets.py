@@ -74,7 +74,7 @@ def promises(session: Session, before: Manifest | None) -> str:
 
 
 def _lost_promise(stream: Stream, before: Manifest | None, config: Config, workers: int) -> list[str]:
-    """Return a warning if a run goes on with shards that are dealt otherwise than before."""
+    """Return a warning if a run continues with shards that are assigned otherwise than before."""
     if before is None or not (stream.is_dealt(before.workers) or stream.is_dealt(workers)):
         return []
     batch, last = _global_batch(config.model_dump(), workers), _global_batch(before.config, before.workers)
@@ -99,7 +99,7 @@ def known_size(dataset: Any) -> int | None:
 
 
 def notes_on_streams(config: Config, data: Mapping[str, Any]) -> list[str]:
-    """Return what to tell the user of options that have no effect on streams."""
+    """Return what to report to the user of options that have no effect on streams."""
     if config.read_workers and any(isinstance(one, Stream) for one in data.values()):
         return ["read_workers: streams are read by a thread of each worker"]
     return []

@@ -44,7 +44,7 @@ class Dry:
 
     # the training data's, and those of the sets of the evaluation data. Empty if training is done already
     passes: Sequence[Pass]
-    notes: Sequence[str]  # what to tell the user, the same on every worker
+    notes: Sequence[str]  # what to report to the user, the same on every worker
     seconds: float  # how long it took
     # what a micro-batch of half the size, rounded up, takes of memory; None if that is not known
     half: StepMemory | None = None

@@ -35,7 +35,7 @@ class Pass:
     what: str  # what messages call the data set, such as "training data"
     arrays: Mapping[str, NDArray[Any]]  # name to array (samples, ...) of the micro-batch
     indices: NDArray[np.int64]  # (samples,), the samples' indices in the data set
-    result: DryRun  # what came of it
+    result: DryRun  # the outcome of it
     named_loss: str = ""  # name of the task's loss; empty if it is a function
     ignore_index: int = IGNORE_INDEX  # the target that does not count
     # (samples,), whether a row is a sample and not padding; None if all are

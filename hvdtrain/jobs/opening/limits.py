@@ -110,7 +110,7 @@ def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
 
 
 def _rates(own: OwnRates) -> str:
-    """Return the learning rates of an optimizer, in words."""
+    """Return the learning rates of an optimizer, as text."""
     base = own.base or 0.0
     distinct = dict.fromkeys(base * factor for factor in own.factors)
     if len(distinct) == 1:

@@ -34,7 +34,7 @@ def learning_rate_of(config: Config, plan: TrainingPlan) -> str:
 
 
 def notes_on_resuming(config: Config, workers_before: int, workers: int) -> Sequence[str]:
-    """Return a note if a job with local steps goes on with another number of workers."""
+    """Return a note if a job with local steps continues with another number of workers."""
     if config.sync_every is None or workers == workers_before:
         return []
     return [

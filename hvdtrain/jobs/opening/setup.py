@@ -79,7 +79,7 @@ class TaskData:
     eval_data: Any  # the evaluation data: a Dataset, EvalSets of them, or None
     common_values: Mapping[str, Any]  # what of the data must be equal on all workers
     identity: JobData = NO_DATA  # the data with their fingerprints, once the workers have compared them
-    notes: tuple[str, ...] = ()  # what to tell the user of the data
+    notes: tuple[str, ...] = ()  # what to report to the user of the data
 
 
 def new_task(job: JobSpec) -> Any:
@@ -128,7 +128,7 @@ def open_task_data(job: JobSpec) -> TaskData:
 
 
 def _notes_on_data(data: Any, method: str) -> list[str]:
-    """Return what data sets have to tell the user."""
+    """Return what data sets have to report to the user."""
     return [
         f"{words_for(key)}: {note}"
         for key, dataset in keyed(method, data).items()
@@ -287,7 +287,7 @@ class TrainingRun:
     lock: RunLock  # the lock of the run directory, which rank 0 acquires
     keeps_history: bool = False  # whether the summary that training returns has the run's history
     store: "RunStore | None" = None  # what uploads the run directory, if that is at a URL
-    # what rank 0 has to tell the user of the task's file
+    # what rank 0 has to report to the user of the task's file
     notes_on_task: list[str] = field(default_factory=list)
 
     @property
@@ -326,7 +326,7 @@ def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any], lock: RunLo
     Args:
         job: the job.
         backend: its framework.
-        callbacks: those of the caller, beside the task's own.
+        callbacks: those of the caller, in addition to the task's own.
         lock: what locks the run directory.
     """
     task_data, model, hosts = open_together(job, backend)

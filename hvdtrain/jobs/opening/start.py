@@ -64,9 +64,9 @@ class JobSpec:
 
     config: Config  # the resolved config
     task_class: Any  # the task's class, or a function that makes a task
-    build: str  # the Horovod build, in words
+    build: str  # the Horovod build, as text
     settings: Mapping[str, str]  # environment variables that hvdtrain set
-    notes: tuple[str, ...] = ()  # what to tell the user before training
+    notes: tuple[str, ...] = ()  # what to report to the user before training
     given: frozenset[str] = frozenset()  # the config fields that the user set
     build_identity: str = ""  # the Horovod build in the words in which workers compare theirs
 
@@ -78,7 +78,7 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
         layers: config values, weakest source first, without the task's defaults.
         task_class: the task's class if the caller has it; found by its name otherwise.
     """
-    is_torchrun = _join_launch()  # first: the task's code may ask for the rank when it is loaded
+    is_torchrun = _join_launch()  # first: the task's code may request the rank when it is loaded
     task_class, config = settle(layers, task_class)
     if is_torchrun and config.framework != "torch":
         remedy = f"Run: horovodrun -np {os.environ['WORLD_SIZE']} python -m hvdtrain ..."
@@ -201,7 +201,7 @@ def started(
 
     Args:
         job: the job.
-        signals: what signals asked of this worker.
+        signals: what signals requested of this worker.
         watching: what is done before the process ends because a worker does not answer.
         membership: this worker's part in an elastic job, whose driver watches the workers; None in others.
         stays: whether Horovod also stays after an error that all workers have.
@@ -237,7 +237,7 @@ def started(
 
 
 def _part_of(config: Config, backend: Backend) -> str:
-    """Return which part of the model this worker has, in words that follow an activity; empty if all."""
+    """Return which part of the model this worker has, as text that follows an activity; empty if all."""
     if config.stages == 1 or backend.workers.size % config.stages:
         return ""
     return f", as {Layout.of(backend.workers, config.stages).describe()}"

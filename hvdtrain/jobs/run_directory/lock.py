@@ -35,7 +35,7 @@ class RunLock:
 
     In an elastic job, the lock goes from one rank 0 to another. A worker that was given up, but keeps the
     lock because it is frozen or its host is cut off, does not keep out its successor; the file tells it, if
-    it goes on, that it has one.
+    it continues, that it has one.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class RunLock:
         """
         now_seconds = time.clock_gettime(
             time.CLOCK_BOOTTIME
-        )  # goes on while the process, or the host, sleeps
+        )  # continues while the process, or the host, sleeps
         with self._looking:
             if self._file is None:
                 return ""

@@ -42,7 +42,7 @@ class GitState:
     is_dirty: bool | None = None
 
     def describe(self) -> str:
-        """Return it in words."""
+        """Return it as text."""
         if not self.commit:
             return "none"
         return (
@@ -192,7 +192,7 @@ def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | No
         source_dir: the run directory of the checkpoint that the run continues from; None if it does not.
 
     Returns:
-        What to tell the user: that the task's file has changed since, or that something cannot be kept.
+        What to report to the user: that the task's file has changed since, or that something cannot be kept.
     """
     notes = []
     before = last_start(source_dir) if source_dir is not None else {}

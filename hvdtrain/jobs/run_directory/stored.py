@@ -55,7 +55,7 @@ def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -
     """Collective. Claim a run directory at a URL; bring its working copy to where the run stands.
 
     Returns:
-        What to tell the user.
+        What to report to the user.
 
     Raises:
         ConfigError: If it holds a run that this one does not resume.

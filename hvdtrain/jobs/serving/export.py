@@ -51,11 +51,11 @@ class Export:
     is_ema: bool  # whether the moving average of its weights was
     format_name: str  # the format's name
     path: Place  # the file or directory, or its URL
-    exported: Exported  # what came of loading it back
+    exported: Exported  # the outcome of loading it back
     notes: tuple[str, ...] = ()  # what the user should know of the checkpoint
 
     def describe(self) -> str:
-        """Return what was written, how close its outputs are and how to load it, in words."""
+        """Return what was written, how close its outputs are and how to load it, as text."""
         exported, manifest = self.exported, self.checkpoint.manifest
         batch = f", takes {exported.batch}" if exported.batch else ""
         return "\n".join(

@@ -1,4 +1,4 @@
-"""What commands write besides runs, to a path or a URL: whole or not there, and over nothing else."""
+"""What commands write in addition to runs, to a path or a URL: whole or not there, and over nothing else."""
 
 import os
 import shutil
@@ -25,7 +25,7 @@ from hvdtrain.storage.urls import (
 )
 
 Place = Path | str  # the text is a URL
-_MOST_NAME_BYTES = 200  # of a file's name, beside which there are others with longer ones
+_MOST_NAME_BYTES = 200  # of a file's name, in addition to which there are others with longer ones
 _MARK = "saved_model.pb"  # of a folder that TensorFlow wrote
 
 
@@ -33,7 +33,7 @@ def is_there(place: Place) -> bool:
     """Return whether there is a file, a folder or an object.
 
     Raises:
-        EnvironmentFault: If the store cannot be asked.
+        EnvironmentFault: If the store cannot be queried.
     """
     if not isinstance(place, str):
         return place.exists()
@@ -60,7 +60,7 @@ def check_not_there(output: Place, force: bool, may_be_folder: bool = False) -> 
 
     Raises:
         UsageError: If it exists and may not be replaced.
-        EnvironmentFault: If the store cannot be asked.
+        EnvironmentFault: If the store cannot be queried.
     """
     if not is_there(output):
         return
@@ -91,7 +91,7 @@ def local_file(place: Place) -> Iterator[Path]:
 
 @contextmanager
 def written_beside(output: Place) -> Iterator[Path]:
-    """Return a context with a path of the same name in a folder beside; the folder is removed at its end.
+    """Return a context with a path of the same name in a folder next to; the folder is removed at its end.
 
     For a URL the folder is in the cache.
 
@@ -125,7 +125,7 @@ def written_beside(output: Place) -> Iterator[Path]:
 
 
 def put_into_place(written: Path, output: Place) -> None:
-    """Rename or upload what was written, and what lies beside it for it; what was there is removed.
+    """Rename or upload what was written, and what lies next to it for it; what was there is removed.
 
     Raises:
         EnvironmentFault: If it cannot be written.
@@ -139,7 +139,7 @@ def put_into_place(written: Path, output: Place) -> None:
 
 
 def size_of(place: Place) -> int:
-    """Return the bytes of a file with what lies beside it for it, or of all files in a folder."""
+    """Return the bytes of a file with what lies next to it for it, or of all files in a folder."""
     if isinstance(place, str):
         with _store_faults():
             found = info(place)

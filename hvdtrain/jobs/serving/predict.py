@@ -100,7 +100,7 @@ class _Done:
             raise EnvironmentFault(problem, "Nothing was written.") from None
 
     def describe(self) -> str:
-        """Return what was predicted and written, in words."""
+        """Return what was predicted and written, as text."""
         outputs = ", ".join(f"{name} {shape}" for name, shape in self.shapes.items())
         notes = [*self.notes]
         if self.left_out:

@@ -53,7 +53,7 @@ def prediction_file(path: Path, samples: int) -> PredictionFile:
     """Return a file to write predictions to, in the format of its ending.
 
     Args:
-        path: the file; arrays that become a part of it lie beside it meanwhile.
+        path: the file; arrays that become a part of it lie next to it meanwhile.
         samples: number of rows that will be added.
     """
     return _FORMATS[path.suffix](path, samples)

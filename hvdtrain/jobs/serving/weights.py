@@ -76,7 +76,7 @@ class Imported:
     """Weights that became a checkpoint."""
 
     source: Place  # the file, or its URL
-    held: str  # what it held, in words
+    held: str  # what it held, as text
     path: Path  # the checkpoint
     config: Config  # the config that the model was built with
 
@@ -115,7 +115,7 @@ def import_weights(
         fields: config fields, such as ``task_options={...}`` and ``seed=1``.
 
     Returns:
-        The checkpoint, as ``path``, with ``held``, what the file held in words.
+        The checkpoint, as ``path``, with ``held``, what the file held as text.
 
     Raises:
         UsageError: If the kind of the file is unknown, ``output`` has checkpoints, or there are several

@@ -93,7 +93,7 @@ class Table:
 
     @property
     def limit(self) -> tuple[str, float]:
-        """Return the part that takes most of the largest job's step besides computing, and its share.
+        """Return the part that takes most of the largest job's step in addition to computing, and its share.
 
         Returns:
             An empty text if computing takes nearly all. What is hidden behind computing is taken from all

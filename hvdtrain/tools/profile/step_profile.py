@@ -24,7 +24,7 @@ _NOTED_MS = 1.0
 
 
 class StepProfile(LoopHook):
-    """Records the steps that the config asks for, once in a job.
+    """Records the steps that the config requests, once in a job.
 
     What cannot be recorded or written is noted, and training continues: no error of a profiler or of a disk
     leaves this class.
@@ -35,7 +35,7 @@ class StepProfile(LoopHook):
 
     def __init__(self, session: Session) -> None:
         window = session.config.profile
-        assert window is not None  # the config asks for it
+        assert window is not None  # the config requests it
         self._session, self._window, self._workers = session, window, session.backend.workers
         self._is_over = False
         self._recorder: StepRecorder | None = None
@@ -62,7 +62,7 @@ class StepProfile(LoopHook):
     def after_steps(self, step: int) -> None:
         """Collective if steps are being recorded. End the recording.
 
-        Whoever asks to stop may not wait until the trace is written, so the checkpoint is waited for first.
+        Whoever stops a job may not wait until the trace is written, so the checkpoint is waited for first.
         """
         if self._is_over:
             return

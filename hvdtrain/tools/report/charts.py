@@ -15,7 +15,7 @@ from hvdtrain.callbacks import CALLBACK, EVAL, TRAIN
 from hvdtrain.early_stopping import BAD_SAMPLES, PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.tools.report.run_log import AXES, WORKERS, Curve, Numbers, RunEvent, RunLog
 
-# of Okabe and Ito, which colour-blind people tell apart; without yellow, which is too light on white
+# of Okabe and Ito, which colour-blind people distinguish; without yellow, which is too light on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
 _DASHES = ((), (8, 4), (2, 3), (9, 3, 2, 3), (14, 4))
 _POINTS = 14_000  # of all curves of a page together: each takes about 40 bytes of it

@@ -42,7 +42,7 @@ from hvdtrain.tools.search import batch_sizes
 from hvdtrain.tools.search.batch_sizes import BatchSize, BatchSizes, Tried, curve_difference
 from hvdtrain.tools.search.options import BatchOptions
 
-_MORE_SECONDS, _FACTOR = 300.0, 10.0  # beside the measurement: to start, and to compile
+_MORE_SECONDS, _FACTOR = 300.0, 10.0  # in addition to the measurement: to start, and to compile
 OUT_OF_MEMORY_CODE = 12  # ENOMEM
 _KILLED = re.compile(rf"exit (code|status):? *(-9|137|{OUT_OF_MEMORY_CODE})\b|signal 9|SIGKILL|\bKilled\b")
 _SAME_FP32, _SAME_ROUNDED = 1e-4, 2e-2  # relative, of the first losses

@@ -242,7 +242,7 @@ def notes_of_ends(curve: Curve, rise: Rise) -> list[str]:
 
 
 def draw_rates(document: Mapping[str, Any], path: Path) -> None:
-    """Draw the curve of a document of ``LearningRates``; the suffix of the file tells the format."""
+    """Draw the curve of a document of ``LearningRates``; the suffix of the file names the format."""
     figure = new_figure()
     axes = figure.add_subplot()
     rates = [one["rate"] for one in document["curve"]]

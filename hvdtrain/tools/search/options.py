@@ -1,4 +1,4 @@
-"""The options of ``lr-find`` and ``batch-find``, beside those of a job."""
+"""The options of ``lr-find`` and ``batch-find``, in addition to those of a job."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

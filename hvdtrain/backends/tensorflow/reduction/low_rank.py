@@ -106,7 +106,7 @@ class LowRank(CommonLowRank, Reducer):
         """Collective. Return the sums of low rank, and that of a vector, which is in the last message.
 
         So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
-        type, it travels beside it.
+        type, it travels next to it.
         """
         sums, vectors = self._finish(gradients, () if vector is None else (vector,))
         return sums, vectors[0] if vectors else None

@@ -225,5 +225,5 @@ def _check_unconstrained(field: Field) -> None:
 
 
 def make_shards(config: Config, trainable: Sequence[Field], workers: Workers) -> ShardedParameters | None:
-    """Return the parameters, divided among the workers as a config asks; None if each updates all of them."""
+    """Return the parameters, divided among workers as a config requests; None if each updates all of them."""
     return ShardedParameters(trainable, workers) if config.shard != "none" and workers.size > 1 else None

@@ -216,7 +216,7 @@ def _not_here(path: str, *_: Any, **__: Any) -> NoReturn:
 def check_blocks(
     blocks: Sequence[Any], model: keras.Model, arguments: Sequence[Any], named: Mapping[str, Any]
 ) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, in words.
+    """Check that blocks compute what their model does; return what they do otherwise in training, as text.
 
     Raises:
         TaskError: If they compute something else in evaluation.

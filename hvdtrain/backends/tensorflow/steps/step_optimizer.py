@@ -195,7 +195,7 @@ class StepOptimizer(StepOptimizerBase):
     def _reduced(self, gradients: list[Tensor], own: Tensor | None, samples: StepPart) -> list[Tensor]:
         """Collective. Return the sums of gradients over workers, divided by the share that counted.
 
-        Calls are told apart by name, for Horovod, and by a mark, without which TensorFlow would merge
+        Calls are distinguished by name, for Horovod, and by a mark, without which TensorFlow would merge
         reductions of equal gradients.
         """
         call = f"{self._name}.{self._own_calls - 1}"

@@ -168,7 +168,7 @@ def laid_out_as(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor
 def flat_zeros(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Return a vector of zeros which, on a CPU, begins at a cache line.
 
-    There, numpy allocates it, which asks for huge pages. Between processes of one host MPI reads another's
+    There, numpy allocates it, which requests huge pages. Between processes of one host MPI reads another's
     memory page by page, so that large sums take about 0.6 times as long.
     """
     if device.type != "cpu":

@@ -104,7 +104,7 @@ class LowRank(CommonLowRank, Reducer):
         """Collective. Return the sums of low rank; sum a vector in place, which is in the last message.
 
         So errors and Q change when all sums of a step have succeeded. If nothing in the last message has its
-        type, it travels beside it.
+        type, it travels next to it.
         """
         return self._finish(gradients, () if vector is None else (vector,)), vector
 

@@ -67,7 +67,7 @@ def dense(matrix: torch.Tensor) -> torch.Tensor:
 
 
 def check_kinds(trainable: Iterable[Entry], config: Config) -> None:
-    """Check that what a config asks for can be computed with the kinds of numbers that the parameters are.
+    """Check that what a config requests can be computed with the kinds of numbers that the parameters are.
 
     Raises:
         ConfigError: If it cannot, naming the parameter and the option.

@@ -229,5 +229,5 @@ def _make_dense(parameter: torch.Tensor) -> None:
 
 
 def make_shards(config: Config, trainable: Sequence[Entry], workers: Workers) -> ShardedParameters | None:
-    """Return the parameters, divided among the workers as a config asks; None if each updates all of them."""
+    """Return the parameters, divided among workers as a config requests; None if each updates all of them."""
     return ShardedParameters(trainable, workers) if config.shard != "none" and workers.size > 1 else None

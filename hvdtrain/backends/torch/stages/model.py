@@ -231,7 +231,7 @@ def _used_here(args: Any, kwargs: Any) -> TaskError:
 def check_blocks(
     blocks: Sequence[Any], model: nn.Module, arguments: tuple[Any, ...], named: Mapping[str, Any]
 ) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, in words.
+    """Check that blocks compute what their model does; return what they do otherwise in training, as text.
 
     Raises:
         TaskError: If they compute something else in evaluation.

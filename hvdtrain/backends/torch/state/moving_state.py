@@ -133,7 +133,7 @@ class MovingState:
         yield from self._slots.values()
 
     def _keep_optimizers(self) -> None:
-        """Note what the optimizers hold beside tensors, and where they hold tensors."""
+        """Note what the optimizers hold in addition to tensors, and where they hold tensors."""
         self._others.clear()
         self._states = [(optimizer, list(optimizer.state.items())) for optimizer in self._optimizers]
         slots: dict[tuple[int, str], _Place] = {}

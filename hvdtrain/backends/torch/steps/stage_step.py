@@ -231,7 +231,7 @@ class StageStep(StageStepBase):
         return Blocks(blocks, call, check, lambda call: seconds_of(blocks, *call), lambda: bytes_of(blocks))
 
     def _stage_model(self, own: Sequence[Any], whole: torch.nn.Module) -> StageModel:
-        """Return the blocks of this worker's stage on its device, changed as the config asks."""
+        """Return the blocks of this worker's stage on its device, changed as the config requests."""
         config, device = self._config, self.computation.device
         model = StageModel(own, whole).to(device)
         if self.layout.is_last:
