@@ -5,6 +5,7 @@ import json
 import math
 import random
 import shutil
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.host.launcher import muted_console
+from hvdtrain.host.processes import end_with_parent
 from hvdtrain.jobs.entering import new_session
 from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import open_together
@@ -90,6 +92,7 @@ def prove_alone(values: Mapping[str, Any]) -> None:
     if values["phase"] == MANY:
         train(layers, folder / MANY)
         return
+    end_with_parent(values["parent"], signal.SIGKILL)
     found = _Proof(folder, layers, values["workers"], values["steps"]).document()
     (folder / FOUND).write_text(json.dumps(found), encoding="utf-8")
 

@@ -198,14 +198,7 @@ class Traits:
 
 
 def cause_of(found: Comparison, traits: Traits, *, is_plain: bool, framework: str) -> str:
-    """Return why runs differ, if one of the known kinds explains it; empty if none does.
-
-    Args:
-        found: where they begin to differ.
-        traits: what the task does.
-        is_plain: whether a plain loop is compared with one worker; else one worker with several.
-        framework: the framework's name.
-    """
+    """Return why runs differ, if one of the known kinds explains it; empty if none does."""
     own = [name for name in traits.generators if name != framework]
     several, random = not is_plain, f"random numbers of {' and '.join(own)} in the model or the loss"
     buffers = ", ".join(name.removeprefix("model/") for name in traits.buffers[:3])
@@ -276,13 +269,7 @@ def equal_arrays(left: PortableState, right: PortableState) -> str:
 def splits(
     whole: tuple[Any, Any], parts: Sequence[tuple[Any, Any]], mean: Callable[[Any], tuple[float, float]]
 ) -> str:
-    """Return how losses of a whole batch differ from those of its halves; empty if they do not.
-
-    Args:
-        whole: losses and weights of the batch.
-        parts: those of its halves.
-        mean: returns the mean of losses, and their weight.
-    """
+    """Return how losses of a whole batch differ from those of its halves; empty if they do not."""
     if whole[0].shape and all(one[0].shape for one in parts):
         apart = difference(np.concatenate([one[0] for one in parts]), whole[0])
         if apart.relative > 1e-4:

@@ -130,7 +130,13 @@ def _prove(
     """Collective. Run the jobs; return what was found, on rank 0."""
     workers, rank, is_launched = place
     begun = time.monotonic()
-    values = {"layers": layers_to_json(layers), "folder": str(folder), "workers": workers, "steps": steps}
+    values = {
+        "layers": layers_to_json(layers),
+        "folder": str(folder),
+        "workers": workers,
+        "steps": steps,
+        "parent": os.getpid(),
+    }
     without = [name for name in os.environ if _is_of_launch(name) or name not in for_children()]
     unset = ["env", *(word for name in without for word in ("-u", name))]
     environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
