@@ -242,7 +242,8 @@ class FakeMembership:
 class ElasticWorkers:
     """The workers of a job as one thread sees them; alone before the first world."""
 
-    host, controller, is_elastic, may_reduce = "here", "Gloo", True, True
+    host, is_elastic, may_reduce = "here", True, True
+    controller = coordination = "Gloo"
 
     def __init__(self, membership: FakeMembership) -> None:
         self._membership = membership

@@ -75,7 +75,7 @@ def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, sa
     shown["watch"] = watched(run, is_terminal=False)
     shown["watch live"] = watched(run, is_terminal=True)
     tracker, notes = FakeTracker(), []
-    monkeypatch.setattr(sender, "_load", lambda name, note: tracker)
+    monkeypatch.setattr(sender, "CLIENTS", {"mlflow": lambda note: tracker})
     monkeypatch.setattr(track, "check_installed", lambda names: None)
     track.track_runs([run], ["mlflow"], False, notes.append)
     shown["track"] = "\n".join(notes)
