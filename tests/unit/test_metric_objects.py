@@ -143,14 +143,17 @@ def test_torchmetrics_over_workers(name, workers):
     assert evaluated("torch", metric, (outputs, targets), loss, workers) == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_worker_without_samples_does_not_matter():
-    metric = regression.ExplainedVariance()  # its sums get their shape in the first update
+@pytest.mark.parametrize("framework", ["torch", "tf"])
+def test_a_worker_without_samples_does_not_matter(framework):
+    # of which the states get their shape in the first update
+    metric = {"torch": regression.ExplainedVariance, "tf": keras.metrics.R2Score}[framework]
     few, targets = NUMBERS[:4], NUMBERS[:4] + LOGITS[:4, :2]
-    expected = by_torchmetrics(metric, few, targets)
-    (of_one,), (of_other,) = (states_of("torch", metric).values() for _ in range(2))
+    expected = by_torchmetrics((regression.R2Score if framework == "tf" else metric)(), few, targets)
+    (of_one,), (of_other,) = (states_of(framework, metric()).values() for _ in range(2))
+    tensor = side_of(framework)[1]
     for state, counts in ((of_one, True), (of_other, False)):
         rows = Rows(np.full(4, counts), np.arange(4), 4)
-        state.add(torch.from_numpy(few), {"targets": torch.from_numpy(targets)}, rows)
+        state.add(tensor(few), {"targets": tensor(targets)}, rows)
     assert of_other.compute([of_other.parts(), of_one.parts()]) == pytest.approx(expected, rel=1e-6)
 
 
@@ -271,8 +274,46 @@ class Largest(keras.metrics.Metric):
         return self.largest
 
 
+class LastBatch(torchmetrics.Metric):
+    """Its reduction is right over workers, and its update forgets the batches before."""
+
+    def __init__(self):
+        super().__init__()
+        self.add_state("value", torch.tensor(0.0), dist_reduce_fx="mean")
+
+    def update(self, preds, target):
+        self.value = (preds - target).abs().mean()
+
+    def compute(self):
+        return self.value
+
+
+class RunningMean(torchmetrics.Metric):
+    def __init__(self):
+        super().__init__()
+        self.add_state("value", torch.tensor(0.0), dist_reduce_fx="mean")
+
+    def reset(self):
+        super().reset()
+        self.count = 0
+
+    def update(self, preds, target):
+        self.count += len(preds)
+        self.value = self.value + ((preds - target).abs().mean() - self.value) * len(preds) / self.count
+
+    def compute(self):
+        return self.value
+
+
+class KerasMeanOfMeans(keras.metrics.MeanMetricWrapper):
+    def __init__(self):
+        super().__init__(lambda y_true, y_pred: keras.ops.mean(abs(y_true - y_pred)), "mean")
+
+
+EQUAL = np.ones(SAMPLES, "float32")
 REFUSED = {
     "mean of means": ("torch", MeanOfMeans(), "the same batch in two parts"),
+    "last batch": ("torch", LastBatch(), "the same batch in two parts"),
     "hidden state": ("torch", Hidden(), "for a batch, and .* for the same batch in two parts"),
     "no state": ("torch", Stateless(), "has no state that torchmetrics knows of"),
     "aggregator": ("torch", torchmetrics.MeanMetric(), "takes values and weights"),
@@ -292,6 +333,36 @@ def test_what_would_be_wrong_is_refused(name):
     framework, metric, said = REFUSED[name]
     with pytest.raises(TaskError, match=said):
         evaluated(framework, metric, (SCORES, YES))
+
+
+@pytest.mark.parametrize(
+    ("framework", "metric", "state"),
+    [("torch", MeanOfMeans(), "'batches'"), ("tf", KerasMeanOfMeans(), "'1 count'")],
+)
+def test_states_are_compared_if_the_values_are_equal(framework, metric, state):
+    with pytest.raises(TaskError, match=f"its state {state} after a batch is not that after"):
+        evaluated(framework, metric, (EQUAL, EQUAL))
+
+
+def test_a_batch_of_one_sample_proves_nothing():
+    (state,) = states_of("torch", MeanOfMeans()).values()
+    given = torch.from_numpy(SCORES), {"targets": torch.from_numpy(YES)}
+    state.add(*given, Rows(np.arange(SAMPLES) == 3, np.arange(SAMPLES), SAMPLES))
+    with pytest.raises(TaskError, match="the same batch in two parts"):
+        state.add(*given, Rows(np.arange(SAMPLES) != 3, np.arange(SAMPLES), SAMPLES))
+
+
+def test_the_check_of_a_later_batch_leaves_what_was_added():
+    (state,) = states_of("torch", RunningMean()).values()
+    given = torch.from_numpy(SCORES), {"targets": torch.from_numpy(YES)}
+    for rows in (np.arange(SAMPLES) < 2, np.arange(SAMPLES) >= 2):
+        state.add(*given, Rows(rows, np.arange(SAMPLES), SAMPLES))
+    assert state.compute([state.parts()]) == pytest.approx(np.abs(SCORES - YES).mean())
+
+
+def test_means_are_weighted_by_the_samples_of_workers():
+    found = evaluated("torch", RunningMean(), (SCORES, YES))
+    assert found == pytest.approx(np.abs(SCORES - YES).mean())
 
 
 IGNORES = {"ignore_index": -1}

@@ -252,8 +252,12 @@ class ObjectState(ABC):
         """Return the object's state: arrays, and lists of arrays if it keeps all samples."""
 
     @abstractmethod
-    def _merged(self, states: list[dict[str, Any]]) -> Any:
-        """Return what the object computes of the merged states of workers that have samples."""
+    def _merged(self, states: list[dict[str, Any]], samples: list[int]) -> Any:
+        """Return what the object computes of the merged states of workers that have samples, and how many."""
+
+    @abstractmethod
+    def _comparable(self, states: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+        """Return of merged states, by name, what must not depend on how samples are divided into batches."""
 
     def begin(self) -> None:
         """Forget all batches."""
@@ -263,7 +267,8 @@ class ObjectState(ABC):
     def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
         """Add a micro-batch."""
         is_first = not self._samples
-        if is_first and not self._is_checked:
+        # fewer than three samples prove nothing: their parts are the whole, or equal in size
+        if not self._is_checked and rows.is_counted.sum() > (1 if is_first else 2):
             self._check_merges(outputs, batch, rows.is_counted)
         self._add(outputs, batch, rows.is_counted)
         if is_first and self._samples:
@@ -275,10 +280,10 @@ class ObjectState(ABC):
 
     def compute(self, of_workers: list[tuple[int, dict[str, Any]]]) -> Any:
         """Return the metric's value."""
-        states = [state for samples, state in of_workers if samples]
-        if not states:  # a dry run of padding alone
+        of_workers = [(samples, state) for samples, state in of_workers if samples]
+        if not of_workers:  # a dry run of padding alone
             return float("nan")
-        value = self._merged(states)
+        value = self._merged([state for _, state in of_workers], [samples for samples, _ in of_workers])
         value = self.taken.given.result(value) if self.taken.given.result else value
         return self._to_numpy(value) if hasattr(value, "shape") else value
 
@@ -309,36 +314,51 @@ class ObjectState(ABC):
         self._samples += int(is_counted.sum())
 
     def _check_merges(self, outputs: Any, batch: Mapping[str, Any], is_counted: NDArray[np.bool_]) -> None:
-        """Check that the object gives the same for a batch and for the batch in two parts.
+        """Check that the object gives the same for a batch and for the batch in two parts, state and value.
 
         Raises:
             TaskError: If it does not: the object's value would depend on batch size and workers.
         """
         places = np.flatnonzero(is_counted)
-        cut = max(1, len(places) // 3)  # unequal parts: a mean of means is another number
+        first, rest = np.split(places, [max(1, len(places) // 3)])  # unequal, for means of means
+        probe = type(self)(self.taken)  # type: ignore[call-arg]  # the frameworks' classes take no more
 
-        def part(chosen: NDArray[np.intp]) -> tuple[int, dict[str, Any]]:
-            self.begin()
-            self._add(outputs, batch, np.isin(np.arange(len(is_counted)), chosen))
-            return self.parts()
+        def updated(*batches: NDArray[np.intp]) -> tuple[int, dict[str, Any]]:
+            probe.begin()
+            for chosen in batches:
+                probe._add(outputs, batch, np.isin(np.arange(len(is_counted)), chosen))
+            return probe.parts()
 
+        # the whole before the parts: what the object keeps in addition to its state is to differ
+        whole = [updated(places)]
+        value = probe._value(whole)
         try:
-            # the whole before the parts: what the object keeps in addition to its state is to differ
-            whole = self._value([part(places)])
-            try:
-                parts = self._value([part(places[:cut]), part(places[cut:])])
-            except Exception:  # it does not take so few samples
-                return
-        finally:
-            self.begin()
-        self._is_checked = np.isfinite(whole) and np.isfinite(parts)
-        if self._is_checked and not np.isclose(whole, parts, _TOLERANCE, 1e-6):
+            # on two workers, and as two batches on one
+            ways = [[updated(first), updated(rest)], [updated(first, rest)]]
+            states, of_first, *others = (
+                probe._comparable([state for _, state in way]) for way in (whole, ways[0][:1], *ways)
+            )
+        except Exception:  # it does not take so few samples
+            return
+        values = [probe._value(way) for way in ways]
+        is_number = bool(np.isfinite([value, *values]).all())
+        problems = [
+            f"its state {key!r} after a batch is not that after the same batch in two parts"
+            for other in others
+            for key, state in states.items()
+            if not _is_close(state, other[key], of_first[key])
+        ] + [
+            f"it gives {value:.6g} for a batch, and {other:.6g} for the same batch in two parts"
+            for other in values
+            if is_number and not np.isclose(value, other, _TOLERANCE, 1e-6)
+        ]
+        if problems:
             raise self.taken.error(
-                f"cannot be added up over workers: it gives {whole:.6g} for a batch, and {parts:.6g} for the "
-                "same batch in two parts",
+                f"cannot be added up over workers: {problems[0]}",
                 "Use an object whose states are sums, maxima or concatenated rows, or write "
                 "hvdtrain.SumMetric or hvdtrain.GatheredMetric.",
             )
+        self._is_checked = is_number and len(places) > 2
 
     def _value(self, of_workers: list[tuple[int, dict[str, Any]]]) -> float:
         """Return what is computed of states; NaN if that fails, which the evaluation reports."""
@@ -358,3 +378,12 @@ class ObjectState(ABC):
                 "Give it bins, such as thresholds=200, if it takes them; or, if rank 0 has the memory, "
                 "hvdtrain.MetricObject(..., max_bytes=...).",
             )
+
+
+def _is_close(whole: NDArray[Any], merged: NDArray[Any], first: NDArray[Any]) -> bool:
+    """Return whether a state is that of the parts but for rounding, which also depends on the first part."""
+    if whole.shape != merged.shape or whole.dtype.kind not in "fiub":
+        return whole.shape == merged.shape
+    known = np.concatenate([np.abs(array, dtype=np.float64).ravel() for array in (whole, first)])
+    scale = np.max(known, initial=0.0, where=np.isfinite(known))
+    return np.allclose(whole, merged, _TOLERANCE, max(1e-6, 1e-4 * scale), equal_nan=True)

@@ -1,6 +1,6 @@
 """Objects of Keras in an evaluation; ``torch/objective/metric_objects.py`` does the same for torchmetrics."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.logits import class_axis_of
 from hvdtrain.backends.objective.metric_objects import TakenObject, in_call_order, is_same_but_units
-from hvdtrain.backends.objective.stateful_metrics import StatefulMetric
+from hvdtrain.backends.objective.stateful_metrics import Rows, StatefulMetric
 from hvdtrain.backends.tensorflow.objective.losses import mask_of, with_mask
 from hvdtrain.backends.tensorflow.program import to_numpy
 
@@ -76,6 +76,12 @@ class ObjectState(shared.ObjectState):
         )
         ignores = [getattr(metric, "ignore_class", settings.get("ignore_class"))]
         super().__init__(taken, as_array, ignores)
+
+    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
+        """Add a micro-batch; one of padding alone makes the variables that rank 0 needs for other workers."""
+        if not self._has_updated and not rows.is_counted.any():
+            type(self)(self.taken)._add(outputs, batch, np.ones_like(rows.is_counted))
+        super().add(outputs, batch, rows)
 
     def _reset(self) -> None:
         self._metric.reset_state()
@@ -159,7 +165,17 @@ class ObjectState(shared.ObjectState):
     def _state(self) -> dict[str, Any]:
         return {str(place): array for place, array in enumerate(self._sums)}
 
-    def _merged(self, states: list[dict[str, Any]]) -> Any:
+    def _comparable(self, states: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+        variables = enumerate(self._metric.variables)
+        return {
+            f"{place} {variable.name}": np.asarray(sum(state[str(place)] for state in states))
+            for place, variable in variables
+        }
+
+    def _merged(self, states: list[dict[str, Any]], samples: list[int]) -> Any:
+        if not self._initial:  # no sample of this worker counted
+            self._metric.reset_state()
+            self._initial = self._values()
         for place, (variable, initial) in enumerate(zip(self._metric.variables, self._initial, strict=True)):
             value = initial.astype(np.float64) + sum(state[str(place)] for state in states)
             if initial.dtype.kind in "iu" and np.max(value, initial=0) > np.iinfo(initial.dtype).max:

@@ -1,5 +1,6 @@
 """Objects of torchmetrics in an evaluation; as in ``tensorflow/objective/metric_objects.py``."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from hvdtrain.data.unsupported import has_class
 # logits if it does not: by how their names begin, or by name
 _OF_NUMBERS = ("Binary", "Multilabel")
 _OF_PROBABILITIES = ("MulticlassPrecisionRecallCurve", "MulticlassCalibrationError", "MulticlassHingeLoss")
+# torchmetrics' reductions of which the state of a batch is that of its parts
+_COMPARABLE = ("dim_zero_sum", "dim_zero_max", "dim_zero_min")
 
 
 def as_array(value: Any) -> NDArray[Any]:
@@ -131,18 +134,44 @@ class ObjectState(shared.ObjectState):
         return found
 
     @torch.no_grad()
-    def _merged(self, states: list[dict[str, Any]]) -> Any:
+    def _merged(self, states: list[dict[str, Any]], samples: list[int]) -> Any:
+        for path, name, _, value in self._reduced(states, samples):
+            setattr(self._within[path], name, value)
+        for module in self._within.values():
+            module._update_count = 1
+        return self._metric.compute()
+
+    @torch.no_grad()
+    def _comparable(self, states: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
+        found = {}
+        for path, name, reduction, value in self._reduced(states, [1] * len(states)):
+            if isinstance(value, list) and reduction == "dim_zero_cat":
+                rows = [np.atleast_1d(as_array(item)) for item in value]
+                found[f"{path}.{name}".lstrip(".")] = np.concatenate(rows or [np.empty(0)])
+            elif not isinstance(value, list) and reduction in _COMPARABLE:
+                found[f"{path}.{name}".lstrip(".")] = as_array(value)
+        return found
+
+    def _reduced(
+        self, states: list[dict[str, Any]], samples: list[int]
+    ) -> Iterator[tuple[str, str, str, Tensor | list[Tensor]]]:
+        """Yield an object's path, a state's name, its reduction's name, and what workers' states become."""
+
         def tensor(array: NDArray[Any]) -> Tensor:
             return torch.from_numpy(np.array(array)).to(self._metric.device)
 
         for path, module in self._within.items():
-            module._update_count = 1
             for name, reduce in module._reductions.items():
                 values = [state[f"{path}.{name}"] for state in states]
+                reduction = getattr(reduce, "__name__", "")
+                value: Tensor | list[Tensor]
                 if isinstance(values[0], list):  # as in one process
-                    setattr(module, name, [tensor(item) for items in values for item in items])
-                    continue
-                of_workers = torch.stack([tensor(array) for array in values])
-                value = of_workers if reduce is None else reduce(of_workers)
-                setattr(module, name, of_workers[0] if len(values) == 1 else value)
-        return self._metric.compute()
+                    value = [tensor(item) for items in values for item in items]
+                elif len(values) == 1:
+                    value = tensor(values[0])
+                elif reduction == "dim_zero_mean":  # torchmetrics' own has no weights
+                    value = tensor(np.average(values, axis=0, weights=samples).astype(values[0].dtype))
+                else:
+                    of_workers = torch.stack([tensor(array) for array in values])
+                    value = of_workers if reduce is None else reduce(of_workers)
+                yield path, name, reduction, value
