@@ -51,7 +51,7 @@ models="resnet50 gpt"
 [ "$device" = gpu ] || models="convnet mlp"
 for options in "" "--precision bf16" "--precision bf16 --compile"; do
     echo "one worker against a plain loop $options"
-    # shellcheck disable=SC2086 - options and models are words
+    # shellcheck disable=SC2086
     python benchmarks/overhead.py --frameworks torch --models $models --device "$device" --repeats 1 $options
 done
 exit "$failed"
