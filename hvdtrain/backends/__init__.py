@@ -1,6 +1,5 @@
 """The frameworks: one backend each, behind one interface."""
 
-from collections.abc import Sequence
 from importlib import import_module
 from typing import cast
 
@@ -14,7 +13,7 @@ from hvdtrain.host.frameworks import FRAMEWORKS, require_triton_before_tensorflo
 from hvdtrain.workers.activity import ACTIVITY
 
 
-def load_backend(config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()) -> Backend:
+def load_backend(config: Config, membership: Membership | None = None) -> Backend:
     """Import a framework's backend and start its Horovod.
 
     Collective. A process has one backend: each framework brings a native library of its own.
@@ -22,7 +21,6 @@ def load_backend(config: Config, membership: Membership | None = None, ranks: Se
     Args:
         config: its ``framework``, ``stages``, ``device`` and ``threads`` are used.
         membership: this worker's part in an elastic job; None in other jobs.
-        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
 
     Raises:
         EnvironmentFault: If the device or the launcher does not fit, or a library is missing.
@@ -39,4 +37,4 @@ def load_backend(config: Config, membership: Membership | None = None, ranks: Se
             f"If it is Horovod, build it again:\n  {BUILD_COMMAND} --force",
         ) from error
     with ACTIVITY.during("starting Horovod, which waits for all workers"):
-        return cast(Backend, module.start(config, membership, ranks))
+        return cast(Backend, module.start(config, membership))

@@ -4,7 +4,6 @@ import contextlib
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers, check_abort, without_sources
@@ -52,7 +51,6 @@ def start_horovod(
     hvd: Any,
     collectives: ByteCollectives,
     membership: Membership | None = None,
-    ranks: Sequence[int] = (),
     *,
     has_groups: bool = False,
 ) -> HorovodWorkers:
@@ -65,7 +63,6 @@ def start_horovod(
         hvd: ``horovod.torch`` or ``horovod.tensorflow``.
         collectives: how bytes travel through it.
         membership: this worker's part in an elastic job, in which it starts alone; None in other jobs.
-        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
         has_groups: whether some of the workers will sum something among themselves.
 
     Raises:
@@ -88,11 +85,11 @@ def start_horovod(
                 report_begin(rank)
                 stack.enter_context(reported_start(rank))
             options = {"process_sets": "dynamic"} if has_groups else {}
-            hvd.init(list(ranks), **options) if ranks else hvd.init(**options)
+            hvd.init(**options)
     except ValueError as error:
         remedy = _ALONE if rank is None and membership is None else _REMEDY
         raise EnvironmentFault(f"Horovod could not start: {without_sources(error)}", remedy) from error
-    return HorovodWorkers(hvd, collectives, membership, len(ranks))
+    return HorovodWorkers(hvd, collectives, membership)
 
 
 def _give_up(rank: int, seconds: float) -> None:

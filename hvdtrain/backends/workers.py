@@ -122,7 +122,6 @@ class HorovodWorkers:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
         collectives: what moves bytes through it.
         membership: this worker's part in an elastic job; None in other jobs.
-        expected: how many workers Horovod was started with; 0 for all that the launcher started.
 
     Raises:
         EnvironmentFault: If a launcher started several processes that Horovod does not see.
@@ -133,7 +132,6 @@ class HorovodWorkers:
         hvd: Any,
         collectives: ByteCollectives,
         membership: Membership | None = None,
-        expected: int = 0,
     ) -> None:
         self._hvd, self._collectives, self._membership = hvd, collectives, membership
         self.is_elastic = membership is not None
@@ -146,12 +144,7 @@ class HorovodWorkers:
         self.controller = "none" if self.size == 1 else "MPI" if self.uses_mpi else "Gloo"
         over = ", large sums over Gloo" if self.uses_mpi and hvd.gloo_enabled() else ""
         self.coordination = self.controller + over
-        if expected and self.size != expected:
-            raise EnvironmentFault(
-                f"Horovod started with {self.size} workers of the {expected} of its part of the job",
-                "Start the job over MPI: horovodrun --mpi, or mpirun.",
-            )
-        if not expected and (launch := stated_launch()) is not None:
+        if (launch := stated_launch()) is not None:
             build = installed_build()
             check_launch_is_seen(launch, self.size, self.rank, (build and build.mpi) or "")
         self.least = membership.least if membership else self.size

@@ -277,7 +277,7 @@ class ElasticWorkers:
         return False
 
 
-def start(config: Any, membership: FakeMembership, ranks: Any = ()) -> "ElasticNumpyBackend":
+def start(config: Any, membership: FakeMembership) -> "ElasticNumpyBackend":
     """Return the backend of a worker, as a framework's module does."""
     return ElasticNumpyBackend(ElasticWorkers(membership))
 

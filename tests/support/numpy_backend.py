@@ -54,7 +54,7 @@ class Mlp:
         return hidden, hidden @ w2 + b2
 
 
-def start(config: Config, membership: Any = None, ranks: Any = ()) -> "NumpyBackend":
+def start(config: Config, membership: Any = None) -> "NumpyBackend":
     """Return the backend; one worker needs no Horovod."""
     return NumpyBackend(one_worker())
 

@@ -281,7 +281,7 @@ def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):
 def test_a_second_training_of_a_process_does_not_begin_with_the_age_of_the_first(monkeypatch):
     seen = []
 
-    def load(config, membership, ranks=()):
+    def load(config, membership):
         seen.append(ACTIVITY.current)
         raise ZeroDivisionError
 

@@ -54,15 +54,12 @@ from hvdtrain.workers.agreement import Workers
 _WARM_UP_RATE = 1e-6
 
 
-def start(
-    config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()
-) -> "TensorFlowBackend":
+def start(config: Config, membership: Membership | None = None) -> "TensorFlowBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
     Args:
         config: its ``device``, ``threads`` and ``stages`` are used.
         membership: this worker's part in an elastic job; None in other jobs.
-        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
 
     Raises:
         EnvironmentFault: If the device is missing, Keras runs on another framework, TensorFlow
@@ -73,7 +70,7 @@ def start(
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",
             "Set KERAS_BACKEND=tensorflow, or import keras only inside the task's methods.",
         )
-    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks, has_groups=config.stages > 1)
+    workers = start_horovod(hvd, HorovodCollectives(), membership, has_groups=config.stages > 1)
     return TensorFlowBackend(workers, use_device(config, workers))
 
 

@@ -42,18 +42,17 @@ from hvdtrain.workers.agreement import Workers
 _WARM_UP_RATE = 1e-6
 
 
-def start(config: Config, membership: Membership | None = None, ranks: Sequence[int] = ()) -> "TorchBackend":
+def start(config: Config, membership: Membership | None = None) -> "TorchBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
     Args:
         config: its ``device``, ``threads``, ``precision`` and ``stages`` are used.
         membership: this worker's part in an elastic job; None in other jobs.
-        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
 
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
-    workers = start_horovod(hvd, HorovodCollectives(), membership, ranks, has_groups=config.stages > 1)
+    workers = start_horovod(hvd, HorovodCollectives(), membership, has_groups=config.stages > 1)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)
     if device.type == "cuda":

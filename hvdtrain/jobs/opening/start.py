@@ -193,7 +193,6 @@ def started(
     membership: Membership | None = None,
     *,
     stays: bool = False,
-    ranks: Sequence[int] = (),
 ) -> Iterator[Backend]:
     """Collective. Return a context with the job's backend, in which the job's workers are watched.
 
@@ -205,7 +204,6 @@ def started(
         watching: what is done before the process ends because a worker does not answer.
         membership: this worker's part in an elastic job, whose driver watches the workers; None in others.
         stays: whether Horovod also stays after an error that all workers have.
-        ranks: the ranks of MPI that make up the job, if others run something else; empty for all.
 
     Raises:
         UsageError: If the launcher started an elastic job, and what this process does cannot be elastic.
@@ -213,7 +211,7 @@ def started(
     check_may_be_elastic(membership)
     ACTIVITY.enter("starting", is_long=True)  # what an earlier training did last is long ago
     watching = watching or Watching()
-    backend = load_backend(job.config, membership, ranks)
+    backend = load_backend(job.config, membership)
     ACTIVITY.part = _part_of(job.config, backend)
     try:
         with nullcontext() if membership else _watched(job, backend, watching):
