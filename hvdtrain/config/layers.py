@@ -28,7 +28,7 @@ _EITHER_OR = (
 )
 
 # fields that have left, with their defaults, which the config.yaml of an older run lists
-_LEFT = {"lars_trust_coefficient": 0.001}
+LEFT = {"lars_trust_coefficient": 0.001}
 
 _MAX_FILE_BYTES = 10_000_000
 _MAX_KEY_PARTS = 20
@@ -177,7 +177,7 @@ def read_file(path: Path) -> Layer:
         values = {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must contain lines such as epochs: 3, found a {type(values).__name__}")
-    kept = {name: value for name, value in values.items() if name not in _LEFT or _LEFT[name] != value}
+    kept = {name: value for name, value in values.items() if name not in LEFT or LEFT[name] != value}
     return Layer(str(path), kept, is_file=True)
 
 

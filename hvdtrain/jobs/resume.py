@@ -17,6 +17,7 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
+from hvdtrain.config.layers import LEFT
 from hvdtrain.data.stream import Stream, is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError
 from hvdtrain.jobs.opening import plan_parts
@@ -212,6 +213,7 @@ def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
         for name in new
         if name in manifest.config and name not in _NOT_COMPARED and not same_field(name, found, new)
     ]
+    pairs += [(name, manifest.config.get(name, value), value) for name, value in LEFT.items()]
     pairs.append(("workers", manifest.workers, backend.workers.size))
     versions = versions_with(backend)
     pairs += [

@@ -38,7 +38,7 @@ def test_what_was_of_that_training_alone_is_left_out():
         run_dir="r", resume="x", init="y", global_batch_size=9, accumulate=3, compression="powersgd:4", **kept
     )
     config = resolved(made)
-    assert config.compression == "none"
+    assert (config.compression, resolved(manifest(overlap="true")).overlap) == ("none", "auto")
     assert (config.early_stopping, config.label_smoothing) == (None, 0.0)
     assert (config.run_dir, config.resume, config.init, config.keep_best) == (None,) * 4
     assert (config.global_batch_size, config.accumulate) == (None, 1)

@@ -140,6 +140,9 @@ def test_auc_of_classes_and_labels(side):
     wanted = reference.roc_auc_score(targets[:, 1:], logits[:, 1:])
     assert value(side, "auc", logits, targets, "binary_cross_entropy") == pytest.approx(wanted, abs=1e-12)
     assert np.isnan(value(side, "auc", logits[:, 0], targets[:, 0], "binary_cross_entropy"))
+    logits[:4] = (np.inf, -np.inf, 0)  # ranked as the largest and the smallest number
+    wanted = reference.roc_auc_score(targets[:, 1:], np.clip(logits[:, 1:], -1e30, 1e30))
+    assert value(side, "auc", logits, targets, "binary_cross_entropy") == pytest.approx(wanted, abs=1e-12)
     logits[0] = np.nan
     assert np.isnan(value(side, "auc", logits, targets, "binary_cross_entropy"))
 
@@ -153,6 +156,7 @@ def test_r2_keeps_the_digits_of_large_targets(side):
     assert value(side, "r2", large + 3, large, "mse") == pytest.approx(wanted, abs=1e-9)
     assert value(side, "r2", np.ones(5), np.ones(5), "mse") == 1
     assert value(side, "r2", np.zeros(5), np.ones(5), "mse") == 0
+    assert np.isnan(value(side, "r2", np.ones(3), np.float32([1, np.nan, 2]), "mse"))
     assert np.isnan(value(side, "r2", np.ones(1), np.ones(1), "mse"))
 
 

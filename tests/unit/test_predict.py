@@ -85,7 +85,7 @@ def test_messages_of_each_way_have_their_bytes():
     local = way_of(config.model_copy(update={"sync_every": 10}), SHAPES, on_gpu=False)
     assert local == local_steps(SHAPES, 10, 1)
     assert (sum(local.sizes), len(local.sizes), local.agreements, local.every) == (2 * SIZE, 1, 2, 10)
-    assert buffers([(512, 1024)] * 8, on_gpu=True).sizes == (4 * MIB,) * 4
+    assert buffers([(512, 1024)] * 8, on_gpu=True).sizes == (2 * MIB,) * 8
 
 
 def test_a_sum_takes_a_latency_and_a_time_for_each_byte():

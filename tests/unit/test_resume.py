@@ -220,6 +220,12 @@ def test_what_changed_in_the_config_is_said(tmp_path, fields, said):
     assert start(resume="run", **fields).changes == said
 
 
+def test_a_field_that_has_left_is_said(tmp_path, monkeypatch):
+    make_run(tmp_path / "run")
+    monkeypatch.setattr("hvdtrain.jobs.resume.LEFT", {"momentum": 0.1})
+    assert "momentum 0.9 -> 0.1" in start(resume="run").changes
+
+
 def test_another_seed_is_warned_of(tmp_path):
     make_run(tmp_path / "run")
     found = start(resume="run", seed=3)

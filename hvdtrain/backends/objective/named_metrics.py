@@ -191,7 +191,7 @@ def r2(rows: Sums) -> float:
     from sklearn.metrics import r2_score
 
     targets, outputs = rows["targets"].astype(np.float64), rows["outputs"].astype(np.float64)
-    if len(targets) < 2 or not np.isfinite(outputs).all():
+    if len(targets) < 2 or not (np.isfinite(outputs).all() and np.isfinite(targets).all()):
         return float("nan")
     return float(r2_score(targets, outputs))
 
@@ -208,6 +208,8 @@ def auc(rows: Sums) -> float:
     scores = scores.reshape(-1, scores.shape[-1])
     if np.isnan(scores).any():
         return float("nan")
+    largest = np.finfo(scores.dtype).max
+    scores = np.clip(scores, -largest, largest)  # scikit-learn takes no infinity, and the order stays
     targets = targets.reshape(scores.shape if of_labels else -1)
     if (
         not of_labels

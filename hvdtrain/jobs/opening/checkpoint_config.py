@@ -47,6 +47,7 @@ _OF_TRAINING = {
         "mixup",
         "cutmix",
         "compression",
+        "overlap",
         "shard",
         "stages",
         "stage_balance",
@@ -61,7 +62,8 @@ _OF_TRAINING = {
 # of these, what a task has by default could refuse an evaluation or change what it does
 _NOT_BY_DEFAULT = (
     *("global_batch_size", "accumulate"),
-    *("sync_every", "outer_optimizer", "compression", "shard", "stages", "stage_cuts", "profile", "track"),
+    *("sync_every", "outer_optimizer", "compression", "overlap", "shard", "stages", "stage_cuts"),
+    *("profile", "track"),
 )
 _MAX_SHOWN = 500  # characters of a task's name
 

@@ -91,7 +91,7 @@ def sum_sparse(
 class AllReduce(Reducer):
     """All-reduces of the gradients of one type, which stand side by side in memory: one for about 32 MiB.
 
-    On a GPU and between hosts there are up to four for fewer, too: those whose gradients are complete are
+    On a GPU and between hosts there are several for fewer, too: those whose gradients are complete are
     begun while the backward pass computes the others. What is added in which order depends on nothing but
     the parameters and the workers, so a run repeats bit by bit. Gradients that are sparse in the first step,
     on any worker, are reduced one by one.
