@@ -11,6 +11,14 @@ ZOO, PROVED = "tests/conformance/models", "proved: what could be compared is equ
 CASES = {
     "right": ("examples/tumors.py:Tumors", "tf", "gloo", "", PROVED),
     "norms": (f"{ZOO}/norms.py:BatchNorm", "torch", "mpi", "", PROVED),
+    "Keras's norms": (f"{ZOO}/norms.py:BatchNorm", "tf", "gloo", "", PROVED),
+    "forgotten": (
+        "tests/support/prove_tasks.py:Forgetful",
+        "torch",
+        "",
+        "step 1, ",
+        "what no checkpoint has",
+    ),
     "queue": (
         f"{ZOO}/state.py:Queue",
         "torch",

@@ -81,6 +81,13 @@ def test_losses_of_halves_show_what_depends_on_the_batch():
     assert "no mean of" in splits((np.asarray(9.0), None), means, mean_of)
 
 
+def test_means_of_batches_count_by_their_weights():
+    assert mean_of((np.asarray(2.0), np.asarray(3))) == (2.0, 3.0)
+    parts = [(np.asarray(1.0), np.asarray(3)), (np.asarray(5.0), np.asarray(1))]
+    assert splits((np.asarray(2.0), np.asarray(4)), parts, mean_of) == ""
+    assert splits((np.asarray(3.0), np.asarray(4)), parts, mean_of)
+
+
 def test_evaluations_are_compared_by_metric():
     one = {"loss": 1.0, "accuracy": 0.5}
     assert compare_evaluations(one, {"loss": 1.0 + 1e-6, "accuracy": 0.5}) == {}

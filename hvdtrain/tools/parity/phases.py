@@ -103,6 +103,7 @@ class _Proof:
     def __init__(self, folder: Path, layers: list[Layer], workers: int, steps: int) -> None:
         self.folder, self.layers, self.workers, self.steps = folder, layers, workers, steps
         self.half = steps // 2
+        self.stopped = f"stopped at step {self.half} of {workers} workers, resumed by 1"
         own: int = layers[-1].values["eval_batch_size"]  # of each worker
         self.together = own * workers
         self.rows: list[dict[str, Any]] = []
@@ -125,7 +126,8 @@ class _Proof:
         draws = [name for name in self.traits.generators if name == self.framework]
         if draws or self.per_worker_loss:
             why = f"draws random numbers of {draws[0]}" if draws else "has per_worker_loss"
-            self._row(f"1 worker and {self.workers}", None, f"not compared: the task {why}")
+            for what in (f"1 worker and {self.workers}", self.stopped):
+                self._row(what, None, f"not compared: the task {why}")
         else:
             self._add(f"1 worker and {self.workers}", compare(one, many, rounding))
             self._evaluated(one.evaluation, many.evaluation, rounding.evaluation)
@@ -142,7 +144,8 @@ class _Proof:
         """Train plain loops, look at the task, and return what rounding does, and the loop's run."""
         with interruptible() as signals, seeded_frameworks(), muted_console(True):
             quiet = Quiet(settle(self.layers)[0])
-            job = prepare(self.layers, quiet)
+            together = Layer("prove", {"eval_batch_size": self.together})  # the batches of one worker
+            job = prepare([*self.layers, together], quiet)
             self.framework, self.task = job.config.framework, job.config.task
             with started(job, signals, stays=True) as backend:
                 task_data, info, _ = open_together(job, backend)
@@ -194,6 +197,7 @@ class _Proof:
         }
         for begin in (start, shaken):
             loop.restart(begin)
+            self._seed(loop)
             loop.noise = 0.0 if begin is start else _LAST_BITS
             runs.append(self._trained(session, loop, batches))
         changed = [
@@ -248,11 +252,15 @@ class _Proof:
             names = [name for name in samples if equal_arrays({name: samples[name]}, read)]
             traits = replace(traits, drawn=names[0] if names else "")
         try:
-            twice = [mean_of(self._losses(loop, samples, True))[0] for _ in range(2)]
-            traits = replace(traits, is_hidden=not math.isclose(*twice, rel_tol=1e-6, abs_tol=1e-9))
-            if not traits.is_hidden:
-                traits = replace(traits, generators=self._generators(loop, samples))
+            drawn = {True: list[str](), False: list[str]()}
+            if not self._is_hidden(loop, samples):
+                drawn = {training: self._generators(loop, samples, training) for training in drawn}
+            if hidden := self._is_hidden(loop, samples):
+                drawn = {training: [] for training in drawn}
+            traits = replace(traits, is_hidden=hidden, generators=drawn[True], in_evaluation=drawn[False])
             for training in (False, True):
+                if drawn[training]:
+                    continue  # the halves draw other numbers
                 depends = splits(
                     self._losses(loop, samples, training),
                     [self._losses(loop, part, training) for part in halves_of(samples)],
@@ -265,12 +273,17 @@ class _Proof:
             pass  # a step of its own has no loss that can be looked at
         self.traits = traits
 
-    def _losses(self, loop: PlainLoop, samples: Any, training: bool) -> Any:
+    def _is_hidden(self, loop: PlainLoop, samples: Any) -> bool:
+        twice = [mean_of(self._losses(loop, samples, True))[0] for _ in range(2)]
+        self.first_loss = getattr(self, "first_loss", twice[0])
+        return not all(math.isclose(self.first_loss, one, rel_tol=1e-6, abs_tol=1e-9) for one in twice)
+
+    def _losses(self, loop: PlainLoop, samples: Any, training: bool, *seed: Any) -> Any:
         """Return losses with equal draws, and from the initial state, which such a call may change."""
         for one in loop.state.fields:
             if one.name not in loop.trained:
                 one.write(loop.start)
-        self._seed(loop)
+        self._seed(loop, *seed)
         return loop.losses(samples, training)
 
     def _seed(self, loop: PlainLoop, other: str = "", seed: int = 3) -> None:
@@ -279,19 +292,13 @@ class _Proof:
         np.random.seed(seeds["numpy"])
         loop.seed(loop.framework, seeds[loop.framework])
 
-    def _generators(self, loop: PlainLoop, samples: Any) -> list[str]:
-        """Return the generators whose numbers change the loss in training."""
-        found = []
-        base = mean_of(self._losses(loop, samples, True))[0]
-        for name, seed in itertools.product(("random", "numpy", loop.framework), range(7, 12)):
-            for one in loop.state.fields:
-                if one.name not in loop.trained:
-                    one.write(loop.start)
-            self._seed(loop, name, seed)
-            value = mean_of(loop.losses(samples, True))[0]
-            if name not in found and abs(value - base) > 1e-6 * max(abs(base), 1e-6):
-                found.append(name)
-        return found
+    def _generators(self, loop: PlainLoop, samples: Any, training: bool) -> list[str]:
+        """Return the generators whose numbers change the loss."""
+        base = mean_of(self._losses(loop, samples, training))[0]
+        least = 1e-6 * max(abs(base), 1e-6)
+        tried = itertools.product(("random", "numpy", loop.framework), range(7, 12))
+        found = ((one, mean_of(self._losses(loop, samples, training, one, seed))[0]) for one, seed in tried)
+        return list(dict.fromkeys(one for one, value in found if abs(value - base) > least))
 
     def _row(
         self, what: str, ok: bool | None, text: str, found: Comparison | None = None, cause: str = ""
@@ -310,14 +317,29 @@ class _Proof:
         self.has_differed |= not is_plain
 
     def _evaluated(self, ref: Mapping[str, float], other: Mapping[str, float], noise: float = 0.0) -> None:
-        if not ref or not other or (self.rows and self.rows[-1]["ok"] is False):
-            return  # what differs in training differs in evaluation
+        if ref and other and self.rows[-1]["ok"] is not False:  # else evaluations differ, too
+            self._metrics("  their evaluations", ref, other, noise)
+
+    def _metrics(
+        self,
+        what: str,
+        ref: Mapping[str, float],
+        other: Mapping[str, float],
+        noise: float = 0.0,
+        why: str = "",
+    ) -> None:
+        """Add a row on two evaluations; ``why`` says why they may differ, if they may."""
         differ = compare_evaluations(ref, other, noise)
         if not differ:
-            self._row("  their evaluations", True, ", ".join(name for name in ref if name in other))
+            self._row(what, True, ", ".join(name for name in ref if name in other))
             return
-        texts = [f"{name} is {b:.7g} in place of {a:.7g}" for name, (a, b) in differ.items()]
-        self._row("  their evaluations", False, "; ".join(texts), cause=self._cause_of_metrics(differ))
+        if self.framework in self.traits.in_evaluation:
+            why = f"the evaluation draws random numbers of {self.framework}"
+        text = "; ".join(f"{name} is {b:.7g} in place of {a:.7g}" for name, (a, b) in differ.items())
+        if why:
+            self._row(what, None, f"not compared: {why} ({text})")
+        else:
+            self._row(what, False, text, cause=self._cause_of_metrics(differ))
 
     def _cause_of_metrics(self, differ: Mapping[str, Any]) -> str:
         if "loss" in differ:
@@ -328,9 +350,8 @@ class _Proof:
         )
 
     def _resumed(self, many: Run, rounding: Rounding) -> None:
-        what = f"stopped at step {self.half} of {self.workers} workers, resumed by 1"
         if self.has_differed:
-            self._row(what, None, "not compared: it follows from the difference above")
+            self._row(self.stopped, None, "not compared: it follows from the difference above")
             return
         target = self.folder / RESUMED
         shutil.copytree(self.folder / MANY, target)
@@ -338,7 +359,7 @@ class _Proof:
             shutil.rmtree(path)
         train(self.layers, target, resume="auto", eval_batch_size=self.together)
         found = run_in(target)
-        self._add(what, compare(many, found, rounding, self.half + 1))
+        self._add(self.stopped, compare(many, found, rounding, self.half + 1))
         self._evaluated(many.evaluation, found.evaluation, rounding.evaluation)
 
     def _whole(self, many: Run) -> None:
@@ -349,14 +370,12 @@ class _Proof:
             whole = hvdtrain.evaluate(
                 self.folder / MANY, self.task, output=output, eval_batch_size=self.whole
             )
-        parts = f"evaluated in batches of {self.whole:,}, and in parts"
-        differ = compare_evaluations(whole, many.evaluation)
-        text = "; ".join(f"{name} is {b:.7g} in place of {a:.7g}" for name, (a, b) in differ.items())
-        cause = self._cause_of_metrics(differ) if differ else ""
-        if differ and self.traits.depends and not self.has_differed:  # which all_gather makes equal
-            self._row(parts, None, f"{text}: the loss or a metric compares the samples of a batch")
-            return
-        self._row(parts, not differ, text or ", ".join(n for n in whole if n in many.evaluation), cause=cause)
+        # which all_gather makes equal in parts of one size
+        may = self.traits.depends and not self.traits.in_training and not self.has_differed
+        why = "the loss or a metric compares the samples of a batch" if may else ""
+        self._metrics(
+            f"evaluated in batches of {self.whole:,}, and in parts", whole, many.evaluation, why=why
+        )
 
     def _loaded(self, many: Run) -> None:
         with muted_console(True):

@@ -109,9 +109,15 @@ class PlainLoop(ABC):
             losses = self._named(str(self._loss), outputs, given["targets"])
         else:
             losses = self._objective(training)(model, batch)[0]
-        if isinstance(losses, tuple):
-            return losses[0], losses[1]
-        return losses, batch.get("weights")
+        return self._pair(losses, batch.get("weights"))
+
+    def _pair(self, losses: Any, weights: Any = None) -> tuple[Any, Any]:
+        """Return losses and their weights, which may be integers, in one type."""
+        values, weights = losses if isinstance(losses, tuple) else (losses, weights)
+        return values, None if weights is None else self._like(weights, values)
+
+    @abstractmethod
+    def _like(self, weights: Any, values: Any) -> Any: ...
 
     def _is_plain(self, batch: Mapping[str, Any]) -> bool:
         """Return whether the loss is what the framework's function of this name computes."""
@@ -163,10 +169,11 @@ def weighted_mean(values: Any, weights: Any, total: Any) -> Any:
 def mean_of(losses: tuple[Any, Any]) -> tuple[float, float]:
     """Return the mean of what ``PlainLoop.losses`` gives, and the weight of the batch."""
     values, weights = losses
-    if not values.shape:
+    if weights is None and not values.shape:
         return float(values), float("nan")
     weights = np.ones(len(values)) if weights is None else np.asarray(weights, np.float64)
-    return float((values * weights).sum() / weights.sum()), float(weights.sum())
+    total = float(weights.sum())
+    return float((values * weights).sum() / (total or 1.0)), total
 
 
 def steps_of(session: Any, steps: int) -> list[tuple[dict[str, Any], float]]:

@@ -117,6 +117,7 @@ class Comparison:
     name: str = ""  # the first array that differs there; empty if it is the loss
     text: str = ""  # how
     factor: float | None = None  # how many times as far the first array moved
+    widest: str = ""  # the parameter that is furthest apart
 
 
 def compare(
@@ -132,7 +133,7 @@ def compare(
         left_out: how names of arrays end that are not compared.
     """
     apart = {"loss": 0.0, "parameters": 0.0, "buffers": 0.0}
-    found = Comparison()
+    found, widest = Comparison(), ""
     for step in sorted(number for number in ref.losses if number >= first):
         one, two = ref.losses[step], other.losses.get(step, math.nan)
         relative = abs(one - two) / max(abs(one), 1e-12)
@@ -153,13 +154,15 @@ def compare(
             distance, is_trained = _moved(b, a), name in trained
             of = max(moves[name] if is_trained else size(a), 1e-3 * size(a), 1e-12)
             kind = "parameters" if is_trained else "buffers"
+            if is_trained and distance / of > apart[kind]:
+                widest = name.removeprefix("model/")
             apart[kind] = max(apart[kind], distance / of)
             most = max(rounding.array(step, name, a), least) if a.dtype.kind in "fc" else 0.0
             if not found.step and not distance <= most:
                 found = replace(
                     _first(a, b, rounding.start.get(name), distance / of, is_trained), step=step, name=name
                 )
-    return replace(found, loss=apart["loss"], parameters=apart["parameters"], buffers=apart["buffers"])
+    return replace(found, **apart, widest=widest)
 
 
 def _moved(array: Array, old: Array | None) -> float:
@@ -183,6 +186,7 @@ class Traits:
     """What a task's model, loss and data do that the number of workers can change."""
 
     generators: Sequence[str] = ()  # whose numbers change the loss in training
+    in_evaluation: Sequence[str] = ()  # whose numbers change the loss in evaluation
     depends: str = ""  # how the loss of a sample depends on others of its batch; empty if it does not
     in_training: bool = False  # whether it does so in training alone
     drawn: str = ""  # an array of the data that reading again changes
@@ -199,7 +203,8 @@ class Traits:
 
 def cause_of(found: Comparison, traits: Traits, *, is_plain: bool, framework: str) -> str:
     """Return why runs differ, if one of the known kinds explains it; empty if none does."""
-    own = [name for name in traits.generators if name != framework]
+    drawn = dict.fromkeys((*traits.generators, *traits.in_evaluation))
+    own = [name for name in drawn if name != framework]
     several, random = not is_plain, f"random numbers of {' and '.join(own)} in the model or the loss"
     buffers = ", ".join(name.removeprefix("model/") for name in traits.buffers[:3])
     rules = (
@@ -275,8 +280,9 @@ def splits(
         if apart.relative > 1e-4:
             return f"the loss of a sample depends on others of its batch (by {apart.relative:.1e})"
         return ""
-    value, (left, right) = mean(whole)[0], (mean(one)[0] for one in parts)
-    if abs((left + right) / 2 - value) <= 1e-4 * max(abs(value), 1e-6):
+    value, ((left, weight), (right, other)) = mean(whole)[0], (mean(one) for one in parts)
+    share = 0.5 if math.isnan(weight) else weight / (weight + other or 1.0)
+    if abs(share * left + (1 - share) * right - value) <= 1e-4 * max(abs(value), 1e-6):
         return ""
     if abs(left + right - value) <= 1e-4 * max(abs(value), 1e-6):
         return "the loss is a sum over the samples, and no mean: its size depends on the batch"

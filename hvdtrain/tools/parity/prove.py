@@ -45,6 +45,7 @@ _SILENTLY: dict[str, Any] = {
     "trace_indices": False, "check_replicas_every": 1, "on_save_error": "stop",
 }  # fmt: skip
 DEFAULT_STEPS, _LEAST_STEPS = 4, 2
+_MUCH = 1e-3  # of what training moved a parameter by
 _OF_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "TORCHELASTIC_", "MPI_")
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # what is equal in all processes of a job, and in no other job
@@ -143,7 +144,7 @@ def _prove(
     if rank == 0:
         say(f"training {steps} steps with {workers} workers ...")
     if is_launched:
-        timer = threading.Timer(limit_seconds, _end, [limit_seconds])
+        timer = threading.Timer(limit_seconds, _end, [limit_seconds, folder, rank])
         timer.daemon = True
         timer.start()
         train(layers, folder / MANY)
@@ -180,8 +181,13 @@ def _is_of_launch(name: str) -> bool:
     return name not in _KEPT and (name.startswith(_OF_LAUNCHERS) or name in _OF_TORCHRUN)
 
 
-def _end(seconds: float) -> None:
-    say(f"the job did not end within {seconds:.0f} s and is ended; give a larger --limit")
+def _end(seconds: float, folder: Path, rank: int) -> None:
+    if rank == 0:
+        say(f"the job did not end within {seconds:.0f} s and is ended; give a larger --limit")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # where workers would say that another one is missing
+    time.sleep(5.0 if rank else 1.0)  # the launcher ends the others with rank 0
+    if rank == 0:
+        shutil.rmtree(folder, ignore_errors=True)
     os._exit(EXIT_ENVIRONMENT)
 
 
@@ -204,15 +210,14 @@ def describe(found: Mapping[str, Any]) -> str:
         lines.append(f"  {row['what']:<{width}}  {word:<9}  {numbers or text}".rstrip())
         if numbers and text:
             lines.append(f"    first difference: {text}")
-        if row["cause"]:
+        if row["ok"] and row.get("parameters", 0.0) > _MUCH:
+            lines.append(f"    {row['widest']} is furthest apart: rounding alone moves it as far")
+        if row["cause"] and f"    cause: {row['cause']}" not in lines:
             lines.append(f"    cause: {row['cause']}")
     lines += [f"note: {note}" for note in found["notes"]]
-    lines.append(
-        (
-            "proved: what could be compared is equal but for rounding"
-            if found["proved"]
-            else "not proved: see above"
-        )
-        + f" ({found['seconds']:.0f} s)"
+    left = "; ".join(row["what"].strip() for row in found["rows"] if row["ok"] is None)
+    proved = "proved: what could be compared is equal but for rounding" + f"; not compared: {left}" * bool(
+        left
     )
+    lines.append(f"{proved if found['proved'] else 'not proved: see above'} ({found['seconds']:.0f} s)")
     return "\n".join(lines)

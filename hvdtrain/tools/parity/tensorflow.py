@@ -239,6 +239,8 @@ class Loop(PlainLoop):
         if self.config.parameter_groups or not self.config.decay_norms_and_biases:
             raise TaskError("Keras's optimizers have no parameter_groups")
         self.model = self.backend.model
+        for layer in self.model._flatten_layers():
+            vars(layer).pop("call", None)  # that of synchronised batch norm, not Keras's own
         self._make_optimizers()
 
     def _make_optimizers(self) -> None:
@@ -281,7 +283,7 @@ class Loop(PlainLoop):
             optimizers.step = number
             with phase_of_layers(True):
                 losses = self._step(Phase(self.model, True), nested_batch(batch), optimizers)[0]
-            values, weights = losses if isinstance(losses, tuple) else (losses, None)
+            values, weights = self._pair(losses)
             return float(weighted_mean(values, weights, tf.reduce_sum))
         ((optimizer, variables),) = self._optimizers.values()
         with tf.GradientTape() as tape:
@@ -320,8 +322,8 @@ class Loop(PlainLoop):
 
     def _given(self, optimizer: Any, variables: Any) -> Any:
         def gradients(losses: Any, tape: Any) -> Any:
-            values, weights = losses if isinstance(losses, tuple) else (losses, None)
-            share = tf.ones_like(values) if weights is None else tf.cast(weights, values.dtype)
+            values, weights = self._pair(losses)
+            share = tf.ones_like(values) if weights is None else weights
             share = share / tf.reduce_sum(share) if values.shape.rank else share
             found = tape.gradient(values, [one.value for one in variables], share)
             return [
@@ -345,6 +347,9 @@ class Loop(PlainLoop):
         tf.random.set_seed(seed)
         for state in self.backend.parts.computation.seed_states:
             state.assign(tf.cast([seed, seed], state.dtype))
+
+    def _like(self, weights: Any, values: Any) -> Any:
+        return tf.cast(weights, values.dtype)
 
     def _tensors(self, samples: Samples) -> dict[str, Any]:
         return {name: tf.constant(array) for name, array in samples.items()}

@@ -253,7 +253,7 @@ class Loop(PlainLoop):
             optimizers = Optimizers(given)
             optimizers.step = number
             losses = self._step(self.model, nested_batch(batch), optimizers)[0]
-            values, weights = losses if isinstance(losses, tuple) else (losses, None)
+            values, weights = self._pair(losses)
             return float(weighted_mean(values, weights, torch.sum).detach())
         (optimizer,) = self._optimizers.values()
         optimizer.zero_grad()
@@ -291,7 +291,7 @@ class Loop(PlainLoop):
         variables = [p for group in optimizer.param_groups for p in group["params"]]
 
         def gradients(losses: Any, retain_graph: bool = False) -> Any:
-            values, weights = losses if isinstance(losses, tuple) else (losses, None)
+            values, weights = self._pair(losses)
             mean = weighted_mean(values, weights, torch.sum)
             found = torch.autograd.grad(mean, variables, retain_graph=retain_graph, allow_unused=True)
             return [torch.zeros_like(v) if g is None else g for g, v in zip(found, variables, strict=True)]
@@ -317,6 +317,9 @@ class Loop(PlainLoop):
     def seed(self, generator: str, seed: int) -> None:
         """Seed PyTorch's generators."""
         torch.manual_seed(seed)
+
+    def _like(self, weights: Any, values: Any) -> Any:
+        return torch.as_tensor(weights, dtype=values.dtype, device=values.device)
 
     def _tensors(self, samples: Samples) -> dict[str, Any]:
         device = self.backend.parts.computation.device
