@@ -33,17 +33,8 @@ def run_in(folder: Path) -> Run:
     """Return the run in a run directory, which has a checkpoint of each step."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     evaluated = [line for line in lines if line["phase"] == "eval"]
-    own = (
-        "phase",
-        "step",
-        "learning_rate",
-        "samples",
-        "epoch",
-        "seconds",
-        "eval_samples",
-        "workers",
-        "peak_memory_mib",
-    )
+    own = {"phase", "step", "learning_rate", "samples", "epoch", "seconds"}
+    own |= {"eval_samples", "workers", "peak_memory_mib"}
     last = {
         name: float(value)
         for name, value in (evaluated[-1] if evaluated else {}).items()
@@ -132,7 +123,7 @@ def compare(
         first: the first step.
         left_out: how names of arrays end that are not compared.
     """
-    apart = {"loss": 0.0, "parameters": 0.0, "buffers": 0.0}
+    apart: dict[str, Any] = {"loss": 0.0, "parameters": 0.0, "buffers": 0.0}
     found, widest = Comparison(), ""
     for step in sorted(number for number in ref.losses if number >= first):
         one, two = ref.losses[step], other.losses.get(step, math.nan)
