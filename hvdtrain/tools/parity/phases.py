@@ -6,7 +6,7 @@ import math
 import random
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import hvdtrain
+from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.records import PortableState
 from hvdtrain.config import Layer
 from hvdtrain.data.eval_sets import sets_of
@@ -159,12 +160,10 @@ class _Proof:
         self, session: Session, task: Any, info: Any, one: Run, quiet: Quiet
     ) -> tuple[Rounding, Run | None]:
         config, self.task_object = session.config, task
-        sizes = [len(one) for one in sets_of(session.data.evaluation).values() if hasattr(one, "__len__")]
+        sizes = [len(data) for data in sets_of(session.data.evaluation).values() if hasattr(data, "__len__")]
         self.whole = min([_WHOLE, *sizes[:1]])
-        self.batch, self.per_worker_loss = (
-            config.global_batch_size,
-            bool(getattr(task, "per_worker_loss", False)),
-        )
+        self.batch = config.global_batch_size
+        self.per_worker_loss = bool(getattr(task, "per_worker_loss", False))
         self.has_norms = info.batch_norm_layers > 0
         if self.has_norms:
             self.notes.append(
@@ -188,13 +187,7 @@ class _Proof:
         self._look(session, loop, task, batches[0])
         start = loop.start
         runs = []
-        draw = np.random.default_rng(0)
-        shaken = {
-            name: (array * (1 + _LAST_BITS * draw.standard_normal(array.shape))).astype(array.dtype)
-            if name in loop.trained and array.dtype.kind == "f"
-            else array
-            for name, array in start.items()
-        }
+        shaken = _shaken(start, loop.trained)
         for begin in (start, shaken):
             loop.restart(begin)
             self._seed(loop)
@@ -207,15 +200,13 @@ class _Proof:
         ]
         self.traits = replace(self.traits, changed=changed)
         rounding = rounding_of(runs[0], runs[1], (start, shaken), loop.trained)
-        if rounding.losses[1] > _REPEATED * max(
-            abs(runs[0].losses[1]), 1e-3
-        ):  # else it would hide differences
+        if rounding.losses[1] > _REPEATED * max(abs(runs[0].losses[1]), 1e-3):
+            # rounding as large would hide differences
             self._row("a plain loop, twice", False, "it is not reproducible: its first loss differs")
             rounding = replace(rounding, losses={}, arrays={}, evaluation=0.0)
         if self.framework == "tf" and "tf" in self.traits.generators:
-            self._row(
-                "a plain loop and hvdtrain, 1 worker", None, "not compared: the task draws random numbers"
-            )
+            text = "not compared: the task draws random numbers"
+            self._row("a plain loop and hvdtrain, 1 worker", None, text)
             return rounding, None
         return rounding, runs[0]
 
@@ -380,19 +371,22 @@ class _Proof:
     def _loaded(self, many: Run) -> None:
         with muted_console(True):
             model = hvdtrain.load(self.folder / MANY, self.task)
-        name = equal_arrays(self._arrays_of(model), many.arrays(self.steps))  # a loss is no part of it
+        state = of_framework(self.framework).ModelState(model, Renaming(self.task_object, self.framework))
+        loaded = {one.name: one.read() for one in state.fields}
+        name = equal_arrays(loaded, many.arrays(self.steps))  # a loss is no part of it
         text = f"{name.removeprefix('model/')} is not what was saved" if name else "bit by bit"
         self._row("the trained model, loaded by hvdtrain.load", not name, text)
 
-    def _arrays_of(self, model: Any) -> PortableState:
-        from importlib import import_module
 
-        from hvdtrain.backends.portable.names import Renaming
-
-        kind = "torch" if self.framework == "torch" else "tensorflow"
-        state = import_module(f"hvdtrain.backends.{kind}.state.model_state").ModelState
-        fields = state(model, Renaming(self.task_object, self.framework)).fields
-        return {one.name: one.read() for one in fields}
+def _shaken(start: PortableState, trained: Collection[str]) -> PortableState:
+    """Return arrays of which the trained ones differ in the last bits, as rounding makes them."""
+    draw = np.random.default_rng(0)
+    return {
+        name: (array * (1 + _LAST_BITS * draw.standard_normal(array.shape))).astype(array.dtype)
+        if name in trained and array.dtype.kind == "f"
+        else array
+        for name, array in start.items()
+    }
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """What `prove` compares: losses and arrays of runs, what of a difference is rounding, and its cause."""
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ import numpy as np
 from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints.storage import name_of
 from hvdtrain.checkpoints.verification import verify
+from hvdtrain.reporting.log_records import LogReader, metrics_in, number
 from hvdtrain.tools.parity.findings import constant_factor
 from hvdtrain.tools.parity.observation import Array, difference
 
@@ -31,16 +31,15 @@ class Run:
 
 def run_in(folder: Path) -> Run:
     """Return the run in a run directory, which has a checkpoint of each step."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
-    evaluated = [line for line in lines if line["phase"] == "eval"]
-    own = {"phase", "step", "learning_rate", "samples", "epoch", "seconds"}
-    own |= {"eval_samples", "workers", "peak_memory_mib"}
-    last = {
-        name: float(value)
-        for name, value in (evaluated[-1] if evaluated else {}).items()
-        if isinstance(value, int | float) and name not in own and not name.endswith(("_seconds", "_second"))
+    records = list(LogReader(folder).records())
+    evaluated = [metrics_in(record) for record in records if record["phase"] == "eval"]
+    read = {name: number(value) for name, value in (evaluated[-1] if evaluated else {}).items()}
+    last = {name: value for name, value in read.items() if value is not None}
+    losses = {
+        record["step"]: loss
+        for record in records
+        if record["phase"] == "train" and (loss := number(record["loss"])) is not None
     }
-    losses = {line["step"]: float(line["loss"]) for line in lines if line["phase"] == "train"}
 
     def arrays(step: int) -> PortableState:
         found = verify(folder / "checkpoints" / name_of(step)).read_model()
@@ -125,7 +124,7 @@ def compare(
     """
     apart: dict[str, Any] = {"loss": 0.0, "parameters": 0.0, "buffers": 0.0}
     found, widest = Comparison(), ""
-    for step in sorted(number for number in ref.losses if number >= first):
+    for step in sorted(one for one in ref.losses if one >= first):
         one, two = ref.losses[step], other.losses.get(step, math.nan)
         relative = abs(one - two) / max(abs(one), 1e-12)
         apart["loss"] = max(apart["loss"], relative if math.isfinite(relative) else math.inf)

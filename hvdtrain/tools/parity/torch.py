@@ -202,7 +202,6 @@ class Loop(PlainLoop):
         return ModelState(self.model, self.renaming)
 
     def _open(self) -> None:
-
         self.model = make_model(self.task).to(self.backend.parts.computation.device)
         given = dict(self.backend.model.named_parameters())
         self.model.load_state_dict(self.backend.model.state_dict())
