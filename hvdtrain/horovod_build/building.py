@@ -53,13 +53,8 @@ hvd.shutdown()
 def check_build(plan: Plan, echo: Callable[[str], None]) -> None:
     """Run an all-reduce of two processes with each framework over each controller.
 
-    Args:
-        plan: what was built.
-        echo: called with a line of text for each all-reduce that worked.
-
-    Raises:
-        HorovodBuildError: If one failed, timed out or returned a wrong sum. The message has the end of
-            its output.
+    Raises HorovodBuildError if one failed, timed out or returned a wrong sum. The message has the end of its
+    output.
     """
     controllers = (["mpi"] if plan.mpi else []) + ["gloo"]
     with tempfile.TemporaryDirectory(prefix="hvdtrain-check-") as name:
@@ -126,17 +121,11 @@ def build_horovod(request: BuildRequest, echo: Callable[[str], None]) -> Install
 
     A build that is installed or cached is not built again.
 
-    Args:
-        request: what to build.
-        echo: called with every step as a line of text.
+    Returns the installed build.
 
-    Returns:
-        The installed build.
-
-    Raises:
-        HorovodBuildError: If something is missing or a step failed. The environment then has the
-            Horovod that it had before, or none.
-        Interrupted: If SIGTERM was received. No process that the build started is left running.
+    Raises HorovodBuildError if something is missing or a step failed. The environment then has the Horovod
+    that it had before, or none. Raises Interrupted if SIGTERM was received. No process that the build started
+    is left running.
     """
     echo(f"Horovod {VERSION}: looking at this environment.")
     with _trusted_cache(request.cache_folder, echo) as cache:

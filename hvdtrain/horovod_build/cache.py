@@ -85,11 +85,7 @@ def sha256_of(path: Path) -> str:
 
 
 class BuildCache:
-    """Built wheels by key. Wheels are stored atomically.
-
-    Args:
-        folder: the folder; created when something is first stored in it.
-    """
+    """Built wheels by key. Wheels are stored atomically."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -116,8 +112,7 @@ class BuildCache:
 
         It is written to a temporary folder, which is then renamed.
 
-        Returns:
-            Its path in the cache.
+        Returns its path in the cache.
         """
         wheels = self._made("wheels")
         entry = wheels / key
@@ -154,10 +149,6 @@ class BuildCache:
         """Hold a lock that processes share through the cache folder.
 
         The operating system releases it when the process ends, even if that is killed.
-
-        Args:
-            name: the name of the lock.
-            on_wait: called once if another process holds the lock.
         """
         with (self._made("locks") / name).open("w") as file:
             try:
@@ -184,9 +175,7 @@ DOWNLOAD_LIMIT_SECONDS = 900
 def fetch_source(cache: BuildCache) -> Path:
     """Return the source archive: from the cache, or downloaded by pip with the user's pip settings.
 
-    Raises:
-        HorovodBuildError: If it cannot be downloaded, or is not the archive that the patches
-            were made for.
+    Raises HorovodBuildError if it cannot be downloaded, or is not the archive that the patches were made for.
     """
     kept = cache.archives / SDIST
     if kept.is_file() and sha256_of(kept) == SDIST_SHA256:
@@ -199,11 +188,7 @@ def fetch_source(cache: BuildCache) -> Path:
 
 
 def verify(archive: Path) -> None:
-    """Raise an error unless a file is the pinned archive.
-
-    Raises:
-        HorovodBuildError: If its sha256 differs.
-    """
+    """Raise an error unless a file is the pinned archive. Raises HorovodBuildError if its sha256 differs."""
     found = sha256_of(archive)
     if found != SDIST_SHA256:
         raise HorovodBuildError(

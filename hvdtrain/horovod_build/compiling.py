@@ -42,17 +42,9 @@ _PERCENT = re.compile(r"\[ *(\d+)%\]")
 def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Callable[[str], None]) -> Path:
     """Download, patch and compile Horovod, and put the wheel into the cache.
 
-    Args:
-        plan: what to build.
-        cache: stores the source archive, the log and the wheel.
-        jobs: number of concurrent compile jobs; 0 chooses.
-        echo: called with lines of progress, unless a progress bar is displayed on the terminal.
+    Returns the wheel, in the cache.
 
-    Returns:
-        The wheel, in the cache.
-
-    Raises:
-        HorovodBuildError: If the download, a patch or the compilation failed.
+    Raises HorovodBuildError if the download, a patch or the compilation failed.
     """
     jobs = jobs or default_jobs()
     log = cache.new_log(plan.key)
@@ -111,13 +103,7 @@ def _build_wheel(
 
 
 def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
-    """Return the environment of the compilation.
-
-    Args:
-        plan: what to build.
-        folder: a temporary folder, in which links to NCCL are created.
-        jobs: number of concurrent compile jobs.
-    """
+    """Return the environment of the compilation."""
     env = {
         name: value
         for name, value in os.environ.items()

@@ -36,23 +36,14 @@ _TENSORFLOW_PACKAGES = (
 
 @dataclass(frozen=True)
 class InstalledFramework:
-    """An installed framework.
+    """An installed framework."""
 
-    Args:
-        name: "torch" or "tf".
-        version: as the framework itself reports it, e.g. "2.13.0+cpu".
-        cuda: the CUDA version that it was built with; empty for a CPU build.
-        cxx11_abi: whether it was built with the newer ABI of the C++ library.
-        cxx_standard: the C++ standard that its headers require, e.g. 20; 0 if it has no headers.
-        folder: the folder of the package; None if unknown.
-    """
-
-    name: str
-    version: str
-    cuda: str = ""
-    cxx11_abi: bool = True
-    cxx_standard: int = 17
-    folder: Path | None = field(default=None, compare=False)
+    name: str  # "torch" or "tf"
+    version: str  # as the framework itself reports it, e.g. "2.13.0+cpu"
+    cuda: str = ""  # the CUDA version that it was built with; empty for a CPU build
+    cxx11_abi: bool = True  # whether it was built with the newer ABI of the C++ library
+    cxx_standard: int = 17  # the C++ standard that its headers require, e.g. 20; 0 if it has no headers
+    folder: Path | None = field(default=None, compare=False)  # the folder of the package; None if unknown
 
     @property
     def title(self) -> str:
@@ -164,29 +155,18 @@ _EXTENSIONS = {"torch": "torch/mpi_lib_v2", "tf": "tensorflow/mpi_lib"}
 
 @dataclass(frozen=True)
 class InstalledBuild:
-    """The Horovod in the environment of the running Python.
+    """The Horovod in the environment of the running Python."""
 
-    Args:
-        version: Horovod's version.
-        torch: the PyTorch version it was built for; None if that extension is missing.
-        tensorflow: the same for TensorFlow.
-        mpi: the MPI that it was built with, e.g. "Open MPI 5.0.11"; None without MPI, or if
-            the build does not record it.
-        gloo: whether it has the Gloo controller (False if the build does not record it).
-        nccl: whether it reduces on GPUs with NCCL (False if the build does not record it).
-        patches: digest of the patches that were applied; empty if hvdtrain did not build it.
-        key: identifies everything that the build depended on; empty if hvdtrain did not
-            build it.
-    """
-
-    version: str
-    torch: str | None
-    tensorflow: str | None
+    version: str  # Horovod's version
+    torch: str | None  # the PyTorch version it was built for; None if that extension is missing
+    tensorflow: str | None  # the same for TensorFlow
+    # the MPI that it was built with, e.g. "Open MPI 5.0.11"; None without MPI, or if the build does not
+    # record it
     mpi: str | None
-    gloo: bool
-    nccl: bool
-    patches: str = ""
-    key: str = ""
+    gloo: bool  # whether it has the Gloo controller (False if the build does not record it)
+    nccl: bool  # whether it reduces on GPUs with NCCL (False if the build does not record it)
+    patches: str = ""  # digest of the patches that were applied; empty if hvdtrain did not build it
+    key: str = ""  # identifies everything that the build depended on; empty if hvdtrain did not build it
 
     def describe(self) -> str:
         """Return one line with version, frameworks and controllers."""
@@ -220,8 +200,7 @@ class InstalledBuild:
 def installed_build() -> InstalledBuild | None:
     """Read what is installed, in milliseconds, without importing Horovod or a framework.
 
-    Returns:
-        The build, or None if no Horovod is installed.
+    Returns the build, or None if no Horovod is installed.
     """
     importlib.invalidate_caches()
     folder = package_folder("horovod")
@@ -267,18 +246,13 @@ def is_intact(build: InstalledBuild, frameworks: Mapping[str, InstalledFramework
 def require_horovod(framework: str) -> InstalledBuild:
     """Raise an error unless Horovod is installed and fits the installed framework.
 
-    Every job calls this when it starts. It imports neither Horovod nor a framework. A Horovod that
-    hvdtrain did not build is accepted if it was built for the installed version.
+    Every job calls this when it starts. It imports neither Horovod nor a framework. A Horovod that hvdtrain
+    did not build is accepted if it was built for the installed version.
 
-    Args:
-        framework: "torch" or "tf".
+    Returns the installed build.
 
-    Returns:
-        The installed build.
-
-    Raises:
-        HorovodBuildError: If the framework or Horovod is missing, or Horovod lacks the extension for
-            this framework or was built for another version. The message has the command that helps.
+    Raises HorovodBuildError if the framework or Horovod is missing, or Horovod lacks the extension for this
+    framework or was built for another version. The message has the command that helps.
     """
     title = TITLES[framework]
     installed = installed_framework(framework)
@@ -316,15 +290,9 @@ def check_patches(build: InstalledBuild, *, elastic: bool) -> str:
     Elastic jobs start Horovod again and again in one process, which some patches mend: with others, workers
     may crash. A Horovod that hvdtrain did not build has none, and is not checked.
 
-    Args:
-        build: the installed build.
-        elastic: whether the job is elastic.
+    Returns what to report to the user; empty if the patches are the same.
 
-    Returns:
-        What to report to the user; empty if the patches are the same.
-
-    Raises:
-        HorovodBuildError: If they are others and the job is elastic.
+    Raises HorovodBuildError if they are others and the job is elastic.
     """
     own = patches_digest(horovod_patches())
     if build.patches in ("", own):

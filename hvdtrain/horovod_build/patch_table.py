@@ -11,12 +11,7 @@ from hvdtrain.horovod_build.patching import Patch, horovod_patches
 
 
 def patch_table(name: str, patches: Sequence[Patch]) -> str:
-    """Return the Markdown table of one set.
-
-    Args:
-        name: "build" or "launcher".
-        patches: all patches; those of other sets are ignored.
-    """
+    """Return the Markdown table of one set."""
     columns = ["patch", "what", *(["needed"] if name == "build" else []), "files", "why", "upstream"]
     lines = [_row(columns), _row(["---"] * len(columns))]
     for patch in patches:

@@ -23,13 +23,7 @@ _IGNORED = ("diff --git ", "index ", "new file mode ")
 
 
 class HunkMismatch(Exception):
-    """A hunk does not match the file that it is applied to.
-
-    Args:
-        hunk: the hunk.
-        line: number of the first line that differs, from 1.
-        found: that line; None if the file ends before it.
-    """
+    """A hunk does not match the file that it is applied to."""
 
     def __init__(self, hunk: "Hunk", line: int, found: str | None) -> None:
         super().__init__(f"{hunk.title} does not match line {line}")
@@ -40,34 +34,21 @@ class HunkMismatch(Exception):
 
 @dataclass(frozen=True)
 class Hunk:
-    """One changed place of a file.
+    """One changed place of a file."""
 
-    Args:
-        title: its position as in the diff, e.g. "@@ -18,3 +18,3 @@".
-        start: number of its first line in the unchanged file, from 1.
-        before: the lines there, each with its line end.
-        after: the lines that replace them.
-    """
-
-    title: str
-    start: int
-    before: tuple[str, ...]
-    after: tuple[str, ...]
+    title: str  # its position as in the diff, e.g. "@@ -18,3 +18,3 @@"
+    start: int  # number of its first line in the unchanged file, from 1
+    before: tuple[str, ...]  # the lines there, each with its line end
+    after: tuple[str, ...]  # the lines that replace them
 
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The changes of one file.
+    """The changes of one file."""
 
-    Args:
-        file: its path below the root of the source tree.
-        hunks: in the order of their lines.
-        is_new: whether the file is created; there is one hunk then, and nothing before it.
-    """
-
-    file: str
-    hunks: tuple[Hunk, ...]
-    is_new: bool = False
+    file: str  # its path below the root of the source tree
+    hunks: tuple[Hunk, ...]  # in the order of their lines
+    is_new: bool = False  # whether the file is created; there is one hunk then, and nothing before it
 
 
 def split_lines(text: str) -> list[str]:
@@ -78,16 +59,10 @@ def split_lines(text: str) -> list[str]:
 def parse_diff(text: str) -> tuple[FileDiff, ...]:
     """Read a unified diff that changes or creates files.
 
-    Args:
-        text: the output of ``git diff`` or ``diff -u``, with the prefixes a/ and b/, and /dev/null for a
-            file that does not exist yet.
+    Returns one entry for each file.
 
-    Returns:
-        One entry for each file.
-
-    Raises:
-        ValueError: If the text is anything else, if a hunk of a file has no line to compare with it,
-            or if positions or counts of lines contradict one another.
+    Raises ValueError if the text is anything else, if a hunk of a file has no line to compare with it, or if
+    positions or counts of lines contradict one another.
     """
     lines = [line for line in split_lines(text) if not line.startswith(_IGNORED)]
     found: list[FileDiff] = []
@@ -104,15 +79,9 @@ def parse_diff(text: str) -> tuple[FileDiff, ...]:
 def apply_hunks(text: str, hunks: Sequence[Hunk]) -> str:
     """Apply hunks to the text of a file.
 
-    Args:
-        text: the whole file.
-        hunks: in the order of their lines, as `parse_diff` returns them.
+    Returns the changed text.
 
-    Returns:
-        The changed text.
-
-    Raises:
-        HunkMismatch: If the lines at the position of a hunk are not exactly those that it names.
+    Raises HunkMismatch if the lines at the position of a hunk are not exactly those that it names.
     """
     lines = split_lines(text)
     result: list[str] = []
@@ -196,34 +165,24 @@ _OTHER_SOURCE = "This is not the source of Horovod that the patches were made fo
 
 @dataclass(frozen=True)
 class Patch:
-    """One patch for Horovod's source.
+    """One patch for Horovod's source."""
 
-    Args:
-        name: the set and the file without its ending, e.g. "build/0001-cxx17".
-        subject: what it does.
-        needed: of the build set, when Horovod does not compile or start without it: "always",
-            "with Open MPI 5", "no"; empty in the launcher set.
-        why: what goes wrong without it.
-        upstream: issues or pull requests about the same thing, or "none found".
-        diff: the unified diff, without the header.
-        files: the diff, parsed.
-    """
-
-    name: str
-    subject: str
+    name: str  # the set and the file without its ending, e.g. "build/0001-cxx17"
+    subject: str  # what it does
+    # of the build set, when Horovod does not compile or start without it: "always", "with Open MPI 5", "no";
+    # empty in the launcher set
     needed: str
-    why: str
-    upstream: str
-    diff: str
-    files: tuple[FileDiff, ...]
+    why: str  # what goes wrong without it
+    upstream: str  # issues or pull requests about the same thing, or "none found"
+    diff: str  # the unified diff, without the header
+    files: tuple[FileDiff, ...]  # the diff, parsed
 
 
 @functools.cache
 def horovod_patches() -> tuple[Patch, ...]:
     """Read all patches, in the order in which they are applied.
 
-    Raises:
-        HorovodBuildError: If this installation of hvdtrain lacks a set, or a patch is malformed.
+    Raises HorovodBuildError if this installation of hvdtrain lacks a set, or a patch is malformed.
     """
     patches: list[Patch] = []
     for name in SETS:
@@ -243,13 +202,7 @@ def horovod_patches() -> tuple[Patch, ...]:
 def parse_patch(name: str, text: str) -> Patch:
     """Read one patch.
 
-    Args:
-        name: the set and the file without its ending.
-        text: the whole file: a header of the form "Name: value", in which lines that begin with
-            a space continue the one above, an empty line, and a unified diff.
-
-    Raises:
-        HorovodBuildError: If a field of the header is missing or unknown, or the diff is malformed.
+    Raises HorovodBuildError if a field of the header is missing or unknown, or the diff is malformed.
     """
     header, _, diff = text.partition("\n\n")
     fields = {key: " ".join(str(value).split()) for key, value in HeaderParser().parsestr(header).items()}
@@ -279,16 +232,11 @@ def patches_digest(patches: Sequence[Patch]) -> str:
 def apply_patches(source: Path, patches: Sequence[Patch]) -> None:
     """Apply patches to the source tree, in order.
 
-    Every patch is compared with the source before any file is written. If one does not match, the
-    source stays as it is.
+    Every patch is compared with the source before any file is written. If one does not match, the source
+    stays as it is.
 
-    Args:
-        source: the unpacked source distribution.
-        patches: in the order in which they apply.
-
-    Raises:
-        HorovodBuildError: If a file is missing, exists although a patch creates it, or differs at the
-            position of a hunk.
+    Raises HorovodBuildError if a file is missing, exists although a patch creates it, or differs at the
+    position of a hunk.
     """
     texts: dict[str, str] = {}
     for patch in patches:

@@ -48,19 +48,12 @@ _VERSIONS = (
 
 @dataclass(frozen=True)
 class Mpi:
-    """An installed MPI.
+    """An installed MPI."""
 
-    Args:
-        name: "Open MPI", "MPICH", ...
-        version: as mpirun reports it.
-        programs: the folder of its mpirun and its compiler.
-        libraries: the library folders that its compiler uses.
-    """
-
-    name: str
-    version: str
-    programs: Path
-    libraries: tuple[Path, ...] = ()
+    name: str  # "Open MPI", "MPICH",
+    version: str  # as mpirun reports it
+    programs: Path  # the folder of its mpirun and its compiler
+    libraries: tuple[Path, ...] = ()  # the library folders that its compiler uses
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}".strip()
@@ -79,11 +72,7 @@ class Mpi:
 def find_mpi() -> Mpi | None:
     """Return the first MPI with a C++ compiler: of $MPI_HOME, of the environment, then on PATH.
 
-    Returns:
-        The MPI, or None if there is none.
-
-    Raises:
-        HorovodBuildError: If an MPI has a compiler, but no working mpirun in the same folder.
+    Raises HorovodBuildError if an MPI has a compiler, but no working mpirun in the same folder.
     """
     for folder in _folders():
         compiler = next((folder / name for name in _COMPILERS if os.access(folder / name, os.X_OK)), None)
@@ -139,28 +128,15 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What a user requests.
+    """What a user requests. Raises ConfigError if a value is not one of those above."""
 
-    Args:
-        frameworks: "auto" (all that are installed), "torch", "tf" or "both".
-        mpi: "auto" (use MPI if an MPI compiler is found), "require" or "none" (Gloo only).
-        gpu: "none" or "nccl".
-        jobs: number of concurrent compile jobs; 0 chooses by cores and memory.
-        force: build even if the cache or the environment has the build.
-        cache_dir: the cache; None means the default, `default_cache_folder`.
-        check: whether two processes try an all-reduce at the end of the build.
-
-    Raises:
-        ConfigError: If a value is not one of those above.
-    """
-
-    frameworks: str = "auto"
-    mpi: str = "auto"
-    gpu: str = "none"
-    jobs: int = 0
-    force: bool = False
-    cache_dir: Path | None = None
-    check: bool = True
+    frameworks: str = "auto"  # "auto" (all that are installed), "torch", "tf" or "both"
+    mpi: str = "auto"  # "auto" (use MPI if an MPI compiler is found), "require" or "none" (Gloo only)
+    gpu: str = "none"  # "none" or "nccl"
+    jobs: int = 0  # number of concurrent compile jobs; 0 chooses by cores and memory
+    force: bool = False  # build even if the cache or the environment has the build
+    cache_dir: Path | None = None  # the cache; None means the default, `default_cache_folder`
+    check: bool = True  # whether two processes try an all-reduce at the end of the build
 
     def __post_init__(self) -> None:
         for field, choices in _CHOICES.items():
@@ -178,25 +154,17 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that a build depends on.
+    """Everything that a build depends on."""
 
-    Args:
-        frameworks: the frameworks to build an extension for, by name.
-        mpi: the MPI, or None to build Gloo only.
-        gpu: CUDA and NCCL, or None to build for CPUs only.
-        toolchain: compiler and CMake.
-        arch_flags: compiler flags for the CPU's vector units.
-        rpath: the folders in which the extensions search for libraries, relative to the extension if
-            the library belongs to the environment.
-        left_out: for each installed framework without an extension, a sentence with the reason.
-    """
-
-    frameworks: dict[str, InstalledFramework]
-    mpi: Mpi | None
-    gpu: Gpu | None
-    toolchain: Toolchain
-    arch_flags: str
+    frameworks: dict[str, InstalledFramework]  # the frameworks to build an extension for, by name
+    mpi: Mpi | None  # the MPI, or None to build Gloo only
+    gpu: Gpu | None  # CUDA and NCCL, or None to build for CPUs only
+    toolchain: Toolchain  # compiler and CMake
+    arch_flags: str  # compiler flags for the CPU's vector units
+    # the folders in which the extensions search for libraries, relative to the extension if the library
+    # belongs to the environment
     rpath: tuple[str, ...]
+    # for each installed framework without an extension, a sentence with the reason
     left_out: tuple[str, ...] = ()
 
     def ingredients(self) -> dict[str, str]:
@@ -242,9 +210,8 @@ class Plan:
 def make_plan(request: BuildRequest) -> Plan:
     """Examine the environment and the machine, in seconds and without changing anything.
 
-    Raises:
-        HorovodBuildError: If something that the build needs is missing. The message says what, and
-            how to install it.
+    Raises HorovodBuildError if something that the build needs is missing. The message says what, and how to
+    install it.
     """
     frameworks, left_out = _choose_frameworks(request)
     toolchain = find_toolchain(request.cache_folder, frameworks.values())
@@ -311,8 +278,8 @@ def _identity(framework: InstalledFramework | None) -> str:
 def _rpath(frameworks: dict[str, InstalledFramework], mpi: Mpi | None, gpu: Gpu | None) -> tuple[str, ...]:
     """Return the library folders for the extensions.
 
-    Those inside the environment are relative, so that a wheel can be installed into another
-    environment. Others are absolute.
+    Those inside the environment are relative, so that a wheel can be installed into another environment.
+    Others are absolute.
     """
     folders = list(mpi.libraries) if mpi else []
     for name, below in (("torch", "lib"), ("tf", ".")):

@@ -55,22 +55,9 @@ def run_logged(
 ) -> int:
     """Run a command until it ends or reaches a time limit.
 
-    Args:
-        command: program and arguments.
-        log: every line of output is written to it.
-        env: the whole environment.
-        folder: the working directory.
-        limit_seconds: time after which the command and all its descendants are ended.
-        grace_seconds: time that the command has to end by itself before all are killed, at the
-            limit or if this process is interrupted.
-        on_line: called with every line of output.
+    Returns the exit code.
 
-    Returns:
-        The exit code.
-
-    Raises:
-        TimeoutError: If the limit was reached.
-        OSError: If the command could not be started.
+    Raises TimeoutError if the limit was reached. Raises OSError if the command could not be started.
     """
     with (
         _start(command, env, folder) as process,
@@ -95,11 +82,7 @@ def _start(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subp
 
 @contextlib.contextmanager
 def _ended_at_limit(pid: int, limit_seconds: float, grace_seconds: float) -> Iterator[threading.Event]:
-    """End a process and its descendants at a time limit, or if the block raises an exception.
-
-    Yields:
-        An event that is set if the limit was reached.
-    """
+    """End a process and its descendants at a time limit, or if the block raises an exception."""
     timed_out = threading.Event()
 
     def stop() -> None:
@@ -139,8 +122,8 @@ def end_tree(pid: int, grace_seconds: float) -> None:
 def _wait_until_ended(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
     """Wait for processes for a limited time, and return those that still run.
 
-    psutil's own functions would reap the exit status that the Popen object needs, and would wait
-    for a zombie that nobody reaps.
+    psutil's own functions would reap the exit status that the Popen object needs, and would wait for a zombie
+    that nobody reaps.
     """
     deadline = time.monotonic() + seconds
     while processes := [process for process in processes if _runs(process)]:

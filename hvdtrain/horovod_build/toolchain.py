@@ -20,23 +20,14 @@ from hvdtrain.host.processes import run_limited
 
 @dataclass(frozen=True)
 class Gpu:
-    """The toolkit and the NCCL of a GPU build.
+    """The toolkit and the NCCL of a GPU build."""
 
-    Args:
-        cuda_home: the toolkit; its nvcc is in bin/.
-        cuda: the toolkit's version, e.g. "13.0".
-        nccl_headers: the folder of nccl.h.
-        nccl_library: libnccl.so.2, or a link to it.
-        nccl: NCCL's version, e.g. "2.28.9".
-        architectures: compute capabilities to compile for, e.g. "80,90"; empty means all that
-            the toolkit supports.
-    """
-
-    cuda_home: Path
-    cuda: str
-    nccl_headers: Path
-    nccl_library: Path
-    nccl: str
+    cuda_home: Path  # the toolkit; its nvcc is in bin/
+    cuda: str  # the toolkit's version, e.g. "13.0"
+    nccl_headers: Path  # the folder of nccl.h
+    nccl_library: Path  # libnccl.so.2, or a link to it
+    nccl: str  # NCCL's version, e.g. "2.28.9"
+    # compute capabilities to compile for, e.g. "80,90"; empty means all that the toolkit supports
     architectures: str = ""
 
     @property
@@ -51,11 +42,7 @@ class Gpu:
 def find_gpu(cuda_major: str) -> Gpu:
     """Return the first toolkit whose major version matches the frameworks, and an NCCL.
 
-    Args:
-        cuda_major: the major version that the frameworks were built with, e.g. "13".
-
-    Raises:
-        HorovodBuildError: If there is no toolkit of that version, or no NCCL with its header.
+    Raises HorovodBuildError if there is no toolkit of that version, or no NCCL with its header.
     """
     seen = []
     for home in _cuda_homes():
@@ -167,28 +154,17 @@ int main() { int numbers[] = {20}; return order(twenty(), std::span(numbers)[0])
 
 @dataclass(frozen=True)
 class Toolchain:
-    """The tools of a build.
+    """The tools of a build."""
 
-    Args:
-        cxx: the C++ compiler and its fixed arguments.
-        compiler: its name and version.
-        cmake: the program.
-    """
-
-    cxx: str
-    compiler: str
-    cmake: Path
+    cxx: str  # the C++ compiler and its fixed arguments
+    compiler: str  # its name and version
+    cmake: Path  # the program
 
 
 def find_toolchain(cache_folder: Path, frameworks: Iterable[InstalledFramework] = ()) -> Toolchain:
     """Find everything that a build needs from the machine.
 
-    Args:
-        cache_folder: the folder that the wheel will be stored in.
-        frameworks: what Horovod is built for; the compiler must know the C++ standard that each requires.
-
-    Raises:
-        HorovodBuildError: If anything is missing. The message names all of it, and how to get it.
+    Raises HorovodBuildError if anything is missing. The message names all of it, and how to get it.
     """
     faults = [
         *_python_faults(),
@@ -294,8 +270,8 @@ def _existing(folder: Path) -> Path:
 def architecture_flags() -> str:
     """Return compiler flags for those vector units used by Horovod that this CPU has.
 
-    The environment variable HOROVOD_BUILD_ARCH_FLAGS has precedence. Horovod's build would try the
-    same with the compiler, but the flags must be known beforehand as a part of the build's key.
+    The environment variable HOROVOD_BUILD_ARCH_FLAGS has precedence. Horovod's build would try the same with
+    the compiler, but the flags must be known beforehand as a part of the build's key.
     """
     asked = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "").strip()
     if asked:

@@ -107,8 +107,7 @@ def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     A run without a summary is shown as far as its log goes. Folders of runs stand for the runs in them. The
     best of the column ``sort`` comes first; without one, they have the order given.
 
-    Raises:
-        UsageError: If there is no run, or no such column.
+    Raises UsageError if there is no run, or no such column.
     """
     rows, notes = _read(run_dirs, sort)
     console = Console()
@@ -193,11 +192,7 @@ def _differences(rows: Sequence[Row], width: int) -> list[str]:
 
 
 def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
-    """Return the runs sorted by a column, the best first and those that have no number there last.
-
-    Raises:
-        UsageError: If no run has such a column.
-    """
+    """Return the runs sorted by a column, the best first and those that have no number there last."""
     column, colon, way = sort.rpartition(":")
     if not colon or way not in ("min", "max"):
         column, way = sort, ""

@@ -46,11 +46,7 @@ def start_explained(silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
 
 
 class Console(Callback):
-    """The built-in callback that shows progress, evaluations and the result.
-
-    Args:
-        console: rich's console for the terminal or the output.
-    """
+    """The built-in callback that shows progress, evaluations and the result."""
 
     def __init__(self, console: "rich.console.Console") -> None:
         self._console = console

@@ -31,13 +31,7 @@ def text_summary(tag: str, text: str) -> Summary:
 
 
 def session_start(config: Mapping[str, Any], name: str, seconds: float) -> Summary:
-    """Return a summary with a run's hyperparameters.
-
-    Args:
-        config: the config; what is no number, text or truth value is shown as a text.
-        name: the run's name.
-        seconds: when it began, since the epoch of the system's clock.
-    """
+    """Return a summary with a run's hyperparameters."""
     start = SessionStartInfo(group_name=name, start_time_secs=seconds)
     for key, value in flattened(config):
         if value is None:
@@ -71,16 +65,7 @@ _NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\..*")
 
 
 class EventFile:
-    """A TensorBoard event file with scalars.
-
-    Args:
-        folder: where the file goes.
-        resumed_step: steps done, if the run resumed: readers drop what older files have of later ones.
-        may_write: as of ``AppendFile``.
-
-    Raises:
-        OSError: If the file cannot be opened.
-    """
+    """A TensorBoard event file with scalars."""
 
     def __init__(
         self, folder: Path, resumed_step: int | None = None, may_write: Callable[[], bool] = lambda: True

@@ -16,15 +16,7 @@ _FILES = "rank-*.jsonl"
 
 
 class IndexTrace(LoopHook):
-    """Writes a line per step with the indices that this worker trained on.
-
-    Args:
-        place: returns, with these workers: the run directory, or None if this worker has no trace; its rank;
-            the steps done before, whose later ones are done again: their lines are cut off; and the number of
-            the world that it is in, 0 if the job is not elastic, which distinguishes a line from one that
-            a worker of an earlier world wrote for the same step.
-        may_write: as of ``AppendFile``.
-    """
+    """Writes a line per step with the indices that this worker trained on."""
 
     def __init__(
         self,
@@ -73,11 +65,7 @@ def trace_files(run_dir: Path) -> list[Path]:
 
 
 def cut_traces(run_dir: Path, step: int) -> None:
-    """Drop from the traces of all ranks, also of those that are gone, what came after a step.
-
-    Raises:
-        OSError: If one cannot be cut.
-    """
+    """Drop from the traces of all ranks, also of those that are gone, what came after a step."""
     for path in trace_files(run_dir):
         cut_tail(path, step)
 
@@ -87,9 +75,7 @@ def read_indices(run_dir: Path) -> dict[int, list[int]]:
 
     If more than one world of an elastic job did a step, or began to, those of the last world count.
 
-    Raises:
-        OSError: If a trace cannot be read.
-        ValueError: If a line is not one of a trace.
+    Raises ValueError if a line is not one of a trace.
     """
     found: dict[int, tuple[int, list[int]]] = {}
     for path in trace_files(run_dir):

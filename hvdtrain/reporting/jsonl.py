@@ -18,17 +18,8 @@ LONGEST_LINE = 1 << 26  # bytes; a trace has the indices of a step's samples in 
 class AppendFile:
     """A file that whole records are appended to.
 
-    A record that cannot be written, on a full disk for instance, leaves nothing of itself behind. It
-    waits in memory and is written before the next one.
-
-    Args:
-        path: the file; made if need be.
-        follow: whether it can be a symbolic link, a pipe or a device. In a run directory that came from
-            somebody else, a link may lead to any file of the user, and a pipe may have no reader.
-        may_write: returns whether this process may write now; records wait in memory while it may not.
-
-    Raises:
-        OSError: If it cannot be opened.
+    A record that cannot be written, on a full disk for instance, leaves nothing of itself behind. It waits in
+    memory and is written before the next one.
     """
 
     def __init__(
@@ -67,11 +58,7 @@ class AppendFile:
         return None
 
     def sync(self) -> None:
-        """Wait until what was appended is on the disk. May be called in another thread than ``restore``.
-
-        Raises:
-            OSError: If that cannot be.
-        """
+        """Wait until what was appended is on the disk. May be called in another thread than ``restore``."""
         while (descriptor := self._descriptor) is not None:
             try:
                 os.fsync(descriptor)
@@ -85,11 +72,7 @@ class AppendFile:
     def restore(self) -> str:
         """Make the file anew if it was removed; if another has its name, append to that one from now on.
 
-        Returns:
-            What was done, as text; empty if the file is where it was.
-
-        Raises:
-            OSError: If it cannot be.
+        Returns what was done, as text; empty if the file is where it was.
         """
         assert self._descriptor is not None  # not closed
         if not self._may_write():
@@ -120,11 +103,7 @@ class AppendFile:
 
 
 def _open_to_append(path: Path, follow: bool) -> int:
-    """Return the descriptor of a file that is opened to append to it, and made if need be.
-
-    Raises:
-        OSError: If it cannot be opened, or is a link, a pipe or a device and ``follow`` is not set.
-    """
+    """Return the descriptor of a file that is opened to append to it, and made if need be."""
     flags = os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     if follow:
         return os.open(path, flags | os.O_WRONLY, 0o666)
@@ -162,20 +141,12 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or, where there is no room for instance, leave what is there as it is.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Write a text file whole or, where there is no room for instance, leave what is there as it is."""
     write_parts(path, [text.encode()])
 
 
 def write_parts(path: Path, parts: Iterable[bytes]) -> None:
-    """Write a file of these parts whole, or leave what is there as it is.
-
-    Raises:
-        OSError: If it cannot be written.
-    """
+    """Write a file of these parts whole, or leave what is there as it is."""
     beside = path.with_name(path.name + ".new")
     try:
         beside.unlink(missing_ok=True)  # left by a killed run, or a link to somewhere else
@@ -202,24 +173,12 @@ def sync_folder(path: Path) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a JSON file whole.
-
-    Raises:
-        OSError: If it cannot be written; what was there stays.
-    """
+    """Write a JSON file whole."""
     write_whole(path, to_json(values, indent=2) + "\n")
 
 
 def lines_of(path: Path, follow: bool = False) -> Iterator[bytes]:
-    """Yield the lines of a log.
-
-    Args:
-        path: the log.
-        follow: whether it can be a symbolic link.
-
-    Raises:
-        OSError: If it cannot be read, is no regular file, or has a line that none of hvdtrain's can be.
-    """
+    """Yield the lines of a log."""
     with open_regular(path, follow=follow) as file:
         while line := file.readline(LONGEST_LINE + 1):
             if len(line) > LONGEST_LINE:

@@ -21,11 +21,7 @@ _open: set[int] = set()  # lock files of this process
 
 
 def open_lock(path: Path) -> int:
-    """Return the descriptor of a lock file, which is made if need be; ``close_lock`` closes it.
-
-    Raises:
-        OSError: If it cannot be opened, or is not a regular file.
-    """
+    """Return the descriptor of a lock file, which is made if need be; ``close_lock`` closes it."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
         file = os.open(path, flags, 0o666)
@@ -147,8 +143,8 @@ class Holder:
     def remedy(self, path: Path) -> str:
         """Return what to do if the holder's host, which is another one, is lost.
 
-        A file server keeps the locks of a host that it lost until it learns of it; one on this host ends
-        with its process.
+        A file server keeps the locks of a host that it lost until it learns of it; one on this host ends with
+        its process.
         """
         if not self.host or self.host == socket.gethostname():
             return ""

@@ -46,11 +46,7 @@ class LogReader:
         self.broken = BrokenLines()  # the lines read until now that hold no record
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records in the order of the log.
-
-        Raises:
-            OSError: If the log cannot be read. One that does not exist has no records.
-        """
+        """Yield the records in the order of the log."""
         try:
             for number, line in enumerate(lines_of(self._path, follow=True), 1):
                 if (record := parse_record(line)) is not None:

@@ -19,18 +19,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 def cut_tail(path: Path, step: int, redone: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Drop from a log what came after a step, and what is no whole line; return the last records that stay.
-
-    Args:
-        path: the log, each of whose lines has a ``step``; there may be none.
-        step: the last step to keep.
-        redone: phases that will be written again for that step. Their lines of it are dropped, with the lines
-            of callbacks after them, which will be called again.
-
-    Raises:
-        OSError: If it cannot be read or cut, is no regular file, or has a line that is too long for one of
-            hvdtrain's.
-    """
+    """Drop from a log what came after a step, and what is no whole line; return the last records that stay."""
     tail: deque[dict[str, Any]] = deque(maxlen=TAIL)
     end, is_cut, is_redone, later = 0, False, False, list[bytes]()
     try:
@@ -64,11 +53,7 @@ def cut_tail(path: Path, step: int, redone: Sequence[str] = ()) -> list[dict[str
 
 
 def cut_log(path: Path, step: int) -> None:
-    """Cut a log as ``cut_tail`` does. If nothing of it is kept, which step 0 means, rename it to ``*.old``.
-
-    Raises:
-        OSError: If it cannot be cut.
-    """
+    """Cut a log as ``cut_tail`` does. If nothing of it is kept, which step 0 means, rename it to ``*.old``."""
     if step:
         cut_tail(path, step)
     elif path.exists() and any(lines_of(path)):
@@ -121,14 +106,7 @@ class WorkersChange:
 
 
 def record_of(phase: str, step: StepInfo, values: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    """Return a line of metrics.jsonl.
-
-    Args:
-        phase: what it is of: "train", "eval", "callback" or "event".
-        step: the last step before it.
-        values: its own values by name.
-        seconds: time spent training.
-    """
+    """Return a line of metrics.jsonl."""
     return {
         "phase": phase,
         "step": step.step,

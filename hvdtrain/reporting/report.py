@@ -20,15 +20,6 @@ class RunFolder:
 
     If it is removed, it is made anew. Another one of its name may be another job's: nothing is written to it.
     Its methods may be called in any thread.
-
-    Args:
-        path: the directory.
-        on_made_anew: called with the path when the directory was made anew.
-        lost_lease: returns why this process may no longer write files; empty while it may.
-        lost_lock: returns who else has the lock of the directory; empty while this job has it.
-
-    Raises:
-        OSError: If it cannot be opened.
     """
 
     def __init__(
@@ -49,9 +40,8 @@ class RunFolder:
     def check(self) -> Path | None:
         """Look whether the directory is still in its place, and make it anew if there is none.
 
-        Returns:
-            Where to write: the directory's path, or the one that it was moved to if another has its name;
-            None if it was removed and another has its name, or if this process may not write.
+        Returns where to write: the directory's path, or the one that it was moved to if another has its name;
+        None if it was removed and another has its name, or if this process may not write.
         """
         if not self.may_write():
             return None
@@ -94,11 +84,7 @@ class RunFolder:
         return os.path.samestat(there, os.fstat(self._descriptor))
 
     def _make_anew(self) -> None:
-        """Make the directory anew, or take an empty one that has its name.
-
-        Raises:
-            OSError: If it can be neither made nor read.
-        """
+        """Make the directory anew, or take an empty one that has its name."""
         try:
             self._path.mkdir(parents=True)  # other threads may write into it at once
         except FileExistsError:
@@ -143,13 +129,7 @@ class Report:
         """Show what the run does until its next step, if rank 0's console has a progress bar."""
 
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
-        """Start the clock and call the callbacks' ``on_start``.
-
-        Args:
-            steps: number of steps of the whole training.
-            done: steps that were done before this process started.
-            seconds_before: the time that they took.
-        """
+        """Start the clock and call the callbacks' ``on_start``."""
         if not self._clock_is_set:
             self.set_clock(seconds_before)
 
@@ -167,17 +147,7 @@ class Report:
         bad_samples: int = 0,
         measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Report a logged window of training.
-
-        Args:
-            step: its last step.
-            means: name to mean over the window's samples.
-            samples_per_second: throughput of all workers together.
-            data_wait_fraction: share of the window's time in which its steps waited for data.
-            busy: what is known of how long each worker was busy, by name.
-            bad_samples: how many of its samples could not be read and were skipped.
-            measured: what hooks of the loop have measured, such as memory, by name.
-        """
+        """Report a logged window of training."""
         rates = {
             "learning_rate": step.learning_rate,
             "samples_per_second": samples_per_second,
@@ -197,15 +167,7 @@ class Report:
         *,
         measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Report an evaluation.
-
-        Args:
-            step: the last step before it.
-            means: name to mean over the evaluation data.
-            samples_per_second: throughput of all workers together.
-            bad_samples: how many samples could not be read and were left out.
-            measured: what hooks of the loop have measured, such as memory, by name.
-        """
+        """Report an evaluation."""
         rates = {
             "learning_rate": step.learning_rate,
             "samples_per_second": samples_per_second,
@@ -218,13 +180,7 @@ class Report:
         """Report that a checkpoint is complete on the disk."""
 
     def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
-        """Report that an elastic job continues with other workers.
-
-        Args:
-            step: where training stands; its workers are the new ones.
-            change: what changed.
-            steps: number of steps of the whole training, which may be another one now.
-        """
+        """Report that an elastic job continues with other workers."""
         self._keep(EVENT, step, change.values())
 
     def on_workers_changed(self, rank: int, workers: int) -> None:
@@ -246,11 +202,6 @@ class Report:
         """Take the place of this worker's report until now, whose rank was another.
 
         Callbacks that were notified of the start of training are not notified again.
-
-        Args:
-            report: the other report.
-            steps: number of steps of the whole training.
-            done: steps that are done.
         """
         self.recent = report.recent
         self.set_clock(report.seconds())

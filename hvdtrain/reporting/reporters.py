@@ -64,16 +64,7 @@ class _Log(Callback):
 
 
 class JsonlLog(_Log):
-    """The built-in callback that writes metrics.jsonl: one line for each window and evaluation.
-
-    Args:
-        path: the file.
-        note: shows a line of text to the user.
-        folder: the run directory that it lies in.
-
-    Raises:
-        OSError: If the file cannot be opened.
-    """
+    """The built-in callback that writes metrics.jsonl: one line for each window and evaluation."""
 
     def __init__(self, path: Path, note: Callable[[str], None], folder: RunFolder) -> None:
         self._lines = AppendFile(path, may_write=folder.may_write)
@@ -102,17 +93,7 @@ class JsonlLog(_Log):
 
 
 class TensorBoard(_Log):
-    """The built-in callback that writes a TensorBoard event file with the values of metrics.jsonl.
-
-    Args:
-        run_dir: the run directory.
-        resumed_step: steps done, if the run resumed in this directory.
-        note: shows a line of text to the user.
-        folder: the run directory as the job opened it.
-
-    Raises:
-        OSError: If the file cannot be opened.
-    """
+    """The built-in callback that writes a TensorBoard event file with the values of metrics.jsonl."""
 
     def __init__(
         self, run_dir: Path, resumed_step: int | None, note: Callable[[str], None], folder: RunFolder
@@ -149,13 +130,7 @@ class TensorBoard(_Log):
 
 
 class SummaryFile(Callback):
-    """The built-in callback that writes summary.json.
-
-    Args:
-        name: the file's name.
-        note: shows a line of text to the user.
-        folder: the run directory, where the file goes.
-    """
+    """The built-in callback that writes summary.json."""
 
     def __init__(self, name: str, note: Callable[[str], None], folder: RunFolder) -> None:
         self._name = name

@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
 
 class Dispatcher:
-    """Calls the hooks of callbacks in the order of their list.
-
-    Args:
-        callbacks: the callbacks that this worker calls.
-        note: shows an exception that does not end the job.
-        started: those that are called without an ``on_start`` before: the built-in ones.
-    """
+    """Calls the hooks of callbacks in the order of their list."""
 
     def __init__(
         self, callbacks: Sequence[Any], note: Callable[[str], None], started: Sequence[Any] = ()
@@ -59,8 +53,7 @@ class Dispatcher:
     def start(self, context: RunContext) -> None:
         """Call ``on_start``; the other hooks of a callback are called from then on.
 
-        Raises:
-            WorkerFailure: If a callback fails whose errors end the job.
+        Raises WorkerFailure if a callback fails whose errors end the job.
         """
         self.call("on_start", context)
         while self._callbacks:
@@ -78,9 +71,8 @@ class Dispatcher:
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback that has it; nothing after ``end``.
 
-        Raises:
-            WorkerFailure: If a callback fails whose errors end the job.
-            PeerLostError: If a collective in a callback failed; the callbacks after it have been called, too.
+        Raises WorkerFailure if a callback fails whose errors end the job. Raises PeerLostError if a
+        collective in a callback failed; the callbacks after it have been called, too.
         """
         if self._ended or not self._hooks[hook]:
             return
@@ -100,8 +92,7 @@ class Dispatcher:
     def end(self, summary: Summary) -> None:
         """Call ``on_end`` of every callback, whether or not one of them fails; no hook is called after it.
 
-        Raises:
-            WorkerFailure: If one fails whose errors end the job, and training completed.
+        Raises WorkerFailure if one fails whose errors end the job, and training completed.
         """
         if self._ended:
             return
@@ -163,13 +154,7 @@ class Reporter(Protocol):
 
 
 class CallbackReport(Report):
-    """A report that passes on what it receives to callbacks. On other ranks than 0 it shows nothing itself.
-
-    Args:
-        context: what callbacks can use of the run; the report adds steps, functions and the clock.
-        callbacks: those that this rank calls, in order.
-        built_in: those that come before them and need no ``on_start``.
-    """
+    """A report that passes on what it receives to callbacks. On other ranks than 0 it shows nothing itself."""
 
     def __init__(self, context: RunContext, callbacks: Sequence[Any], built_in: Sequence[Any] = ()) -> None:
         super().__init__()
@@ -237,20 +222,7 @@ def report_of_others(context: RunContext, callbacks: Sequence[Any]) -> Report:
 
 
 class RunReport(CallbackReport):
-    """The report of rank 0: console, metrics.jsonl, TensorBoard events, summary.json, then users' callbacks.
-
-    Args:
-        console: rich's console for the terminal or the output.
-        context: what callbacks can use of the run; its run directory exists.
-        resumed_step: steps done, if the run resumed in this directory.
-        callbacks: users' callbacks, in order.
-        on_made_anew: called with the run directory if it was removed and is made anew.
-        lost_lease, lost_lock: as of ``RunFolder``.
-        reporters: further built-in callbacks, which are closed with the report.
-
-    Raises:
-        OSError: If a file cannot be opened.
-    """
+    """The report of rank 0: console, metrics.jsonl, TensorBoard events, summary.json, then users' callbacks."""
 
     def __init__(
         self,

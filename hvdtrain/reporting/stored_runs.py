@@ -35,15 +35,7 @@ def status_of(
     watched_seconds: float = 0.0,
     problem: str = "",
 ) -> str:
-    """Return the word for how a run ended or stands.
-
-    Args:
-        summary: how its last job ended; None if that did not say so.
-        lock: who uses its directory.
-        silent_seconds: how long ago the last record came.
-        watched_seconds: how long it has been watched with the lock as it is; 0 if it is looked at once.
-        problem: why the summary cannot be read, if it is there.
-    """
+    """Return the word for how a run ended or stands."""
     if summary is not None:
         return ending_of(summary)
     if lock.is_held:
@@ -66,9 +58,6 @@ def is_outdated(run_dir: Path, lock: LockState) -> bool:
     """Return whether a summary is of an earlier job than one that may train now.
 
     A job that resumes a run removes the summary of the one before when it has set up the rest.
-
-    Raises:
-        OSError: If that cannot be found out.
     """
     if lock.is_free_here:
         return False
@@ -138,9 +127,8 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
 
     A directory that is no run stands for the runs in it, sorted by name.
 
-    Raises:
-        UsageError: If there is no run at all.
-        EnvironmentFault: If there are runs, none of which this user may read.
+    Raises UsageError if there is no run at all. Raises EnvironmentFault if there are runs, none of which this
+    user may read.
     """
     runs: list[Path] = []
     others: list[str] = []
@@ -188,11 +176,7 @@ def _runs_at(path: Path) -> tuple[list[Path], list[tuple[Path, OSError]]]:
 
 
 def _is_readable_run(path: Path) -> bool:
-    """Return whether a directory is that of a run.
-
-    Raises:
-        OSError: If this user may not read it, or one of its files.
-    """
+    """Return whether a directory is that of a run."""
     if not holds_run(path):
         return False
     if (error := refused_file(path, FILES)) is not None:
@@ -240,11 +224,7 @@ def read_summary(path: Path) -> tuple[dict[str, Any] | None, str]:
 
 
 def load_summary(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the summary of a run, if there is one, and why its content is none.
-
-    Raises:
-        OSError: If the file cannot be read.
-    """
+    """Return the summary of a run, if there is one, and why its content is none."""
     try:
         summary = json.loads(read_regular(path / SUMMARY_FILE, _MAX_BYTES))
         if not isinstance(summary, dict) or not isinstance(summary.get("final"), dict):

@@ -54,11 +54,7 @@ def read_id(run_dir: Path) -> str | None:
 
 
 def note_start(run_dir: Path, run: TrackedRun) -> None:
-    """Keep the name of a run in its directory, and what is known of the job that starts.
-
-    Raises:
-        OSError: If it cannot be written, or the folder is a link that leads out of the run directory.
-    """
+    """Keep the name of a run in its directory, and what is known of the job that starts."""
     check_link(run_dir / FOLDER, run_dir)
     (run_dir / FOLDER).mkdir(exist_ok=True)
     write_json(run_dir / FOLDER / ID_FILE, run.model_dump())
@@ -67,8 +63,7 @@ def note_start(run_dir: Path, run: TrackedRun) -> None:
 def read_tracked_run(run_dir: Path) -> TrackedRun:
     """Return what trackers are sent of a run besides its log; a run that was never tracked gets a name.
 
-    Raises:
-        OSError: If the directory can be neither read nor written.
+    Raises OSError if the directory can be neither read nor written.
     """
     path = run_dir / "config.yaml"
     if (run := _read(run_dir / FOLDER / ID_FILE, TrackedRun)) is None:
@@ -93,19 +88,7 @@ def _identity_of(run_dir: Path) -> tuple[int, int] | None:
 
 
 class Sender:
-    """Sends a run to one tracker, from where the last sender of this run directory ended.
-
-    Args:
-        run_dir: the run directory; if the run resumes in it, its log has been cut back.
-        name: the tracker's name.
-        note: shows a line of text to the user, in any thread.
-
-    Attributes:
-        title, note: the tracker's name in messages, and what shows a line that begins with it.
-        checkpoint: the newest checkpoint that is to be sent; None if there is none.
-        place: where the run is at the tracker; empty until that is known.
-        is_abandoned: set when nothing more may be sent or written, since another process may do it now.
-    """
+    """Sends a run to one tracker, from where the last sender of this run directory ended."""
 
     def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
         self.title, self.place = TRACKERS[name].title, ""
@@ -125,8 +108,7 @@ class Sender:
     def send(self) -> None:
         """Send all lines that there are now, and the checkpoint.
 
-        Raises:
-            Exception: Whatever the tracker's library raises; what was sent until then is noted.
+        Raises Exception whatever the tracker's library raises; what was sent until then is noted.
         """
         self._send_lines()
         self._send_checkpoint()
@@ -216,13 +198,6 @@ class JobTracking(Callback):
     """The built-in callback that has a run sent to trackers. Rank 0 alone has it.
 
     A thread for each tracker does it. The thread that trains waits for none but some seconds at the end.
-
-    Args:
-        names: the trackers, each of which is sent to.
-        run_dir: the run directory.
-        tracking_id: the run's name among trackers.
-        facts: what is known of the job, not in its config: hosts, commit, what differs from the job before.
-        with_checkpoints: whether to send checkpoints, too.
     """
 
     def __init__(
@@ -282,13 +257,7 @@ class JobTracking(Callback):
 
 
 class _SenderThread(threading.Thread):
-    """Sends to one tracker until its run is over. A daemon: a process ends although a server is awaited.
-
-    Attributes:
-        ending: how the run ended, and what went wrong; set before ``is_over``, if the run ended.
-        is_done: whether all was sent.
-        problem: why the last attempt failed; empty if it did not.
-    """
+    """Sends to one tracker until its run is over. A daemon: a process ends although a server is awaited."""
 
     def __init__(self, sender: Sender) -> None:
         super().__init__(name=f"tracker {sender.title}", daemon=True)
@@ -310,12 +279,7 @@ class _SenderThread(threading.Thread):
                 time.sleep(_POLL_SECONDS)
 
     def _try(self, step: Callable[[], None]) -> bool:
-        """Do a step of sending; note when the tracker fails, and when it answers.
-
-        Raises:
-            HvdtrainError: If it fails until the user changes something.
-            Abandoned: If nothing more may be sent.
-        """
+        """Do a step of sending; note when the tracker fails, and when it answers."""
         note, before = self.sender.note, self.problem
         try:
             step()

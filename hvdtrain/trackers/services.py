@@ -121,11 +121,7 @@ _SETTINGS = {
 class MlflowTracker:
     """Sends a run to the server or the store that MLFLOW_TRACKING_URI names.
 
-    Args:
-        note: shows a line of text to the user.
-
-    Raises:
-        EnvironmentFault: If it names none, or one that the installed client cannot open.
+    Raises EnvironmentFault if it names none, or one that the installed client cannot open.
     """
 
     def __init__(self, note: Callable[[str], None]) -> None:
@@ -251,11 +247,7 @@ WAIT_SECONDS = 10.0  # for its server, in init() and in finish(), which the libr
 
 
 class WandbTracker:
-    """Sends a run to the project that WANDB_PROJECT names, or to a folder with WANDB_MODE=offline.
-
-    Args:
-        note: shows a line of text to the user.
-    """
+    """Sends a run to the project that WANDB_PROJECT names, or to a folder with WANDB_MODE=offline."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         os.environ.setdefault("WANDB_SILENT", "true")

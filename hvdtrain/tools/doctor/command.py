@@ -54,10 +54,9 @@ _LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 def run_doctor(options: Mapping[str, Any]) -> int:
     """Run the command with its options, by name, and return its exit code.
 
-    Raises:
-        UsageError: If options contradict each other or the launcher, or the host file is invalid.
-        DiscoveryError: If the discovery script fails or names no host.
-        EnvironmentFault: If a launcher started this process with others that a job would not see.
+    Raises UsageError if options contradict each other or the launcher, or the host file is invalid. Raises
+    DiscoveryError if the discovery script fails or names no host. Raises EnvironmentFault if a launcher
+    started this process with others that a job would not see.
     """
     if options["agent"]:
         run_agent()
@@ -98,8 +97,7 @@ def check_discovery(script: str, slots_per_host: int) -> tuple[list[HostSlots], 
 
     Return the hosts of the last run, and findings, which are listed with the first host.
 
-    Raises:
-        DiscoveryError: If a run fails, or there is no host to check.
+    Raises DiscoveryError if a run fails, or there is no host to check.
     """
     notes: list[str] = []
     discovery = ScriptHosts(script, slots_per_host, note=notes.append)
@@ -206,9 +204,8 @@ def _first_of(names: tuple[str, ...], otherwise: str) -> str:
 def start_horovod(transport: Transport, framework: str, speed: bool) -> dict[str, Any]:
     """Collective. Start Horovod on all workers, and measure its all-reduce; for speed, of several sizes.
 
-    Returns:
-        ``seconds`` of an all-reduce by size in bytes, ``workers`` and ``controller``. If Horovod did not
-        start: ``errors``, the error of each rank, an empty text if it had none.
+    Returns ``seconds`` of an all-reduce by size in bytes, ``workers`` and ``controller``. If Horovod did not
+    start: ``errors``, the error of each rank, an empty text if it had none.
     """
     limit = _START_SECONDS + (_ALLREDUCE_SECONDS if speed else 0)
     result: dict[str, Any] = {}

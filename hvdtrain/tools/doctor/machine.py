@@ -57,11 +57,7 @@ class _Listener(socketserver.ThreadingTCPServer):
 
 
 class Listeners(contextlib.ExitStack):
-    """Context manager: the listeners of a host, one per interface. Open connections end by themselves.
-
-    Attributes:
-        endpoints: for each interface, what other hosts need to connect: address, port, token.
-    """
+    """Context manager: the listeners of a host, one per interface. Open connections end by themselves."""
 
     def __init__(self, interfaces: Mapping[str, list[str]]) -> None:
         super().__init__()
@@ -80,10 +76,9 @@ class Listeners(contextlib.ExitStack):
 def connect(endpoint: list[Any]) -> dict[str, Any]:
     """Connect to one listener of another host.
 
-    Returns:
-        ``error``: why it failed, empty if the listener answered. If it did, ``clock``: how many seconds
-        its clock is ahead of this host's, and ``trip``: the seconds of the round trip, which are the
-        uncertainty of ``clock``.
+    Returns ``error``: why it failed, empty if the listener answered. If it did, ``clock``: how many seconds
+    its clock is ahead of this host's, and ``trip``: the seconds of the round trip, which are the uncertainty
+    of ``clock``.
     """
     try:
         with _connected(endpoint) as (_, clock, trip):
@@ -98,8 +93,7 @@ def connect(endpoint: list[Any]) -> dict[str, Any]:
 def open_session(endpoint: list[Any]) -> Iterator[Callable[[memoryview], None]]:
     """Context manager: connect to a listener; give a function that sends and waits for the answer.
 
-    Raises:
-        OSError: If the connection cannot be made, or fails while it is used.
+    Raises OSError if the connection cannot be made, or fails while it is used.
     """
     with _connected(endpoint) as (connection, _, _):
 

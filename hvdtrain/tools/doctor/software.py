@@ -76,8 +76,7 @@ _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 def _run_probe(code: str, seconds: float) -> dict[str, Any]:
     """Run code that imports json and sets ``info`` to a mapping, in a child process.
 
-    Returns:
-        The mapping, or ``{"error": why the process did not get there}``.
+    Returns the mapping, or ``{"error": why the process did not get there}``.
     """
     code = f"{code}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
@@ -101,8 +100,7 @@ def _run_probe(code: str, seconds: float) -> dict[str, Any]:
 def import_libraries(seconds: float) -> dict[str, tuple[str, str]]:
     """Import those of the libraries that are installed, each within some seconds.
 
-    Returns:
-        By name, the version and why it cannot be imported; that is empty if it can.
+    Returns by name, the version and why it cannot be imported; that is empty if it can.
     """
     return {
         name: (
@@ -125,15 +123,7 @@ def advice(name: str, error: str) -> str:
 
 
 def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """Return what is installed, and whether it loads, each framework within some seconds.
-
-    Returns:
-        ``versions``: texts that must be equal on all hosts, by name; empty if it is not installed.
-        ``horovod``: for each installed framework, why Horovod was not built for it or does not load;
-        empty if it loads.
-        ``gpus``: for each installed framework, the GPUs that it sees.
-        ``mpi``: the MPI of Horovod and of mpi4py, and why mpi4py does not load.
-    """
+    """Return what is installed, and whether it loads, each framework within some seconds."""
     build = installed_build()
     installed = {name: found for name in frameworks if (found := installed_framework(name))}
     names = [*installed, *(["mpi4py"] if package_folder("mpi4py") else [])]

@@ -38,8 +38,8 @@ print(json.dumps(dict(zip(("gflops", "core_share"), max(tries)))))
 def compute() -> dict[str, Any]:
     """Multiply matrices on one thread for about a second, and take the best of three tries.
 
-    Returns:
-        ``gflops``, and ``core_share``, the fraction of a core that the process got meanwhile; or ``error``.
+    Returns ``gflops``, and ``core_share``, the fraction of a core that the process got meanwhile; or
+    ``error``.
     """
     one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     try:
@@ -66,9 +66,8 @@ def pairs_of(agents: list[int]) -> list[tuple[int, int]]:
 def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
     """Time messages of several sizes with a function that sends one and waits for a short acknowledgement.
 
-    Returns:
-        Median round-trip seconds by size in bytes (as text, since JSON keys are texts); without sizes
-        that would take too long.
+    Returns median round-trip seconds by size in bytes (as text, since JSON keys are texts); without sizes
+    that would take too long.
     """
     message = memoryview(bytearray(SIZES[-1]))
     times: dict[str, float] = {}

@@ -182,12 +182,7 @@ class _Agent:
 
 
 class Coordinator:
-    """The process that runs a check over ssh.
-
-    Attributes:
-        answers: for each step, one answer per host; None for a host that did not answer.
-        problems: why hosts did not answer, by their index in the list of hosts.
-    """
+    """The process that runs a check over ssh."""
 
     def __init__(self, hosts: list[HostSlots], options: CheckOptions, ssh: SshOptions) -> None:
         self.answers: dict[str, list[Any]] = {}

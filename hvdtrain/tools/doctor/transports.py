@@ -35,17 +35,7 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
 
 
 class Transport(ABC):
-    """Exchange of values between agents, step by step. All agents go through the same steps.
-
-    Attributes:
-        index: the number of this agent, from 0.
-        size: the number of agents.
-        title: a short name of the transport that is shown to the user.
-        answers: for each step, one answer per agent; None for an agent that did not answer in time.
-        stop_waiting: set it if there is no time left to wait for other agents.
-        is_stuck: whether the end of the process would wait: for Horovod, or for an agent that was late, which
-            rank 0 alone knows.
-    """
+    """Exchange of values between agents, step by step. All agents go through the same steps."""
 
     title: str
     is_stuck = False
@@ -87,8 +77,7 @@ class LocalTransport(Transport):
 def open_transport() -> Transport:
     """Collective. Open the transport that fits the launcher; without a launcher, that of a single agent.
 
-    Raises:
-        EnvironmentFault: If the other workers cannot be reached.
+    Raises EnvironmentFault if the other workers cannot be reached.
     """
     rank = launched_rank()
     if rank is None:
@@ -191,8 +180,7 @@ class RendezvousTransport(_Rank0Transport):
 class MpiTransport(_Rank0Transport):
     """The transport over MPI, by mpi4py. It polls, and so never blocks inside MPI.
 
-    Raises:
-        EnvironmentFault: If mpi4py cannot be loaded.
+    Raises EnvironmentFault if mpi4py cannot be loaded.
     """
 
     title = "MPI"

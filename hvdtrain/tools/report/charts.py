@@ -60,12 +60,7 @@ class Chart(NamedTuple):
 
 
 def plan_charts(names: Sequence[str], logs: Sequence[RunLog]) -> tuple[list[Chart], list[str]]:
-    """Return the charts of runs, and what to say of them.
-
-    Args:
-        names: the runs' names.
-        logs: what their logs hold.
-    """
+    """Return the charts of runs, and what to say of them."""
     groups: dict[tuple[int, int, str], list[Line]] = {}
     for run, log in enumerate(logs):
         for curve in log.curves.values():
@@ -130,10 +125,6 @@ def thin(values: Numbers, limit: int) -> NDArray[np.intp]:
 
     The curve is cut into buckets of neighbours. Of each of them, the lowest point, the highest one and one
     that is not finite stay. The first and the last point stay, too.
-
-    Args:
-        values: the points.
-        limit: about how many stay; all if there are not more. Those that are not finite are extra.
     """
     count = len(values)
     if count <= limit:
@@ -153,13 +144,7 @@ def draw(
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
     """Draw charts, which share their horizontal axis.
 
-    Args:
-        charts: the charts.
-        names: the runs' names.
-        histories: events of each run.
-
-    Returns:
-        Bokeh's document as JSON, what it renders where, and the ids of the places, one for each chart.
+    Returns bokeh's document as JSON, what it renders where, and the ids of the places, one for each chart.
     """
     document, x_range = Document(), DataRange1d(only_visible=True, range_padding=0.02)
     events = [_event_source(history) for history in histories]

@@ -32,14 +32,7 @@ _LONGEST_SECONDS = 1e11  # no training takes 3,000 years
 
 
 class LogFollower:
-    """Reads what comes to a log. One that has other bytes than those that were read is read from its start.
-
-    Args:
-        path: the log; there may be none yet.
-
-    Attributes:
-        broken: the lines that hold no record.
-    """
+    """Reads what comes to a log. One that has other bytes than those that were read is read from its start."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,12 +45,8 @@ class LogFollower:
     def poll(self) -> tuple[list[dict[str, Any]], int | None]:
         """Read whole lines that are new; one that is not written out waits for the next time.
 
-        Returns:
-            New records, and None; if the log was cut back or replaced, all its records, and how many of them
-            were there before.
-
-        Raises:
-            OSError: If the log cannot be read.
+        Returns new records, and None; if the log was cut back or replaced, all its records, and how many of
+        them were there before.
         """
         lines = self._lines
         try:
@@ -106,11 +95,7 @@ class Standing(NamedTuple):
 
 
 class StandingWatch:
-    """Looks whether a run trains.
-
-    Args:
-        run_dir: its directory.
-    """
+    """Looks whether a run trains."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
@@ -119,15 +104,7 @@ class StandingWatch:
         self._ended_seconds: float | None = None  # when a summary was first seen with it
 
     def look(self, now_seconds: float, silent_seconds: float = math.inf) -> Standing:
-        """Return whether the run trains now.
-
-        Args:
-            now_seconds: a monotonic clock.
-            silent_seconds: how long ago the last record came.
-
-        Raises:
-            OSError: If the directory cannot be read.
-        """
+        """Return whether the run trains now. Raises OSError if the directory cannot be read."""
         if not stored.holds_run(self._run_dir):
             self._lock = None
             return Standing(Kind.ABSENT, f"{plain(str(self._run_dir))} holds no run yet")
@@ -173,12 +150,7 @@ def describe_results(summary: Mapping[str, Any]) -> str:
 
 
 class RunProgress(LogState):
-    """What the records of a run say, and how fast it trains.
-
-    Attributes:
-        epoch, seconds, workers: those of the last record that has them.
-        problem: what is left out of the log; empty if nothing is.
-    """
+    """What the records of a run say, and how fast it trains."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -235,19 +207,7 @@ def _finite(value: Any, otherwise: float) -> float:
 
 
 class FollowedRun:
-    """A run as its directory shows it now.
-
-    Args:
-        run_dir: its directory.
-        fetched: the copy that the directory is of one at a URL; None if it is none.
-
-    Attributes:
-        progress: what its records say.
-        records: what the last poll found that is new.
-        cut_step: the last step that is still there, if the last poll found that later ones are gone: the run
-            resumed from an earlier step.
-        silent_seconds: how long ago the last record came; infinity if none has come.
-    """
+    """A run as its directory shows it now."""
 
     def __init__(self, run_dir: Path, fetched: FetchedRun | None = None) -> None:
         self.progress = RunProgress()
@@ -266,8 +226,7 @@ class FollowedRun:
 
         A directory that could be read before is tried again for a minute: a file server may be away.
 
-        Raises:
-            EnvironmentFault: If the directory cannot be read.
+        Raises EnvironmentFault if the directory cannot be read.
         """
         self.records, self.cut_step = [], None
         now_seconds = time.monotonic()

@@ -43,14 +43,8 @@ _MANY = 16  # runs, the configs of which are in the page
 def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
     """Write a page of runs; return a text that says what was written.
 
-    Args:
-        run_dirs: directories of runs, or folders that hold such directories.
-        output: the file to write.
-        verified: whether to check every byte of the checkpoints.
-
-    Raises:
-        UsageError: If there is no run, the file has a wrong name, or Bokeh is not installed.
-        EnvironmentFault: If the file cannot be written.
+    Raises UsageError if there is no run, the file has a wrong name, or Bokeh is not installed. Raises
+    EnvironmentFault if the file cannot be written.
     """
     if find_spec("bokeh") is None:
         raise UsageError(
@@ -85,12 +79,7 @@ class StoredCheckpoint(NamedTuple):
 
 
 def stored_checkpoints(run_dir: Path, verified: bool = True) -> tuple[list[StoredCheckpoint], list[str]]:
-    """Return the checkpoints of a run, the newest last, and what to say of others.
-
-    Args:
-        run_dir: the run directory.
-        verified: whether to check every byte, if they are on this host.
-    """
+    """Return the checkpoints of a run, the newest last, and what to say of others."""
     folder = run_dir / "checkpoints"
     verified = verified and not url_of(run_dir)  # of those at a URL, only the manifests are here
     try:
@@ -157,12 +146,7 @@ class RunOnPage(NamedTuple):
 
 
 def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
-    """Read runs.
-
-    Args:
-        paths: their directories.
-        verified: whether to check every byte of their checkpoints.
-    """
+    """Read runs."""
     found = []
     for name, path in zip(names_of(paths), paths, strict=True):
         stored, log = read_run(path), read_log(path)

@@ -32,14 +32,7 @@ _EVALUATIONS = 100  # that plain lines show of those before
 def follow(place: Path | str, wait: float | None = None) -> None:
     """Show a run until it ends.
 
-    Args:
-        place: its directory or its URL.
-        wait: seconds to wait for a run that is not there, or that stopped or was killed, to train; if None, a
-            minute for one that stopped while it was followed, and not at all for the others.
-
-    Raises:
-        UsageError: If there is no run.
-        EnvironmentFault: If its directory cannot be read.
+    Raises UsageError if there is no run. Raises EnvironmentFault if its directory cannot be read.
     """
     fetched = None
     if isinstance(place, str):
@@ -86,12 +79,7 @@ class Ends:
 
 
 class View:
-    """Lines: evaluations, events, and progress, which stays in its place on a terminal.
-
-    Args:
-        run_dir: the run directory.
-        console: where lines are printed.
-    """
+    """Lines: evaluations, events, and progress, which stays in its place on a terminal."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         self._console = console or Console()
