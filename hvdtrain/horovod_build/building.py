@@ -28,6 +28,7 @@ CHECK_GRACE_SECONDS = 10
 # those of an MPI job, it would act as a part of that job.
 _CLEARED_PREFIXES = ("HOROVOD_", "SLURM_", "PBS_", "LSB_", "OMPI_COMM_", "PMIX_", "PMI_", "PRTE_")
 
+_CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 _ALL_REDUCE = {
     "torch": """\
 import torch
@@ -51,23 +52,15 @@ hvd.shutdown()
 
 
 def check_build(plan: Plan, echo: Callable[[str], None]) -> None:
-    """Run an all-reduce of two processes with each framework over each controller.
-
-    Raises HorovodBuildError if one failed, timed out or returned a wrong sum. The message has the end of its
-    output.
-    """
+    """Run an all-reduce of two processes with each framework over each controller."""
     controllers = (["mpi"] if plan.mpi else []) + ["gloo"]
     with tempfile.TemporaryDirectory(prefix="hvdtrain-check-") as name:
         for framework in plan.frameworks.values():
             for controller in controllers:
                 _check_one(plan, framework.name, controller, Path(name))
-                title = controller_title(controller)
-                echo(f"Two processes: all-reduce works with {framework.title} over {title}.")
-
-
-def controller_title(controller: str) -> str:
-    """Return the name of a controller as it is displayed."""
-    return {"mpi": "MPI", "gloo": "Gloo"}[controller]
+                echo(
+                    f"Two processes: all-reduce works with {framework.title} over {_CONTROLLERS[controller]}."
+                )
 
 
 def _check_one(plan: Plan, framework: str, controller: str, folder: Path) -> None:
@@ -79,14 +72,9 @@ def _check_one(plan: Plan, framework: str, controller: str, folder: Path) -> Non
     with (folder / "output.log").open("w", encoding="utf-8") as log:
         try:
             exit_code = run_logged(
-                command,
-                log,
-                env=check_environment(plan, os.environ),
-                folder=folder,
-                limit_seconds=CHECK_LIMIT_SECONDS,
-                grace_seconds=CHECK_GRACE_SECONDS,
-                on_line=output.append,
-            )
+                command, log, env=check_environment(plan, os.environ), folder=folder,
+                limit_seconds=CHECK_LIMIT_SECONDS, grace_seconds=CHECK_GRACE_SECONDS, on_line=output.append,
+            )  # fmt: skip
             fault = f"exit code {exit_code}" if exit_code else ""
         except (TimeoutError, OSError) as error:
             fault = str(error)
@@ -95,7 +83,7 @@ def _check_one(plan: Plan, framework: str, controller: str, folder: Path) -> Non
     if fault:
         raise HorovodBuildError(
             f"Horovod was built, but two processes could not do an all-reduce with {TITLES[framework]} "
-            f"over {controller_title(controller)}: {fault}. The end of the output:\n"
+            f"over {_CONTROLLERS[controller]}: {fault}. The end of the output:\n"
             + "".join(f"  {line}" for line in output[-15:]).rstrip(),
             "The build was removed.",
         )
@@ -119,13 +107,8 @@ def check_environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, s
 def build_horovod(request: BuildRequest, echo: Callable[[str], None]) -> InstalledBuild:
     """Build Horovod for the frameworks in the environment of the running Python, and install it.
 
-    A build that is installed or cached is not built again.
-
-    Returns the installed build.
-
-    Raises HorovodBuildError if something is missing or a step failed. The environment then has the Horovod
-    that it had before, or none. Raises Interrupted if SIGTERM was received. No process that the build started
-    is left running.
+    A build that is installed or cached is not built again. After an error, such as Interrupted by SIGTERM,
+    the environment has the Horovod that it had before, or none, and no process is left running.
     """
     echo(f"Horovod {VERSION}: looking at this environment.")
     with _trusted_cache(request.cache_folder, echo) as cache:
@@ -192,7 +175,14 @@ def _build_locked(
                 cache.remove(plan.key)
             _pip("uninstall", "--yes", "horovod")
             raise
-    return _verify_installed(plan, echo)
+    installed = installed_build()
+    if installed is None or installed.key != plan.key:
+        raise HorovodBuildError(
+            "Horovod was built and installed, but another Horovod is found before it.",
+            "Look at PYTHONPATH, and at folders named horovod on it.",
+        )
+    echo("Installed.")
+    return installed
 
 
 @contextlib.contextmanager
@@ -211,17 +201,6 @@ def _ended_by_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _verify_installed(plan: Plan, echo: Callable[[str], None]) -> InstalledBuild:
-    installed = installed_build()
-    if installed is None or installed.key != plan.key:
-        raise HorovodBuildError(
-            "Horovod was built and installed, but another Horovod is found before it.",
-            "Look at PYTHONPATH, and at folders named horovod on it.",
-        )
-    echo("Installed.")
-    return installed
 
 
 def _pip(*arguments: str) -> None:

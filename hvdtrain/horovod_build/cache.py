@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.processes import run_logged
@@ -34,13 +35,13 @@ def exposure(path: Path) -> str:
         except FileNotFoundError:
             continue
         if status.st_uid not in (0, os.geteuid()):
-            return f"{place} belongs to {_user(status.st_uid)}"
+            return f"{place} belongs to user {_name_of(status.st_uid, pwd.getpwuid)}"
         if place not in paths and status.st_mode & stat.S_ISVTX:
             continue
         if status.st_mode & stat.S_IWOTH:
             return f"{place} can be written by everybody"
         if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
-            return f"{place} can be written by the group {_group(status.st_gid)}"
+            return f"{place} can be written by the group {_name_of(status.st_gid, grp.getgrgid)}"
     return ""
 
 
@@ -55,16 +56,9 @@ def _is_own_group(number: int) -> bool:
     return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
 
 
-def _user(number: int) -> str:
+def _name_of(number: int, entries: Callable[[int], Any]) -> str:
     try:
-        return f"user {pwd.getpwuid(number).pw_name}"
-    except KeyError:
-        return f"user {number}"
-
-
-def _group(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
+        return str(entries(number)[0])
     except KeyError:
         return str(number)
 
@@ -108,12 +102,7 @@ class BuildCache:
             return None
 
     def store(self, key: str, wheel: Path) -> Path:
-        """Store a wheel, replacing one with the same key.
-
-        It is written to a temporary folder, which is then renamed.
-
-        Returns its path in the cache.
-        """
+        """Store a wheel whole, replacing one with the same key; return its path in the cache."""
         wheels = self._made("wheels")
         entry = wheels / key
         # The name differs from every key, so that a leftover folder is never used as an entry.
@@ -146,10 +135,7 @@ class BuildCache:
 
     @contextlib.contextmanager
     def lock(self, name: str, on_wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a lock that processes share through the cache folder.
-
-        The operating system releases it when the process ends, even if that is killed.
-        """
+        """Hold a lock that processes share through the cache folder; call ``on_wait`` if another holds it."""
         with (self._made("locks") / name).open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -173,10 +159,7 @@ DOWNLOAD_LIMIT_SECONDS = 900
 
 
 def fetch_source(cache: BuildCache) -> Path:
-    """Return the source archive: from the cache, or downloaded by pip with the user's pip settings.
-
-    Raises HorovodBuildError if it cannot be downloaded, or is not the archive that the patches were made for.
-    """
+    """Return the source archive: from the cache, or downloaded by pip with the user's pip settings."""
     kept = cache.archives / SDIST
     if kept.is_file() and sha256_of(kept) == SDIST_SHA256:
         return kept
@@ -188,7 +171,7 @@ def fetch_source(cache: BuildCache) -> Path:
 
 
 def verify(archive: Path) -> None:
-    """Raise an error unless a file is the pinned archive. Raises HorovodBuildError if its sha256 differs."""
+    """Raise an error unless a file is the pinned archive."""
     found = sha256_of(archive)
     if found != SDIST_SHA256:
         raise HorovodBuildError(
@@ -219,13 +202,9 @@ def _download(folder: Path) -> None:
     with (folder / "pip.log").open("w", encoding="utf-8") as log:
         try:
             exit_code = run_logged(
-                command,
-                log,
-                env=dict(os.environ),
-                folder=folder,
-                limit_seconds=DOWNLOAD_LIMIT_SECONDS,
-                on_line=lines.append,
-            )
+                command, log, env=dict(os.environ), folder=folder,
+                limit_seconds=DOWNLOAD_LIMIT_SECONDS, on_line=lines.append,
+            )  # fmt: skip
         except TimeoutError as error:
             raise HorovodBuildError(f"pip could not download {SDIST}: {error}.") from error
     if exit_code != 0 or not (folder / SDIST).is_file():

@@ -14,7 +14,6 @@ import psutil
 
 from hvdtrain.errors import HorovodBuildError
 from hvdtrain.horovod_build.cache import BuildCache, fetch_source, unpack
-from hvdtrain.horovod_build.installed import InstalledFramework
 from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import Plan
 from hvdtrain.horovod_build.processes import path_with, run_logged
@@ -40,12 +39,7 @@ _PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 
 def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Callable[[str], None]) -> Path:
-    """Download, patch and compile Horovod, and put the wheel into the cache.
-
-    Returns the wheel, in the cache.
-
-    Raises HorovodBuildError if the download, a patch or the compilation failed.
-    """
+    """Download, patch and compile Horovod, and put the wheel into the cache; return its path there."""
     jobs = jobs or default_jobs()
     log = cache.new_log(plan.key)
     echo("Getting the source.")
@@ -82,12 +76,7 @@ def _build_wheel(
 
         try:
             exit_code = run_logged(
-                command,
-                file,
-                env=env,
-                folder=folder,
-                limit_seconds=COMPILE_LIMIT_SECONDS,
-                on_line=on_line,
+                command, file, env=env, folder=folder, limit_seconds=COMPILE_LIMIT_SECONDS, on_line=on_line
             )
         except TimeoutError as error:
             raise HorovodBuildError(f"Compiling Horovod: {error}.", f"The whole log: {log}") from error
@@ -132,7 +121,14 @@ def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
     for name, variable in (("torch", "PYTORCH"), ("tf", "TENSORFLOW")):
         env[f"HOROVOD_{'WITH' if name in plan.frameworks else 'WITHOUT'}_{variable}"] = "1"
     if "torch" in plan.frameworks:
-        env |= _torch_environment(plan.frameworks["torch"])
+        torch = plan.frameworks["torch"]
+        # what the patch build/0026-pytorch-by-its-files reads, so that configuring does not import PyTorch
+        env |= {
+            "HVDTRAIN_PYTORCH": str(torch.folder),
+            "HVDTRAIN_PYTORCH_VERSION": torch.version,
+            "HVDTRAIN_PYTORCH_CXX_STANDARD": str(torch.cxx_standard),
+            "HVDTRAIN_PYTORCH_CXX11_ABI": str(int(torch.cxx11_abi)),
+        }
     if plan.arch_flags:
         env["HOROVOD_BUILD_ARCH_FLAGS"] = plan.arch_flags
     if plan.mpi:
@@ -142,16 +138,6 @@ def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
     if plan.gpu:
         env |= _gpu_environment(plan.gpu, folder)
     return env
-
-
-def _torch_environment(torch: InstalledFramework) -> dict[str, str]:
-    # What the patch build/0026-pytorch-by-its-files reads, so that configuring does not import PyTorch
-    return {
-        "HVDTRAIN_PYTORCH": str(torch.folder),
-        "HVDTRAIN_PYTORCH_VERSION": torch.version,
-        "HVDTRAIN_PYTORCH_CXX_STANDARD": str(torch.cxx_standard),
-        "HVDTRAIN_PYTORCH_CXX11_ABI": str(int(torch.cxx11_abi)),
-    }
 
 
 def _gpu_environment(gpu: Gpu, folder: Path) -> dict[str, str]:

@@ -198,10 +198,7 @@ class InstalledBuild:
 
 
 def installed_build() -> InstalledBuild | None:
-    """Read what is installed, in milliseconds, without importing Horovod or a framework.
-
-    Returns the build, or None if no Horovod is installed.
-    """
+    """Return the Horovod that is installed, or None, in milliseconds and without importing anything."""
     importlib.invalidate_caches()
     folder = package_folder("horovod")
     if folder is None:
@@ -247,12 +244,7 @@ def require_horovod(framework: str) -> InstalledBuild:
     """Raise an error unless Horovod is installed and fits the installed framework.
 
     Every job calls this when it starts. It imports neither Horovod nor a framework. A Horovod that hvdtrain
-    did not build is accepted if it was built for the installed version.
-
-    Returns the installed build.
-
-    Raises HorovodBuildError if the framework or Horovod is missing, or Horovod lacks the extension for this
-    framework or was built for another version. The message has the command that helps.
+    did not build is accepted if it was built for the installed version. The error has the command that helps.
     """
     title = TITLES[framework]
     installed = installed_framework(framework)
@@ -288,11 +280,8 @@ def check_patches(build: InstalledBuild, *, elastic: bool) -> str:
     """Check that a build of hvdtrain has the patches of this hvdtrain. Local: no collective.
 
     Elastic jobs start Horovod again and again in one process, which some patches mend: with others, workers
-    may crash. A Horovod that hvdtrain did not build has none, and is not checked.
-
-    Returns what to report to the user; empty if the patches are the same.
-
-    Raises HorovodBuildError if they are others and the job is elastic.
+    may crash. A Horovod that hvdtrain did not build has none, and is not checked. Returns what to report to
+    the user; empty if the patches are the same. Raises HorovodBuildError if the job is elastic.
     """
     own = patches_digest(horovod_patches())
     if build.patches in ("", own):

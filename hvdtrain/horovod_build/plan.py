@@ -50,7 +50,7 @@ _VERSIONS = (
 class Mpi:
     """An installed MPI."""
 
-    name: str  # "Open MPI", "MPICH",
+    name: str  # "Open MPI", "MPICH", ...
     version: str  # as mpirun reports it
     programs: Path  # the folder of its mpirun and its compiler
     libraries: tuple[Path, ...] = ()  # the library folders that its compiler uses
@@ -70,10 +70,7 @@ class Mpi:
 
 
 def find_mpi() -> Mpi | None:
-    """Return the first MPI with a C++ compiler: of $MPI_HOME, of the environment, then on PATH.
-
-    Raises HorovodBuildError if an MPI has a compiler, but no working mpirun in the same folder.
-    """
+    """Return the first MPI with a C++ compiler: of $MPI_HOME, of the environment, then on PATH."""
     for folder in _folders():
         compiler = next((folder / name for name in _COMPILERS if os.access(folder / name, os.X_OK)), None)
         if compiler is None:
@@ -89,21 +86,18 @@ def find_mpi() -> Mpi | None:
 
 
 def _folders() -> Iterator[Path]:
-    home = os.environ.get("MPI_HOME")
-    if home:
+    if home := os.environ.get("MPI_HOME"):
         yield Path(home) / "bin"
     yield scripts_folder()
     for name in _COMPILERS:
-        on_path = shutil.which(name)
-        if on_path:
+        if on_path := shutil.which(name):
             yield Path(on_path).parent
 
 
 def _name_and_version(text: str) -> tuple[str, str]:
     for name, pattern in _VERSIONS:
-        match = re.search(pattern, text)
-        if match:
-            return name, match.group(1)
+        if match := re.search(pattern, text):
+            return name, match[1]
     return text.strip().partition("\n")[0][:60] or "an unknown MPI", ""
 
 
@@ -128,7 +122,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What a user requests. Raises ConfigError if a value is not one of those above."""
+    """What a user requests."""
 
     frameworks: str = "auto"  # "auto" (all that are installed), "torch", "tf" or "both"
     mpi: str = "auto"  # "auto" (use MPI if an MPI compiler is found), "require" or "none" (Gloo only)
@@ -208,11 +202,7 @@ class Plan:
 
 
 def make_plan(request: BuildRequest) -> Plan:
-    """Examine the environment and the machine, in seconds and without changing anything.
-
-    Raises HorovodBuildError if something that the build needs is missing. The message says what, and how to
-    install it.
-    """
+    """Examine the environment and the machine, in seconds and without changing anything."""
     frameworks, left_out = _choose_frameworks(request)
     toolchain = find_toolchain(request.cache_folder, frameworks.values())
     mpi = None if request.mpi == "none" else find_mpi()

@@ -53,14 +53,14 @@ def run_logged(
     grace_seconds: float = 0,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Run a command until it ends or reaches a time limit.
+    """Run a command, each line of whose output is written to a log; return its exit code.
 
-    Returns the exit code.
-
-    Raises TimeoutError if the limit was reached. Raises OSError if the command could not be started.
+    At the limit, or if this process is interrupted, the command has some seconds to end before it and all its
+    descendants are killed. Raises TimeoutError at the limit, and OSError if it could not be started.
     """
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
     with (
-        _start(command, env, folder) as process,
+        start_group(command, env=env, cwd=folder, **pipe) as process,
         _ended_at_limit(process.pid, limit_seconds, grace_seconds) as timed_out,
     ):
         assert process.stdout is not None
@@ -72,12 +72,6 @@ def run_logged(
     if timed_out.is_set():
         raise TimeoutError(f"not done after {limit_seconds:.0f} seconds")
     return exit_code
-
-
-def _start(command: Sequence[str], env: Mapping[str, str], folder: Path) -> subprocess.Popen[str]:
-    """Start a command whose output is one pipe. Ctrl-C reaches this process only, which ends the others."""
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
-    return start_group(command, env=env, cwd=folder, **pipe)
 
 
 @contextlib.contextmanager

@@ -40,10 +40,7 @@ class Gpu:
 
 
 def find_gpu(cuda_major: str) -> Gpu:
-    """Return the first toolkit whose major version matches the frameworks, and an NCCL.
-
-    Raises HorovodBuildError if there is no toolkit of that version, or no NCCL with its header.
-    """
+    """Return the first toolkit whose major version matches the frameworks, and an NCCL."""
     seen = []
     for home in _cuda_homes():
         version = _cuda_version(home)
@@ -162,10 +159,7 @@ class Toolchain:
 
 
 def find_toolchain(cache_folder: Path, frameworks: Iterable[InstalledFramework] = ()) -> Toolchain:
-    """Find everything that a build needs from the machine.
-
-    Raises HorovodBuildError if anything is missing. The message names all of it, and how to get it.
-    """
+    """Find everything that a build needs from the machine; an error names all that is missing."""
     faults = [
         *_python_faults(),
         *_disk_faults(Path(tempfile.gettempdir()), TEMP_GIB_NEEDED, "set TMPDIR to a folder with room"),

@@ -22,10 +22,10 @@ from hvdtrain.reporting.comparison import (
     differing_fields,
     goal_of,
     metric_names,
-    read_rows,
+    row_of,
 )
 from hvdtrain.reporting.log_records import number
-from hvdtrain.reporting.stored_runs import find_runs, number_text, plain
+from hvdtrain.reporting.stored_runs import find_runs, names_of, number_text, plain, read_run
 
 RUN = "run"
 _HEAD_WIDTH = 12  # characters of a line of a column's title
@@ -36,24 +36,17 @@ _PARTS = re.compile(r"[^/_ ]*[/_ ]?")
 
 
 def tables_of(rows: Sequence[Mapping[str, str]], facts: Sequence[str], width: int) -> list[Table]:
-    """Return tables of rows with all columns, as many to a table as have room in a line.
-
-    Names of runs are wrapped. Each table has the facts, which are columns, too.
-    """
-    columns = [name for name in rows[0] if name != RUN and name not in facts]
+    """Return tables with all columns, as many to a table as have room in a line, and the facts in each."""
     groups: list[list[str]] = [[]]
-    for name in columns:
-        if groups[-1] and _least_width(rows, [*groups[-1], name, *facts]) > width:
+    short = [{**row, RUN: row[RUN][:_NAME_WIDTH]} for row in rows]
+    for name in rows[0]:
+        if name == RUN or name in facts:
+            continue
+        table = _table(short, [*groups[-1], name, *facts], ())
+        if groups[-1] and Console(width=10_000).measure(table).maximum > width:
             groups.append([])
         groups[-1].append(name)
     return [_table(rows, [*group, *facts], facts) for group in groups]
-
-
-def _least_width(rows: Sequence[Mapping[str, str]], columns: Sequence[str]) -> int:
-    """Return how wide a table of columns is with the names of runs wrapped."""
-    short = [{**row, RUN: row[RUN][:_NAME_WIDTH]} for row in rows]
-    unlimited = Console(width=10_000)
-    return unlimited.measure(_table(short, columns, ())).maximum
 
 
 def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str], facts: Sequence[str]) -> Table:
@@ -102,12 +95,9 @@ _SECONDS, _SPEED, _STEPS = "seconds", "samples/s", "steps"
 
 
 def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
-    """Print a table with a row per run.
+    """Print a table with a row per run, of which one without a summary is shown as far as its log goes.
 
-    A run without a summary is shown as far as its log goes. Folders of runs stand for the runs in them. The
-    best of the column ``sort`` comes first; without one, they have the order given.
-
-    Raises UsageError if there is no run, or no such column.
+    The best of the column ``sort`` comes first. Raises UsageError if there is no run, or no such column.
     """
     rows, notes = _read(run_dirs, sort)
     console = Console()
@@ -121,9 +111,25 @@ def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
 
 
 def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
-    """Print comma-separated values, with a row per run; arguments and errors are those of ``print_table``."""
+    """Print comma-separated values, as ``print_table``: numbers as they are, and the fields that differ."""
     rows, notes = _read(run_dirs, sort)
-    _write_csv(rows)
+    metrics, trained = metric_names(rows), metric_names(rows, is_trained_only=True)
+    fields = differing_fields(rows)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    head = ["run", "path", *(fact.replace(" ", "_") for fact in FACTS), _SECONDS, "samples_per_second"]
+    head += [f"{kind}.{name}" for name in metrics for kind in ("last", "best", "best_step")]
+    head += [f"train.{name}" for name in trained] + [f"config.{name}" for name in fields]
+    writer.writerow(map(_cell, head))
+    for row in rows:
+        cells: list[Any] = [row.name, row.path]
+        cells += [_without_commas(row.facts.get(fact, "")) for fact in FACTS]
+        cells += [row.seconds, row.samples_per_second]
+        for name in metrics:
+            best = row.best.get(name)
+            cells += [value_in(row, name), best and best.value, best and best.step]
+        cells += [value_in(row, f"{_TRAINING}{name}") for name in trained]
+        cells += [row.config.get(name) for name in fields]
+        writer.writerow(map(_cell, cells))
     for line in notes:
         print(plain(line), file=sys.stderr)
 
@@ -131,7 +137,7 @@ def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
 def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[str]]:
     """Return the rows, and what to say of runs that are not shown, or not wholly."""
     paths, left_out = find_runs(run_dirs)
-    rows = read_rows(paths)
+    rows = [row_of(name, read_run(path)) for name, path in zip(names_of(paths), paths, strict=True)]
     if sort is not None:
         rows = _sorted(rows, sort)
     notes = [f"note: {row.name}: {row.problem}" for row in rows if row.problem]
@@ -148,19 +154,15 @@ def _cells(row: Row, facts: Sequence[str], columns: Sequence[str]) -> dict[str, 
 def _columns(rows: Sequence[Row]) -> list[str]:
     """Return the columns with numbers; the best values have one if they are not the last ones."""
     names: list[str] = []
-    for metric in metric_names(rows):
-        names.append(metric)
-        if any(_is_better(row, metric) for row in rows):
-            names.append(f"{_BEST}{metric}")
+    for name in metric_names(rows):
+        known = [row for row in rows if not row.is_trained_only and name in row.best]
+        shown = [
+            (number_text(row.best[name].value, ".4f"), number_text(row.last.get(name), ".4f"))
+            for row in known
+        ]
+        names += [name, f"{_BEST}{name}"] if any(best != last for best, last in shown) else [name]
     names += [f"{_TRAINING}{metric}" for metric in metric_names(rows, is_trained_only=True)]
     return [*names, _SECONDS, _SPEED]
-
-
-def _is_better(row: Row, metric: str) -> bool:
-    """Return whether the best value of a metric is another than the last, as the table shows them."""
-    if row.is_trained_only or metric not in row.best:
-        return False
-    return number_text(row.best[metric].value, ".4f") != number_text(row.last.get(metric), ".4f")
 
 
 def value_in(row: Row, column: str) -> Any:
@@ -204,7 +206,11 @@ def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
             f"--sort {plain(sort)}: no run has such a column",
             f"Columns: {', '.join(known)}. {column and column + ':min'} or :max says which end comes first.",
         )
-    highest = way == "max" if way else _is_highest_first(rows, column)
+    if way or column in (_SECONDS, _SPEED, _STEPS):
+        highest = way == "max" if way else column != _SECONDS
+    else:
+        goals: Mapping[str, Any] = next((row.config for row in rows if row.config), {})
+        highest = goal_of(goals, column.removeprefix(_BEST).removeprefix(_TRAINING)).highest
 
     def key(row: Row) -> tuple[bool, float]:
         text = _without_commas(row.facts.get(_STEPS, ""))
@@ -215,35 +221,6 @@ def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
         return False, -found if highest else found
 
     return sorted(rows, key=key)
-
-
-def _is_highest_first(rows: Sequence[Row], column: str) -> bool:
-    if column in (_SECONDS, _SPEED, _STEPS):
-        return column != _SECONDS
-    metric = column.removeprefix(_BEST).removeprefix(_TRAINING)
-    goals: Mapping[str, Any] = next((row.config for row in rows if row.config), {})
-    return goal_of(goals, metric).highest
-
-
-def _write_csv(rows: Sequence[Row]) -> None:
-    """Print comma-separated values: numbers as they are, and the fields that differ."""
-    metrics, trained = metric_names(rows), metric_names(rows, is_trained_only=True)
-    fields = differing_fields(rows)
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    head = ["run", "path", *(fact.replace(" ", "_") for fact in FACTS), _SECONDS, "samples_per_second"]
-    head += [f"{kind}.{name}" for name in metrics for kind in ("last", "best", "best_step")]
-    head += [f"train.{name}" for name in trained] + [f"config.{name}" for name in fields]
-    writer.writerow(map(_cell, head))
-    for row in rows:
-        cells: list[Any] = [row.name, row.path]
-        cells += [_without_commas(row.facts.get(fact, "")) for fact in FACTS]
-        cells += [row.seconds, row.samples_per_second]
-        for name in metrics:
-            best = row.best.get(name)
-            cells += [value_in(row, name), best and best.value, best and best.step]
-        cells += [value_in(row, f"{_TRAINING}{name}") for name in trained]
-        cells += [row.config.get(name) for name in fields]
-        writer.writerow(map(_cell, cells))
 
 
 def _without_commas(text: str) -> str:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from hvdtrain.callbacks import EVAL, TRAIN
 from hvdtrain.early_stopping import PEAK_MEMORY, MetricGoal
-from hvdtrain.reporting.log_records import LogReader, metrics_in, number
+from hvdtrain.reporting.log_records import describe_broken, metrics_in, number, read_records
 from hvdtrain.reporting.report import METRICS_FILE
-from hvdtrain.reporting.stored_runs import StoredRun, flat, names_of, plain, read_run, value_text
+from hvdtrain.reporting.stored_runs import StoredRun, flat, plain, value_text
 
 # facts of a run: those that are equal in all runs are shown once, below the table
 FACTS = ("framework", "task", "status", "workers", "changes", "steps", "eval sets")
@@ -48,17 +48,12 @@ class Row:
     problem: str = ""  # why something is not known; empty if all is
 
 
-def read_rows(paths: Sequence[Path]) -> list[Row]:
-    """Read what is compared of runs."""
-    return [row_of(name, read_run(path)) for name, path in zip(names_of(paths), paths, strict=True)]
-
-
 def row_of(name: str, run: StoredRun) -> Row:
     """Return what is compared of a run; what its summary does not say is taken from its log."""
-    reader, problems = LogReader(run.path), list(run.problems)
+    broken, problems = list[int](), list(run.problems)
     log = LogState(run.config)
     try:
-        for record in reader.records():
+        for record in read_records(run.path, broken):
             log.take(record)
     except OSError as error:
         problems.append(f"cannot read {METRICS_FILE}: {error}")
@@ -87,7 +82,7 @@ def row_of(name: str, run: StoredRun) -> Row:
         samples_per_second=summary.get("samples_per_second"),
         peak_memory_mib=summary.get(PEAK_MEMORY),
         config=flat({key: value for key, value in run.config.items() if key not in _NOT_COMPARED}),
-        problem="; ".join(filter(None, [*problems, reader.broken.describe()])),
+        problem="; ".join(filter(None, [*problems, describe_broken(broken)])),
     )
 
 

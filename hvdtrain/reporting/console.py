@@ -16,7 +16,7 @@ from hvdtrain.workers.activity import ACTIVITY
 
 if TYPE_CHECKING:
     import rich.console
-    from rich.progress import Progress, Task, TaskID
+    from rich.progress import Progress, Task
     from rich.text import Text
 
 _SILENT_SECONDS = 10.0  # of a start, before it says what it is doing
@@ -130,64 +130,52 @@ class _Lines:
     def resize(self, steps: int) -> None:
         self._steps = steps
 
-    def advance(self, step: StepInfo) -> None:
-        pass
+    def advance(self, step: StepInfo) -> None: ...
 
-    def status(self, text: str) -> None:
-        pass
+    def status(self, text: str) -> None: ...
 
     def show(self, step: StepInfo, values: Mapping[str, float]) -> None:
         now = time.perf_counter()
         if now - self._last_seconds < _LINE_SECONDS and step.step < self._steps:
             return
         self._last_seconds = now
-        self._console.print(
-            f"train step {step.step:>6,}/{self._steps:,}  epoch {step.epoch:6.2f}  {_describe(values)}",
-            highlight=False,
-            markup=False,
-        )
+        text = f"train step {step.step:>6,}/{self._steps:,}  epoch {step.epoch:6.2f}  {_describe(values)}"
+        self._console.print(text, highlight=False, markup=False)
 
-    def stop(self) -> None:
-        pass
+    def stop(self) -> None: ...
 
 
-class _Bar:
+class _Bar(_Lines):
     """Progress as a live bar at the bottom of the terminal."""
 
     def __init__(self, console: "rich.console.Console") -> None:
-        self._console = console
+        super().__init__(console)
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
         self._step = 0
-        self._values = ""
-        self._status = ""
-        self._last_seconds = 0.0
+        self._values = self._status = ""
 
     def start(self, steps: int, done: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
 
-        def whole() -> Column:  # on a narrow terminal, only the values are cut
-            return Column(no_wrap=True)
-
         width = _BAR_WIDTH if self._console.width >= 100 else _NARROW_BAR_WIDTH
+        whole = [Column(no_wrap=True) for _ in range(5)]  # on a narrow terminal, only the values are cut
         self._bar = Progress(
-            TextColumn("train", table_column=whole()),
-            BarColumn(bar_width=width, table_column=whole()),
-            MofNCompleteColumn(table_column=whole()),
-            TimeRemainingColumn(table_column=whole()),
-            TextColumn("left", table_column=whole()),
+            TextColumn("train", table_column=whole[0]),
+            BarColumn(bar_width=width, table_column=whole[1]),
+            MofNCompleteColumn(table_column=whole[2]),
+            TimeRemainingColumn(table_column=whole[3]),
+            TextColumn("left", table_column=whole[4]),
             _values_column(),
             console=self._console,
             refresh_per_second=5,
         )
         self._step = done
-        self._task = self._bar.add_task("train", total=steps, completed=done, values="")
+        self._bar.add_task("train", total=steps, completed=done, values="")
         self._bar.start()
 
     def resize(self, steps: int) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, total=steps)
+        self._update(total=steps)
 
     def advance(self, step: StepInfo) -> None:
         self._step, self._status = step.step, ""
@@ -202,9 +190,7 @@ class _Bar:
 
     def status(self, text: str) -> None:
         self._status = text
-        self._update()
-        if self._bar is not None:
-            self._bar.refresh()
+        self._update(refresh=True)
 
     def stop(self) -> None:
         self._status = ""
@@ -213,9 +199,10 @@ class _Bar:
             self._bar.stop()
             self._bar = None
 
-    def _update(self) -> None:
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._step, values=self._status or self._values)
+    def _update(self, **more: Any) -> None:
+        if self._bar is not None:
+            values = self._status or self._values
+            self._bar.update(self._bar.task_ids[0], completed=self._step, values=values, **more)
 
 
 def _values_column() -> Any:

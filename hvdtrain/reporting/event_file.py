@@ -64,52 +64,37 @@ def _summary(tag: str, plugin: str, content: bytes, tensor: TensorProto) -> Summ
 _NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\..*")
 
 
-class EventFile:
-    """A TensorBoard event file with scalars."""
+class EventFile(AppendFile):
+    """A TensorBoard event file with scalars.
+
+    If the run resumed, ``resumed_step`` says how many steps were done: readers drop what older files have of
+    later ones.
+    """
 
     def __init__(
         self, folder: Path, resumed_step: int | None = None, may_write: Callable[[], bool] = lambda: True
     ) -> None:
         seconds = int(time.time())
         if resumed_step is not None:  # readers take files by name, and another host's clock may be ahead
-            seconds = max(seconds, _newest_seconds(folder) + 1)
-        self.path = folder / f"events.out.tfevents.{seconds}.{os.getpid()}.hvdtrain"
-        self._file = AppendFile(self.path, may_write=may_write)
-        self._write(Event(file_version="brain.Event:2"))
+            found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
+            seconds = max(seconds, 1 + max((int(match[1]) for match in found if match), default=0))
+        path = folder / f"events.out.tfevents.{seconds}.{os.getpid()}.hvdtrain"
+        super().__init__(path, may_write=may_write)
+        self.add_event(Event(file_version="brain.Event:2"))
         if resumed_step is not None:
-            self._write(Event(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START)))
+            self.add_event(Event(step=resumed_step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, values: Mapping[str, float], step: int) -> OSError | None:
         """Add scalars at a step; return what went wrong, if something did."""
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        return self.add_summary(Summary(value=scalars), step)
+        return self.add_event(Event(step=step, summary=Summary(value=scalars)))
 
-    def add_summary(self, summary: Summary, step: int) -> OSError | None:
-        """Add a ``Summary`` at a step; return what went wrong, if something did."""
-        return self._write(Event(step=step, summary=summary))
-
-    def restore(self) -> str:
-        """Make the file anew if it was removed; see ``AppendFile.restore``."""
-        return self._file.restore()
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _write(self, event: Event) -> OSError | None:
+    def add_event(self, event: Event) -> OSError | None:
+        """Add an event, which happens now; return what went wrong, if something did."""
         event.wall_time = time.time()
-        return self._file.append(_record(event.SerializeToString()))
-
-
-def _newest_seconds(folder: Path) -> int:
-    """Return the time in the name of the newest event file in a folder; 0 if there is none."""
-    found = (_NAME.fullmatch(path.name) for path in folder.iterdir())
-    return max((int(match[1]) for match in found if match), default=0)
-
-
-def _record(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + _masked_checksum(length) + data + _masked_checksum(data)
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        return self.append(length + _masked_checksum(length) + data + _masked_checksum(data))
 
 
 def _masked_checksum(data: bytes) -> bytes:

@@ -16,17 +16,18 @@ LONGEST_LINE = 1 << 26  # bytes; a trace has the indices of a step's samples in 
 
 
 class AppendFile:
-    """A file that whole records are appended to.
+    """A file that whole records are appended to; it is made if need be.
 
     A record that cannot be written, on a full disk for instance, leaves nothing of itself behind. It waits in
-    memory and is written before the next one.
+    memory and is written before the next one. Records also wait while ``may_write`` returns False. Unless
+    ``follow`` is set, the file can be no symbolic link, pipe or device: a run directory may come from
+    somebody else, and a link in it may lead to any file of the user.
     """
 
     def __init__(
         self, path: Path, follow: bool = False, may_write: Callable[[], bool] = lambda: True
     ) -> None:
         self.path = path
-        self._follow = follow
         self._may_write = may_write
         self._descriptor: int | None = _open_to_append(path, follow)
         # one attribute, so that a signal's exception cannot come between its parts
@@ -58,40 +59,9 @@ class AppendFile:
         return None
 
     def sync(self) -> None:
-        """Wait until what was appended is on the disk. May be called in another thread than ``restore``."""
-        while (descriptor := self._descriptor) is not None:
-            try:
-                os.fsync(descriptor)
-            except OSError:
-                if descriptor == self._descriptor:
-                    raise
-            else:
-                return
-            # it was closed meanwhile, and the file made anew
-
-    def restore(self) -> str:
-        """Make the file anew if it was removed; if another has its name, append to that one from now on.
-
-        Returns what was done, as text; empty if the file is where it was.
-        """
-        assert self._descriptor is not None  # not closed
-        if not self._may_write():
-            return ""
-        size, waiting = self._size_and_waiting
-        try:
-            if os.path.samestat(os.stat(self.path), os.fstat(self._descriptor)):
-                return ""
-            done = f"{self.path} was replaced while training; what follows is appended to the new file"
-        except FileNotFoundError:
-            done = f"{self.path} was removed while training; it is made anew, with all that it held"
-            waiting = os.pread(self._descriptor, size, 0) + waiting
-        descriptor = _open_to_append(self.path, self._follow)
-        removed, self._descriptor = self._descriptor, descriptor
-        os.close(removed)
-        self._size_and_waiting = os.fstat(descriptor).st_size, waiting
-        if (error := self.append(b"")) is not None:
-            raise error
-        return done
+        """Wait until what was appended is on the disk. May be called in another thread."""
+        if (descriptor := self._descriptor) is not None:
+            os.fsync(descriptor)
 
     def close(self) -> None:
         """Write what waits, if that can be now, and close the file; nothing if it is closed."""
@@ -103,16 +73,18 @@ class AppendFile:
 
 
 def _open_to_append(path: Path, follow: bool) -> int:
-    """Return the descriptor of a file that is opened to append to it, and made if need be."""
     flags = os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     if follow:
         return os.open(path, flags | os.O_WRONLY, 0o666)
+    return open_no_link(path, flags)
+
+
+def open_no_link(path: Path, flags: int) -> int:
+    """Return the descriptor of a regular file; OSError if it is a link, a pipe or a device."""
     try:
         descriptor = os.open(path, flags | os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
     except OSError as error:
-        if error.errno == errno.ELOOP and path.is_symlink():
-            raise not_followed(path) from None
-        raise
+        raise not_followed(path) if error.errno == errno.ELOOP and path.is_symlink() else error from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

@@ -5,12 +5,12 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from hvdtrain.storage.files import not_followed, open_regular
+from hvdtrain.reporting.jsonl import open_no_link
+from hvdtrain.storage.files import open_regular
 
 LOCK_FILE = ".lock"
 HOLDER_BYTES = 4096  # that a lock file has at most
@@ -22,14 +22,7 @@ _open: set[int] = set()  # lock files of this process
 
 def open_lock(path: Path) -> int:
     """Return the descriptor of a lock file, which is made if need be; ``close_lock`` closes it."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    try:
-        file = os.open(path, flags, 0o666)
-    except OSError as error:
-        raise not_followed(path) if error.errno == errno.ELOOP and path.is_symlink() else error from None
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    file = open_no_link(path, os.O_CREAT | os.O_CLOEXEC)
     _open.add(file)
     return file
 

@@ -1,8 +1,7 @@
 """The lines of a run's log as records, read by those who look at runs."""
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +14,26 @@ from hvdtrain.storage.files import parse_line
 _MAX_COUNT = 1 << 53  # beyond it, floats are not exact
 
 
-@dataclass(frozen=True)
-class BrokenLines:
-    """Lines of a log that hold no record. One at its end that is not written out is none of them."""
-
-    count: int = 0  # how many there are
-    first: int = 0  # the number of the first one, from 1
-
-    def with_line(self, number: int) -> "BrokenLines":
-        """Return these and one more."""
-        return BrokenLines(self.count + 1, self.first or number)
-
-    def describe(self) -> str:
-        """Return a sentence that they are left out; nothing if there is none."""
-        if self.count == 0:
-            return ""
-        if self.count == 1:
-            return f"line {self.first:,} of {METRICS_FILE} holds no record and is left out"
-        return (
-            f"{self.count:,} lines of {METRICS_FILE} hold no record and are left out; "
-            f"the first is line {self.first:,}"
-        )
+def describe_broken(numbers: Sequence[int]) -> str:
+    """Return a sentence about lines that hold no record, whose numbers count from 1; nothing for none."""
+    if len(numbers) < 2:
+        return f"line {numbers[0]:,} of {METRICS_FILE} holds no record and is left out" if numbers else ""
+    return (
+        f"{len(numbers):,} lines of {METRICS_FILE} hold no record and are left out; "
+        f"the first is line {numbers[0]:,}"
+    )
 
 
-class LogReader:
-    """Reads the log of a run."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path / METRICS_FILE
-        self.broken = BrokenLines()  # the lines read until now that hold no record
-
-    def records(self) -> Iterator[dict[str, Any]]:
-        """Yield the records in the order of the log."""
-        try:
-            for number, line in enumerate(lines_of(self._path, follow=True), 1):
-                if (record := parse_record(line)) is not None:
-                    yield record
-                elif line.endswith(b"\n"):  # or it is being written
-                    self.broken = self.broken.with_line(number)
-        except FileNotFoundError:
-            return
+def read_records(run_dir: Path, broken: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run's log, if there is one; note the numbers of lines without a record."""
+    try:
+        for number, line in enumerate(lines_of(run_dir / METRICS_FILE, follow=True), 1):
+            if (record := parse_record(line)) is not None:
+                yield record
+            elif line.endswith(b"\n") and broken is not None:  # one that does not is being written
+                broken.append(number)
+    except FileNotFoundError:
+        return
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:

@@ -19,7 +19,11 @@ _BLOCK_BYTES = 1 << 16
 
 
 def cut_tail(path: Path, step: int, redone: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """Drop from a log what came after a step, and what is no whole line; return the last records that stay."""
+    """Drop from a log what came after a step, and what is no whole line; return the last records.
+
+    Lines of the step itself are dropped if their phases will be written again (``redone``), with the lines of
+    callbacks after them, which will be called again.
+    """
     tail: deque[dict[str, Any]] = deque(maxlen=TAIL)
     end, is_cut, is_redone, later = 0, False, False, list[bytes]()
     try:
@@ -53,7 +57,7 @@ def cut_tail(path: Path, step: int, redone: Sequence[str] = ()) -> list[dict[str
 
 
 def cut_log(path: Path, step: int) -> None:
-    """Cut a log as ``cut_tail`` does. If nothing of it is kept, which step 0 means, rename it to ``*.old``."""
+    """Cut a log as ``cut_tail`` does; for step 0, which keeps nothing of it, rename it to ``*.old``."""
     if step:
         cut_tail(path, step)
     elif path.exists() and any(lines_of(path)):

@@ -1,60 +1,56 @@
 """The report: what the loop and the job report about a run, passed on to its callbacks."""
 
 import os
-import threading
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.callbacks import EVAL, EVENT, TRAIN, Summary
+from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, TRAIN, RunContext, Summary
 from hvdtrain.early_stopping import BAD_SAMPLES
+from hvdtrain.host.launcher import is_muted
 from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.dispatcher import Dispatcher
 from hvdtrain.reporting.records import RecentRecords, WorkersChange, record_of
+from hvdtrain.storage.text import printable
 
 
 class RunFolder:
-    """The run directory of a job, which is open as long as the job runs.
+    """The run directory of a job, which is open as long as the job runs; any thread may call its methods.
 
-    If it is removed, it is made anew. Another one of its name may be another job's: nothing is written to it.
-    Its methods may be called in any thread.
+    Nothing is written to another one of its name, which may be another job's. ``lost_lease`` and
+    ``lost_lock`` return why this process may no longer write; nothing while it may.
     """
 
     def __init__(
         self,
         path: Path,
-        on_made_anew: Callable[[Path], None] = lambda path: None,
         lost_lease: Callable[[], str] = lambda: "",
         lost_lock: Callable[[], str] = lambda: "",
     ) -> None:
-        self.replaced = ""  # what happened to the directory, if another one has its name; empty otherwise
+        self.replaced = ""  # what happened to the directory, if it is not in its place; empty otherwise
         self.lost_lease, self.lost_lock = lost_lease, lost_lock
         self._path = path
-        self._on_made_anew = on_made_anew
-        self._lock = threading.Lock()
-        self._notes: list[str] = []
         self._descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def check(self) -> Path | None:
-        """Look whether the directory is still in its place, and make it anew if there is none.
-
-        Returns where to write: the directory's path, or the one that it was moved to if another has its name;
-        None if it was removed and another has its name, or if this process may not write.
-        """
+        """Return where to write: in the directory, which may have been moved; None for nowhere."""
         if not self.may_write():
             return None
-        with self._lock:
-            try:
-                if not self.replaced and not self._is_at(self._path):
-                    self._make_anew()
-            except OSError:  # no decision: writing will tell
+        try:
+            if not self.replaced and self._is_at(self._path):
                 return self._path
-            if not self.replaced:
-                return self._path
-            moved = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
-            return moved if self._is_at(moved) else None
+        except OSError:  # no decision: writing will tell
+            return self._path
+        self.replaced = (
+            f"the run directory {self._path} was removed or replaced by another one while training"
+        )
+        moved = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+        return moved if self._is_at(moved) else None
 
     def may_write(self) -> bool:
         """Return whether this process may write files now."""
@@ -63,12 +59,6 @@ class RunFolder:
     def why_not(self) -> str:
         """Return why ``check`` gives no place to write to; empty if it gives one."""
         return self.lost_lease() or self.lost_lock() or self.replaced
-
-    def take_notes(self) -> list[str]:
-        """Return what to report to the user since the last call."""
-        with self._lock:
-            notes, self._notes = self._notes, []
-        return notes
 
     def close(self) -> None:
         """Close the directory."""
@@ -83,41 +73,29 @@ class RunFolder:
             return False
         return os.path.samestat(there, os.fstat(self._descriptor))
 
-    def _make_anew(self) -> None:
-        """Make the directory anew, or take an empty one that has its name."""
-        try:
-            self._path.mkdir(parents=True)  # other threads may write into it at once
-        except FileExistsError:
-            if any(self._path.iterdir()):
-                self.replaced = f"the run directory {self._path} was replaced by another one while training"
-                return
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        os.close(self._descriptor)
-        self._descriptor = descriptor
-        self._on_made_anew(self._path)
-        self._notes.append(
-            f"the run directory {self._path} was removed while training; it is made anew, without the "
-            "checkpoints that it had"
-        )
-
 
 METRICS_FILE, SUMMARY_FILE, PROVENANCE_FILE = "metrics.jsonl", "summary.json", "provenance.jsonl"
 
 
 class Report:
-    """What the loop and the job report of a run. Every rank has one, and calls it in the main thread.
+    """What the loop and the job report of a run, passed on to callbacks. Every rank has one.
 
-    This one keeps records alone: it has no callbacks, shows nothing and writes nothing.
-
-    Every method that calls hooks may raise ``WorkerFailure``, if a user's callback fails.
+    This one shows and writes nothing itself, and keeps the last records. Its methods are called in the main
+    thread, and raise ``WorkerFailure`` if a user's callback fails. Callbacks need a ``context``, to which the
+    report adds steps, functions and the clock; those that are ``built_in`` need no ``on_start``.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, context: RunContext | None = None, callbacks: Sequence[Any] = (), built_in: Sequence[Any] = ()
+    ) -> None:
         # the run directory as rank 0 opened it; None if this report writes nothing
         self.folder: RunFolder | None = None
         self.recent = RecentRecords()  # the last records of the run, which every rank keeps
         self._started_seconds = time.perf_counter()
         self._clock_is_set = False
+        self._context = context and replace(context, note=self.note, log=self._log, seconds=self.seconds)
+        self._steps_done: int | None = None
+        self._dispatcher = Dispatcher(callbacks, self._note_failure, built_in)
 
     def say(self, text: str) -> None:
         """Show text on rank 0's console."""
@@ -129,12 +107,20 @@ class Report:
         """Show what the run does until its next step, if rank 0's console has a progress bar."""
 
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
-        """Start the clock and call the callbacks' ``on_start``."""
+        """Start the clock and call the callbacks' ``on_start``.
+
+        ``done`` steps were done before this process started, and took ``seconds_before``.
+        """
         if not self._clock_is_set:
             self.set_clock(seconds_before)
+        if self._context is not None:
+            self._context.steps = steps
+            self._context.steps_done = done if self._steps_done is None else self._steps_done
+            self._dispatcher.start(self._context)
 
     def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
         """Report a step."""
+        self._dispatcher.call("on_step", step, metrics)
 
     def on_window(
         self,
@@ -147,16 +133,22 @@ class Report:
         bad_samples: int = 0,
         measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Report a logged window of training."""
-        rates = {
+        """Report a logged window of training, whose last step is given.
+
+        ``data_wait_fraction`` is the share of its time in which steps waited for data, ``busy`` what is known
+        of how long each worker was busy, ``measured`` what hooks of the loop have measured, by name.
+        """
+        values = {
+            **means,
             "learning_rate": step.learning_rate,
             "samples_per_second": samples_per_second,
             "data_wait_fraction": round(data_wait_fraction, 6),
             **busy,
             **measured,
-            **_skipped(bad_samples),
+            **({BAD_SAMPLES: bad_samples} if bad_samples else {}),
         }
-        self._take_window(step, {**means, **rates})
+        self._keep(TRAIN, step, values)
+        self._dispatcher.call("on_window", step, values)
 
     def on_evaluation(
         self,
@@ -167,34 +159,41 @@ class Report:
         *,
         measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Report an evaluation."""
-        rates = {
+        """Report an evaluation after a step; see ``on_window``."""
+        values = {
+            **means,
             "learning_rate": step.learning_rate,
             "samples_per_second": samples_per_second,
             **measured,
-            **_skipped(bad_samples),
+            **({BAD_SAMPLES: bad_samples} if bad_samples else {}),
         }
-        self._take_evaluation(step, {**means, **rates})
+        self._keep(EVAL, step, values)
+        self._dispatcher.call("on_evaluation", step, values)
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Report that a checkpoint is complete on the disk."""
+        self._dispatcher.call("on_checkpoint", step, path)
 
     def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
-        """Report that an elastic job continues with other workers."""
+        """Report that an elastic job continues with other workers, and how many steps it has now."""
         self._keep(EVENT, step, change.values())
 
     def on_workers_changed(self, rank: int, workers: int) -> None:
         """Tell callbacks that the workers of an elastic job changed, and this worker's rank among them."""
+        if self._context is not None:
+            self._context.rank, self._context.workers = rank, workers
+            self._dispatcher.call("on_workers_changed", self._context)
 
     def on_end(self, summary: Summary) -> None:
         """Report how training ended: write the summary and show the result."""
+        self._dispatcher.end(summary)
 
     def seconds(self) -> float:
         """Return the seconds spent training."""
         return time.perf_counter() - self._started_seconds
 
     def set_clock(self, seconds: float) -> None:
-        """Take over the clock of another report: so many seconds were spent training until now."""
+        """Take over the clock of another report, by which so many seconds were spent training."""
         self._started_seconds = time.perf_counter() - seconds
         self._clock_is_set = True
 
@@ -205,6 +204,13 @@ class Report:
         """
         self.recent = report.recent
         self.set_clock(report.seconds())
+        if (new := self._context) is not None and (old := report._context) is not None:
+            self._dispatcher.go_on_from(report._dispatcher)
+            self._context = old  # which callbacks may have kept
+            old.rank, old.workers = new.rank, new.workers
+            old.note, old.log, old.seconds = new.note, new.log, new.seconds
+            self._steps_done = old.steps_done
+        self.on_start(steps, done)
 
     def sync(self) -> None:
         """Wait until what was logged is on the disk. May be called in another thread."""
@@ -215,15 +221,20 @@ class Report:
     def close(self) -> None:
         """Close files and the progress bar."""
 
-    def _take_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        self._keep(TRAIN, step, values)
-
-    def _take_evaluation(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        self._keep(EVAL, step, values)
+    def _log(self, step: StepInfo, values: Mapping[str, float]) -> None:
+        """Keep a callback's numbers; rank 0 writes them."""
+        self._keep(CALLBACK, step, values)
 
     def _keep(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> None:
         self.recent.add(record_of(phase, step, values, self.seconds()))
 
+    def _note_failure(self, text: str) -> None:
+        if not is_muted():
+            rank = self._context.rank if self._context is not None else 0
+            print(printable(f"note: rank {rank}: {text}"), file=sys.stderr, flush=True)
 
-def _skipped(bad_samples: int) -> dict[str, int]:
-    return {BAD_SAMPLES: bad_samples} if bad_samples else {}
+
+def report_of_others(context: RunContext, callbacks: Sequence[Any]) -> Report:
+    """Return the report of another rank than 0, which calls the callbacks of every rank."""
+    own = [callback for callback in callbacks if getattr(callback, "every_rank", False)]
+    return Report(context, own) if own else Report()

@@ -6,7 +6,6 @@ what could not be written is written with the next record.
 
 import math
 import threading
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,8 @@ from typing import Any
 from hvdtrain.callbacks import EVENT, Callback, RunContext, Summary
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.event_file import EventFile, session_end, session_start, text_summary
+from hvdtrain.reporting import event_file
+from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import AppendFile, write_json
 from hvdtrain.reporting.records import line_of, record_of
 from hvdtrain.reporting.report import RunFolder
@@ -23,12 +23,11 @@ from hvdtrain.reporting.report import RunFolder
 class _Log(Callback):
     """A built-in callback that appends windows and evaluations to a file of the run directory.
 
-    The file is restored if it was removed, and an error of writing is noted once.
+    An error of writing is noted once; ``note`` shows a line of text to the user.
     """
 
-    def __init__(self, file: AppendFile | EventFile, folder: RunFolder, note: Callable[[str], None]) -> None:
-        self._file, self._folder, self._note = file, folder, note
-        self._note_error = WriteErrors(note)
+    def __init__(self, file: AppendFile, folder: RunFolder, note: Callable[[str], None]) -> None:
+        self._file, self._folder, self._note_error = file, folder, WriteErrors(note)
 
     def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
         """Write a window."""
@@ -46,20 +45,9 @@ class _Log(Callback):
         """Close the file."""
         self._file.close()
 
-    def _check(self, error: OSError | None = None) -> None:
-        """Restore the directory and the file if they were removed; note that, and what went wrong."""
-        for is_last in (False, True):  # the directory may be removed after the first look at it
-            self._folder.check()
-            for text in self._folder.take_notes():
-                self._note(text)
-            try:  # if it was replaced, what lies at the path is not this job's
-                if not self._folder.replaced and (done := self._file.restore()):
-                    self._note(done)
-                break
-            except OSError as failed:
-                if is_last or not isinstance(failed, FileNotFoundError):
-                    error = failed
-                    break
+    def _check(self, error: OSError | None) -> None:
+        """Look whether the directory is in its place, and note what went wrong."""
+        self._folder.check()
         self._note_error(self._file.path, error)
 
 
@@ -67,17 +55,12 @@ class JsonlLog(_Log):
     """The built-in callback that writes metrics.jsonl: one line for each window and evaluation."""
 
     def __init__(self, path: Path, note: Callable[[str], None], folder: RunFolder) -> None:
-        self._lines = AppendFile(path, may_write=folder.may_write)
-        super().__init__(self._lines, folder, note)
+        super().__init__(AppendFile(path, may_write=folder.may_write), folder, note)
         self._seconds: Callable[[], float] = lambda: 0.0
 
     def on_start(self, context: RunContext) -> None:
         """Take the clock of the run."""
         self._seconds = context.seconds
-
-    def on_end(self, summary: Summary) -> None:
-        """Look once more whether the file is there."""
-        self._check()
 
     def write(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> None:
         """Write a line with values by name."""
@@ -85,11 +68,11 @@ class JsonlLog(_Log):
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Write a line."""
-        self._check(self._lines.append(line_of(record)))
+        self._check(self._file.append(line_of(record)))
 
     def sync(self) -> None:
         """Wait until what was written is on the disk. May be called in another thread."""
-        self._lines.sync()
+        self._file.sync()
 
 
 class TensorBoard(_Log):
@@ -103,7 +86,8 @@ class TensorBoard(_Log):
 
     def write(self, phase: str, step: StepInfo, values: Mapping[str, float]) -> None:
         """Write values by name, which TensorBoard groups by the phase."""
-        self._add(phase, step.step, values)
+        named = {f"{phase}/{name}": value for name, value in values.items()}
+        self._check(self._events.add(named, step.step))
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write the numbers of a line of metrics.jsonl."""
@@ -114,28 +98,20 @@ class TensorBoard(_Log):
         }
         if record["phase"] == EVENT:
             values = {"workers": record["workers"], "pause_seconds": record["pause_seconds"]}
-        self._add(record["phase"], record["step"], values)
+        named = {f"{record['phase']}/{name}": value for name, value in values.items()}
+        self._check(self._events.add(named, record["step"]))
 
-    def write_config(self, config: Mapping[str, Any], text: str, step: int, name: str) -> None:
-        """Write a run's config as hyperparameters and as a text, at the steps that were done before."""
-        for summary in (session_start(config, name, time.time()), text_summary("config", text)):
-            self._note_error(self._file.path, self._events.add_summary(summary, step))
-
-    def write_end(self, step: int) -> None:
-        """Write that the run is complete."""
-        self._note_error(self._file.path, self._events.add_summary(session_end(time.time()), step))
-
-    def _add(self, phase: str, step: int, values: Mapping[str, float]) -> None:
-        self._check(self._events.add({f"{phase}/{name}": value for name, value in values.items()}, step))
+    def add(self, step: int, *summaries: event_file.Summary) -> None:
+        """Write TensorBoard's own summaries at a step."""
+        for summary in summaries:
+            self._check(self._events.add_event(event_file.Event(step=step, summary=summary)))
 
 
 class SummaryFile(Callback):
     """The built-in callback that writes summary.json."""
 
     def __init__(self, name: str, note: Callable[[str], None], folder: RunFolder) -> None:
-        self._name = name
-        self._folder = folder
-        self._note_error = WriteErrors(note)
+        self._name, self._folder, self._note_error = name, folder, WriteErrors(note)
         self._writing = threading.Lock()  # one at a time: all write next to the file under one name
 
     def on_end(self, summary: Summary) -> None:

@@ -10,6 +10,7 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ def status_of(
     watched_seconds: float = 0.0,
     problem: str = "",
 ) -> str:
-    """Return the word for how a run ended or stands."""
+    """Return the word for how a run ended or stands.
+
+    ``silent_seconds`` is how long ago the last record came, ``watched_seconds`` how long the run has been
+    watched with the lock as it is, ``problem`` why its summary cannot be read, if it is there.
+    """
     if summary is not None:
         return ending_of(summary)
     if lock.is_held:
@@ -75,21 +80,9 @@ def silent_seconds_of(run_dir: Path) -> float:
         return math.inf
 
 
-_REFUSED = (errno.EACCES, errno.EPERM)
-
-
-def refused_file(folder: Path, names: tuple[str, ...]) -> PermissionError | None:
-    """Return why a file of a folder cannot be read by this user; None if all that are there can be."""
-    for name in names:
-        path = folder / name
-        if path.exists() and not os.access(path, os.R_OK):
-            return PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    return None
-
-
 def access_remedy(error: OSError, folder: Path, writes: bool = False) -> str:
     """Return what to do about an error of access to a run directory; nothing about other errors."""
-    if error.errno not in _REFUSED:
+    if error.errno not in (errno.EACCES, errno.EPERM):
         return ""
     return f"Its owner can give access: chmod -R a+{'rwX' if writes else 'rX'} {folder}."
 
@@ -125,10 +118,8 @@ class StoredRun:
 def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
     """Return the runs among directories, and what to say of those that are left out.
 
-    A directory that is no run stands for the runs in it, sorted by name.
-
-    Raises UsageError if there is no run at all. Raises EnvironmentFault if there are runs, none of which this
-    user may read.
+    A directory that is no run stands for the runs in it, sorted by name. Raises UsageError if there is none
+    at all, and EnvironmentFault if this user may read none of them.
     """
     runs: list[Path] = []
     others: list[str] = []
@@ -177,11 +168,10 @@ def _runs_at(path: Path) -> tuple[list[Path], list[tuple[Path, OSError]]]:
 
 def _is_readable_run(path: Path) -> bool:
     """Return whether a directory is that of a run."""
-    if not holds_run(path):
-        return False
-    if (error := refused_file(path, FILES)) is not None:
-        raise error
-    return True
+    for file in (path / name for name in FILES):
+        if file.exists() and not os.access(file, os.R_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+    return holds_run(path)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:
@@ -199,32 +189,20 @@ def read_run(path: Path) -> StoredRun:
     """
     lock = look_at_lock(path)  # before the summary: a job writes that before it lets go of the lock
     silent_seconds = silent_seconds_of(path)
-    config, header, config_problem = _read_config(path / CONFIG_FILE)
-    summary, problem = read_summary(path)
-    if summary is not None and _is_of_job_before(path, lock):
-        summary = None
+    config, header, config_problem = read_config(path)
+    try:
+        summary, problem = load_summary(path)
+    except OSError as error:
+        summary, problem = None, f"cannot read {SUMMARY_FILE}: {error}"
+    with suppress(OSError):
+        summary = None if is_outdated(path, lock) else summary
     status = status_of(summary, lock, silent_seconds, problem=problem)
     problems = [text for text in (config_problem, problem) if text]
     return StoredRun(path, config, header, summary, problems, lock, silent_seconds, status)
 
 
-def _is_of_job_before(path: Path, lock: LockState) -> bool:
-    try:
-        return is_outdated(path, lock)
-    except OSError:
-        return False
-
-
-def read_summary(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the summary of a run, if there is one, and why it could not be read."""
-    try:
-        return load_summary(path)
-    except OSError as error:
-        return None, f"cannot read {SUMMARY_FILE}: {error}"
-
-
 def load_summary(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the summary of a run, if there is one, and why its content is none."""
+    """Return the summary of a run, if there is one, and why its content is none, if it can be read."""
     try:
         summary = json.loads(read_regular(path / SUMMARY_FILE, _MAX_BYTES))
         if not isinstance(summary, dict) or not isinstance(summary.get("final"), dict):
@@ -236,10 +214,10 @@ def load_summary(path: Path) -> tuple[dict[str, Any] | None, str]:
     return summary, ""
 
 
-def _read_config(path: Path) -> tuple[dict[str, Any], list[str], str]:
-    """Return a config, the comment above it, and why it could not be read, if it is there."""
+def read_config(run_dir: Path) -> tuple[dict[str, Any], list[str], str]:
+    """Return a run's config, the comment above it, and why it could not be read, if it is there."""
     try:
-        text = read_regular(path, _MAX_BYTES).decode()
+        text = read_regular(run_dir / CONFIG_FILE, _MAX_BYTES).decode()
         values = parse_yaml(text, CONFIG_FILE)
     except FileNotFoundError:
         return {}, [], ""
@@ -252,9 +230,8 @@ def _read_config(path: Path) -> tuple[dict[str, Any], list[str], str]:
         if not line.startswith("#"):
             break
         header.append(plain(line.lstrip("#").strip()))
-    return (
-        (values, header, "") if isinstance(values, dict) else ({}, header, f"{CONFIG_FILE} holds no fields")
-    )
+    is_config = isinstance(values, dict)
+    return (values, header, "") if is_config else ({}, header, f"{CONFIG_FILE} holds no fields")
 
 
 def flat(values: Mapping[Any, Any]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
 from pydantic import BaseModel, NonNegativeInt
 
 from hvdtrain.callbacks import Callback, RunContext, Summary
@@ -22,8 +21,9 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, copied
 from hvdtrain.config.values import TRACKERS
 from hvdtrain.errors import EnvironmentFault, HvdtrainError
 from hvdtrain.reporting.jsonl import LONGEST_LINE, write_json
-from hvdtrain.reporting.log_records import BrokenLines
+from hvdtrain.reporting.log_records import describe_broken
 from hvdtrain.reporting.report import METRICS_FILE
+from hvdtrain.reporting.stored_runs import CONFIG_FILE, read_config
 from hvdtrain.storage.files import check_link, open_regular, read_regular
 from hvdtrain.trackers.services import CLIENTS, TrackedRun, Tracker, row_of, without_password
 
@@ -61,40 +61,41 @@ def note_start(run_dir: Path, run: TrackedRun) -> None:
 
 
 def read_tracked_run(run_dir: Path) -> TrackedRun:
-    """Return what trackers are sent of a run besides its log; a run that was never tracked gets a name.
-
-    Raises OSError if the directory can be neither read nor written.
-    """
-    path = run_dir / "config.yaml"
+    """Return what trackers are sent of a run besides its log; a run that was never tracked gets a name."""
     if (run := _read(run_dir / FOLDER / ID_FILE, TrackedRun)) is None:
-        run = TrackedRun(id=uuid.uuid4().hex, began_seconds=path.stat().st_mtime)
+        began_seconds = (run_dir / CONFIG_FILE).stat().st_mtime
+        run = TrackedRun(id=uuid.uuid4().hex, began_seconds=began_seconds)
         note_start(run_dir, run)
-    config: Any = None
-    with suppress(yaml.YAMLError, RecursionError, ValueError):
-        config = yaml.safe_load(read_regular(path, _MAX_BYTES))
-    config = config if isinstance(config, dict) else {}
+    config = read_config(run_dir)[0]
     fields = {str(name): value for name, value in config.items() if name not in _NOT_SENT}
     return run.model_copy(update={"folder": run_dir, "config": fields})
+
+
+def _read(path: Path, model: type[_Model]) -> _Model | None:
+    """Return what a file holds; None if there is none, or none that can be read."""
+    with suppress(OSError, ValueError, RecursionError):
+        return model.model_validate_json(read_regular(path, _MAX_BYTES))
+    return None
 
 
 class Abandoned(Exception):
     """Ends a thread whose run another process may send."""
 
 
-def _identity_of(run_dir: Path) -> tuple[int, int] | None:
-    with suppress(OSError):
-        return (found := run_dir.stat()).st_dev, found.st_ino
-    return None
-
-
 class Sender:
-    """Sends a run to one tracker, from where the last sender of this run directory ended."""
+    """Sends a run to one tracker, from where the last sender of this run directory ended.
+
+    Its methods raise whatever the tracker's library raises; what was sent until then is noted. ``note`` shows
+    a line of text to the user, in any thread.
+    """
 
     def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
-        self.title, self.place = TRACKERS[name].title, ""
+        self.title, self.place = TRACKERS[name].title, ""  # where the run is at the tracker, when it is known
         self.note: Callable[[str], None] = lambda text: note(f"{self.title}: {text}")
-        self.checkpoint: Path | None = None
-        self.is_abandoned = threading.Event()
+        self.checkpoint: Path | None = None  # the newest one that is to be sent
+        self.is_abandoned = (
+            threading.Event()
+        )  # nothing more may be sent or written: another process may do it
         self._run_dir, self._name, self._identity = run_dir, name, _identity_of(run_dir)
         self._sent_checkpoint: Path | None = None
         self._log, self._path = run_dir / METRICS_FILE, run_dir / FOLDER / f"{name}.json"
@@ -106,15 +107,12 @@ class Sender:
         self._sent.lines, self._offset = len(lines), sum(map(len, lines))
 
     def send(self) -> None:
-        """Send all lines that there are now, and the checkpoint.
-
-        Raises Exception whatever the tracker's library raises; what was sent until then is noted.
-        """
+        """Send all lines that there are now, and the checkpoint."""
         self._send_lines()
         self._send_checkpoint()
 
     def end(self, status: str, error: str = "") -> None:
-        """Send what is left, and how the run ended: see ``Tracker.end``, and ``send`` for what it raises."""
+        """Send what is left, and how the run ended: see ``Tracker.end``."""
         tracker, _ = self._send_lines()
         try:
             self._send_checkpoint()
@@ -155,19 +153,18 @@ class Sender:
 
     def _send_lines(self) -> tuple[Tracker, TrackedRun]:
         tracker, run = self._opened()
-        broken = BrokenLines()
+        broken: list[int] = []
         while lines := self._unsent(_LINES):
             rows = [row_of(line, run.began_seconds) for line in lines]
-            for number, row in enumerate(rows, self._sent.lines + 1):
-                broken = broken if row is not None else broken.with_line(number)
+            broken += [number for number, row in enumerate(rows, self._sent.lines + 1) if row is None]
             self._check()
             tracker.send([row for row in rows if row is not None])
             self._check()
             self._sent.lines += len(lines)
             self._offset += sum(map(len, lines))
             write_json(self._path, self._sent.model_dump())
-        if broken.count:
-            self.note(broken.describe())
+        if broken:
+            self.note(describe_broken(broken))
         return tracker, run
 
     def _send_checkpoint(self) -> None:
@@ -194,10 +191,17 @@ class Sender:
         return found
 
 
+def _identity_of(run_dir: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        return (found := run_dir.stat()).st_dev, found.st_ino
+    return None
+
+
 class JobTracking(Callback):
     """The built-in callback that has a run sent to trackers. Rank 0 alone has it.
 
     A thread for each tracker does it. The thread that trains waits for none but some seconds at the end.
+    ``facts`` are what is known of the job, not in its config: hosts, commit, what differs from before.
     """
 
     def __init__(
@@ -262,7 +266,11 @@ class _SenderThread(threading.Thread):
     def __init__(self, sender: Sender) -> None:
         super().__init__(name=f"tracker {sender.title}", daemon=True)
         self.sender, self.is_over = sender, threading.Event()
-        self.ending, self.is_done, self.problem = ("", ""), False, ""
+        self.ending, self.is_done = (
+            ("", ""),
+            False,
+        )  # how the run ended, before it is over; whether all is sent
+        self.problem = ""  # why the last attempt failed
         self._shown_place = ""
 
     def run(self) -> None:
@@ -290,7 +298,7 @@ class _SenderThread(threading.Thread):
             self.problem = describe_error(error)
             if not before:
                 note(f"{self.problem}; training continues")
-            if isinstance(error, HvdtrainError):
+            if isinstance(error, HvdtrainError):  # until the user changes something
                 raise
             return False
         if before:
@@ -308,10 +316,3 @@ def describe_error(error: Exception) -> str:
     if found := _NO_ANSWER.search(text):
         return f"{found[1]}:{found[2]} does not answer"
     return text if len(text) <= _LONGEST_ERROR else f"{text[:_LONGEST_ERROR]}..."
-
-
-def _read(path: Path, model: type[_Model]) -> _Model | None:
-    """Return what a file holds; None if there is none, or none that can be read."""
-    with suppress(OSError, ValueError, RecursionError):
-        return model.model_validate_json(read_regular(path, _MAX_BYTES))
-    return None

@@ -119,10 +119,7 @@ _SETTINGS = {
 
 
 class MlflowTracker:
-    """Sends a run to the server or the store that MLFLOW_TRACKING_URI names.
-
-    Raises EnvironmentFault if it names none, or one that the installed client cannot open.
-    """
+    """Sends a run to the server or the store that MLFLOW_TRACKING_URI names."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -157,7 +154,15 @@ class MlflowTracker:
         fields = {name: text for name, text in texts.items() if text not in ("", "None")}
         known = one.data.params  # which MLflow takes only once
         self._log("params", [self._entities.Param(*one) for one in fields.items() if one[0] not in known])
-        self._send_facts(run)
+        facts = {f"hvdtrain.{name}": value for name, value in run.facts.items() if value}
+        tags = {
+            name: value for name, value in facts.items() if name not in ("hvdtrain.step", "hvdtrain.changes")
+        }
+        if commit := run.facts.get("commit"):
+            tags["mlflow.source.git.commit"] = str(commit)
+        if run.resumed:
+            tags[f"hvdtrain.resumed.{run.facts['step']}"] = run.resumed
+        self._tag(tags)
         if self._server.startswith("http"):
             return f"{self._server}/#/experiments/{experiment}/runs/{self._run}"
         return f"{self._run} of {self._server} experiment {experiment}"
@@ -183,26 +188,13 @@ class MlflowTracker:
 
     def _experiment(self) -> str:
         """Return the id of the experiment that the library's environment variables name."""
-        if found := os.environ.get("MLFLOW_EXPERIMENT_ID"):
-            return found
-        if not (name := os.environ.get("MLFLOW_EXPERIMENT_NAME")):
-            return "0"
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+        if (found := os.environ.get("MLFLOW_EXPERIMENT_ID")) or not name:
+            return found or "0"
         known = self._client.get_experiment_by_name(name)
         return str(known.experiment_id if known is not None else self._client.create_experiment(name))
 
-    def _send_facts(self, run: TrackedRun) -> None:
-        """Send what is known of the last job as tags; if it resumed, also what differs from before."""
-        facts = {
-            name: value for name, value in run.facts.items() if name not in ("step", "changes") and value
-        }
-        tags = {f"hvdtrain.{name}": _text(value) for name, value in facts.items()}
-        if commit := run.facts.get("commit"):
-            tags["mlflow.source.git.commit"] = str(commit)
-        if run.resumed:
-            tags[f"hvdtrain.resumed.{run.facts['step']}"] = run.resumed
-        self._tag(tags)
-
-    def _tag(self, tags: Mapping[str, str]) -> None:
+    def _tag(self, tags: Mapping[str, object]) -> None:
         self._log("tags", [self._entities.RunTag(mlflow_name(name), _text(tags[name])) for name in tags])
 
     def _log(self, kind: str, values: list[Any]) -> None:

@@ -80,7 +80,7 @@ def test_speed_is_measured_between_all_hosts_and_by_horovod(cluster, folder):
     assert result.returncode == 0, result.output[-3000:]
     document = documented(result)
     assert [one["hosts"] for one in document["messages"]] == [["h1", "h2"], ["h1", "h3"], ["h2", "h3"]]
-    assert {one["by"] for one in document["messages"]} == {"MPI"}
+    assert {one["by"] for one in document["messages"]} == {"TCP"}
     assert all(one["bytes_per_second"]["1048576"] > 1e6 for one in document["messages"])
     allreduce = document["allreduce"]
     assert (allreduce["workers"], allreduce["controller"]) == (4, "MPI")

@@ -18,7 +18,6 @@ LONG, SHORT, MANY = 400, 60, 25
 STARTED = {
     "hvdtrain/tools/bench/worker.py",
     "hvdtrain/elastic/launch.py",
-    "hvdtrain/horovod_build/patch_table.py",
 }
 
 

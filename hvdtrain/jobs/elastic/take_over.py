@@ -13,13 +13,15 @@ from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.entering import saver_of
 from hvdtrain.jobs.failures import forget_causes
-from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, fill_anew
+from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.run_directory.lock import RunLock
+from hvdtrain.jobs.run_directory.provenance import config_text
 from hvdtrain.jobs.track import trackers_of
 from hvdtrain.reporting.index_trace import INDICES, cut_traces
+from hvdtrain.reporting.jsonl import write_whole
 from hvdtrain.reporting.records import cut_tail
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
-from hvdtrain.reporting.run_report import RunReport, report_of_others
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, report_of_others
+from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.session import Session
 from hvdtrain.storage.files import check_link
 from hvdtrain.workers.world import World
@@ -134,7 +136,6 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
         replace(services.context, rank=0, workers=world.size, run_dir=path),
         first - 1,
         services.callbacks,
-        on_made_anew=lambda made: fill_anew(made, session.config, lock),
         lost_lease=services.lost_lease,
         lost_lock=lock.lost,
         reporters=trackers_of(session.config, session.state.tracking_id, [], [moved], done=step)(path),
@@ -165,7 +166,9 @@ def _lock(path: Path, config: Config, lock: RunLock, host: str) -> list[str]:
             "Put the run directory of an elastic job on a file system that all hosts share.",
         )
     path.mkdir(parents=True, exist_ok=True)
-    fill_anew(path, config, lock)
+    lock.release()
+    lock.acquire(path)
+    write_whole(path / "config.yaml", config_text(config, path, None))
     return [
         f"{host} cannot see the run directory {path} of the earlier rank 0; it is made anew here, without "
         "what was written until now"

@@ -21,8 +21,7 @@ from hvdtrain.jobs.plan_text import show_plan
 from hvdtrain.jobs.resume import ResumePoint, find_start
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.reporting.records import RecentRecords, WorkersChange
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
-from hvdtrain.reporting.run_report import report_of_others
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, report_of_others
 from hvdtrain.run_state import RunState
 from hvdtrain.session import Session
 from hvdtrain.training_plan import Progress

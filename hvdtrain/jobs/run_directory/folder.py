@@ -17,8 +17,8 @@ from hvdtrain.reporting.index_trace import INDICES, trace_files
 from hvdtrain.reporting.jsonl import AppendFile, sync_folder, write_whole
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import cut_log
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
-from hvdtrain.reporting.run_report import Reporter, RunReport, report_of_others
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, report_of_others
+from hvdtrain.reporting.run_report import Reporter, RunReport
 from hvdtrain.storage.files import check_link, run_folder
 from hvdtrain.storage.urls import is_url
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
@@ -70,7 +70,6 @@ def open_run(
                 replace(context, run_dir=path),
                 resumed_step,
                 callbacks,
-                on_made_anew=lambda made: fill_anew(made, config, lock, provenance),
                 lost_lease=lost_lease,
                 lost_lock=lock.lost if lock is not None else lambda: "",
                 reporters=new_reporters(path),
@@ -121,18 +120,6 @@ def _make_or_cut_back(
         for log in (path / METRICS_FILE, *trace_files(path)):
             cut_log(log, resumed_step)
     return path
-
-
-def fill_anew(path: Path, config: Config, lock: RunLock | None, provenance: Provenance | None = None) -> None:
-    """Lock a run directory that was made anew, and write the config there.
-
-    Raises:
-        EnvironmentFault: If another job holds the lock.
-        OSError: If it cannot be written.
-    """
-    if lock is not None:
-        lock.move(path)
-    write_whole(path / "config.yaml", config_text(config, path, provenance))
 
 
 def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:

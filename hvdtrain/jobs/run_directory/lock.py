@@ -136,11 +136,6 @@ class RunLock:
             if self.job:  # workers on other hosts look there
                 os.fsync(file)
 
-    def move(self, run_dir: Path) -> None:
-        """Lock another directory in place of the one that is locked; raises as ``acquire`` does."""
-        self.release()
-        self.acquire(run_dir)
-
     def release(self) -> None:
         """Let other jobs lock the directory."""
         with self._looking:

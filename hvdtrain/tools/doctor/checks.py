@@ -6,16 +6,8 @@ from typing import Any
 
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, TITLES
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.doctor.report import (
-    Finding,
-    Host,
-    HostInfo,
-    Report,
-    Status,
-    Verdict,
-    compare,
-    summarize_names,
-)
+from hvdtrain.tools.doctor.report import Finding, Host, HostInfo, Report, Status, Verdict, compare
+from hvdtrain.tools.doctor.report import summarize_names as named
 from hvdtrain.tools.doctor.software import advice
 
 _SAME = "Install the same version on every host; an image or a shared environment keeps them equal."
@@ -37,9 +29,8 @@ def check_software(report: Report) -> list[Finding]:
     """Check that versions and builds are equal on all hosts, and that everything loads."""
     infos = [info["software"] for _, info in report.responding]
     minors = {info["versions"].get("Python", "").rpartition(".")[0] for info in infos}
-    findings = compare(
-        report, "Python", partial(_version, "Python"), _SAME, "fail" if len(minors) > 1 else "warn"
-    )
+    status: Status = "fail" if len(minors) > 1 else "warn"
+    findings = compare(report, "Python", partial(_version, "Python"), _SAME, status)
     same_path = "Install the environment at the same path on every host."
     findings += compare(report, "Python's path", lambda info: info["software"]["python"], same_path, "warn")
     named = set(chain.from_iterable(info["versions"] for info in infos))
@@ -53,9 +44,8 @@ def check_software(report: Report) -> list[Finding]:
         for host, info in report.responding:
             if (error := info["software"]["horovod"].get(name)) is not None:
                 bad: Verdict = ("fail", error, f"On that host: {BUILD_COMMAND} --force")
-                findings.append(
-                    Finding(host.name, f"Horovod for {title}", *(bad if error else ("ok", "loads", "")))
-                )
+                verdict = bad if error else ("ok", "loads", "")
+                findings.append(Finding(host.name, f"Horovod for {title}", *verdict))
     return findings + report.each("one MPI", _one_mpi) + _libraries(report)
 
 
@@ -70,13 +60,10 @@ def _libraries(report: Report) -> list[Finding]:
         found = info["software"].get("libraries", {})
         if good := ", ".join(f"{name} {version}" for name, (version, error) in found.items() if not error):
             findings.append(Finding(host.name, check, "ok", good))
-        findings += [
-            Finding(
-                host.name, check, "warn", f"{name} {version} cannot be imported: {error}", advice(name, error)
-            )
-            for name, (version, error) in found.items()
-            if error
-        ]
+        for name, (version, error) in found.items():
+            if error:
+                text = f"{name} {version} cannot be imported: {error}"
+                findings.append(Finding(host.name, check, "warn", text, advice(name, error)))
     return findings
 
 
@@ -160,9 +147,8 @@ def _temporary_disk(_: Host, info: HostInfo) -> Verdict:
 def _shared_memory(first: str, host: Host, info: HostInfo) -> Verdict:
     """Horovodrun needs it on its own host, and NCCL on all hosts. Open MPI falls back to TCP, slowly."""
     disk, is_first = info["disks"]["/dev/shm"], host.name == first
-    remedy = (
-        "Remove old files there, or enlarge it: mount -o remount,size=1g /dev/shm; docker run --shm-size=1g."
-    )
+    enlarged = "mount -o remount,size=1g /dev/shm; docker run --shm-size=1g"
+    remedy = f"Remove old files there, or enlarge it: {enlarged}."
     if disk["error"]:
         status: Status = "fail" if is_first or info["gpus"]["cards"] else "warn"
         who = " (so horovodrun cannot start jobs from this host)" if is_first else ""
@@ -193,7 +179,7 @@ def _gpus(report: Report) -> list[Finding]:
     if not any(cards_of[host.name] or info["gpus"]["error"] for host, info in report.responding):
         return report.each("GPUs", lambda *_: ("ok", "no GPU", ""))
     most = max(map(len, cards_of.values()))
-    equipped = summarize_names([name for name, cards in cards_of.items() if len(cards) == most])
+    equipped = named([name for name, cards in cards_of.items() if len(cards) == most])
 
     def judge(host: Host, info: HostInfo) -> Verdict:
         cards = info["gpus"]["cards"]
@@ -235,9 +221,7 @@ def _gpu_software(report: Report) -> list[Finding]:
                 findings.append(Finding(host.name, "GPUs", "warn", found, "See CUDA_VISIBLE_DEVICES there."))
         if pairs := software["gpus"].get("torch", {}).get("no_peer_access", []):
             found = f"no peer access between {len(pairs) // 2} pairs of GPUs"
-            remedy = (
-                "Copies go through main memory. See nvidia-smi topo -p2p r, and ACS and IOMMU in the BIOS."
-            )
+            remedy = "Copies go through main memory. See nvidia-smi topo -p2p r, ACS and IOMMU in the BIOS."
             findings.append(Finding(host.name, "peer access", "warn", found, remedy))
     return findings
 

@@ -26,8 +26,10 @@ def diagnose(report: Report, transport: str) -> Diagnosis:
     """Run all checks on a report that a transport of this title carried."""
     findings = [host.problem for host in report.hosts if host.problem]
     if report.responding:
-        for check in (check_software, _check_network, check_machines, _check_speed):
-            findings += check(report)
+        findings += check_software(report) + report.each("own name", _own_name)
+        if len(report.responding) > 1:
+            findings += _interfaces(report) + _ports(report) + _clocks(report)
+        findings += check_machines(report) + _check_speed(report)
     return Diagnosis(report, transport, tuple(findings))
 
 
@@ -37,22 +39,13 @@ def add_horovod_result(diagnosis: Diagnosis, result: Mapping[str, Any], host_of:
     for rank, error in enumerate(result.get("errors", [])):
         if error:
             errors.setdefault(host_of[rank], f"rank {rank}: {error}")
-    good = "" if errors else f"over {result['controller']}"
     remedy = "Start the doctor again with HOROVOD_LOG_LEVEL=debug to see what Horovod waits for."
+    good = ("ok", "" if errors else f"over {result['controller']}", "")
     findings = [
-        Finding(host.name, "Horovod starts", "fail", errors[host.name], remedy)
-        if host.name in errors
-        else Finding(host.name, "Horovod starts", "ok", good)
-        for host in diagnosis.report.hosts
+        Finding(name, "Horovod starts", *(("fail", errors[name], remedy) if name in errors else good))
+        for name in (host.name for host in diagnosis.report.hosts)
     ]
     return replace(diagnosis, findings=(*diagnosis.findings, *findings), horovod=result)
-
-
-def _check_network(report: Report) -> list[Finding]:
-    findings = report.each("own name", _own_name)
-    if len(report.responding) > 1:
-        findings += _interfaces(report) + _ports(report) + _clocks(report)
-    return findings
 
 
 def _own_name(_: Host, info: HostInfo) -> Verdict:
@@ -86,11 +79,10 @@ def _interfaces(report: Report) -> list[Finding]:
         broken = {name for *_, name, link in _links(report) if link["error"]}
         chosen = min(common, key=lambda name: name in broken)  # one that connects all hosts, if there is any
         hint = f" (--network-interfaces {chosen})" if len(counts) > 1 else ""
+        texts_of = [info["interfaces"][chosen] for _, info in report.responding]
         networks = {
-            ", ".join(
-                sorted({str(ipaddress.IPv4Interface(text).network) for text in info["interfaces"][chosen]})
-            )
-            for _, info in report.responding
+            ", ".join(sorted({str(ipaddress.IPv4Interface(text).network) for text in texts}))
+            for texts in texts_of
         }
         # hosts in several networks are connected by routers, which the check of the ports tests
         network = f" {networks.pop()}" if len(networks) == 1 else ""
@@ -121,12 +113,8 @@ def _ports(report: Report) -> list[Finding]:
     for source, target, _, link in _links(report):
         tried[source, target] = link["error"] if tried.get((source, target), "x") else ""
     responding = [index for index, host in enumerate(report.hosts) if host.info is not None]
-    errors = {
-        (a, b): error
-        for a in responding
-        for b in responding
-        if a != b and (error := tried.get((a, b), _NO_ADDRESS))
-    }
+    pairs = [(a, b) for a in responding for b in responding if a != b]
+    errors = {pair: error for pair in pairs if (error := tried.get(pair, _NO_ADDRESS))}
     failed_in = Counter(b for (_, b), error in errors.items() if error != _NO_ADDRESS)
     findings = []
     for index in responding:
@@ -166,11 +154,9 @@ def _clocks(report: Report) -> list[Finding]:
             continue
         found = f"{abs(seconds):,.1f} s {'ahead of' if seconds > 0 else 'behind'} {report.hosts[first].name}"
         remedy = "Set its clock by NTP (timedatectl set-ntp true): times in files and logs are wrong."
-        if seconds - uncertainty > _AHEAD_SECONDS:
-            found += ": horovodrun's --start-timeout expires there at once"
-            findings.append(Finding(name, "clock", "fail", found, remedy))
-        else:
-            findings.append(Finding(name, "clock", "warn", found, remedy))
+        is_ahead = seconds - uncertainty > _AHEAD_SECONDS
+        found += ": horovodrun's --start-timeout expires there at once" if is_ahead else ""
+        findings.append(Finding(name, "clock", "fail" if is_ahead else "warn", found, remedy))
     return findings
 
 
@@ -211,9 +197,7 @@ def _check_speed(report: Report) -> list[Finding]:
             findings.append(Finding(name, "compute", "ok", found))
         else:
             found = f"{median(rates) / result['gflops']:.1f} times slower than the median"
-            remedy = (
-                "Another load may be the cause: see top, then clock rates, temperature and power settings."
-            )
+            remedy = "Another load may be the cause: see top, then clock rates, temperature, power settings."
             if result["core_share"] < _STARVED:
                 found += f": it got {result['core_share']:.0%} of a core"
                 remedy = "Another load, or a CPU limit (cgroup, container), takes the rest: see top."

@@ -3,18 +3,21 @@
 import os
 import secrets
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info, nearest_existing, open_session
 from hvdtrain.tools.doctor.software import software_info
-from hvdtrain.tools.doctor.speed import any_slow, compute, message_times, pairs_of
+from hvdtrain.tools.doctor.speed import compute, message_times, pairs_of
 from hvdtrain.tools.doctor.transports import Transport
 
 _STEP_SECONDS = 20.0
 _PAIR_SECONDS = 60.0
 _COMPUTE_SECONDS = 40.0
+_RETRY_BELOW = 0.5  # of the median: if a host is slower, all hosts measure again
 _MAX_CONNECTING_THREADS = 32
 
 
@@ -54,17 +57,16 @@ def collect(transport: Transport, options: CheckOptions, host_info: dict[str, An
         all_links = transport.allgather("links", links, _STEP_SECONDS)
         if not options.speed:
             return
-        results = transport.allgather("compute", compute() if is_leader else None, _COMPUTE_SECONDS)
-        if any_slow(results):
-            transport.allgather("compute again", compute() if is_leader else None, _COMPUTE_SECONDS)
+        for step in ("compute", "compute again"):
+            results = transport.allgather(step, compute() if is_leader else None, _COMPUTE_SECONDS)
+            rates = [result["gflops"] for result in results if result and "gflops" in result]
+            if len(rates) < 2 or min(rates) >= _RETRY_BELOW * median(rates):
+                break
         for first, second in pairs_of(leaders):  # one pair at a time, to avoid interference
             tried = (all_links[first] or {}).get(str(second)) or {}
             working = [endpoints[second][name] for name, link in tried.items() if not link["error"]]
-            result: dict[str, Any] | None = None
-            if working and transport.index in (first, second):
-                result = transport.time_messages(first, second)
-                if transport.index == first and result is None:
-                    result = _time_tcp_messages(working[0])
+            is_timed = working and transport.index == first
+            result = _time_messages(working[0]) if is_timed else None
             transport.allgather(f"pair {first} {second}", result, _PAIR_SECONDS)
 
 
@@ -85,33 +87,22 @@ def _look_for_shared_directory(transport: Transport, leaders: list[int], options
     try:
         if transport.index in leaders[:1]:
             file = nearest_existing(Path(options.run_dir)) / f".hvdtrain-doctor-{secrets.token_hex(8)}"
-            try:
+            with suppress(OSError):  # the check of the disk reports it
                 file.touch(mode=0o600)
                 marker = file
-            except OSError:
-                pass  # the check of the disk reports it
         paths = transport.allgather("marker", str(marker) if marker else None, _STEP_SECONDS)
-        path = paths[leaders[0]] if leaders else None
-        transport.allgather("marker seen", bool(path) and _is_listed(Path(str(path))), _STEP_SECONDS)
+        path, is_seen = paths[leaders[0]] if leaders else None, False
+        with suppress(OSError):  # a network file system may have cached that the file itself does not exist
+            is_seen = bool(path) and Path(path).name in os.listdir(Path(path).parent)
+        transport.allgather("marker seen", is_seen, _STEP_SECONDS)
     finally:
         if marker:
             marker.unlink(missing_ok=True)
 
 
-def _is_listed(file: Path) -> bool:
-    """Return whether the file's folder lists it.
-
-    A network file system may have cached that the file itself does not exist; the listing is read anew.
-    """
-    try:
-        return file.name in os.listdir(file.parent)
-    except OSError:
-        return False
-
-
-def _time_tcp_messages(endpoint: list[Any]) -> dict[str, Any]:
+def _time_messages(endpoint: list[Any]) -> dict[str, Any]:
     try:
         with open_session(endpoint) as send:
-            return {**message_times(send), "used": "TCP"}
+            return message_times(send)
     except OSError as error:
         return {"error": str(error)}

@@ -52,12 +52,7 @@ _LOCAL_SIZES = ("HOROVOD_LOCAL_SIZE", "MPI_LOCALNRANKS")
 
 
 def run_doctor(options: Mapping[str, Any]) -> int:
-    """Run the command with its options, by name, and return its exit code.
-
-    Raises UsageError if options contradict each other or the launcher, or the host file is invalid. Raises
-    DiscoveryError if the discovery script fails or names no host. Raises EnvironmentFault if a launcher
-    started this process with others that a job would not see.
-    """
+    """Run the command with its options, by name, and return its exit code."""
     if options["agent"]:
         run_agent()
         return EXIT_DONE
@@ -93,12 +88,7 @@ def run_doctor(options: Mapping[str, Any]) -> int:
 
 
 def check_discovery(script: str, slots_per_host: int) -> tuple[list[HostSlots], list[Finding]]:
-    """Run a discovery script some times, as an elastic job does once a second.
-
-    Return the hosts of the last run, and findings, which are listed with the first host.
-
-    Raises DiscoveryError if a run fails, or there is no host to check.
-    """
+    """Run a discovery script some times; return its last hosts, and findings, which are the first host's."""
     notes: list[str] = []
     discovery = ScriptHosts(script, slots_per_host, note=notes.append)
     answers, slowest = [], 0.0
@@ -204,7 +194,7 @@ def _first_of(names: tuple[str, ...], otherwise: str) -> str:
 def start_horovod(transport: Transport, framework: str, speed: bool) -> dict[str, Any]:
     """Collective. Start Horovod on all workers, and measure its all-reduce; for speed, of several sizes.
 
-    Returns ``seconds`` of an all-reduce by size in bytes, ``workers`` and ``controller``. If Horovod did not
+    Return ``seconds`` of an all-reduce by size in bytes, ``workers`` and ``controller``. If Horovod did not
     start: ``errors``, the error of each rank, an empty text if it had none.
     """
     limit = _START_SECONDS + (_ALLREDUCE_SECONDS if speed else 0)
@@ -214,9 +204,8 @@ def start_horovod(transport: Transport, framework: str, speed: bool) -> dict[str
         try:
             # Gloo aborts its process if it cannot connect, so it runs in a child. MPI has started here.
             is_here = transport.title == "MPI"
-            result.update(
-                _measure(framework, speed) if is_here else _measure_in_child(framework, speed, limit)
-            )
+            found = _measure(framework, speed) if is_here else _measure_in_child(framework, speed, limit)
+            result.update(found)
         except Exception as error:  # whatever Horovod and the framework raise
             result["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 

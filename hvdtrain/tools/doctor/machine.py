@@ -76,9 +76,8 @@ class Listeners(contextlib.ExitStack):
 def connect(endpoint: list[Any]) -> dict[str, Any]:
     """Connect to one listener of another host.
 
-    Returns ``error``: why it failed, empty if the listener answered. If it did, ``clock``: how many seconds
-    its clock is ahead of this host's, and ``trip``: the seconds of the round trip, which are the uncertainty
-    of ``clock``.
+    Return ``error``: why it failed, empty if the listener answered. If it did, ``clock``: how many seconds
+    its clock is ahead of this host's, and ``trip``: the seconds of the round trip, its uncertainty.
     """
     try:
         with _connected(endpoint) as (_, clock, trip):
@@ -91,10 +90,7 @@ def connect(endpoint: list[Any]) -> dict[str, Any]:
 
 @contextmanager
 def open_session(endpoint: list[Any]) -> Iterator[Callable[[memoryview], None]]:
-    """Context manager: connect to a listener; give a function that sends and waits for the answer.
-
-    Raises OSError if the connection cannot be made, or fails while it is used.
-    """
+    """Context manager: connect to a listener; give a function that sends and waits for the answer."""
     with _connected(endpoint) as (connection, _, _):
 
         def send(message: memoryview) -> None:
@@ -150,10 +146,9 @@ def machine_info(run_dir: Path) -> dict[str, Any]:
 
 def addresses_of(name: str) -> list[str]:
     """Return the IPv4 addresses that a name resolves to on this host; empty if it does not resolve."""
-    try:
+    with contextlib.suppress(OSError, UnicodeError):
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, socket.AF_INET)})
-    except (OSError, UnicodeError):
-        return []
+    return []
 
 
 def is_this_host(name: str) -> bool:
@@ -177,32 +172,29 @@ def _own_addresses() -> set[str]:
 
 def _disk(path: Path) -> dict[str, Any]:
     """Return the free space where a path is or would be, and why a page cannot be written there."""
-    free = 0
+    found: dict[str, Any] = {"path": str(path), "free_mib": 0, "error": ""}
     try:
         folder = nearest_existing(path)
-        free = shutil.disk_usage(folder).free // MIB
+        found["free_mib"] = shutil.disk_usage(folder).free // MIB
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(b"\0" * 4096)
     except OSError as error:
-        return {"path": str(path), "free_mib": free, "error": error.strerror or str(error)}
-    return {"path": str(path), "free_mib": free, "error": ""}
+        found["error"] = error.strerror or str(error)
+    return found
 
 
 def _gpus() -> dict[str, Any]:
     """Return the cards that nvidia-smi lists, or its error."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    if (program := shutil.which("nvidia-smi")) is None:
         return {"cards": [], "error": ""}
-    try:
+    with contextlib.suppress(OSError):
         words = [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
         done = run_limited(words, _PROGRAM_SECONDS)
-    except OSError:
-        done = None
-    if done is None or done.code is None:
-        return {"cards": [], "error": "nvidia-smi does not respond"}
-    if done.code:
-        return {"cards": [], "error": (done.output + done.errors).strip().partition("\n")[0][:200]}
-    return {"cards": parse_cards(done.output), "error": ""}
+        if done.code == 0:
+            return {"cards": parse_cards(done.output), "error": ""}
+        if done.code is not None:
+            return {"cards": [], "error": (done.output + done.errors).strip().partition("\n")[0][:200]}
+    return {"cards": [], "error": "nvidia-smi does not respond"}
 
 
 def parse_cards(text: str) -> list[dict[str, str]]:

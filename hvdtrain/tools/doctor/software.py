@@ -34,16 +34,18 @@ info = {"version": torch.__version__}
 if torch.cuda.is_available():
     count = torch.cuda.device_count()
     pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
-    info["gpus"] = [torch.cuda.get_device_name(i) for i in range(count)]
-    info["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    info["no_peer_access"] = [p for p in pairs if not torch.cuda.can_device_access_peer(*p)]
+    info["gpus"] = {
+        "gpus": [torch.cuda.get_device_name(i) for i in range(count)],
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "no_peer_access": [p for p in pairs if not torch.cuda.can_device_access_peer(*p)],
+    }
 """,
     "tf": """
 import json, tensorflow, horovod.tensorflow
 info = {"version": tensorflow.__version__}
 gpus = tensorflow.config.list_physical_devices("GPU")
 if gpus:
-    info["gpus"] = [gpu.name for gpu in gpus]
+    info["gpus"] = {"gpus": [gpu.name for gpu in gpus]}
 """,
     "mpi4py": """
 import json, mpi4py
@@ -74,10 +76,7 @@ _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 
 
 def _run_probe(code: str, seconds: float) -> dict[str, Any]:
-    """Run code that imports json and sets ``info`` to a mapping, in a child process.
-
-    Returns the mapping, or ``{"error": why the process did not get there}``.
-    """
+    """Return what code that imports json sets ``info`` to, in a child process; if it fails, its ``error``."""
     code = f"{code}\nprint({_PREFIX!r} + json.dumps(info), flush=True)"
     environ = {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHER_PREFIXES)}
     environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -98,10 +97,7 @@ def _run_probe(code: str, seconds: float) -> dict[str, Any]:
 
 
 def import_libraries(seconds: float) -> dict[str, tuple[str, str]]:
-    """Import those of the libraries that are installed, each within some seconds.
-
-    Returns by name, the version and why it cannot be imported; that is empty if it can.
-    """
+    """Return the version of each library that is installed, and why it cannot be imported, if it cannot."""
     return {
         name: (
             _package_version(name, "of unknown version"),
@@ -123,7 +119,11 @@ def advice(name: str, error: str) -> str:
 
 
 def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """Return what is installed, and whether it loads, each framework within some seconds."""
+    """Return what is installed, and whether it loads, each framework within some seconds.
+
+    ``versions`` have texts that must be equal on all hosts, ``horovod`` the error of loading each installed
+    framework's extension, which is empty if it loads.
+    """
     build = installed_build()
     installed = {name: found for name in frameworks if (found := installed_framework(name))}
     names = [*installed, *(["mpi4py"] if package_folder("mpi4py") else [])]
@@ -150,7 +150,7 @@ def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]
             "mpi4py": mpi4py.get("version", ""),
             "mpi4py error": mpi4py.get("error", ""),
         },
-        "gpus": {name: gpus for name, found in probed.items() if (gpus := _gpus_of(found))},
+        "gpus": {name: gpus for name, found in probed.items() if (gpus := found.get("gpus"))},
     }
 
 
@@ -162,10 +162,6 @@ def _probe(name: str, seconds: float) -> dict[str, Any]:
     except HorovodBuildError as error:
         return {"error": error.problem}
     return _run_probe(_CODE[name], seconds)
-
-
-def _gpus_of(found: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name not in ("version", "error")}
 
 
 def _package_version(package: str, otherwise: str = "") -> str:

@@ -18,7 +18,6 @@ _LONGEST_SECONDS = 4.0  # sizes that would take longer are skipped
 _MAX_REPEATS = 100
 _MAX_HOSTS_ALL_PAIRS = 4
 _COMPUTE_LIMIT_SECONDS = 30
-_RETRY_BELOW = 0.5  # of the median: if a host is slower, all hosts measure again
 _COMPUTE = """
 import json, time
 import numpy as np
@@ -38,8 +37,7 @@ print(json.dumps(dict(zip(("gflops", "core_share"), max(tries)))))
 def compute() -> dict[str, Any]:
     """Multiply matrices on one thread for about a second, and take the best of three tries.
 
-    Returns ``gflops``, and ``core_share``, the fraction of a core that the process got meanwhile; or
-    ``error``.
+    Return ``gflops``, and ``core_share``, the fraction of a core that the process got; or ``error``.
     """
     one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
     try:
@@ -51,12 +49,6 @@ def compute() -> dict[str, Any]:
     return result
 
 
-def any_slow(results: list[Any]) -> bool:
-    """Return whether a host is so much slower than the median that all hosts should measure again."""
-    rates = [result["gflops"] for result in results if result and "gflops" in result]
-    return len(rates) > 1 and min(rates) < _RETRY_BELOW * median(rates)
-
-
 def pairs_of(agents: list[int]) -> list[tuple[int, int]]:
     """Return the pairs of agents that time messages: all, or of many those with the first one."""
     first = agents if len(agents) <= _MAX_HOSTS_ALL_PAIRS else agents[:1]
@@ -64,10 +56,9 @@ def pairs_of(agents: list[int]) -> list[tuple[int, int]]:
 
 
 def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
-    """Time messages of several sizes with a function that sends one and waits for a short acknowledgement.
+    """Time messages with a function that sends one and waits for a short acknowledgement.
 
-    Returns median round-trip seconds by size in bytes (as text, since JSON keys are texts); without sizes
-    that would take too long.
+    Return median round-trip seconds by size in bytes, as text; without sizes that would take too long.
     """
     message = memoryview(bytearray(SIZES[-1]))
     times: dict[str, float] = {}
@@ -85,15 +76,10 @@ def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
     return times
 
 
-def latency_seconds(times: dict[str, float]) -> float:
-    """Return the one-way time of the smallest message."""
-    return times[str(SIZES[0])] / 2
-
-
 def bytes_per_second(times: dict[str, float], size: int) -> float | None:
     """Return the bandwidth at a message size, without the acknowledgement's time; None if not measured."""
     seconds = times.get(str(size))
-    return None if seconds is None else size / max(seconds - latency_seconds(times), 1e-9)
+    return None if seconds is None else size / max(seconds - times[str(SIZES[0])] / 2, 1e-9)
 
 
 def bus_bytes_per_second(size: int, workers: int, seconds: float) -> float:

@@ -150,9 +150,7 @@ class _Agent:
         self._stderr.seek(0)
         text, name = self._stderr.read().decode(errors="replace"), self.name
         code = self.process.poll() or 0
-        last = next(
-            (line.strip() for line in reversed(text.splitlines()) if line.strip()), "it printed nothing"
-        )
+        last = (text.strip() or "it printed nothing").splitlines()[-1].strip()
         if self._over_ssh and code == 255:
             for printed, found, remedy in _FAILURES:
                 if printed in text:
@@ -230,7 +228,13 @@ class Coordinator:
                 index, message = self._received.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 for index in waiting:
-                    self.problems[index] = _timed_out(agents[index].name, step)
+                    name, late = (
+                        agents[index].name,
+                        f"it did not answer in time (step: {step or 'host info'})",
+                    )
+                    check = f"Check if it is overloaded, or a file system hangs: ssh {name} uptime."
+                    remedy = f"{check} To wait longer: --timeout."
+                    self.problems[index] = Finding(name, "doctor", "fail", late, remedy)
                     kill_group(agents[index].process)
                 live -= waiting
                 break
@@ -247,11 +251,3 @@ class Coordinator:
                 until = time.monotonic() + message["timeout_seconds"]
             step, values[index] = message["step"], message["value"]
         return step, values
-
-
-def _timed_out(host: str, step: str) -> Finding:
-    found = f"it did not answer in time (step: {step or 'host info'})"
-    remedy = (
-        f"Check if it is overloaded, or a file system hangs: ssh {host} uptime. To wait longer: --timeout."
-    )
-    return Finding(host, "doctor", "fail", found, remedy)

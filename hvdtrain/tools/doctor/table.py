@@ -12,7 +12,7 @@ import hvdtrain
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.doctor.checks_network import compute_results, pair_times
 from hvdtrain.tools.doctor.report import Diagnosis, Finding, Status, summarize_names, worst_status
-from hvdtrain.tools.doctor.speed import MIB, SIZES, bus_bytes_per_second, bytes_per_second, latency_seconds
+from hvdtrain.tools.doctor.speed import MIB, SIZES, bus_bytes_per_second, bytes_per_second
 
 _FORMAT = 1
 _INTERNAL = ("name", "slots", "is_leader", "process")
@@ -58,11 +58,10 @@ def to_json(diagnosis: Diagnosis) -> str:
 def _message_speeds(times: dict[str, Any]) -> dict[str, Any]:
     if "error" in times:
         return {"error": times["error"]}
-    sizes = [size for size in times if size.isdecimal()][1:]
     return {
-        "by": times.get("used", "TCP"),
-        "latency_seconds": latency_seconds(times),
-        "bytes_per_second": {size: bytes_per_second(times, int(size)) for size in sizes},
+        "by": "TCP",
+        "latency_seconds": times[str(SIZES[0])] / 2,
+        "bytes_per_second": {size: bytes_per_second(times, int(size)) for size in list(times)[1:]},
     }
 
 
@@ -132,15 +131,14 @@ def _show_speed(diagnosis: Diagnosis, console: Console) -> None:
         console.print(Text(f"\ncompute, GFLOP/s on one thread: {', '.join(rates)}"))
     pairs = pair_times(diagnosis.report)
     if computed and any(len(times) > 1 for times in pairs.values()):
-        used = next(times.get("used", "TCP") for times in pairs.values())
-        table = _speed_table(f"messages between hosts, over {used}", "hosts", "latency")
+        table = _speed_table("messages between hosts, over TCP", "hosts", "latency")
         for pair, times in pairs.items():
             name = " - ".join(host[:_NAME_WIDTH] for host in pair)
             if "error" in times:
                 table.add_row(name, times["error"])
             else:
                 speeds = [_rate(bytes_per_second(times, size)) for size in SIZES[1:]]
-                table.add_row(name, _time(latency_seconds(times)), *speeds)
+                table.add_row(name, _time(times[str(SIZES[0])] / 2), *speeds)
         console.print(table)
     seconds = diagnosis.horovod.get("seconds", {})
     if len(seconds) > 1:

@@ -13,14 +13,11 @@ from urllib.request import ProxyHandler, Request, build_opener
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.host.launcher import launched_rank
 from hvdtrain.host.processes import deadline
-from hvdtrain.tools.doctor.speed import SIZES, message_times
 from hvdtrain.workers.world import SignedRequests
 
 _START_SECONDS = 60.0
 _RANK_0_SECONDS = 120.0  # what the other ranks wait for rank 0 in addition to its own time limit
 _REQUEST_SECONDS = 10.0
-_MESSAGES_SECONDS = 40.0
-_MESSAGES_TAG = 30_000  # above the numbers of all steps
 
 
 def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
@@ -35,15 +32,18 @@ def wait_until(condition: Callable[[], bool], timeout_seconds: float) -> bool:
 
 
 class Transport(ABC):
-    """Exchange of values between agents, step by step. All agents go through the same steps."""
+    """Exchange of values between agents, step by step. All agents go through the same steps.
+
+    ``answers`` has for each step one answer per agent; None for an agent that did not answer in time.
+    """
 
     title: str
-    is_stuck = False
+    is_stuck = False  # whether the end of the process would wait for Horovod, or for an agent that was late
 
     def __init__(self, index: int, size: int) -> None:
         self.index, self.size = index, size
         self.answers: dict[str, list[Any]] = {}
-        self.stop_waiting = threading.Event()
+        self.stop_waiting = threading.Event()  # set it if there is no time left to wait for other agents
 
     def allgather(self, step: str, value: Any, timeout_seconds: float) -> list[Any]:
         """Collective. Return the values of all agents in a step, in JSON's types and in the order of indices.
@@ -55,10 +55,6 @@ class Transport(ABC):
 
     @abstractmethod
     def _exchange(self, step: str, value: Any, timeout_seconds: float) -> list[Any]: ...
-
-    def time_messages(self, first: int, second: int) -> dict[str, Any] | None:
-        """Collective, for two agents. Time messages over this transport; None if it does not support that."""
-        return None
 
     def close(self) -> None:
         """Leave the transport, without waiting for other agents."""
@@ -75,10 +71,7 @@ class LocalTransport(Transport):
 
 
 def open_transport() -> Transport:
-    """Collective. Open the transport that fits the launcher; without a launcher, that of a single agent.
-
-    Raises EnvironmentFault if the other workers cannot be reached.
-    """
+    """Collective. Open the transport that fits the launcher; without a launcher, that of a single agent."""
     rank = launched_rank()
     if rank is None:
         return LocalTransport(0, 1)
@@ -178,10 +171,7 @@ class RendezvousTransport(_Rank0Transport):
 
 
 class MpiTransport(_Rank0Transport):
-    """The transport over MPI, by mpi4py. It polls, and so never blocks inside MPI.
-
-    Raises EnvironmentFault if mpi4py cannot be loaded.
-    """
+    """The transport over MPI, by mpi4py. It polls, and so never blocks inside MPI."""
 
     title = "MPI"
 
@@ -199,35 +189,6 @@ class MpiTransport(_Rank0Transport):
         self._world = MPI.COMM_WORLD.Dup()
         self._sent: list[tuple[Any, bytes]] = []  # requests with their buffers
         super().__init__(self._world.rank, self._world.size)
-
-    def time_messages(self, first: int, second: int) -> dict[str, Any] | None:
-        """Collective, for two agents. Time messages over MPI, in a thread: an MPI call may never return."""
-        result: dict[str, Any] = {}
-        target = self._send_messages if self.index == first else self._acknowledge_messages
-        thread = threading.Thread(target=target, args=(first, second, result), daemon=True)
-        thread.start()
-        if not wait_until(lambda: not thread.is_alive(), _MESSAGES_SECONDS):
-            return {"error": f"MPI did not transfer them within {_MESSAGES_SECONDS:.0f} s"}
-        return result
-
-    def _send_messages(self, first: int, second: int, result: dict[str, Any]) -> None:
-        acknowledgement = bytearray(1)
-
-        def send(message: memoryview) -> None:
-            self._world.Send([message, self._mpi.BYTE], second, _MESSAGES_TAG)
-            self._world.Recv([acknowledgement, self._mpi.BYTE], second, _MESSAGES_TAG)
-
-        times = message_times(send)
-        self._world.Send([bytearray(0), self._mpi.BYTE], second, _MESSAGES_TAG)
-        result.update(times, used="MPI")
-
-    def _acknowledge_messages(self, first: int, second: int, result: dict[str, Any]) -> None:
-        buffer, status = bytearray(SIZES[-1]), self._mpi.Status()
-        while True:
-            self._world.Recv([buffer, self._mpi.BYTE], first, _MESSAGES_TAG, status)
-            if not status.Get_count(self._mpi.BYTE):
-                return
-            self._world.Send([bytearray(1), self._mpi.BYTE], first, _MESSAGES_TAG)
 
     def _send(self, text: str, agents: Iterable[int]) -> None:
         data = text.encode()  # mpi4py would pickle a text, and unpickle whatever comes

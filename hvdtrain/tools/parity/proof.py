@@ -11,7 +11,7 @@ import numpy as np
 from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints.storage import name_of
 from hvdtrain.checkpoints.verification import verify
-from hvdtrain.reporting.log_records import LogReader, metrics_in, number
+from hvdtrain.reporting.log_records import metrics_in, number, read_records
 from hvdtrain.tools.parity.findings import constant_factor
 from hvdtrain.tools.parity.observation import Array, difference
 
@@ -31,7 +31,7 @@ class Run:
 
 def run_in(folder: Path) -> Run:
     """Return the run in a run directory, which has a checkpoint of each step."""
-    records = list(LogReader(folder).records())
+    records = list(read_records(folder))
     evaluated = [metrics_in(record) for record in records if record["phase"] == "eval"]
     read = {name: number(value) for name, value in (evaluated[-1] if evaluated else {}).items()}
     last = {name: value for name, value in read.items() if value is not None}

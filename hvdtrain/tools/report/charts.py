@@ -144,7 +144,7 @@ def draw(
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
     """Draw charts, which share their horizontal axis.
 
-    Returns bokeh's document as JSON, what it renders where, and the ids of the places, one for each chart.
+    Return Bokeh's document as JSON, what it renders where, and the ids of the places, one for each chart.
     """
     document, x_range = Document(), DataRange1d(only_visible=True, range_padding=0.02)
     events = [_event_source(history) for history in histories]

@@ -17,7 +17,7 @@ from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting import stored_runs as stored
 from hvdtrain.reporting.comparison import LogState
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
-from hvdtrain.reporting.log_records import BrokenLines, number, parse_record
+from hvdtrain.reporting.log_records import describe_broken, number, parse_record
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import metrics_text, number_text, plain
 from hvdtrain.storage.files import open_regular
@@ -32,7 +32,7 @@ _LONGEST_SECONDS = 1e11  # no training takes 3,000 years
 
 
 class LogFollower:
-    """Reads what comes to a log. One that has other bytes than those that were read is read from its start."""
+    """Reads what comes to a log; from its start, if it has other bytes than those that were read."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -40,12 +40,13 @@ class LogFollower:
 
     def _restart(self) -> None:
         self._offset, self._before = 0, b""
-        self._lines, self.broken = array("q"), BrokenLines()  # hashes of the lines that were read
+        self._lines = array("q")  # hashes of the lines that were read
+        self.broken: list[int] = []  # the numbers of lines that hold no record
 
     def poll(self) -> tuple[list[dict[str, Any]], int | None]:
         """Read whole lines that are new; one that is not written out waits for the next time.
 
-        Returns new records, and None; if the log was cut back or replaced, all its records, and how many of
+        Return new records, and None; if the log was cut back or replaced, all its records, and how many of
         them were there before.
         """
         lines = self._lines
@@ -73,7 +74,7 @@ class LogFollower:
             self._lines.append(hash(line))
             count = len(self._lines)
             if (record := parse_record(line)) is None:
-                self.broken = self.broken.with_line(count)
+                self.broken.append(count)
             elif record.get("phase") != TRAIN or count > last - _LINES:
                 found.append((count, record))
         self._offset += len(content)
@@ -111,9 +112,8 @@ class StandingWatch:
         lock = look_at_lock(self._run_dir)
         if lock != self._lock:
             self._lock, self._lock_seconds, self._ended_seconds = lock, now_seconds, None
-        summary, problem = (
-            (None, "") if stored.is_outdated(self._run_dir, lock) else stored.load_summary(self._run_dir)
-        )
+        is_outdated = stored.is_outdated(self._run_dir, lock)
+        summary, problem = (None, "") if is_outdated else stored.load_summary(self._run_dir)
         watched_seconds = now_seconds - self._lock_seconds
         status = stored.status_of(summary, lock, silent_seconds, watched_seconds, problem)
         holder = plain(f": process {lock.process} on {lock.host} since {lock.since}") if lock.host else ""
@@ -127,11 +127,8 @@ class StandingWatch:
         if status == stored.KILLED and watched_seconds >= stored.LOST_SECONDS:
             text = "no job holds the lock of the run directory, and there is no summary; the last job"
             return Standing(Kind.KILLED, f"{status}: {text}{holder or ': unknown'}")
-        if (
-            lock.is_held is False
-            and status != stored.RUNNING
-            and (status == stored.KILLED or lock.is_free_here)
-        ):
+        is_unheld = lock.is_held is False and status != stored.RUNNING
+        if is_unheld and (status == stored.KILLED or lock.is_free_here):
             return Standing(Kind.UNCLEAR, f"{stored.UNKNOWN}: no job holds the lock of the run directory now")
         unseen = "" if lock.is_held else "; whether its job is alive cannot be seen here"
         return Standing(Kind.RUNNING, f"{status}{holder}{unseen}")
@@ -150,12 +147,12 @@ def describe_results(summary: Mapping[str, Any]) -> str:
 
 
 class RunProgress(LogState):
-    """What the records of a run say, and how fast it trains."""
+    """What the records of a run say, and how fast it trains; epoch and seconds are those of the last one."""
 
     def __init__(self) -> None:
         super().__init__({})
         self.epoch, self.seconds, self.workers = 0.0, 0.0, 0
-        self.problem = ""
+        self.problem = ""  # what is left out of the log
         self._places: deque[tuple[float, float, float]] = deque(maxlen=_WINDOWS)  # step, epoch, seconds
 
     @property
@@ -207,13 +204,13 @@ def _finite(value: Any, otherwise: float) -> float:
 
 
 class FollowedRun:
-    """A run as its directory shows it now."""
+    """A run as its directory shows it now, which may be a copy of one at a URL."""
 
     def __init__(self, run_dir: Path, fetched: FetchedRun | None = None) -> None:
         self.progress = RunProgress()
-        self.records: list[dict[str, Any]] = []
-        self.cut_step: int | None = None
-        self.silent_seconds = math.inf
+        self.records: list[dict[str, Any]] = []  # what the last poll found that is new
+        self.cut_step: int | None = None  # the last step that is still there, if the last poll found a cut
+        self.silent_seconds = math.inf  # how long ago the last record came
         self._run_dir, self._fetched = run_dir, fetched
         self._log = LogFollower(run_dir / METRICS_FILE)
         self._standing = StandingWatch(run_dir)
@@ -222,12 +219,7 @@ class FollowedRun:
         self._failed_seconds: float | None = None  # since when it cannot be read
 
     def poll(self) -> Standing:
-        """Read what is new.
-
-        A directory that could be read before is tried again for a minute: a file server may be away.
-
-        Raises EnvironmentFault if the directory cannot be read.
-        """
+        """Read what is new. A directory that could be read before is tried again for a minute."""
         self.records, self.cut_step = [], None
         now_seconds = time.monotonic()
         try:
@@ -260,5 +252,5 @@ class FollowedRun:
         for record in records:
             self.progress.take(record)
         self.records = records[kept:]
-        self.progress.problem = self._log.broken.describe()
+        self.progress.problem = describe_broken(self._log.broken)
         return standing

@@ -19,19 +19,10 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.checkpoints.verification import read_manifest, verify
 from hvdtrain.errors import EnvironmentFault, UsageError
+from hvdtrain.reporting import stored_runs
 from hvdtrain.reporting.comparison import FACTS, Row, differing_fields, metric_names, row_of
 from hvdtrain.reporting.jsonl import write_whole
-from hvdtrain.reporting.stored_runs import (
-    StoredRun,
-    find_runs,
-    flat,
-    metric_text,
-    metrics_text,
-    names_of,
-    number_text,
-    plain,
-    read_run,
-)
+from hvdtrain.reporting.stored_runs import StoredRun, find_runs, metric_text, number_text, plain
 from hvdtrain.storage.text import counted, url_of
 from hvdtrain.tools.report.run_log import RunEvent, RunLog, history_of, read_log
 
@@ -41,11 +32,7 @@ _MANY = 16  # runs, the configs of which are in the page
 
 
 def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
-    """Write a page of runs; return a text that says what was written.
-
-    Raises UsageError if there is no run, the file has a wrong name, or Bokeh is not installed. Raises
-    EnvironmentFault if the file cannot be written.
-    """
+    """Write a page of runs, whose checkpoints may be ``verified`` byte by byte; return what was written."""
     if find_spec("bokeh") is None:
         raise UsageError(
             "report: Bokeh, which draws the curves, is not installed",
@@ -148,8 +135,8 @@ class RunOnPage(NamedTuple):
 def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
     """Read runs."""
     found = []
-    for name, path in zip(names_of(paths), paths, strict=True):
-        stored, log = read_run(path), read_log(path)
+    for name, path in zip(stored_runs.names_of(paths), paths, strict=True):
+        stored, log = stored_runs.read_run(path), read_log(path)
         history = history_of(path, log, stored.summary)
         checkpoints = stored_checkpoints(path, verified)
         found.append(RunOnPage(stored, row_of(name, stored), log, history, *checkpoints))
@@ -175,12 +162,8 @@ def render(runs: Sequence[RunOnPage]) -> str:
     )
     # Bokeh reads its document in order: what is referred to comes first
     templates.policies["json.dumps_kwargs"] = {"sort_keys": False, "separators": (",", ":")}
-    problems = [
-        f"{run.row.name}: {plain(text)}."
-        for run in runs
-        for text in (run.row.problem, run.log.problem)
-        if text
-    ]
+    found = [(run.row.name, text) for run in runs for text in (run.row.problem, run.log.problem)]
+    problems = [f"{name}: {plain(text)}." for name, text in found if text]
     return templates.from_string(_part("page.html.j2")).render(
         title=f"hvdtrain: {names[0]}" if len(names) == 1 else f"hvdtrain: {len(names)} runs",
         version=hvdtrain.__version__,
@@ -197,7 +180,7 @@ def render(runs: Sequence[RunOnPage]) -> str:
         results=results_table(rows),
         differences=differing_fields(rows),
         configs=[_config_rows(run.stored) for run in runs[:_MANY]],
-        metrics_text=metrics_text,
+        metrics_text=stored_runs.metrics_text,
     )
 
 
@@ -206,7 +189,7 @@ def _config_rows(run: StoredRun) -> dict[str, str]:
     lock, rows = run.lock, {"directory": plain(str(run.path))}
     if lock.host:
         rows["last job"] = plain(f"process {lock.process} on {lock.host}, since {lock.since}")
-    return rows | {"comment": "; ".join(run.header)} | flat(run.config)
+    return rows | {"comment": "; ".join(run.header)} | stored_runs.flat(run.config)
 
 
 def _part(name: str) -> str:

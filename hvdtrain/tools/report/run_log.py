@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, TRAIN
 from hvdtrain.early_stopping import BAD_SAMPLES, LINE_FIELDS
 from hvdtrain.reporting.jsonl import lines_of
-from hvdtrain.reporting.log_records import LogReader, count_of, describe_event, number
+from hvdtrain.reporting.log_records import count_of, describe_event, number, read_records
 from hvdtrain.reporting.report import PROVENANCE_FILE
 from hvdtrain.reporting.stored_runs import ending_of, plain, value_text
 from hvdtrain.storage.files import parse_line
@@ -63,7 +63,7 @@ def read_log(path: Path) -> RunLog:
     columns: dict[tuple[str, str], array[float]] = {}
     events, problem = [], ""
     try:
-        for record in LogReader(path).records():
+        for record in read_records(path):
             phase = str(record.get("phase"))
             if phase == EVENT:
                 events.append(record)

@@ -2,10 +2,8 @@
 
 import math
 import time
-from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -27,6 +25,12 @@ _WAIT_SECONDS = 60.0  # for a run that stopped or was killed while it was follow
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _SILENT_SECONDS = 60.0  # without a record, after which plain lines say so; likewise between them
 _EVALUATIONS = 100  # that plain lines show of those before
+# of a window, with their labels and formats
+_MEASURES = (
+    ("learning_rate", "lr", ".3g"), ("samples_per_second", "samples/s", ",.0f"),
+    ("data_wait_fraction", "data wait", ".0%"), ("slowest_rank", "slowest rank", ".0f"),
+    ("wait_fraction", "waiting for it", ".0%"), ("peak_memory_mib", "peak MiB", ",.0f"),
+)  # fmt: skip
 
 
 def follow(place: Path | str, wait: float | None = None) -> None:
@@ -151,10 +155,13 @@ def _page(run: FollowedRun, standing: Standing, width: int) -> Group:
 
 
 def _line_of(progress: RunProgress, standing: Standing) -> str:
+    seconds = progress.seconds_left() if standing.kind is Kind.RUNNING else None
     parts = [
         f"train step {progress.step:>6,}", f"epoch {progress.epoch:6.2f}",
-        metrics_text(metrics_in(progress.window)), _speed_text(progress.window),
-        _left_text(progress, standing),
+        metrics_text(metrics_in(progress.window)),
+        *(f"{label} {number_text(progress.window[name], form)}" for name, label, form in _MEASURES
+          if name in progress.window),
+        "" if seconds is None else f"{duration(seconds)} left",
     ]  # fmt: skip
     return "  ".join(filter(None, parts))
 
@@ -162,24 +169,6 @@ def _line_of(progress: RunProgress, standing: Standing) -> str:
 def _facts(progress: RunProgress) -> str:
     names = [plain(str(progress.config[name])) for name in ("task", "framework") if name in progress.config]
     return ", ".join([*names, *([counted(progress.workers, "worker")] if progress.workers else [])])
-
-
-def _speed_text(window: Mapping[str, Any]) -> str:
-    parts = [
-        f"{label} {number_text(window[name], form)}"
-        for name, label, form in (
-            ("learning_rate", "lr", ".3g"), ("samples_per_second", "samples/s", ",.0f"),
-            ("data_wait_fraction", "data wait", ".0%"), ("slowest_rank", "slowest rank", ".0f"),
-            ("wait_fraction", "waiting for it", ".0%"), ("peak_memory_mib", "peak MiB", ",.0f"),
-        )
-        if name in window
-    ]  # fmt: skip
-    return "  ".join(parts)
-
-
-def _left_text(progress: RunProgress, standing: Standing) -> str:
-    seconds = progress.seconds_left() if standing.kind is Kind.RUNNING else None
-    return "" if seconds is None else f"{duration(seconds)} left"
 
 
 def duration(seconds: float) -> str:
