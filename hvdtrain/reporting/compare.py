@@ -24,8 +24,7 @@ from hvdtrain.reporting.comparison import (
     metric_names,
     row_of,
 )
-from hvdtrain.reporting.log_records import number
-from hvdtrain.reporting.stored_runs import find_runs, names_of, number_text, plain, read_run
+from hvdtrain.reporting.stored_runs import find_runs, names_of, number, number_text, plain, read_run
 
 RUN = "run"
 _HEAD_WIDTH = 12  # characters of a line of a column's title

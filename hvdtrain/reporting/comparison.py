@@ -10,9 +10,17 @@ from typing import Any, NamedTuple
 
 from hvdtrain.callbacks import EVAL, TRAIN
 from hvdtrain.early_stopping import PEAK_MEMORY, MetricGoal
-from hvdtrain.reporting.log_records import describe_broken, metrics_in, number, read_records
 from hvdtrain.reporting.report import METRICS_FILE
-from hvdtrain.reporting.stored_runs import StoredRun, flat, plain, value_text
+from hvdtrain.reporting.stored_runs import (
+    StoredRun,
+    describe_broken,
+    flat,
+    metrics_in,
+    number,
+    plain,
+    read_records,
+    value_text,
+)
 
 # facts of a run: those that are equal in all runs are shown once, below the table
 FACTS = ("framework", "task", "status", "workers", "changes", "steps", "eval sets")

@@ -87,7 +87,11 @@ class EventFile(AppendFile):
     def add(self, values: Mapping[str, float], step: int) -> OSError | None:
         """Add scalars at a step; return what went wrong, if something did."""
         scalars = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-        return self.add_event(Event(step=step, summary=Summary(value=scalars)))
+        return self.add_summary(Summary(value=scalars), step)
+
+    def add_summary(self, summary: Summary, step: int) -> OSError | None:
+        """Add a ``Summary`` at a step; return what went wrong, if something did."""
+        return self.add_event(Event(step=step, summary=summary))
 
     def add_event(self, event: Event) -> OSError | None:
         """Add an event, which happens now; return what went wrong, if something did."""

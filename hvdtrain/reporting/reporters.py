@@ -13,7 +13,6 @@ from typing import Any
 from hvdtrain.callbacks import EVENT, Callback, RunContext, Summary
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting import event_file
 from hvdtrain.reporting.event_file import EventFile
 from hvdtrain.reporting.jsonl import AppendFile, write_json
 from hvdtrain.reporting.records import line_of, record_of
@@ -101,10 +100,10 @@ class TensorBoard(_Log):
         named = {f"{record['phase']}/{name}": value for name, value in values.items()}
         self._check(self._events.add(named, record["step"]))
 
-    def add(self, step: int, *summaries: event_file.Summary) -> None:
-        """Write TensorBoard's own summaries at a step."""
+    def add(self, step: int, *summaries: Any) -> None:
+        """Write summaries of the module ``event_file`` at a step."""
         for summary in summaries:
-            self._check(self._events.add_event(event_file.Event(step=step, summary=summary)))
+            self._check(self._events.add_summary(summary, step))
 
 
 class SummaryFile(Callback):

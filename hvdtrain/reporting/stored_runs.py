@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +17,11 @@ from typing import Any
 
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
-from hvdtrain.reporting.jsonl import flattened
+from hvdtrain.reporting.jsonl import flattened, lines_of
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
+from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
-from hvdtrain.storage.files import read_regular
+from hvdtrain.storage.files import parse_line, read_regular
 from hvdtrain.storage.text import printable
 
 RUNNING, COMPLETED, UNSAVED, STOPPED = "running", "completed", "unsaved", "stopped"
@@ -92,6 +93,7 @@ FILES = (SUMMARY_FILE, CONFIG_FILE, METRICS_FILE)
 _MAX_BYTES = 10_000_000  # of summary.json and config.yaml
 _MAX_SHOWN = 1000  # characters of a value
 _MAX_HEADER = 40  # lines
+_MAX_COUNT = 1 << 53  # beyond it, floats are not exact
 
 
 @dataclass(frozen=True)
@@ -268,3 +270,76 @@ def plain(text: str) -> str:
     """Return text without what could control the terminal, shortened."""
     shown = printable(text[: _MAX_SHOWN + 1], lines=False)
     return shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}..."
+
+
+def describe_broken(numbers: Sequence[int]) -> str:
+    """Return a sentence about lines that hold no record, whose numbers count from 1; nothing for none."""
+    if len(numbers) < 2:
+        return f"line {numbers[0]:,} of {METRICS_FILE} holds no record and is left out" if numbers else ""
+    return (
+        f"{len(numbers):,} lines of {METRICS_FILE} hold no record and are left out; "
+        f"the first is line {numbers[0]:,}"
+    )
+
+
+def read_records(run_dir: Path, broken: list[int] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the records of a run's log, if there is one; note the numbers of lines without a record."""
+    try:
+        for number, line in enumerate(lines_of(run_dir / METRICS_FILE, follow=True), 1):
+            if (record := parse_record(line)) is not None:
+                yield record
+            elif line.endswith(b"\n") and broken is not None:  # one that does not is being written
+                broken.append(number)
+    except FileNotFoundError:
+        return
+
+
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Return the record that a line of a log holds, which has a step; None if it holds none."""
+    record = parse_line(line)
+    return record if record is not None and count_of(record.get("step")) is not None else None
+
+
+def metrics_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a record: they stand between the epoch and the learning rate."""
+    names = list(record)
+    first = names.index("epoch") + 1 if "epoch" in names else 0
+    last = names.index("learning_rate") if "learning_rate" in names else first
+    return {plain(name): record[name] for name in names[first:last]}
+
+
+def number(value: Any) -> float | None:
+    """Return a number of a record as a float: NaN for null, which stands for one that is not finite.
+
+    None is returned for what is no number.
+    """
+    if type(value) is float:  # most are
+        return value
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def count_of(value: Any) -> int | None:
+    """Return a number of steps of a record; None for what is none, or is larger than any can be."""
+    is_count = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_COUNT
+    return value if is_count else None
+
+
+def describe_event(record: Mapping[str, Any]) -> str:
+    """Return a text for a record of the phase ``event``: a change of the workers."""
+    if record.get("event") != "changed":
+        return plain(str(record.get("event", "event")))
+    left, joined = (
+        tuple(map(str, value)) if isinstance(value := record.get(name), list) else ()
+        for name in ("left", "joined")
+    )
+    pause = number(record.get("pause_seconds"))
+    seconds = pause if pause is not None and math.isfinite(pause) else 0.0
+    change = WorkersChange(left, joined, str(record.get("cause") or ""), 0, seconds)
+    return plain(change.describe(count_of(record.get("workers")) or 0, record["step"]))

@@ -21,9 +21,8 @@ from hvdtrain.checkpoints.manifest import CorruptCheckpoint, copied
 from hvdtrain.config.values import TRACKERS
 from hvdtrain.errors import EnvironmentFault, HvdtrainError
 from hvdtrain.reporting.jsonl import LONGEST_LINE, write_json
-from hvdtrain.reporting.log_records import describe_broken
 from hvdtrain.reporting.report import METRICS_FILE
-from hvdtrain.reporting.stored_runs import CONFIG_FILE, read_config
+from hvdtrain.reporting.stored_runs import CONFIG_FILE, describe_broken, read_config
 from hvdtrain.storage.files import check_link, open_regular, read_regular
 from hvdtrain.trackers.services import CLIENTS, TrackedRun, Tracker, row_of, without_password
 

@@ -14,7 +14,7 @@ from hvdtrain.config import Config
 from hvdtrain.errors import PeerLostError, TaskError, WorkerFailure
 from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.reporting.report import Report
-from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.workers.activity import ACTIVITY, TRAINING
 
 RATES = {"learning_rate": 0.03125, "samples_per_second": 2000.0}
@@ -111,9 +111,9 @@ def test_every_hook_is_called_with_what_it_promises(watched, tmp_path):
 def test_the_context_of_a_callback_follows_its_worker_to_another_rank(tmp_path):
     """It becomes rank 0: what it kept of the start then shows and writes."""
     first, second = Notebook(), Notebook()
-    before = CallbackReport(replace(run_context(tmp_path), rank=1), [first])
+    before = Report(replace(run_context(tmp_path), rank=1), [first])
     before.on_start(20, 4)
-    after = CallbackReport(replace(run_context(tmp_path), rank=0, workers=1), [first, second])
+    after = Report(replace(run_context(tmp_path), rank=0, workers=1), [first, second])
     after.go_on_from(before, steps=30, done=9)
     after.on_workers_changed(0, 1)
     assert (first.hooks, second.hooks) == (["on_start", "on_workers_changed"],) * 2
@@ -126,10 +126,10 @@ def test_the_context_of_a_callback_follows_its_worker_to_another_rank(tmp_path):
 def test_a_callback_that_was_told_of_the_end_is_not_told_again_on_another_rank(tmp_path):
     """Rank 0 is lost after the others have ended: the new one writes the summary, and ends its own."""
     of_every_rank, of_rank_zero, built_in = Notebook(), Notebook(), Notebook()
-    before = CallbackReport(replace(run_context(tmp_path), rank=1), [of_every_rank])
+    before = Report(replace(run_context(tmp_path), rank=1), [of_every_rank])
     before.on_start(20, 4)
     before.on_end(summary())
-    after = CallbackReport(run_context(tmp_path), [of_every_rank, of_rank_zero], [built_in])
+    after = Report(run_context(tmp_path), [of_every_rank, of_rank_zero], [built_in])
     after.go_on_from(before, steps=20, done=20)
     after.on_end(summary())
     assert of_every_rank.hooks == of_rank_zero.hooks == built_in.hooks == ["on_start", "on_end"]
@@ -137,7 +137,7 @@ def test_a_callback_that_was_told_of_the_end_is_not_told_again_on_another_rank(t
 
 def test_the_callbacks_after_one_whose_collective_failed_are_called(tmp_path):
     failing, notebook = Failing("on_evaluation", PeerLostError("a worker was lost")), Notebook()
-    report = CallbackReport(run_context(tmp_path), [failing, notebook])
+    report = Report(run_context(tmp_path), [failing, notebook])
     report.on_start(20, 4)
     with pytest.raises(PeerLostError):
         report.on_evaluation(step_info(5), MEANS, 2000.0)
@@ -149,7 +149,7 @@ def test_the_callbacks_after_one_whose_collective_failed_are_called(tmp_path):
 
 def test_an_on_start_whose_collective_failed_is_called_again_and_no_other(tmp_path):
     first, failing, last = Notebook(), Failing("on_start", PeerLostError("a worker was lost")), Notebook()
-    report = CallbackReport(run_context(tmp_path), [first, failing, last])
+    report = Report(run_context(tmp_path), [first, failing, last])
     with pytest.raises(PeerLostError):
         report.on_start(20, 4)
     failing.hook = ""
@@ -226,7 +226,7 @@ def test_a_callback_that_could_not_start_is_not_called_again(watched):
     ("every_rank", "kinds"),
     [
         (False, [RunReport, Report, Report]),
-        (True, [RunReport, CallbackReport, CallbackReport]),
+        (True, [RunReport, Report, Report]),
     ],
 )
 def test_other_ranks_call_those_that_ask_for_it(tmp_path, monkeypatch, every_rank, kinds):

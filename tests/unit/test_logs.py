@@ -90,28 +90,6 @@ def test_a_record_that_a_signal_interrupts_is_there_once(tmp_path, monkeypatch, 
     assert (tmp_path / "log").read_bytes() == b"first\nsecondthird\n"
 
 
-def test_a_file_that_is_removed_is_made_anew_with_all_its_records(tmp_path):
-    file = AppendFile(tmp_path / "log")
-    file.append(b"one\n")
-    assert file.restore() == ""
-    (tmp_path / "log").unlink()
-    file.append(b"two\n")
-    assert "was removed while training; it is made anew" in file.restore()
-    file.append(b"three\n")
-    assert (tmp_path / "log").read_bytes() == b"one\ntwo\nthree\n"
-
-
-def test_a_file_that_is_replaced_is_appended_to(tmp_path):
-    file = AppendFile(tmp_path / "log")
-    file.append(b"one\n")
-    (tmp_path / "log").rename(tmp_path / "log.1")  # as logrotate does
-    (tmp_path / "log").write_bytes(b"other\n")
-    assert "was replaced while training" in file.restore()
-    file.append(b"two\n")
-    assert (tmp_path / "log").read_bytes() == b"other\ntwo\n"
-    assert (tmp_path / "log.1").read_bytes() == b"one\n"
-
-
 def test_a_limit_of_the_system_is_met_as_a_full_disk(tmp_path):
     program = """
 import resource, sys
@@ -132,20 +110,6 @@ print(file.append(b"four\\n"), Path(sys.argv[1]).read_bytes())
         r"None File too large b'one two\n'",
         r"None b'one two\nthree\nfour\n'",
     ]
-
-
-def test_a_file_that_cannot_be_opened_is_an_error_at_once(tmp_path):
-    with pytest.raises(IsADirectoryError):
-        AppendFile(tmp_path)
-
-
-def test_a_file_is_as_readable_as_the_umask_lets_it_be(tmp_path):
-    before = os.umask(0o027)
-    try:
-        AppendFile(tmp_path / "log").close()
-    finally:
-        os.umask(before)
-    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o640
 
 
 def lines(*steps: int) -> str:

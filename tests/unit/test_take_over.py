@@ -28,7 +28,7 @@ from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.records import RecentRecords, cut_tail, line_of
 from hvdtrain.reporting.report import Report
-from hvdtrain.reporting.run_report import CallbackReport, RunReport
+from hvdtrain.reporting.run_report import RunReport
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.world import World
 
@@ -58,7 +58,7 @@ class Worker:
         context = run_context(run_dir, rank=rank)
         self.services = RunServices(context, callbacks, (), lock)
         own = [callback for callback in callbacks if callback.every_rank]
-        self.session.services.report = CallbackReport(context, own) if own else Report()
+        self.session.services.report = Report(context, own) if own else Report()
         if rank == 0:
             single = FakeWorkers(0, ["here"], threading.Barrier(1), [b""])
             self.session.services.report, _ = open_run(
@@ -260,7 +260,7 @@ def test_callbacks_start_once_and_those_of_rank_0_when_their_worker_is_rank_0(ru
     new.log(2)
     hand_over_run(new.session, world(3, rank=1), new.services)
     new.log(3)
-    assert isinstance(new.session.services.report, CallbackReport)
+    assert type(new.session.services.report) is Report
     new.stand_at(3)
     new.take_over(generation=4)
     new.log(4)

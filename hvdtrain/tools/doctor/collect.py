@@ -91,9 +91,9 @@ def _look_for_shared_directory(transport: Transport, leaders: list[int], options
                 file.touch(mode=0o600)
                 marker = file
         paths = transport.allgather("marker", str(marker) if marker else None, _STEP_SECONDS)
-        path, is_seen = paths[leaders[0]] if leaders else None, False
+        path, is_seen = Path(paths[leaders[0]] or "/" if leaders else "/"), False
         with suppress(OSError):  # a network file system may have cached that the file itself does not exist
-            is_seen = bool(path) and Path(path).name in os.listdir(Path(path).parent)
+            is_seen = path.name in os.listdir(path.parent)
         transport.allgather("marker seen", is_seen, _STEP_SECONDS)
     finally:
         if marker:

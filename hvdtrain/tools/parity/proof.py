@@ -11,7 +11,7 @@ import numpy as np
 from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints.storage import name_of
 from hvdtrain.checkpoints.verification import verify
-from hvdtrain.reporting.log_records import metrics_in, number, read_records
+from hvdtrain.reporting.stored_runs import metrics_in, number, read_records
 from hvdtrain.tools.parity.findings import constant_factor
 from hvdtrain.tools.parity.observation import Array, difference
 

@@ -17,9 +17,15 @@ from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting import stored_runs as stored
 from hvdtrain.reporting.comparison import LogState
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
-from hvdtrain.reporting.log_records import describe_broken, number, parse_record
 from hvdtrain.reporting.report import METRICS_FILE
-from hvdtrain.reporting.stored_runs import metrics_text, number_text, plain
+from hvdtrain.reporting.stored_runs import (
+    describe_broken,
+    metrics_text,
+    number,
+    number_text,
+    parse_record,
+    plain,
+)
 from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.text import counted
 

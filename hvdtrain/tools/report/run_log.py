@@ -15,9 +15,16 @@ from numpy.typing import NDArray
 from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, TRAIN
 from hvdtrain.early_stopping import BAD_SAMPLES, LINE_FIELDS
 from hvdtrain.reporting.jsonl import lines_of
-from hvdtrain.reporting.log_records import count_of, describe_event, number, read_records
 from hvdtrain.reporting.report import PROVENANCE_FILE
-from hvdtrain.reporting.stored_runs import ending_of, plain, value_text
+from hvdtrain.reporting.stored_runs import (
+    count_of,
+    describe_event,
+    ending_of,
+    number,
+    plain,
+    read_records,
+    value_text,
+)
 from hvdtrain.storage.files import parse_line
 from hvdtrain.storage.text import counted
 

@@ -14,8 +14,7 @@ from rich.text import Text
 from hvdtrain.callbacks import EVAL, EVENT, TRAIN
 from hvdtrain.checkpoints.remote.fetched import FetchedRun, reading
 from hvdtrain.errors import UsageError
-from hvdtrain.reporting.log_records import describe_event, metrics_in
-from hvdtrain.reporting.stored_runs import FILES, metrics_text, number_text, plain
+from hvdtrain.reporting.stored_runs import FILES, describe_event, metrics_in, metrics_text, number_text, plain
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.followed_run import FollowedRun, Kind, RunProgress, Standing
 

@@ -33,12 +33,14 @@ def files(monkeypatch):
 
     def group(number):
         name, members = GROUPS[number]
-        return SimpleNamespace(gr_name=name, gr_mem=members)
+        return grp.struct_group((name, "x", number, members))
 
     monkeypatch.setattr(Path, "stat", status)
     monkeypatch.setattr(Path, "resolve", lambda path: path)
     monkeypatch.setattr(os, "geteuid", lambda: ME)
-    monkeypatch.setattr(pwd, "getpwuid", lambda number: SimpleNamespace(pw_name=USERS[number]))
+    monkeypatch.setattr(
+        pwd, "getpwuid", lambda number: pwd.struct_passwd((USERS[number], "x", number, number, "", "", ""))
+    )
     monkeypatch.setattr(grp, "getgrgid", group)
     return found
 
