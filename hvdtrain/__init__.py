@@ -16,33 +16,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 __all__ = [
-    "Block",
-    "Callback",
-    "Dataset",
-    "EvalSets",
-    "GatheredMetric",
-    "MetricObject",
-    "RunContext",
-    "SumMetric",
-    "Summary",
-    "Weighted",
-    "__version__",
-    "all_gather",
-    "as_dataset",
-    "errors",
-    "evaluate",
-    "export",
-    "import_weights",
-    "launch",
-    "load",
-    "lr_find",
-    "open_parquet",
-    "open_webdataset",
-    "pad",
-    "predict",
-    "stream",
-    "train",
-]
+    "Block", "Callback", "Dataset", "EvalSets", "GatheredMetric", "MetricObject", "RunContext",
+    "SumMetric", "Summary", "Weighted", "__version__", "all_gather", "as_dataset", "errors", "evaluate",
+    "export", "import_weights", "launch", "load", "lr_find", "open_parquet", "open_webdataset", "pad",
+    "predict", "stream", "train",
+]  # fmt: skip
 
 _HOMES = {
     "Block": "hvdtrain.models.block",

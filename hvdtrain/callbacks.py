@@ -302,22 +302,6 @@ class Callback:
         """
 
 
-# callbacks of Keras and what does the same here
-_OF_KERAS = {
-    "EarlyStopping": "--early-stopping",
-    "ModelCheckpoint": "--save-every and --keep-best",
-    "BackupAndRestore": "--save-every and --resume",
-    "ReduceLROnPlateau": "--lr-schedule plateau",
-    "LearningRateScheduler": "--lr-schedule",
-    "SwapEMAWeights": "--ema-decay",
-    "TensorBoard": "nothing: the run directory has events for TensorBoard",
-    "CSVLogger": "nothing: metrics.jsonl in the run directory has each line",
-    "ProgbarLogger": "nothing: progress is shown",
-    "History": "hvdtrain.train(...).history",
-    "TerminateOnNaN": "nothing: a loss that is not finite ends the job",
-}
-
-
 def find_callbacks(task: Any, spec: str, given: Sequence[Any] = ()) -> list[Any]:
     """Return the task's callbacks, then those given next to it, checked. Local: no collective.
 
@@ -369,12 +353,10 @@ def _check(callback: Any) -> None:
         name = callback.__name__
         raise TaskError(f"callback {name} is a class, not an object", f"Write {name}() in the list.")
     if not any(callable(getattr(callback, hook, None)) for hook in (*HOOKS, SHOULD_STOP)):
-        of_keras = [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith("keras.")]
-        if "Callback" in of_keras:
-            own = "a class derived from hvdtrain.Callback (docs/callbacks.md)"
+        if any(kind.__module__.startswith("keras.") for kind in type(callback).__mro__):
             raise TaskError(
                 f"callback {name_of(callback)} is one of Keras's, whose methods are not called",
-                f"In its place, use {_OF_KERAS.get(of_keras[0], own)}.",
+                "docs/coming-from.md has the options that do the same, docs/callbacks.md how to write one.",
             )
         raise TaskError(
             f"callback {name_of(callback)} has none of the methods that are called",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
@@ -33,12 +34,7 @@ RESERVED = LINE_FIELDS | MEASURES | {"loss"} | _EVALUATION_FIELDS
 
 
 def metrics_by_set(metrics: Mapping[str, float], sets: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the metrics of an evaluation by the names of the sets.
-
-    Args:
-        metrics: by name; those of sets other than the first begin with the name of their set.
-        sets: the names, in order; one name, which may be empty, if there is one set.
-    """
+    """Return the metrics of an evaluation by the names of the sets."""
     found: dict[str, dict[str, float]] = {name: {} for name in sets}
     for name, value in metrics.items():
         of_set, separator, plain = name.rpartition(SEPARATOR)
@@ -47,15 +43,7 @@ def metrics_by_set(metrics: Mapping[str, float], sets: Sequence[str]) -> dict[st
 
 
 def check_metric_names(names: Iterable[str], source: str) -> None:
-    """Check that no metric has the name of another number: one that hvdtrain writes, or another set's metric.
-
-    Args:
-        names: names of metrics.
-        source: where they come from, for the message.
-
-    Raises:
-        TaskError: naming the first such metric. The same on every worker.
-    """
+    """Check that no metric has the name of another number: one of hvdtrain's, or another set's metric."""
     names = list(names)
     if name := next((name for name in names if SEPARATOR in str(name)), None):
         raise TaskError(
@@ -80,23 +68,14 @@ _LOWEST_IS_BEST = ("loss", "error", "mae", "mse", "rmse", "perplexity", "distanc
 
 @dataclass(frozen=True)
 class MetricGoal:
-    """A metric of the evaluation and which end of it is better.
+    """A metric of the evaluation and which end of it is better."""
 
-    Args:
-        metric: name of the metric, with that of its evaluation set unless it is the first: "noisy/loss".
-        highest: whether the highest value is best, or the lowest.
-    """
-
-    metric: str
-    highest: bool
+    metric: str  # name of the metric, with that of its evaluation set unless it is the first: "noisy/loss"
+    highest: bool  # whether the highest value is best, or the lowest
 
     @classmethod
     def parse(cls, value: object) -> "MetricGoal":
-        """Read ``accuracy``, ``loss``, or ``score:min``, ``score:max`` if the name does not say.
-
-        Raises:
-            ValueError: saying the rule.
-        """
+        """Read ``accuracy``, ``loss``, or ``score:min``, ``score:max`` if the name does not say."""
         if isinstance(value, MetricGoal):
             return value
         metric, colon, way = str(value).partition(":")
@@ -117,41 +96,24 @@ class MetricGoal:
             return False
         return old is None or (new > old if self.highest else new < old)
 
-    def describe_wait(self, evaluations: int, best: float | None, best_step: int | None) -> str:
-        """Return that it has not improved, as text.
-
-        Args:
-            evaluations: for how many evaluations.
-            best: the best value so far; None if there was none.
-            best_step: when it was.
-        """
-        text = f"{self.metric} has not improved for {counted(evaluations, 'evaluation')}"
-        return text if best is None else f"{text} (best {best:.4g} at step {best_step:,})"
-
 
 @travels
 class EarlyStoppingState(BaseModel):
-    """How long a run has been without a better value; a checkpoint keeps it.
-
-    Attributes:
-        metric: the metric and its better end, as ``early_stopping`` names it.
-        best: the best value so far; None before the first finite one.
-        best_step: when it was.
-        evaluations: evaluations since then, or since the first if there is no best.
-    """
+    """How long a run has been without a better value; a checkpoint keeps it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    metric: str
-    best: float | None = None
-    best_step: int | None = None
+    metric: str  # the metric and its better end, as early_stopping or plateau_metric names it
+    best: float | None = None  # the best value so far; None before the first finite one
+    best_step: int | None = None  # when it was
+    # evaluations since then, or since the first if there is no best, or since the rate was last lowered
     evaluations: int = 0
 
-    def update(self, goal: MetricGoal, value: float, step: int) -> "EarlyStoppingState":
-        """Return the state after an evaluation gave a value at a step."""
+    def update(self, goal: MetricGoal, value: float, step: int, counts: bool = True) -> Self:
+        """Return the state after an evaluation; ``counts`` says whether one without improvement counts."""
         if goal.improves(value, self.best):
-            return EarlyStoppingState(metric=self.metric, best=value, best_step=step)
-        return self.model_copy(update={"evaluations": self.evaluations + 1})
+            return self.model_copy(update={"best": value, "best_step": step, "evaluations": 0})
+        return self.model_copy(update={"evaluations": self.evaluations + counts})
 
     def should_stop(self, patience: int) -> bool:
         """Return whether ``patience`` evaluations in a row brought no improvement."""
@@ -159,93 +121,46 @@ class EarlyStoppingState(BaseModel):
 
     def describe(self, goal: MetricGoal) -> str:
         """Return what has not improved for how long, as text."""
-        return goal.describe_wait(self.evaluations, self.best, self.best_step)
+        text = f"{goal.metric} has not improved for {counted(self.evaluations, 'evaluation')}"
+        return text if self.best is None else f"{text} (best {self.best:.4g} at step {self.best_step:,})"
 
 
 def early_stopping_from(
     goal: MetricGoal | None, before: EarlyStoppingState | None
 ) -> EarlyStoppingState | None:
-    """Return the state that a run begins with: the checkpoint's, if it has one for the same metric.
-
-    Args:
-        goal: what ``early_stopping`` names; None if the run does not stop early.
-        before: what the checkpoint kept, if anything.
-    """
+    """Return the state that a run begins with: the checkpoint's, if it has one for the same metric."""
     if goal is None:
         return None
-    if before is not None and before.metric == str(goal):
-        return before
-    return EarlyStoppingState(metric=str(goal))
+    is_same = before is not None and before.metric == str(goal)
+    return before if is_same else EarlyStoppingState(metric=str(goal))
 
 
 _ABOVE = 1 + 1e-9  # 0.1 x 0.1 is a little more than 0.01
 
 
 @travels
-class PlateauState(BaseModel):
-    """How far the learning rate was lowered, and how long the metric has not improved; a checkpoint keeps it.
+class PlateauState(EarlyStoppingState):
+    """How far the learning rate was lowered, and for how long nothing improved; a checkpoint keeps it."""
 
-    Attributes:
-        metric: the metric and its better end, as ``plateau_metric`` names it.
-        fraction: the learning rate as a fraction of the peak; 1 before it is lowered.
-        best: the best value so far; None before the first finite one.
-        best_step: when it was.
-        evaluations: evaluations without improvement since then, or since the rate was last lowered.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    metric: str
-    fraction: float = 1.0
-    best: float | None = None
-    best_step: int | None = None
-    evaluations: int = 0
-
-    def update(self, goal: MetricGoal, value: float, step: int, counts: bool = True) -> "PlateauState":
-        """Return the state after an evaluation gave a value at a step.
-
-        Args:
-            goal: what ``plateau_metric`` names.
-            value: the metric.
-            step: steps done.
-            counts: whether an evaluation without improvement counts; those in the warm-up do not.
-        """
-        if goal.improves(value, self.best):
-            return self.model_copy(update={"best": value, "best_step": step, "evaluations": 0})
-        return self.model_copy(update={"evaluations": self.evaluations + counts})
+    fraction: float = 1.0  # the learning rate as a fraction of the peak; 1 before it is lowered
 
     def is_due(self, patience: int, lowest: float) -> bool:
         """Return whether ``patience`` evaluations in a row brought no improvement and it can go lower."""
-        return self.evaluations >= patience and self.fraction > lowest * _ABOVE
+        return self.should_stop(patience) and self.fraction > lowest * _ABOVE
 
     def lowered(self, factor: float, lowest: float) -> "PlateauState":
-        """Return the state with the learning rate multiplied by a factor, and the patience anew.
-
-        Args:
-            factor: between 0 and 1.
-            lowest: the fraction of the peak below which it is not lowered.
-        """
+        """Return the state with the rate multiplied, but not below ``lowest``, and the patience anew."""
         return self.model_copy(update={"fraction": max(self.fraction * factor, lowest), "evaluations": 0})
-
-    def describe(self, goal: MetricGoal) -> str:
-        """Return what has not improved for how long, as text."""
-        return goal.describe_wait(self.evaluations, self.best, self.best_step)
 
 
 def plateau_from(goal: MetricGoal | None, before: PlateauState | None) -> PlateauState | None:
-    """Return the state that a run begins with.
+    """Return the state that a run begins with; None if the schedule is another one.
 
     A run that continues from a checkpoint of this schedule keeps the lowered rate. If the metric is the
     same, it also keeps the best value and the patience.
-
-    Args:
-        goal: what ``plateau_metric`` names; None if the schedule is another one.
-        before: what the checkpoint kept, if anything.
     """
     if goal is None:
         return None
-    if before is None:
-        return PlateauState(metric=str(goal))
-    if before.metric == str(goal):
-        return before
+    if before is None or before.metric == str(goal):
+        return before or PlateauState(metric=str(goal))
     return PlateauState(metric=str(goal), fraction=before.fraction)

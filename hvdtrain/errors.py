@@ -1,34 +1,9 @@
-"""The errors that hvdtrain raises and the exit code of a job for each of them.
+"""The errors that hvdtrain raises, by the exit code of a job that ends with them.
 
-::
-
-    HvdtrainError
-    ├── UsageError                    2   an invalid option, config or task
-    │   ├── ConfigError                   a config field: unknown, wrong type, out of range
-    │   ├── TaskError                     a task that cannot be loaded or is incomplete
-    │   ├── DataError                     a data set that cannot be used
-    │   │   └── BadSampleError                one sample that cannot be read
-    │   └── CheckpointError               a checkpoint that is missing, corrupt or does not match
-    ├── EnvironmentFault              3   the machine, the cluster or the installation
-    │   ├── HorovodBuildError             Horovod is missing, incomplete or built for other versions
-    │   ├── AgreementError                workers whose configs, versions or data differ
-    │   ├── PeerLostError                 the connection to another worker was lost
-    │   ├── RefusedError                  an elastic job does not take this worker
-    │   ├── DiscoveryError                the hosts of an elastic job cannot be found out
-    │   ├── ExchangeError                 an object that cannot travel between workers, or none that arrived
-    │   └── SaveError                     a checkpoint cannot be written
-    ├── JobEnded                      3   the driver of an elastic job ended it, or with another code
-    └── TrainingError                 4   training failed
-        ├── NonFiniteLossError            the loss became NaN or infinite
-        ├── NonFiniteParameterError       a parameter became NaN or infinite
-        ├── ReplicaDriftError             the workers' parameters are no longer equal
-        ├── LackOfMemoryError             memory of the host or the GPU does not suffice
-        └── WorkerFailure                 the task's code raised an exception during training
-
-    Stopped                      75   stopped on request after saving; --resume continues
-    Interrupted                   128+n   stopped at once by signal n (Ctrl-C is 130)
-    Removed                       0   this worker left an elastic job, which continues
-    WorldChanged                  -   the workers of an elastic job change; training continues
+- 2, an invalid option, config or task: ``UsageError`` and the classes derived from it;
+- 3, machine, cluster or installation: ``EnvironmentFault`` and the classes derived from it, ``JobEnded``;
+- 4, training failed: ``TrainingError`` and the classes derived from it;
+- 75: ``Stopped``; 128 + n: ``Interrupted`` by signal n (Ctrl-C is 130); 0: ``Removed``.
 
 An error has two parts: ``problem`` states what was found and which rule it violates, and ``remedy``
 states what to do. The command line prints both without a traceback.

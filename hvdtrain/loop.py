@@ -24,20 +24,6 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
 
     After a ``WorldChanged`` or a ``PeerLostError`` an elastic job settles the session and calls this again,
     with the workers of its next world: what was due after the last step and is not done is done first.
-
-    Args:
-        session: the run.
-        poll_signals: returns what this worker requests of all of them since it was last called.
-
-    Raises:
-        TaskError: If the task's loss or a metric has the wrong shape.
-        ConfigError: If the evaluation has no metric that ``keep_best``, ``early_stopping`` or
-            ``plateau_metric`` names.
-        WorkerFailure: If a user's callback fails.
-        NonFiniteLossError: If the loss became NaN or infinite.
-        ReplicaDriftError: If the workers' parameters differ.
-        PeerLostError: If another worker went away.
-        WorldChanged: If a worker of an elastic job requests other workers; what the step had due is done.
     """
     plan, hooks, state = session.plan(), session.services.hooks, session.state
     if _prepare(session, plan):
@@ -72,9 +58,6 @@ def save_and_stop(session: Session) -> None:
     """Collective. Do what is due after the last step and not done, save the state, and train no further.
 
     For a world of an elastic job that is there to save: to stop, or because too few workers are left.
-
-    Raises:
-        PeerLostError: If another worker went away.
     """
     plan = session.plan()
     session.unsent = NO_FLAGS
@@ -88,10 +71,7 @@ def save_and_stop(session: Session) -> None:
 def _prepare(session: Session, plan: TrainingPlan) -> bool:
     """Collective. Begin, or continue after a change of workers: do what the last step had due.
 
-    What it does depends on nothing but what all workers have in common.
-
-    Returns:
-        Whether training has ended early.
+    It depends on nothing but what all workers have in common. Return whether training has ended early.
     """
     session.services.hooks.on_phase(Phase.PREPARING)
     session.wanted, session.unsent = session.wanted.without_change(), session.unsent.without_change()

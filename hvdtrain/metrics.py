@@ -71,30 +71,19 @@ class DelayedMetrics:
 @travels
 @dataclass
 class Window:
-    """The steps since the last logged line.
+    """The steps since the last logged line."""
 
-    Attributes:
-        sums: name to weighted sum.
-        weight: sum of the samples' weights.
-        untimed_weight: that of the steps before its clock was started, such as those of another process.
-        started_seconds: when it began, by ``time.perf_counter``.
-        ended_seconds: when its last step was done, likewise.
-        waited_seconds: how long the workers waited for data, added up.
-        weights: sum of the weights of those names whose values have weights of their own, or were not in
-            every step.
-        busy: how long each worker was busy.
-        bad_samples: how many samples could not be read and were skipped.
-    """
-
-    sums: dict[str, float] = field(default_factory=dict)
-    weight: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)  # name to weighted sum
+    weight: float = 0.0  # sum of the samples' weights
+    # that of the steps before its clock was started, such as those of another process
     untimed_weight: float = 0.0
-    started_seconds: float = field(default_factory=time.perf_counter)
-    ended_seconds: float = 0.0
-    waited_seconds: float = 0.0
+    started_seconds: float = field(default_factory=time.perf_counter)  # when it began, by time.perf_counter
+    ended_seconds: float = 0.0  # when its last step was done, likewise
+    waited_seconds: float = 0.0  # how long the workers waited for data, added up
+    # sum of the weights of those names whose values have weights of their own, or were not in every step
     weights: dict[str, float] = field(default_factory=dict)
-    busy: BusyTimes = field(default_factory=BusyTimes)
-    bad_samples: int = 0
+    busy: BusyTimes = field(default_factory=BusyTimes)  # how long each worker was busy
+    bad_samples: int = 0  # how many samples could not be read and were skipped
 
     def restart_clock(self) -> None:
         """Begin its time now: its steps so far do not count in the throughput. Their sums stay."""
@@ -134,8 +123,3 @@ class Window:
     def data_wait_fraction(self, workers: int) -> float:
         """Return the share of the window's time that its steps waited for data: the mean over workers."""
         return min(1.0, self.waited_seconds / workers / self.seconds)
-
-
-def is_finite(metrics: StepMetrics) -> bool:
-    """Return whether the loss is a number. A worker's NaN or infinity is in the sum that all of them read."""
-    return math.isfinite(metrics.sums["loss"])

@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
-
-from hvdtrain.workers.wire_types import travels
 
 # a step of a deep model has ten thousand operations, of each of which a profiler keeps up to 1.5 KB in memory
 _MOST_STEPS = 100
@@ -23,24 +18,16 @@ _STEPS = re.compile(r"([0-9]{1,12})(?:\s*-\s*([0-9]{1,12}))?")
 
 @dataclass(frozen=True)
 class StepWindow:
-    """Some steps in a row.
+    """Some steps in a row."""
 
-    Args:
-        first: the first step, from 1.
-        last: the last step.
-    """
-
-    first: int
-    last: int
+    first: int  # the first step, from 1
+    last: int  # the last step
 
     @classmethod
     def parse(cls, value: object) -> "StepWindow":
         """Read ``"20-24"``, ``20`` or ``"20"``.
 
         A colon is not taken: YAML reads 20:24 as a number to the base 60.
-
-        Raises:
-            ValueError: saying the rule.
         """
         if isinstance(value, StepWindow):
             return value
@@ -75,23 +62,14 @@ _EPOCHS = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*epochs?")
 
 @dataclass(frozen=True)
 class Cadence:
-    """How often something is due: every so many steps, or every so many epochs.
+    """How often something is due: every so many steps, or every so many epochs."""
 
-    Args:
-        every: the interval, greater than 0; a whole number if the unit is steps.
-        unit: "steps" or "epochs".
-    """
-
-    every: float
-    unit: str = "steps"
+    every: float  # the interval, greater than 0; a whole number if the unit is steps
+    unit: str = "steps"  # "steps" or "epochs"
 
     @classmethod
     def parse(cls, value: object) -> "Cadence":
-        """Read ``10``, ``"10"``, ``"2epochs"`` or ``"0.5 epoch"``.
-
-        Raises:
-            ValueError: saying the rule and what was found.
-        """
+        """Read ``10``, ``"10"``, ``"2epochs"`` or ``"0.5 epoch"``."""
         if isinstance(value, Cadence):
             return value
         text = str(value).strip()
@@ -109,13 +87,6 @@ class Cadence:
 
     def due(self, step: int, samples_before: int, samples_after: int, data_size: int, steps: int = 1) -> bool:
         """Return whether it is due after a step, or after several that count as one.
-
-        Args:
-            step: steps done, the one just done included.
-            samples_before: samples seen before that step.
-            samples_after: samples seen after it.
-            data_size: samples in the training data.
-            steps: how many steps count as one.
 
         An epoch interval is due at the first step at or past its boundary; so is an interval of steps if
         several steps count as one.
@@ -144,51 +115,9 @@ class Cadence:
 
 
 def scaling_factor(rule: str, global_batch: int, base_batch: int) -> float:
-    """Factor from the quoted learning rate to the peak learning rate.
-
-    Args:
-        rule: "linear" (Goyal et al. 2017, arXiv:1706.02677), "sqrt" (Krizhevsky 2014,
-            arXiv:1404.5997) or "none".
-        global_batch: samples that one step takes on all workers together.
-        base_batch: samples that the learning rate is quoted for.
-    """
+    """Factor from the quoted learning rate to the peak learning rate."""
     ratio = global_batch / base_batch
     return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
-
-
-@travels
-class Rescale(BaseModel):
-    """Where the peak learning rate comes from since the number of workers changed; a checkpoint keeps it.
-
-    Attributes:
-        peak: the peak learning rate when it changed.
-        samples: samples seen until then.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    peak: float
-    samples: Annotated[int, Field(ge=0, lt=2**63)]
-
-
-@dataclass(frozen=True)
-class Ramp:
-    """A straight way of the peak learning rate from an old value to the new one.
-
-    Args:
-        peak: the old value.
-        epoch: where the way begins, in epochs since the start.
-        epochs: its length.
-    """
-
-    peak: float
-    epoch: float
-    epochs: float
-
-    @property
-    def end(self) -> float:
-        """Where the way ends, in epochs since the start."""
-        return self.epoch + self.epochs
 
 
 @dataclass(frozen=True)
@@ -211,48 +140,24 @@ class LearningRate:
     - one_cycle: half a cosine from ``peak / 25`` up to ``peak`` at 30 % of ``total_epochs``, and another
       down to ``peak / 250000`` at its end (Smith and Topin 2018, arXiv:1708.07120, with the numbers of
       torch.optim.lr_scheduler.OneCycleLR; the momentum does not change).
-
-    Args:
-        peak: learning rate at the end of the warm-up.
-        schedule: "constant", "linear", "cosine", "step", "cyclic", "plateau" or "one_cycle".
-        total_epochs: length of the whole training.
-        warmup_epochs: length of the warm-up; 0 for none.
-        final_fraction: lowest learning rate of linear, cosine, cyclic and plateau, as a fraction of ``peak``.
-        step_epochs: boundaries of step, in epochs since the start.
-        step_factor: what step multiplies by at each boundary.
-        cycle_epochs: length of one cycle of cyclic, in epochs.
-        ramp: how the peak gets to ``peak`` after the number of workers has changed; None if it is there.
     """
 
-    peak: float
-    schedule: str
-    total_epochs: float
-    warmup_epochs: float = 0.0
+    peak: float  # learning rate at the end of the warm-up
+    schedule: str  # "constant", "linear", "cosine", "step", "cyclic", "plateau" or "one_cycle"
+    total_epochs: float  # length of the whole training
+    warmup_epochs: float = 0.0  # length of the warm-up; 0 for none
+    # lowest learning rate of linear, cosine, cyclic and plateau, as a fraction of peak
     final_fraction: float = 0.0
-    step_epochs: tuple[float, ...] = ()
-    step_factor: float = 0.1
-    cycle_epochs: float = 1.0
-    ramp: Ramp | None = None
-
-    def peak_at(self, epoch: float) -> float:
-        """Return the peak at a point of the training: on its way from an old one, or ``peak``."""
-        if self.ramp is None or epoch >= self.ramp.end:
-            return self.peak
-        done = max(0.0, epoch - self.ramp.epoch) / self.ramp.epochs
-        return self.ramp.peak + (self.peak - self.ramp.peak) * done
+    step_epochs: tuple[float, ...] = ()  # boundaries of step, in epochs since the start
+    step_factor: float = 0.1  # what step multiplies by at each boundary
+    cycle_epochs: float = 1.0  # length of one cycle of cyclic, in epochs
 
     def at(self, epoch: float, plateau_fraction: float = 1.0) -> float:
-        """Return the learning rate at a point of the training.
-
-        Args:
-            epoch: the point, in epochs since the start.
-            plateau_fraction: what plateau has lowered the learning rate to, as a fraction of ``peak``.
-        """
+        """Return the learning rate at a point of the training."""
         lowered = max(plateau_fraction, self.final_fraction) if self.schedule == "plateau" else 1.0
-        peak = self.peak_at(epoch)
         if epoch < self.warmup_epochs:
-            return peak * epoch / self.warmup_epochs * lowered
-        return peak * self._decay(epoch) * lowered
+            return self.peak * epoch / self.warmup_epochs * lowered
+        return self.peak * self._decay(epoch) * lowered
 
     def _decay(self, epoch: float) -> float:
         since_warmup = epoch - self.warmup_epochs

@@ -19,6 +19,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.errors import PeerLostError
 from hvdtrain.metrics import StepInfo
+from hvdtrain.reporting.jsonl import finite
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState, StepEnd
 from hvdtrain.storage.urls import is_url, join
@@ -103,7 +104,6 @@ class Session:
             self.data.size,
             self.state.progress,
             most=most_workers(workers),
-            rescale=self.state.rescale,
             is_dealt=self.data.is_sharded,
         )
 
@@ -124,11 +124,7 @@ class Session:
             self.deferred_error = self.deferred_error or error
 
     def raise_deferred(self) -> None:
-        """Raise what was deferred.
-
-        Raises:
-            PeerLostError: If a collective of a callback failed.
-        """
+        """Raise what was deferred."""
         if self.deferred_error is not None:
             error, self.deferred_error = self.deferred_error, None
             raise error
@@ -137,10 +133,6 @@ class Session:
         """Bring the run's numbers to where its state is, after a collective failed. Local: no collective.
 
         The metrics of a step that was done are read, added and reported; they were reduced in the step.
-
-        Raises:
-            PeerLostError: If they are lost: then this worker's state is not whole.
-            NonFiniteLossError: If the loss became NaN or infinite.
         """
         self.read_alone()
         self.deferred_error = None
@@ -164,13 +156,7 @@ class Session:
         self.services.hooks.after_pause()
 
     def advance(self, plan: TrainingPlan, learning_rate: float, taken: float) -> StepInfo:
-        """Move progress by the step that was just launched; return what the host knows of it.
-
-        Args:
-            plan: how the run is done.
-            learning_rate: that of the step.
-            taken: samples of the step, which of a stream only the step itself tells.
-        """
+        """Move progress by the step that was just launched; return what the host knows of it."""
         before = self.state.progress
         after = self.data.position_after(plan, before.samples, taken)
         self.state.progress = Progress(before.step + 1, after)
@@ -183,12 +169,7 @@ class Session:
         self.state.last_step, self.state.step_end = step, StepEnd.STEPPED
 
     def step_info(self, learning_rate: float, samples_before: int | None = None) -> StepInfo:
-        """Return where training stands now.
-
-        Args:
-            learning_rate: that of the last step.
-            samples_before: samples seen before the last step.
-        """
+        """Return where training stands now."""
         progress = self.state.progress
         return StepInfo(
             step=progress.step,
@@ -202,13 +183,27 @@ class Session:
 
     def manifest(self) -> Manifest:
         """Return what a checkpoint that is made now keeps."""
-        return self.state.to_manifest(
-            self.config,
+        state, progress, window = self.state, self.state.progress, self.state.window
+        evaluated_now = state.last_eval_step == progress.step
+        return Manifest(
+            step=progress.step,
+            samples=progress.samples,
             data_size=self.data.size,
-            workers=self.backend.workers.size,
-            versions=versions_with(self.backend),
             seconds=self.services.report.seconds(),
-            data=self.data.fingerprints,
+            workers=self.backend.workers.size,
+            config=self.config.model_dump(mode="json"),
+            versions=versions_with(self.backend),
+            metrics=finite(state.last_eval) if evaluated_now else {},
+            last_metrics=finite(state.last_eval),
+            window=finite(window.sums),
+            window_weight=window.weight,
+            window_weights=window.weights,
+            window_bad_samples=window.bad_samples,
+            waiting=state.early_stopping,
+            plateau=state.plateau,
+            tracking_id=state.tracking_id,
+            data=dict(self.data.fingerprints),
+            # what is trained, if that is not what the model was made with
             trained=self.backend.trained_state() if isinstance(self.backend, TrainedParameters) else None,
         )
 

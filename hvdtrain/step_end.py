@@ -1,7 +1,6 @@
 """What is due after a step: evaluating, judging the evaluation, and saving."""
 
 import time
-from dataclasses import dataclass
 
 from hvdtrain.backends.common import follow_trained
 from hvdtrain.backends.step_metrics import NO_FLAGS, StepStatistics, encode_signals
@@ -24,22 +23,19 @@ def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> b
     """Collective. Do what is due after the last step and not done; return whether training ends with it.
 
     What is done is kept in the run's state, so that nothing is done twice if a worker goes away meanwhile.
-
-    Raises:
-        WorldChanged: If a worker requests other workers, and training does not end with this step.
     """
     state = session.state
     step = state.last_step
     assert step is not None
     if state.step_end == StepEnd.STEPPED:
-        judged = Judgement()
+        is_best = stops = False
         if session.data.evaluation is not None and plan.is_due(session.config.eval_every, step):
             results.read_all()
             with session.pause_timer():
-                evaluate_deferring(session, plan, step.learning_rate)
-            judged = judge_evaluation(session, plan)
+                _evaluate_deferring(session, plan, step.learning_rate)
+            is_best, stops = _judge_evaluation(session, plan)
         due = plan.is_due(session.config.save_every, step)
-        state.save_is_due, state.step_end = judged.is_best or judged.stops or due, StepEnd.JUDGED
+        state.save_is_due, state.step_end = is_best or stops or due, StepEnd.JUDGED
         session.raise_deferred()
     if state.awaits_answer:  # a worker was lost meanwhile
         state.save_is_due |= stopped_by_callback(session, plan)
@@ -62,56 +58,35 @@ def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -
     """Collective. Evaluate on the whole evaluation data, exactly, and report it: each set by itself.
 
     The model has the moving average of its weights meanwhile, if the run keeps one.
-
-    Args:
-        session: the run.
-        plan: how the run is done with its number of workers.
-        learning_rate: that of the last step, to be logged in addition to the metrics.
-
-    Returns:
-        Name to mean over the samples of its set; the same on every worker. Names of sets other than the
-        first stand before those of their metrics.
     """
-    evaluate_deferring(session, plan, learning_rate)
+    _evaluate_deferring(session, plan, learning_rate)
     session.raise_deferred()
     return session.state.last_eval
 
 
-def evaluate_deferring(session: Session, plan: TrainingPlan, learning_rate: float) -> None:
-    """Collective. Evaluate and report; a collective of a callback that fails is deferred."""
-    skipped = session.data.skipped.count
+def _evaluate_deferring(session: Session, plan: TrainingPlan, learning_rate: float) -> None:
+    """Collective. Evaluate on each set and report all; a collective of a callback that fails is deferred."""
+    backend, state, skipped = session.backend, session.state, session.data.skipped.count
+    total, means = Window(), dict[str, float]()
     try:
-        with ACTIVITY.during(EVALUATING, session.state.progress.step):
+        with ACTIVITY.during(EVALUATING, state.progress.step):
             _combine_state(session)
-            _evaluate_sets(session, plan, learning_rate)
+            with backend.ema_weights():
+                for name, prefix in metric_prefixes(session.data.evaluation).items():
+                    of_set = f"{name} " if name else ""
+                    session.services.report.status(f"evaluating {of_set}at step {state.progress.step:,}")
+                    window = _evaluate_set(session, plan, name)
+                    means |= {f"{prefix}{metric}": mean for metric, mean in window.means().items()}
+                    total.weight, total.ended_seconds = total.weight + window.weight, window.ended_seconds
+                    total.bad_samples += window.bad_samples
+                state.last_eval, state.last_eval_step = means, state.progress.step
+                step, measured = session.step_info(learning_rate), session.services.hooks.values()
+                speed, bad = total.samples_per_second(), total.bad_samples
+                with session.defer_peer_loss():
+                    session.services.report.on_evaluation(step, means, speed, bad, measured=measured)
     except PeerLostError:
         session.data.skipped.count = skipped  # the evaluation is done again
         raise
-
-
-def _evaluate_sets(session: Session, plan: TrainingPlan, learning_rate: float) -> None:
-    """Collective. Evaluate on each set of the evaluation data, and report all of them."""
-    backend, state = session.backend, session.state
-    total, means = Window(), dict[str, float]()
-    with backend.ema_weights():
-        for name, prefix in metric_prefixes(session.data.evaluation).items():
-            session.services.report.status(
-                f"evaluating {name + ' ' if name else ''}at step {state.progress.step:,}"
-            )
-            window = _evaluate_set(session, plan, name)
-            means |= {f"{prefix}{metric}": mean for metric, mean in window.means().items()}
-            total.weight, total.ended_seconds = total.weight + window.weight, window.ended_seconds
-            total.bad_samples += window.bad_samples
-        state.last_eval, state.last_eval_step = means, state.progress.step
-        step = session.step_info(learning_rate)
-        with session.defer_peer_loss():
-            session.services.report.on_evaluation(
-                step,
-                state.last_eval,
-                total.samples_per_second(),
-                total.bad_samples,
-                measured=session.services.hooks.values(),
-            )
 
 
 def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
@@ -162,19 +137,8 @@ def _combine_state(session: Session) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What an evaluation means: whether it is the best so far, and whether training stops early."""
-
-    is_best: bool = False
-    stops: bool = False
-
-
-def judge_evaluation(session: Session, plan: TrainingPlan) -> Judgement:
-    """Collective if a callback may stop training. Take note of the evaluation just done.
-
-    What is returned is the same on every worker.
-    """
+def _judge_evaluation(session: Session, plan: TrainingPlan) -> tuple[bool, bool]:
+    """Collective if a callback may stop training. Return whether an evaluation is the best, and the last."""
     state, best, goal = session.state, session.config.keep_best, session.config.early_stopping
     is_best = False
     if best is not None:
@@ -184,9 +148,9 @@ def judge_evaluation(session: Session, plan: TrainingPlan) -> Judgement:
     if goal is not None and state.early_stopping is not None:
         value = _last_value("early_stopping", goal, session)
         state.early_stopping = state.early_stopping.update(goal, value, state.progress.step)
-    judgement = Judgement(is_best, stops_early(session, plan) or stopped_by_callback(session, plan))
-    _update_plateau(session, plan, is_over=judgement.stops or plan.is_done(state.progress))
-    return judgement
+    stops = stops_early(session, plan) or stopped_by_callback(session, plan)
+    _update_plateau(session, plan, is_over=stops or plan.is_done(state.progress))
+    return is_best, stops
 
 
 def _update_plateau(session: Session, plan: TrainingPlan, is_over: bool) -> None:
@@ -250,11 +214,7 @@ def stopped_by_callback(session: Session, plan: TrainingPlan) -> bool:
 
 
 def _why_stopped(session: Session) -> str:
-    """Ask callbacks in order; return what the first one says that ends training. Local.
-
-    Raises:
-        WorkerFailure: If one fails whose errors end the job.
-    """
+    """Ask callbacks in order; return what the first one says that ends training. Local."""
     for callback in session.services.stoppers:
         try:
             if why := callback.should_stop(session.state.last_step, dict(session.state.last_eval)):
@@ -274,11 +234,7 @@ def _why_stopped(session: Session) -> str:
 
 
 def _last_value(field: str, goal: MetricGoal, session: Session) -> float:
-    """Return the metric that a field names, of the evaluation just done.
-
-    Raises:
-        ConfigError: If the evaluation gives no such metric.
-    """
+    """Return the metric that a field names, of the evaluation just done."""
     last_eval = session.state.last_eval
     if goal.metric not in last_eval:
         raise ConfigError(

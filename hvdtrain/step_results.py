@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from hvdtrain.callbacks import ON_STEP, ON_WINDOW
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.numeric import describe_not_finite
 from hvdtrain.errors import NonFiniteLossError, PeerLostError, TaskError
-from hvdtrain.metrics import DelayedMetrics, StepInfo, Window, is_finite
+from hvdtrain.metrics import DelayedMetrics, StepInfo, Window
 from hvdtrain.session import Session
 from hvdtrain.storage.text import some
 from hvdtrain.training_plan import Progress, TrainingPlan
@@ -28,13 +28,6 @@ _CLEANER = "Remove such samples, or replace the values."
 
 class StepResults:
     """Takes each step's metrics when they arrive: checks them, adds them to the window, reports windows.
-
-    Args:
-        session: the run.
-        plan: how the run is done with its number of workers.
-
-    Attributes:
-        is_watched: whether callbacks have seen a window end here, after which all compare what is trained.
 
     What it does with a step is in two parts. The first is this worker's own, and is done whole, once; the
     second reports of the step what only all workers together know.
@@ -72,9 +65,6 @@ class StepResults:
         """Collective after local steps. Make the workers equal and return these steps as one, which is added.
 
         After any other step the workers are equal already: return it.
-
-        Args:
-            step: the step that was launched last.
         """
         if self._local is None:
             return step
@@ -90,21 +80,12 @@ class StepResults:
         """Add the steps that are done and were not read, after a collective failed. Local: no collective.
 
         What only all workers together can report about them is left out.
-
-        Raises:
-            PeerLostError: If the metrics of a step are lost: then this worker's state is not whole.
         """
         self._is_alone = True
         self.read_all()
 
     def add(self, steps: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
-        """Collective if a step has something to name. Add steps, in order.
-
-        Raises:
-            NonFiniteLossError: naming the step and its learning rate.
-            TaskError: If the weights of its loss or of a metric are negative or no numbers, or if callbacks
-                have frozen or thawed parameters on other workers alone.
-        """
+        """Collective if a step has something to name. Add steps, in order."""
         for step, metrics in steps:
             if metrics.flags.trained:  # which raises: this worker has changed nothing
                 follow_trained(self._session.backend, self._session.config, step.step)
@@ -179,15 +160,7 @@ class StepResults:
 
 
 def check_weights(when: str, metrics: StepMetrics) -> None:
-    """Check the sums of the weights that the task's loss and metrics give.
-
-    Args:
-        when: the step or evaluation, in messages.
-        metrics: its metrics.
-
-    Raises:
-        TaskError: If the weights of one of them are negative or no numbers.
-    """
+    """Check the sums of the weights that the task's loss and metrics give."""
     for name, weight in metrics.weights.items():
         if not 0 <= weight < math.inf:
             raise TaskError(
@@ -232,8 +205,8 @@ def name_skipped_samples(session: Session) -> None:
 
 
 def is_diverged(metrics: StepMetrics) -> bool:
-    """Return whether training cannot continue after a step with these metrics."""
-    return metrics.overflow_exhausted or not is_finite(metrics)
+    """Return whether training cannot continue after a step: a worker's NaN or infinity is in the sum."""
+    return metrics.overflow_exhausted or not math.isfinite(metrics.sums["loss"])
 
 
 def divergence(
@@ -241,49 +214,13 @@ def divergence(
 ) -> NonFiniteLossError:
     """Collective, unless alone. Return the error of a loss that is not finite; such data are named."""
     problem = f"the loss is {_loss(metrics)} at step {step.step}, with learning rate {step.learning_rate:g}"
-    remedy = _CALMER
     gathered = [_not_finite_data(session, plan, step)]
     if not is_alone:
         with suppress(PeerLostError):  # the loss is what is reported
             gathered = session.backend.workers.allgather_object(gathered[0])
-    if found := next((text for text in gathered if text), ""):
-        problem = f"{problem}: in the {TRAINING_DATA}, {found}"
-        remedy = _CLEANER
-    return NonFiniteLossError(problem, remedy, everywhere=True)
-
-
-def local_divergence(
-    session: Session,
-    plan: TrainingPlan,
-    step: StepInfo,
-    metrics: StepMetrics,
-    diverged: Sequence[tuple[StepInfo, StepMetrics]],
-) -> NonFiniteLossError:
-    """Collective. Return the error of a loss that is not finite on a worker in its local steps.
-
-    Args:
-        session: the run.
-        plan: how the run is done.
-        step: the local steps as one.
-        metrics: their sums over all workers.
-        diverged: the first local step of this worker whose loss is not finite, with its metrics, if any.
-    """
-    found = None
-    for at, its in diverged[:1]:
-        found = at.step, _loss(its), at.learning_rate, _not_finite_data(session, plan, at)
-    workers = session.backend.workers
-    gathered = workers.allgather_object((workers.host, found))
-    bad = [(of[0], rank, host, of) for rank, (host, of) in enumerate(gathered) if of is not None]
-    if not bad:  # finite numbers whose sum is not
-        return divergence(session, plan, step, metrics, is_alone=False)
-    number, rank, host, (_, loss, rate, text) = min(bad, key=lambda one: one[:2])
-    where = f": in the {TRAINING_DATA}, {text}" if text else ""
-    return NonFiniteLossError(
-        f"the loss is {loss} at step {number} on rank {rank} ({host}), with learning rate {rate:g}, before "
-        f"the workers synchronised at step {step.step}{where}",
-        _CLEANER if text else _CALMER,
-        everywhere=True,
-    )
+    found = next(filter(None, gathered), "")
+    where = f": in the {TRAINING_DATA}, {found}" if found else ""
+    return NonFiniteLossError(f"{problem}{where}", _CLEANER if found else _CALMER, everywhere=True)
 
 
 def _loss(metrics: StepMetrics) -> str:
@@ -299,12 +236,7 @@ def _not_finite_data(session: Session, plan: TrainingPlan, step: StepInfo) -> st
 
 
 class LocalResults:
-    """The local steps since the workers were last equal, with this worker's own metrics.
-
-    Args:
-        session: the run.
-        plan: how the run is done.
-    """
+    """The local steps since the workers were last equal, with this worker's own metrics."""
 
     def __init__(self, session: Session, plan: TrainingPlan) -> None:
         self._session = session
@@ -327,9 +259,6 @@ class LocalResults:
         """Collective. Make the workers equal; return the local steps as one, and their sums over all workers.
 
         They are read at once: what a worker requests is done here, and not after as many steps again.
-
-        Args:
-            last: the last of the local steps.
         """
         self._take(self._delayed.flush())
         # a framework may compile it when it is done first
@@ -348,13 +277,26 @@ class LocalResults:
         return step, metrics
 
     def divergence(self, step: StepInfo, metrics: StepMetrics) -> NonFiniteLossError:
-        """Collective. Return the error of a loss that is not finite in the steps that were synchronised last.
+        """Collective. Return the error of a loss that is not finite in the steps synchronised last.
 
-        Args:
-            step: these steps as one.
-            metrics: their sums over all workers.
+        ``step`` is these steps as one, and ``metrics`` their sums over all workers.
         """
-        return local_divergence(self._session, self._plan, step, metrics, self._diverged_before)
+        session, plan, found = self._session, self._plan, None
+        for at, its in self._diverged_before:
+            found = at.step, _loss(its), at.learning_rate, _not_finite_data(session, plan, at)
+        workers = session.backend.workers
+        gathered = workers.allgather_object((workers.host, found))
+        bad = [(of[0], rank, host, of) for rank, (host, of) in enumerate(gathered) if of is not None]
+        if not bad:  # finite numbers whose sum is not
+            return divergence(session, plan, step, metrics, is_alone=False)
+        number, rank, host, (_, loss, rate, text) = min(bad, key=lambda one: one[:2])
+        where = f": in the {TRAINING_DATA}, {text}" if text else ""
+        return NonFiniteLossError(
+            f"the loss is {loss} at step {number} on rank {rank} ({host}), with learning rate {rate:g}, "
+            f"before the workers synchronised at step {step.step}{where}",
+            _CLEANER if text else _CALMER,
+            everywhere=True,
+        )
 
     def _take(self, found: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
         """Keep the first step whose loss is not finite, of any number of them."""

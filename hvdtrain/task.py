@@ -14,10 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hvdtrain.errors import ENDINGS, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import load_triton
 from hvdtrain.storage.files import expand_task
-from hvdtrain.workers.user_errors import where_raised
+from hvdtrain.workers.user_errors import task_errors
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -140,14 +140,7 @@ def built_in_names() -> list[str]:
 
 
 def load_task_class(spec: str) -> Callable[..., Any]:
-    """Return a task's class, or a function that returns a task.
-
-    Args:
-        spec: name of a built-in task, ``package.module:Task`` or ``path/to/file.py:Task``.
-
-    Raises:
-        TaskError: If it cannot be imported or does not exist.
-    """
+    """Return a task's class, or a function that returns a task."""
     try:
         spec = expand_task(spec)
     except ValueError as error:
@@ -168,11 +161,7 @@ def load_task_class(spec: str) -> Callable[..., Any]:
 
 
 class GivenTask:
-    """Takes the place of a task's class if the caller made the task: called, it returns that object.
-
-    Args:
-        task: the task.
-    """
+    """Takes the place of a task's class if the caller made the task: called, it returns that object."""
 
     def __init__(self, task: Any) -> None:
         self._task = task
@@ -210,11 +199,7 @@ def constructor_parameters(task_class: Callable[..., Any]) -> list[str]:
 
 
 def task_spec(task: object) -> str:
-    """Return the spec by which another process loads a task that was passed as a class or an instance.
-
-    Raises:
-        TaskError: If it is none of these.
-    """
+    """Return the spec by which another process loads a task that was passed as a class or an instance."""
     if isinstance(task, str):
         return task
     named = type(task) if _is_instance(task) else task
@@ -250,12 +235,8 @@ def _import_module(name: str) -> ModuleType:
         raise TaskError(f"task module {name!r} is neither a module's name nor a .py file")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
-    try:
+    with task_errors(f"task module {name} cannot be imported"):
         return importlib.import_module(name)
-    except ENDINGS:
-        raise
-    except BaseException as error:
-        raise TaskError(f"task module {name} cannot be imported: {where_raised(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -269,12 +250,8 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     # modules in the same folder can be imported, as when Python runs the file
     sys.path.insert(0, str(path.resolve().parent))
-    try:
+    with task_errors(f"task file {path} cannot be imported"):
         spec.loader.exec_module(module)
-    except ENDINGS:
-        raise
-    except BaseException as error:
-        raise TaskError(f"task file {path} cannot be imported: {where_raised(error)}") from error
     return module
 
 

@@ -6,7 +6,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import ConfigError
 from hvdtrain.metrics import StepInfo
-from hvdtrain.schedule import Cadence, LearningRate, Ramp, Rescale, scaling_factor
+from hvdtrain.schedule import Cadence, LearningRate, scaling_factor
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.wire_types import travels
 
@@ -48,24 +48,9 @@ class TrainingPlan:
         progress: Progress = Progress(),
         *,
         most: int | None = None,
-        rescale: Rescale | None = None,
         is_dealt: bool = False,
     ) -> "TrainingPlan":
-        """Work it out.
-
-        Args:
-            config: the resolved config.
-            workers: number of workers.
-            data_size: samples in the training data.
-            progress: where training stands, perhaps after steps of another size.
-            most: the most workers that an elastic job may have; None if their number is fixed. Then
-                micro-batches have one size at any number of workers.
-            rescale: where the peak learning rate comes from since the number of workers changed.
-            is_dealt: whether the data are a stream whose shards are assigned: steps may have few samples.
-
-        Raises:
-            ConfigError: If the global batch has fewer samples than slots.
-        """
+        """Work it out."""
         batch = batch_plan(config, workers, most)
         global_batch = batch.global_batch
         # of a local step, the optimizer sees one worker's samples
@@ -97,7 +82,6 @@ class TrainingPlan:
                 step_epochs=config.lr_step_epochs,
                 step_factor=config.lr_step_factor,
                 cycle_epochs=config.lr_cycle_epochs,
-                ramp=_ramp(config, rescale, data_size),
             ),
             data_size=data_size,
             last_sample=last_sample,
@@ -114,10 +98,6 @@ class TrainingPlan:
         """Return the learning rate of the next step: the schedule's value at the step's middle.
 
         So neither the first step of a warm-up nor the last of a decay is wasted on a rate of 0.
-
-        Args:
-            progress: where training stands.
-            plateau_fraction: what the schedule plateau has lowered it to, as a fraction of the peak.
         """
         first = self._position(progress)
         end = first + self.batch.global_batch if self.by_steps else self.samples_after(first)
@@ -162,16 +142,7 @@ def most_workers(workers: Workers) -> int | None:
 
 
 def batch_plan(config: Config, workers: int, most: int | None) -> BatchPlan:
-    """Return how a step is sharded.
-
-    Args:
-        config: the config.
-        workers: number of workers.
-        most: the most workers that an elastic job may have; None if their number is fixed.
-
-    Raises:
-        ConfigError: If its samples are fewer than the slots that they are sharded to.
-    """
+    """Return how a step is sharded."""
     slots = (most or workers) * config.accumulate
     if config.global_batch_size is None:
         return BatchPlan(config.batch_size * workers * config.accumulate, workers, config.accumulate)
@@ -190,9 +161,3 @@ def batch_plan(config: Config, workers: int, most: int | None) -> BatchPlan:
         return BatchPlan(config.global_batch_size, workers, config.accumulate)
     micro = BatchPlan(config.global_batch_size, most, config.accumulate).micro_batch
     return BatchPlan.of_size(config.global_batch_size, workers, micro)
-
-
-def _ramp(config: Config, rescale: Rescale | None, data_size: int) -> Ramp | None:
-    if rescale is None or not config.rescale_epochs:
-        return None
-    return Ramp(rescale.peak, rescale.samples / data_size, config.rescale_epochs)

@@ -16,7 +16,6 @@ from hvdtrain.checkpoints.digest import OutputsDigest
 from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.early_stopping import EarlyStoppingState, PlateauState
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.schedule import Rescale
 from hvdtrain.storage.files import NotAFileError, read_regular
 from hvdtrain.workers.wire_types import travels
 
@@ -110,9 +109,7 @@ class Manifest(BaseModel):
     waiting: EarlyStoppingState | None = None
     # what the schedule plateau has lowered the learning rate to; None with another schedule
     plateau: PlateauState | None = None
-    # where the peak learning rate came from when the number of workers last changed, with rescale_epochs;
-    # None if it did not
-    rescale: Rescale | None = None
+    rescale: Any = Field(default=None, exclude=True)  # what older checkpoints kept
     # the run's name among trackers; None if no tracker has it
     tracking_id: Annotated[str, Field(pattern=r"^[0-9a-z]{8,64}$")] | None = None
     # names of what is trained, by what they are, if callbacks have frozen or thawed parameters; None while

@@ -58,7 +58,7 @@ def cli() -> None:
 # config fields that have their own option; --set sets any field
 OPTIONS = (
     "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
-    "learning_rate", "lr_scaling", "base_batch_size", "rescale_epochs", "lr_schedule", "warmup_epochs",
+    "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs",
     "warmup_steps", "optimizer",
     "weight_decay", "momentum", "clip_norm", "compression", "overlap", "shard", "stages", "sync_every",
     "outer_optimizer", "outer_learning_rate", "outer_momentum", "label_smoothing", "mixup", "cutmix",

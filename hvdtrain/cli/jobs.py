@@ -19,8 +19,7 @@ def train(
     config_file: Path | None, check: bool, assignments: tuple[str, ...], debug: bool, **options: Any
 ) -> None:
     """Train a task. This is the default command."""
-    from hvdtrain.jobs.entering import check_job
-    from hvdtrain.jobs.train import run_job
+    from hvdtrain.jobs.train import check_job, run_job
 
     layers = given_layers(assignments, options, config_file)
     if check:

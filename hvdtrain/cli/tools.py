@@ -16,12 +16,28 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.text import printable
 from hvdtrain.tools.output import options_of, take_options
 
+_debug = click.option("--debug", is_flag=True, help="Show the traceback of errors.")
 
-@click.command("lr-find", cls=JobCommand)
-@click.argument("config_file", required=False, type=ExpandedPath())
-@options_of("search.options", "rate_options")
-@config_options(*OPTIONS)
-def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+
+def _measuring(name: str, folder: str, own: str, runner: str, text: str) -> click.Command:
+    """Return the command of a tool that takes the options of train, and its own: ``own``_options."""
+
+    @click.command(name, cls=JobCommand, help=text)
+    @click.argument("config_file", required=False, type=ExpandedPath())
+    @options_of(f"{folder}.options", f"{own}_options")
+    @config_options(*OPTIONS)
+    def command(config_file: Any, assignments: Any, debug: Any, **given: Any) -> None:
+        kind = getattr(import_module(f"hvdtrain.tools.{folder}.options"), f"{own.capitalize()}Options")
+        chosen, fields = take_options(given, kind)
+        module, _, function = runner.partition(":")
+        run = getattr(import_module(f"hvdtrain.tools.{folder}.{module}"), function)
+        run(given_layers(assignments, fields, config_file), chosen)
+
+    return command
+
+
+lr_find = _measuring(
+    "lr-find", "search", "rate", "lr_find:run_lr_find",
     """Suggest a learning rate, from a short training in which it rises until the loss diverges.
 
     \b
@@ -29,19 +45,9 @@ def lr_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool,
 
     It takes the options of train and leaves no run directory behind; the length of the training and its
     schedule do not matter.
-    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.tools.search.lr_find import run_lr_find
-    from hvdtrain.tools.search.options import RateOptions
-
-    chosen, fields = take_options(options, RateOptions)
-    run_lr_find(given_layers(assignments, fields, config_file), chosen)
-
-
-@click.command("batch-find", cls=JobCommand)
-@click.argument("config_file", required=False, type=ExpandedPath())
-@options_of("search.options", "batch_options")
-@config_options(*OPTIONS)
-def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
+    """)  # fmt: skip
+batch_find = _measuring(
+    "batch-find", "search", "batch", "batch_find:run_batch_find",
     """Find the largest micro-batch that fits into memory, and the fastest one.
 
     \b
@@ -49,12 +55,30 @@ def batch_find(config_file: Path | None, assignments: tuple[str, ...], debug: bo
 
     The global batch stays, by more or fewer micro-batches per step, so the curve does not change. Each
     micro-batch is tried by a job of its own. It takes the options of train and leaves no run directory.
-    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.tools.search.batch_find import run_batch_find
-    from hvdtrain.tools.search.options import BatchOptions
+    """)  # fmt: skip
+bench = _measuring(
+    "bench", "bench", "bench", "sweep:run_bench",
+    """Measure how fast a job trains, and what its steps wait for.
 
-    chosen, fields = take_options(options, BatchOptions)
-    run_batch_find(given_layers(assignments, fields, config_file), chosen)
+    \b
+    horovodrun -np 2 python -m hvdtrain bench [CONFIG.yaml] --framework torch|tf [OPTIONS]
+    python -m hvdtrain bench --sweep 1,2,4 --framework torch [OPTIONS]
+
+    It takes the options of train and leaves no run directory behind.
+    """)  # fmt: skip
+plan = _measuring(
+    "plan", "bench", "plan", "plan_command:run_plan",
+    """Predict how fast a job trains with more hosts, from a measurement of a few workers.
+
+    \b
+    python -m hvdtrain plan --hosts 32 --framework torch|tf [CONFIG.yaml] [OPTIONS]
+    horovodrun -np 8 -H host1:4,host2:4 python -m hvdtrain plan --hosts 32 --framework torch [OPTIONS]
+    python -m hvdtrain plan --from plan.json --link 25gbit
+
+    Without a launcher it launches jobs on this host, over each controller, with a worker for each core and
+    with half as many, and predicts for the links of --link. Under a launcher it measures that job: on several
+    hosts with their network. It takes the options of train and leaves no run directory behind.
+    """)  # fmt: skip
 
 
 @click.command()
@@ -78,7 +102,7 @@ def compare(run_dirs: tuple[Path | str, ...], sort: str | None, as_csv: bool) ->
 @click.option("-o", "--output", type=ExpandedPath(), default="report.html", metavar="FILE",
               help="File to write. [report.html]")  # fmt: skip
 @click.option("--verify/--no-verify", default=True, help="Check every byte of the checkpoints. [on]")
-@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@_debug
 def report(run_dirs: tuple[Path | str, ...], output: Path, verify: bool, debug: bool) -> None:
     """Draw runs: curves, events, configs and checkpoints in one HTML page.
 
@@ -96,7 +120,7 @@ def report(run_dirs: tuple[Path | str, ...], output: Path, verify: bool, debug: 
 @click.option("--wait", type=click.FloatRange(0), metavar="SECONDS",
               help="How long to wait for a run that is not there yet, or for a stopped or killed one to be "
                    "resumed. [60, and 0 at the start]")  # fmt: skip
-@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@_debug
 def watch(run_dir: Path | str, wait: float | None, debug: bool) -> None:
     """Follow a run from another terminal, or another host that sees its directory or URL.
 
@@ -112,7 +136,7 @@ def watch(run_dir: Path | str, wait: float | None, debug: bool) -> None:
 @click.option("--to", "names", multiple=True, metavar="NAME",
               help="Tracker: mlflow or wandb. [those of the run's config]")  # fmt: skip
 @click.option("--checkpoints", is_flag=True, help="Send the newest checkpoint, too.")
-@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@_debug
 def track(run_dirs: tuple[Path, ...], names: tuple[str, ...], checkpoints: bool, debug: bool) -> None:
     """Send runs to trackers: what a job could not send, or runs that were never tracked."""
     from hvdtrain.jobs.track import track_runs
@@ -142,7 +166,7 @@ def _ssh_options(command: Any) -> Any:
 @click.option("--timeout", type=click.FloatRange(1), default=60.0, metavar="SECONDS",
               help="Time limit for loading the frameworks on a host. [60]")  # fmt: skip
 @_ssh_options
-@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@_debug
 @click.option("--agent", is_flag=True, hidden=True)
 def doctor(debug: bool, **options: Any) -> None:
     """Check this host or all hosts of a job.
@@ -168,7 +192,7 @@ def doctor(debug: bool, **options: Any) -> None:
               help="How long training waits with too few workers. [600]")  # fmt: skip
 @click.option("--reset-limit", type=int, metavar="N", help="After more failures the job ends. [none]")
 @click.option("--network-interfaces", default="", metavar="NAMES", help="Interfaces of the job. [all]")
-@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@_debug
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def elastic(command: tuple[str, ...], debug: bool, **options: Any) -> None:
     """Run an elastic job whose workers another launcher starts.
@@ -200,7 +224,7 @@ def elastic(command: tuple[str, ...], debug: bool, **options: Any) -> None:
 @click.option("--keep", is_flag=True, help="Keep the runs, also if nothing was lost.")
 @click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE", help="Write a JSON document, too.")
 @_ssh_options
-@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@_debug
 def drill(debug: bool, **options: Any) -> None:
     """Kill, freeze and stop workers of short jobs, and check that nothing is lost.
 
@@ -222,55 +246,12 @@ def drill(debug: bool, **options: Any) -> None:
 @click.option("--jobs", type=click.IntRange(0), default=0,
               help="Parallel compilations; 0: by cores and memory. [0]")  # fmt: skip
 @click.option("--force", is_flag=True, help="Build even if it is installed or cached.")
-@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@_debug
 def build_horovod(debug: bool, **request: Any) -> None:
     """Build Horovod for the installed frameworks."""
     from hvdtrain.horovod_build import BuildRequest, build_horovod
 
     click.echo(f"Horovod {build_horovod(BuildRequest(**request), click.echo).describe()}")
-
-
-@click.command(cls=JobCommand)
-@click.argument("config_file", required=False, type=ExpandedPath())
-@options_of("bench.options", "bench_options")
-@config_options(*OPTIONS)
-def bench(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
-    """Measure how fast a job trains, and what its steps wait for.
-
-    \b
-    horovodrun -np 2 python -m hvdtrain bench [CONFIG.yaml] --framework torch|tf [OPTIONS]
-    python -m hvdtrain bench --sweep 1,2,4 --framework torch [OPTIONS]
-
-    It takes the options of train and leaves no run directory behind.
-    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.tools.bench.options import BenchOptions
-    from hvdtrain.tools.bench.sweep import run_bench
-
-    chosen, fields = take_options(options, BenchOptions)
-    run_bench(given_layers(assignments, fields, config_file), chosen)
-
-
-@click.command(cls=JobCommand)
-@click.argument("config_file", required=False, type=ExpandedPath())
-@options_of("bench.options", "plan_options")
-@config_options(*OPTIONS)
-def plan(config_file: Path | None, assignments: tuple[str, ...], debug: bool, **options: Any) -> None:
-    """Predict how fast a job trains with more hosts, from a measurement of a few workers.
-
-    \b
-    python -m hvdtrain plan --hosts 32 --framework torch|tf [CONFIG.yaml] [OPTIONS]
-    horovodrun -np 8 -H host1:4,host2:4 python -m hvdtrain plan --hosts 32 --framework torch [OPTIONS]
-    python -m hvdtrain plan --from plan.json --link 25gbit
-
-    Without a launcher it launches jobs on this host, over each controller, with a worker for each core and
-    with half as many, and predicts for the links of --link. Under a launcher it measures that job: on several
-    hosts with their network. It takes the options of train and leaves no run directory behind.
-    """  # noqa: D301 - click reads a backspace as the start of lines that it must not wrap
-    from hvdtrain.tools.bench.options import PlanOptions
-    from hvdtrain.tools.bench.plan_command import run_plan
-
-    chosen, fields = take_options(options, PlanOptions)
-    run_plan(given_layers(assignments, fields, config_file), chosen)
 
 
 def _judge(name: str, names: Iterable[str], text: str) -> click.Command:

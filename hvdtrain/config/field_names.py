@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 # by config field, what other trainers call it
 _NAMES = {
@@ -44,73 +44,48 @@ _NAMES = {
 }  # fmt: skip
 # words of other trainers: the config field that does this
 SYNONYMS = {word: field for field, words in _NAMES.items() for word in words.split()}
-_LAUNCHER = (
-    "The launcher starts the workers: horovodrun -np 2 python -m hvdtrain ... (or mpirun -np 2 ...), "
-    "one worker per GPU."
-)
-# words for what is no field: what to do
+# words for what is no field, by what to do
 _ADVICE = {
-    **dict.fromkeys(
-        ("np", "nproc", "n_proc", "nprocs", "num_proc", "num_processes", "nproc_per_node", "gpus", "n_gpus",
-         "num_gpus", "devices", "world_size", "workers", "nodes", "num_nodes", "nnodes", "hosts", "hostfile"),
-        _LAUNCHER,
-    ),
-    **dict.fromkeys(
-        ("log_level", "loglevel", "logging_level", "verbose", "verbosity", "quiet"),
-        "There are no log levels: --debug shows the traceback of errors, log_every sets how often is logged.",
-    ),
-    "lars_trust_coefficient": "It is 0.001; docs/numbers.md says how learning_rate replaces another one.",
-    "betas": "Set adam_beta1 and adam_beta2.",
-    "config": "Name the file without an option: python -m hvdtrain CONFIG.yaml ...",
-    "config_file": "Name the file without an option: python -m hvdtrain CONFIG.yaml ...",
-    **dict.fromkeys(
-        ("data", "data_dir", "data_path", "dataset", "model", "model_name", "loss", "metrics", "hidden"),
-        "The task has the data, the model and the loss; its options are set by task_options.",
-    ),
+    "The launcher starts the workers: horovodrun -np 2 python -m hvdtrain ... (or mpirun -np 2 ...), one "
+    "worker per GPU.":
+        "np nproc n_proc nprocs num_proc num_processes nproc_per_node gpus n_gpus num_gpus devices "
+        "world_size workers nodes num_nodes nnodes hosts hostfile",
+    "There are no log levels: --debug shows the traceback of errors, log_every sets how often is logged.":
+        "log_level loglevel logging_level verbose verbosity quiet",
+    "It is 0.001; docs/numbers.md says how learning_rate replaces another one.": "lars_trust_coefficient",
+    "Set adam_beta1 and adam_beta2.": "betas",
+    "Name the file without an option: python -m hvdtrain CONFIG.yaml ...": "config config_file",
+    "The task has the data, the model and the loss; its options are set by task_options.":
+        "data data_dir data_path dataset model model_name loss metrics hidden",
 }  # fmt: skip
-_EVAL_DATA = "eval_data() returns the evaluation data, of several sets hvdtrain.EvalSets"
 _OWN_LOSS = "here torch_loss(model, batch) or tf_loss(model, batch) returns the loss of each sample"
-_LOADERS = ("data", "dataloader", "dataloaders", "loader", "dataset", "set", "ds")
-# members of classes of other trainers: what a task has in their place
+_LOADERS = ["_data", "_dataloader", "_dataloaders", "_loader", "_dataset", "_set", "_ds"]
+# members of classes of other trainers, by what a task has in their place
 _TASK_ADVICE = {
-    **dict.fromkeys(("training_step", "train_step", "compute_loss", "forward_step"), _OWN_LOSS),
-    **dict.fromkeys(
-        ("validation_step", "test_step", "eval_step", "evaluation_step"),
-        f"evaluation computes loss and metrics; {_OWN_LOSS} and {{metric: value of each sample}}",
-    ),
-    "predict_step": "torch_serve(model, batch) or tf_serve(model, batch) returns the outputs",
-    **dict.fromkeys(
-        ("configure_optimizers", "configure_optimizer", "create_optimizer", "get_optimizer", "optimizer",
-         "optimizers", "scheduler", "lr_scheduler", "create_scheduler", "configure_schedulers"),
-        "torch_optimizer(parameters) or tf_optimizer() returns the optimizer; the config has lr_schedule",
-    ),
-    **dict.fromkeys(
-        ("compute_metrics", "compute_metric", "configure_metrics", "metrics_fn", "metric_fn"),
-        "metrics maps names to metrics: names, functions of (outputs, batch), SumMetric or GatheredMetric",
-    ),
-    **{f"{split}_{kind}": "train_data() returns the training data: samples, not batches"
-       for split in ("train", "training") for kind in _LOADERS},
-    **{f"{split}_{kind}": _EVAL_DATA
-       for split in ("val", "valid", "validation", "eval", "test", "dev") for kind in _LOADERS},
-    "predict_dataloader": "predict_data() returns the data to predict",
-    "prepare_data": "the task's constructor or train_data() prepares data",
-    **dict.fromkeys(
-        ("collate_fn", "data_collator", "batch_collate"),
-        "the methods are collate(samples) and train_collate(samples)",
-    ),
-    **dict.fromkeys(
-        ("loss_fn", "loss_function", "criterion", "objective"),
-        "the attribute is loss: a name or a function of (outputs, batch)",
-    ),
-    **dict.fromkeys(
-        ("sampler", "train_sampler", "sample_weights", "sampling_weights", "sample_weight"),
-        "sample_probabilities() draws samples; class_weights and the key 'weights' weigh them",
-    ),
-    **dict.fromkeys(
-        ("epochs", "max_epochs", "num_epochs", "batch_size", "global_batch_size", "lr", "learning_rate",
-         "weight_decay", "momentum", "label_smoothing", "precision", "lr_schedule", "warmup_epochs"),
-        "options of the config are set by defaults, a mapping, or on the command line",
-    ),
+    _OWN_LOSS: "training_step train_step compute_loss forward_step",
+    f"evaluation computes loss and metrics; {_OWN_LOSS} and {{metric: value of each sample}}":
+        "validation_step test_step eval_step evaluation_step",
+    "torch_serve(model, batch) or tf_serve(model, batch) returns the outputs": "predict_step",
+    "torch_optimizer(parameters) or tf_optimizer() returns the optimizer; the config has lr_schedule":
+        "configure_optimizers configure_optimizer create_optimizer get_optimizer optimizer optimizers "
+        "scheduler lr_scheduler create_scheduler configure_schedulers",
+    "metrics maps names to metrics: names, functions of (outputs, batch), SumMetric or GatheredMetric":
+        "compute_metrics compute_metric configure_metrics metrics_fn metric_fn",
+    "train_data() returns the training data: samples, not batches":
+        " ".join(f"{split}{kind}" for split in ("train", "training") for kind in _LOADERS),
+    "eval_data() returns the evaluation data, of several sets hvdtrain.EvalSets":
+        " ".join(f"{split}{kind}" for split in ("val", "valid", "validation", "eval", "test", "dev")
+                 for kind in _LOADERS),
+    "predict_data() returns the data to predict": "predict_dataloader",
+    "the task's constructor or train_data() prepares data": "prepare_data",
+    "the methods are collate(samples) and train_collate(samples)": "collate_fn data_collator batch_collate",
+    "the attribute is loss: a name or a function of (outputs, batch)":
+        "loss_fn loss_function criterion objective",
+    "sample_probabilities() draws samples; class_weights and the key 'weights' weigh them":
+        "sampler train_sampler sample_weights sampling_weights sample_weight",
+    "options of the config are set by defaults, a mapping, or on the command line":
+        "epochs max_epochs num_epochs batch_size global_batch_size lr learning_rate weight_decay momentum "
+        "label_smoothing precision lr_schedule warmup_epochs",
 }  # fmt: skip
 _HOOK = re.compile(
     r"on_(step|window|evaluation|checkpoint|start|end|workers_changed|fit_\w+)"
@@ -131,41 +106,20 @@ _VALUES = {
 }  # fmt: skip
 # by field, what to do for a value that there is not
 _OTHER_VALUES = {
-    "optimizer": "the task can return any other one in torch_optimizer(parameters) or tf_optimizer()",
+    "optimizer": "the task can return any other one in torch_optimizer(parameters) or tf_optimizer()"
 }
 _NULLS = ("none", "nil", "null", "")
 
 
 def task_advice(name: str) -> str:
     """Return what a task has in place of a member of other trainers' classes; empty for any other name."""
-    plain = name.lower()
-    if _HOOK.fullmatch(plain):
+    if _HOOK.fullmatch(name.lower()):
         return "callbacks is a list of objects with methods of hvdtrain.Callback"
-    return _TASK_ADVICE.get(plain, "")
+    return _advice(_TASK_ADVICE, name.lower())
 
 
-def is_misspelt(name: str, known: str) -> bool:
-    """Return whether a name is close to a known one: one letter, or a third of the letters of each word."""
-    words, others = name.lower().split("_"), known.split("_")
-    if _distance("".join(words), "".join(others)) <= 1:
-        return True
-    return len(words) == len(others) and all(
-        _distance(one, other) <= min(2, len(other) // 3) for one, other in zip(words, others, strict=True)
-    )
-
-
-def _distance(one: str, other: str) -> int:
-    """Return how many letters must be put in, left out, replaced or exchanged to turn one into the other."""
-    rows = [list(range(len(other) + 1))]
-    for i, letter in enumerate(one):
-        row = [i + 1]
-        for j, wanted in enumerate(other):
-            cost = min(rows[i][j + 1] + 1, row[j] + 1, rows[i][j] + (letter != wanted))
-            if i and j and letter == other[j - 1] and wanted == one[i - 1]:
-                cost = min(cost, rows[i - 1][j - 1] + 1)
-            row.append(cost)
-        rows.append(row)
-    return rows[-1][-1]
+def _advice(table: Mapping[str, str], word: str) -> str:
+    return next((text for text, words in table.items() if word in words.split()), "")
 
 
 def _normalized(name: object) -> str:
@@ -174,16 +128,11 @@ def _normalized(name: object) -> str:
 
 def advice_for(name: object) -> str:
     """Return what to do if a name, with underscores or dashes, is that of no field; empty if unknown."""
-    return _ADVICE.get(_normalized(name), "")
+    return _advice(_ADVICE, _normalized(name))
 
 
 def meant_field(name: object, known: Collection[str]) -> str | None:
-    """Return the field that a name stands for: itself, a synonym or the closest; None if none is close.
-
-    Args:
-        name: what the user wrote, with underscores or dashes.
-        known: names of the fields.
-    """
+    """Return the field that a name stands for: itself, a synonym or the closest; None if none is close."""
     plain = _normalized(name)
     plain = SYNONYMS.get(plain, plain)
     close = [plain] if plain in known else difflib.get_close_matches(plain, known, n=1)

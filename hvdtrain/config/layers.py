@@ -6,7 +6,7 @@ options. A field that a later source sets also replaces its alternative from an 
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +17,20 @@ from hvdtrain.config import Config, Layer, is_nullable
 from hvdtrain.config.field_names import name_hint, value_hint
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
-from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.urls import shown
 
 # setting one field of a pair removes the other field if a source of lower precedence set it
-_EITHER_OR = (
-    ("epochs", "steps"),
-    ("batch_size", "global_batch_size"),
-    ("warmup_epochs", "warmup_steps"),
-)
+_EITHER_OR = (("epochs", "steps"), ("batch_size", "global_batch_size"), ("warmup_epochs", "warmup_steps"))
 
-# fields that have left, with their defaults, which the config.yaml of an older run lists
-LEFT = {"lars_trust_coefficient": 0.001}
-
-_MAX_FILE_BYTES = 10_000_000
-_MAX_KEY_PARTS = 20
 _SHOWN_CHARACTERS = 200
 
 
 def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> Config:
-    """Merge layers, lowest precedence first, into a valid Config.
-
-    Args:
-        layers: the layers.
-        task_parameters: names that the task's constructor takes; a user may take them for fields.
-
-    Raises:
-        ConfigError: If fields are unknown or values are invalid: one line for each, with the field,
-            the rule, the value and its source.
-    """
+    """Merge layers, lowest precedence first, into a valid Config."""
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     layers = list(layers)
-    _check_names(_unknown_names(layers, task_parameters))
+    _check_names(layers, task_parameters)
     for layer in layers:
         for one, other in _EITHER_OR:
             given = [field for field in (one, other) if layer.values.get(field) is not None]
@@ -81,8 +62,8 @@ def _merged(lower: Any, higher: Any) -> Any:
     return {**lower, **{key: _merged(lower.get(key), value) for key, value in higher.items()}}
 
 
-def _unknown_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> list[tuple[str, str]]:
-    """Return a message and a hint for each name that is no field."""
+def _check_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> None:
+    """Check that there are fields of all names; all that are unknown are named, each with a hint."""
     unknown: list[tuple[str, str]] = []
     for layer in layers:
         for name, value in layer.values.items():
@@ -90,22 +71,10 @@ def _unknown_names(layers: Iterable[Layer], task_parameters: Collection[str]) ->
                 continue
             hint = name_hint(name, Config.model_fields)
             if name in task_parameters:
-                option = (
-                    f"task_options={{{name!r}: {value!r}}}"
-                    if layer.source.endswith("()")
-                    else f"task_options: {{{name}: {value}}}"
-                )
+                in_python = f"task_options={{{name!r}: {value!r}}}"
+                option = in_python if layer.source.endswith("()") else f"task_options: {{{name}: {value}}}"
                 hint = f"The task's constructor takes it: write {option}."
             unknown.append((f"{layer.source}: there is no field {name!r}", hint))
-    return unknown
-
-
-def _check_names(unknown: Sequence[tuple[str, str]]) -> None:
-    """Check that there are fields of all names.
-
-    Raises:
-        ConfigError: naming all that are unknown, each with a hint.
-    """
     if len(unknown) == 1:
         problem, hint = unknown[0]
         raise ConfigError(problem, hint or "docs/config.md lists every field.")
@@ -115,11 +84,7 @@ def _check_names(unknown: Sequence[tuple[str, str]]) -> None:
 
 
 def _check_writable(config: Config, sources: Mapping[str, str]) -> None:
-    """Check that the config can be written to the run directory, as it is before training.
-
-    Raises:
-        ConfigError: If task_options holds what YAML cannot.
-    """
+    """Check that the config can be written to the run directory, as it is before training."""
     try:
         config.to_yaml()
     except (ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
@@ -157,18 +122,9 @@ def _shortened(text: str) -> str:
 
 
 def read_file(path: Path) -> Layer:
-    """Read a YAML config file.
-
-    Raises:
-        ConfigError: If the file cannot be read, is not valid YAML or does not hold a mapping.
-    """
+    """Read a YAML config file."""
     try:
-        # what a shell passes as <(...) or - is meant; any other pipe may have no writer
-        with path.open("rb") if path.is_relative_to("/dev") else open_regular(path) as file:
-            content = file.read(_MAX_FILE_BYTES + 1)
-        if len(content) > _MAX_FILE_BYTES:
-            raise ConfigError(f"the config file {path} has more than {_MAX_FILE_BYTES:,} bytes")
-        text = content.decode()
+        text = path.read_bytes().decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the config file {path}: {reason}") from None
@@ -177,24 +133,17 @@ def read_file(path: Path) -> Layer:
         values = {}
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must contain lines such as epochs: 3, found a {type(values).__name__}")
-    kept = {name: value for name, value in values.items() if name not in LEFT or LEFT[name] != value}
-    return Layer(str(path), kept, is_file=True)
+    return Layer(str(path), values, is_file=True)
 
 
 def parse_assignments(assignments: Iterable[str]) -> Layer:
-    """Parse the ``KEY=VALUE`` arguments of --set; a key with dots sets a value inside a mapping.
-
-    Raises:
-        ConfigError: If an argument has no "=" or its value is not valid YAML.
-    """
+    """Parse the ``KEY=VALUE`` arguments of --set; a key with dots sets a value inside a mapping."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key:
             raise ConfigError(f"--set {assignment}: must be KEY=VALUE, for example --set seed=1")
         field, *inner = key.strip().split(".")
-        if len(inner) > _MAX_KEY_PARTS:
-            raise ConfigError(f"--set {_shortened(key)}: the key has more than {_MAX_KEY_PARTS} dots")
         value = parse_yaml(text, f"--set {key}")
         for name in reversed(inner):
             value = {name: value}

@@ -35,11 +35,7 @@ class JobCommand(click.Command):
         return super().invoke(ctx)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments.
-
-        Raises:
-            click.UsageError: naming all options that there are not, with hints.
-        """
+        """Parse the arguments."""
         given = list(args)  # parsing changes the list
         try:
             return super().parse_args(ctx, args)

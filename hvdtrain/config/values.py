@@ -39,11 +39,7 @@ MAX_RANK = 32
 
 
 def check_compression(value: object) -> str:
-    """Return a value of the field as it is.
-
-    Raises:
-        ValueError: naming the values that there are.
-    """
+    """Return a value of the field as it is."""
     plain = [name for name, row in COMPRESSIONS.items() if not row.has_rank]
     if isinstance(value, str) and (value in plain or rank_of(value) is not None):
         return value
@@ -118,11 +114,7 @@ TRACKERS = {
 
 
 def split_trackers(value: object) -> object:
-    """Return a list of names; one text may name several, with commas between them.
-
-    Raises:
-        ValueError: naming a tracker that there is not, or that is named twice.
-    """
+    """Return a list of names; one text may name several, with commas between them."""
     texts = (value,) if isinstance(value, str) else value
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) for text in texts):
         return value  # pydantic says what is wrong
@@ -139,11 +131,7 @@ def senders(names: Collection[str]) -> list[str]:
 
 
 def check_installed(names: Collection[str]) -> None:
-    """Check that the packages of trackers are installed, without loading them.
-
-    Raises:
-        ConfigError: naming the first one that is not, and how to install it.
-    """
+    """Check that the packages of trackers are installed, without loading them."""
     for name in names:
         row = TRACKERS[name]
         found = find_spec(row.package) if row.package else None
@@ -191,11 +179,7 @@ class ParameterGroup(BaseModel):
 
 
 def expand_place(name: str, value: object) -> object:
-    """Return the value of a field that names a task, a path or a URL, with ``~`` and variables expanded.
-
-    Raises:
-        ValueError: If it is a URL that cannot be used, or that has a signature in it.
-    """
+    """Return the value of a field that names a task, a path or a URL, with ``~`` and variables expanded."""
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if not isinstance(value, str):

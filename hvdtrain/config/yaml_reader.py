@@ -1,4 +1,4 @@
-"""Reading YAML that somebody else may have written: nothing is executed, and its size is bounded."""
+"""Reading and writing YAML, of which nothing is executed."""
 
 import re
 from typing import Any
@@ -11,36 +11,29 @@ from yaml.scanner import ScannerError
 
 from hvdtrain.errors import ConfigError
 
-_MAX_DEPTH = 50  # of mappings and lists inside one another
-_MAX_NUMBER_LENGTH = 1000  # characters; Python refuses to write a number of more than 4300 digits
-
-
 _SHOWN = 80  # characters of a line
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML without duplicate keys, aliases and numbers that are too long to be written.
+    """Safe YAML without duplicate keys and aliases.
 
     It reads 1e-3 and 0o17 as numbers, and 1:30 and 2026-11-28 as text, as YAML 1.2 does. What YAML 1.1 takes
     for another value than YAML 1.2, and somebody could mean, is refused: on, off, yes, no and 010.
     """
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._depth = 0
-
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Return the next node."""
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
             raise ComposerError(None, None, "an alias: write the value out", mark)
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise ComposerError(None, None, f"nested more than {_MAX_DEPTH} levels deep", mark)
         node = super().compose_node(parent, index)
-        self._depth -= 1
-        if isinstance(node, yaml.MappingNode):
-            _check_keys(node)
+        if isinstance(node, yaml.MappingNode):  # of a key that is there twice, the first value would be lost
+            lines: dict[tuple[str, str], int] = {}
+            for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+                if line := lines.get((key.tag, key.value)):
+                    problem = f"the key {key.value!r} is given a second time; the first is in line {line}"
+                    raise ComposerError(None, None, problem, key.start_mark)
+                lines[key.tag, key.value] = key.start_mark.line + 1
         return node
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
@@ -53,21 +46,13 @@ class _Loader(yaml.SafeLoader):
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Return a node's value."""
-        is_scalar = isinstance(node, yaml.ScalarNode)
-        if is_scalar and node.tag.endswith((":int", ":float")) and len(node.value) > _MAX_NUMBER_LENGTH:
-            raise ConstructorError(None, None, f"a number of {len(node.value):,} characters", node.start_mark)
         if isinstance(node, yaml.ScalarNode) and node.style is None and (meant := _ambiguous(node)):
             raise ConstructorError(None, None, f"{node.value} is ambiguous: {meant}", node.start_mark)
         try:
-            if is_scalar:
+            if isinstance(node, yaml.ScalarNode):
                 node.value.encode()  # half of a pair of code units cannot be written to a file
             return super().construct_object(node, deep)
-        except (
-            ValueError,
-            OverflowError,
-            LookupError,
-            AttributeError,
-        ) as error:  # such as the date 2026-13-45
+        except (ValueError, OverflowError, LookupError, AttributeError) as error:  # such as 2026-13-45
             raise ConstructorError(None, None, str(error), node.start_mark) from None
 
 
@@ -104,26 +89,12 @@ def write_yaml(values: Any) -> str:
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
-def _check_keys(mapping: yaml.MappingNode) -> None:
-    """Check that no key is given twice: the first value would be lost."""
-    lines: dict[tuple[str, str], int] = {}
-    for key, _ in mapping.value:
-        if isinstance(key, yaml.ScalarNode):
-            name = (key.tag, key.value)
-            if name in lines:
-                problem = f"the key {key.value!r} is given a second time; the first is in line {lines[name]}"
-                raise ComposerError(None, None, problem, key.start_mark)
-            lines[name] = key.start_mark.line + 1
-
-
 def parse_yaml(text: str, source: str) -> Any:
-    """Parse YAML without executing anything in it.
-
-    Raises:
-        ConfigError: If it is not valid YAML, has a key twice or is too large, with source, line and column.
-    """
+    """Parse YAML without executing anything in it."""
     try:
         return yaml.load(text, _Loader)
+    except RecursionError:
+        raise ConfigError(f"{source} is not valid YAML: it is nested too deeply") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""

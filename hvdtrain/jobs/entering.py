@@ -1,58 +1,46 @@
 """Entering a run: its session, the dry run, and its services, which are closed after the last step."""
 
 import importlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.backends.base import Backend, Probes, TrainedParameters, device_memory, probes
+from hvdtrain.backends.base import Backend, Probes, TrainedParameters, probes
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
-from hvdtrain.backends.memory import MemoryPlan, mebibytes
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver, UploadingSaver
-from hvdtrain.config import Config, Layer
+from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.errors import ConfigError
 from hvdtrain.host.cores import peak_bytes
-from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs.endings import errors_noted
-from hvdtrain.jobs.opening.dry_run import Dry, dry_run
-from hvdtrain.jobs.opening.dry_run_checks import Pass
-from hvdtrain.jobs.opening.limits import check_batches
-from hvdtrain.jobs.opening.memory_check import (
+from hvdtrain.jobs.opening.dry_run import (
+    Dry,
+    dry_run,
     heaviest_plan,
     measured_plan,
-    memory_limit,
     notes_on_memory,
     plan_memory,
 )
-from hvdtrain.jobs.opening.setup import TaskData, TrainingRun, opened
-from hvdtrain.jobs.opening.start import prepare, started
-from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
-from hvdtrain.jobs.plan_text import describe_model, describe_stages
-from hvdtrain.jobs.resume import ResumePoint, restore
+from hvdtrain.jobs.opening.setup import TaskData, TrainingRun
+from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS, errors_noted
+from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, open_run
-from hvdtrain.jobs.run_directory.lock import RunLock
-from hvdtrain.jobs.run_directory.provenance import Provenance, keep, provenance_of
+from hvdtrain.jobs.run_directory.provenance import keep, provenance_of
 from hvdtrain.jobs.run_directory.stored import end_uploads
-from hvdtrain.jobs.signals import Signals, interruptible
+from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
-from hvdtrain.schedule import Rescale
 from hvdtrain.session import Services, Session, versions_with
 from hvdtrain.storage.files import run_folder
-from hvdtrain.storage.text import counted
 from hvdtrain.task import GivenTask
-from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.seeding import seed_generators, seed_host_generators, seeded_frameworks
+from hvdtrain.workers.seeding import seed_generators, seed_host_generators
 
 if TYPE_CHECKING:
     from hvdtrain.checkpoints.remote.run_store import RunStore
@@ -79,11 +67,7 @@ def new_session(
     *,
     callbacks: Sequence[Any] = (),
 ) -> Session:
-    """Collective. Return the run as it stands before anything is written.
-
-    Raises:
-        UsageError: If the backend does not have what the config needs.
-    """
+    """Collective. Return the run as it stands before anything is written."""
     if config.profile is not None:
         probes(backend)
     session = Session(
@@ -106,7 +90,6 @@ def new_session(
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
     )
     session.services.hooks = hooks_of(session)
-    follow_workers(session)
     return session
 
 
@@ -121,41 +104,8 @@ def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> froz
     return frozenset() if backend.workers.is_elastic or config.sync_every else frozenset(found)
 
 
-def follow_workers(session: Session) -> None:
-    """Local. Note the number of workers in ``session.state``, and where the learning rate comes from.
-
-    The same on every worker that has the same state. Called when a run starts or resumes, and in each new
-    world when the state is there; it does nothing if the number is the same.
-    """
-    config, state, now = session.config, session.state, session.backend.workers.size
-    before, state.workers = state.workers, now
-    if (
-        before in (0, now)
-        or not config.rescale_epochs
-        or (config.global_batch_size and config.sync_every is None)
-        or not state.progress.samples
-    ):
-        return
-    old = TrainingPlan.of(
-        config,
-        before,
-        session.data.size,
-        state.progress,
-        most=most_workers(session.backend.workers),
-        rescale=state.rescale,
-    )
-    peak = old.learning_rate.peak_at(session.epoch)
-    state.rescale = None
-    if peak != session.plan().learning_rate.peak:
-        state.rescale = Rescale(peak=peak, samples=state.progress.samples)
-
-
 def tool_hooks(config: Config) -> list[Callable[[Session], LoopHook]]:
-    """Return what makes the hooks of tools that the config needs. Local.
-
-    Raises:
-        ConfigError: If a tool is not there.
-    """
+    """Return what makes the hooks of tools that the config needs. Local."""
     if config.profile is None:
         return []
     try:
@@ -207,16 +157,15 @@ def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:
 def open_services(
     run: TrainingRun, session: Session, point: ResumePoint, lost_lease: Callable[[], str] = lambda: ""
 ) -> None:
-    """Collective. Make the run directory, or cut it back to the start, and the session's report and saver.
-
-    Args:
-        run: the training.
-        session: the run.
-        point: where it starts.
-        lost_lease: returns why this worker may no longer write files; empty while it may.
-    """
+    """Collective. Make the run directory, or cut it back to the start, and the session's report and saver."""
     config, workers = run.config, run.backend.workers
-    provenance = _provenance(run) if workers.rank == 0 else None
+    provenance = None
+    if workers.rank == 0:
+        versions = versions_with(run.backend)
+        if run.job.build_identity:
+            versions["Horovod"] = run.job.build_identity
+        is_instance = isinstance(run.job.task_class, GivenTask)
+        provenance = provenance_of(config, run.hosts, versions, is_instance)
     known, in_place = session.state.tracking_id, point.resumed_step is not None
     session.state.tracking_id = tracking_id = agree_on_id(config, workers, known, in_place)
     session.services.report, session.services.run_dir = open_run(
@@ -266,14 +215,6 @@ def saver_of(
     return UploadingSaver(folder, session.services.report, store, **options)
 
 
-def _provenance(run: TrainingRun) -> Provenance:
-    """Find out where this start of the run comes from. Local: rank 0 does it."""
-    versions = versions_with(run.backend)
-    if run.job.build_identity:
-        versions["Horovod"] = run.job.build_identity
-    return provenance_of(run.config, run.hosts, versions, isinstance(run.job.task_class, GivenTask))
-
-
 def close_services(session: Session) -> None:
     """Wait for the checkpoint that is being written, and close the report. Local: no collective."""
     with errors_noted(session.services.report):
@@ -289,11 +230,6 @@ def entered(
     """Collective. Return a context with the session of a run, and what its dry run has found.
 
     The processes that read samples are started before, and end after the context.
-
-    Args:
-        run: the training.
-        point: where it starts.
-        with_passes: whether the batches and outputs of the dry run are kept: they take memory.
     """
     task_data = run.task_data
     with readers_for(run.config, task_data.train_data, task_data.eval_data) as readers:
@@ -320,74 +256,3 @@ def services_open(run: TrainingRun, session: Session, point: ResumePoint, signal
             yield
         finally:
             close_services(session)
-
-
-_WIDTH = 11
-
-
-def check_job(layers: list[Layer], task_class: Any = None) -> None:
-    """Collective. Do what a job does before its first step, and show what was found.
-
-    Nothing is written: the job starts from the beginning of the data, whether it is to resume or not.
-
-    Args:
-        layers: config values, weakest source first, without the task's defaults.
-        task_class: the task's class if the caller has it; found by its name otherwise.
-
-    Raises:
-        HvdtrainError: as training would raise it.
-    """
-    with interruptible() as signals, seeded_frameworks():
-        job = prepare(layers, task_class)
-        with started(job, signals) as backend, signals.signals_take_precedence():
-            begun_seconds = time.perf_counter()
-            run = opened(job, backend, (), RunLock())
-            config, task_data = run.config, run.task_data
-            checked = check_batches(backend.workers, task_data.identity, config, Progress())
-            restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
-            with entered(run, ResumePoint(), with_passes=True) as (session, found):
-                options = run.notes_on_options(session.plan())
-            notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes, *checked)
-            found = replace(found, notes=(*notes, *found.notes, *options))
-            seconds = time.perf_counter() - begun_seconds
-            taken = backend.workers.allgather_object(peak_bytes())
-            if backend.workers.rank == 0:
-                assert session.memory.heaviest is not None  # the dry run has measured it
-                text = _describe(run, found, session.memory.heaviest, seconds=seconds, peak=max(taken))
-                open_console().print(text, highlight=False, markup=False, soft_wrap=True)
-
-
-def _describe(run: TrainingRun, found: Dry, memory: MemoryPlan, *, seconds: float, peak: int) -> str:
-    config, backend, model = run.config, run.backend, run.model
-    workers = counted(backend.workers.size, "worker")
-    lines = [("model", describe_model(model))]
-    split = describe_stages(config, backend.workers.size, model.stages)
-    lines += [("" if number else "stages", line) for number, line in enumerate(split.splitlines())]
-    lines += [line for one in found.passes for line in _describe_pass(one)]
-    lines += [
-        ("memory", memory.describe()),
-        ("", f"the largest worker has had {mebibytes(peak)} of the host's until now, all included"),
-        ("", _limit(backend)),
-        ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
-        *(("note", note) for note in found.notes),
-    ]
-    title = f"check passed: {config.task} with {backend.info.description}, {workers}; nothing was trained"
-    return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines)])
-
-
-def _limit(backend: Backend) -> str:
-    """Return how much memory each worker has, as text."""
-    limit = memory_limit(backend)
-    if device_memory(backend) is None:
-        return f"each worker of this host may take {mebibytes(limit or 0)}"
-    return "how much memory a GPU has is not known" if limit is None else f"a GPU has {mebibytes(limit)}"
-
-
-def _describe_pass(one: Pass) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a data set: its first micro-batch on rank 0."""
-    name = one.what.removesuffix(" data").removeprefix("evaluation set ").strip("'")
-    values = ", ".join(f"{metric} {value:.4f}" for metric, value in one.means().items())
-    yield name, one.describe_data()
-    if outputs := one.describe_outputs():
-        yield "", f"outputs {outputs}"
-    yield "", values

@@ -52,13 +52,6 @@ def exchange_cause(
     """Return what a worker's summary names as the problem: another worker's, if that one failed first.
 
     A worker that fails leaves its problem in the run directory before it ends, if it can reach it.
-
-    Args:
-        run_dir: the run directory.
-        rank: this worker.
-        host: this worker's host.
-        problem: this worker's own problem; None if it has none.
-        error: the exception that ends this worker.
     """
     if rank == 0:
         return _find_cause(run_dir) or problem if isinstance(error, PeerLostError) else problem
@@ -95,14 +88,7 @@ def _find_cause(run_dir: Path) -> str:
 def lack_of_memory(
     error: BaseException, doing: str, plan: MemoryPlan | None, largest: Sequence[tuple[str, int]] = ()
 ) -> LackOfMemoryError | None:
-    """Return the error of work that ran out of memory; None if an error says something else.
-
-    Args:
-        error: what was raised.
-        doing: what failed, such as "training failed at step 3".
-        plan: the job's memory, if it is known.
-        largest: the largest tensors of the micro-batch that failed, if the plan does not have them.
-    """
+    """Return the error of work that ran out of memory; None if an error says something else."""
     if not is_out_of_memory(error):
         return None
     lines = [f"This worker has had {mebibytes(peak_bytes())} of the host's memory."]
@@ -154,13 +140,7 @@ def do_in_time(work: Callable[[], None], seconds: float = _CLOSE_SECONDS) -> Non
 
 
 def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], None]) -> None:
-    """Report what the watch noticed and end this process, from a thread: the main one may wait for ever.
-
-    Args:
-        event: what the watch noticed; another worker reports it if this one was notified of it.
-        stacks: Python stacks of workers that stalled, to be shown.
-        on_worker_lost: called with the problem first, in another thread, to write it down; it may hang.
-    """
+    """Report what the watch noticed and end this process, from a thread: the main one may wait for ever."""
     if not isinstance(event, Told | Abandoned):
         _write_down_in_time(on_worker_lost, event.problem)
         if stacks:
@@ -171,13 +151,7 @@ def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], 
 
 
 def end_of_job(error: JobEnded, on_worker_lost: Callable[[str], None] | None) -> None:
-    """End this process, whose elastic job has ended, from a thread: the training thread did not notice.
-
-    Args:
-        error: how the job ended.
-        on_worker_lost: called with the problem first, in another thread, to write it down; None if this
-            worker may not write.
-    """
+    """End this process, whose elastic job has ended, from a thread: the training thread did not notice."""
     if on_worker_lost is not None:
         _write_down_in_time(on_worker_lost, error.problem)
     if error.speaks:
@@ -219,12 +193,7 @@ def leave_open(close: Callable[[], None]) -> None:
 
 
 def name_lost_worker(error: PeerLostError, explain: Callable[[], WatchEvent | None]) -> PeerLostError:
-    """Return the error of a collective that failed, naming the worker that it failed for if that is known.
-
-    Args:
-        error: the error.
-        explain: returns what the watch noticed.
-    """
+    """Return the error of a collective that failed, naming the worker that it failed for if that is known."""
     if error.names_worker or (event := explain()) is None:
         return error
     return PeerLostError(event.problem, event.remedy or error.remedy, names_worker=True)
@@ -237,23 +206,18 @@ def is_debugging() -> bool:
 
 def end_if_uncaught() -> None:
     """Let an error of hvdtrain that a script does not catch end it as the command line would."""
+
+    def end_or_show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        if isinstance(error, HvdtrainError | Interrupted | Stopped | Removed):
+            end_worker(error, debug=False)
+        sys.__excepthook__(kind, error, where)
+
     if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _end_or_show
-
-
-def _end_or_show(kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
-    if isinstance(error, HvdtrainError | Interrupted | Stopped | Removed):
-        end_worker(error, debug=False)
-    sys.__excepthook__(kind, error, where)
+        sys.excepthook = end_or_show
 
 
 def end_worker(error: BaseException, debug: bool) -> None:
-    """Report an error, once among all workers, and end this process with its exit code.
-
-    Args:
-        error: what went wrong.
-        debug: whether to show the traceback of a user's mistake, too.
-    """
+    """Report an error, once among all workers, and end this process with its exit code."""
     stopped = isinstance(error, Stopped)  # then its exit code stands, whatever the launcher still sends
     for number in HANDLED:
         may_end_it = number in (signal.SIGINT, signal.SIGTERM) and not stopped

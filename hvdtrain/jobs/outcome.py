@@ -1,12 +1,13 @@
-"""How a training stands and how it ended: the summary, and the agreement of all workers on it."""
+"""How training ends: what was raised, the summary, and the agreement of all workers on it."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,27 +20,35 @@ from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.early_stopping import LINE_FIELDS, MEASURES, PEAK_DEVICE_MEMORY, PEAK_MEMORY, MetricGoal
-from hvdtrain.errors import EnvironmentFault, NonFiniteParameterError, SaveError, Stopped
-from hvdtrain.jobs.failures import do_in_time
+from hvdtrain.elastic.watch.liveness import WatchEvent
+from hvdtrain.errors import (
+    ENDINGS,
+    EnvironmentFault,
+    HvdtrainError,
+    Interrupted,
+    NonFiniteParameterError,
+    PeerLostError,
+    SaveError,
+    Stopped,
+    WorkerFailure,
+)
+from hvdtrain.jobs.failures import do_in_time, exchange_cause, lack_of_memory, name_lost_worker
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
+from hvdtrain.jobs.run_directory.stored import end_uploads, publish
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.jsonl import lines_of, write_json
 from hvdtrain.reporting.records import TAIL, RecentRecords, line_of
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
+from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
 from hvdtrain.session import Session
 from hvdtrain.workers.agreement import waiting_for_rank_zero
+from hvdtrain.workers.user_errors import where_raised
 
 # numbers of an evaluation that are no metrics
 _NO_METRICS = LINE_FIELDS | MEASURES
 
 
 def read_lines(path: Path, recent: RecentRecords) -> NDArray[np.uint8]:
-    """Return the lines of a metrics.jsonl, as bytes to send to other workers.
-
-    Args:
-        path: the file. What of it cannot be read is left out.
-        recent: the last records of the run; those that the file lacks, on a full disk, are appended.
-    """
+    """Return the lines of a metrics.jsonl, as bytes to send to other workers."""
     lines: list[bytes] = []
     with contextlib.suppress(OSError):
         lines.extend(lines_of(path))
@@ -48,13 +57,7 @@ def read_lines(path: Path, recent: RecentRecords) -> NDArray[np.uint8]:
 
 
 def best_of(lines: Iterable[bytes], config: Config, checkpoints: Mapping[int, str]) -> dict[str, Best]:
-    """Return the best value of each evaluation metric.
-
-    Args:
-        lines: those of metrics.jsonl.
-        config: its config, which may say of a metric which end is better.
-        checkpoints: where those are that the run directory has, by step.
-    """
+    """Return the best value of each evaluation metric."""
     named = (config.plateau_goal, config.early_stopping, config.keep_best)  # the last one counts
     goals = {goal.metric: goal for goal in named if goal is not None}
     found: dict[str, Best] = {}
@@ -83,14 +86,15 @@ def write_summary_on_loss(session: Session, problem: str) -> None:
     session.services.saver.finish(LOST_SAVE_SECONDS)
     summary = summarise(session, "failed", problem)
     session.services.report.write_summary(summary)
+    run_dir = session.services.run_dir
+
+    def write_for_rank_zero() -> None:
+        if (run_dir / "config.yaml").is_file():
+            newest = str(max(checkpoints_in(run_dir / CHECKPOINTS), default="")) or None
+            write_json(run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
+
     if session.backend.workers.rank and not session.backend.workers.is_elastic:
-        do_in_time(partial(_write_summary_for_rank_zero, session, summary))
-
-
-def _write_summary_for_rank_zero(session: Session, summary: Summary) -> None:
-    if (session.services.run_dir / "config.yaml").is_file():
-        newest = str(max(checkpoints_in(session.services.run_dir / CHECKPOINTS), default="")) or None
-        write_json(session.services.run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
+        do_in_time(write_for_rank_zero)
 
 
 def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
@@ -115,17 +119,7 @@ def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
 
 
 def status_of(session: Session, signals: Signals, why: str | None = None) -> tuple[str, str | None]:
-    """Collective. Return how training ended, as all workers see it, and why if not by itself.
-
-    Args:
-        session: the run.
-        signals: what this worker was requested to do.
-        why: why training stops, if it is for neither a signal nor a checkpoint.
-
-    Raises:
-        NonFiniteParameterError: If the state to be saved has a parameter that is not finite.
-        EnvironmentFault: If another directory has the name of the run directory, or another job its lock.
-    """
+    """Collective. Return how training ended, as all workers see it, and why if not by itself."""
     if session.services.saver.poll():
         why = "a checkpoint could not be written, and on_save_error is stop"
     elif session.stopped and signals.why:
@@ -134,7 +128,12 @@ def status_of(session: Session, signals: Signals, why: str | None = None) -> tup
     gathered = session.backend.workers.allgather_object((why, saver.not_finite, saver.newest, saver.replaced))
     for _, not_finite, newest, replaced in gathered:
         if not_finite:
-            raise _not_finite_error(not_finite, newest)
+            good = f"{newest} is good: --resume takes it." if newest else "There is no checkpoint before it."
+            raise NonFiniteParameterError(
+                f"{not_finite}; this state is not saved",
+                f"{good} Lower the learning rate, or clip the gradient (--clip-norm).",
+                everywhere=True,
+            )
         if replaced:
             raise EnvironmentFault(
                 f"{replaced}; training stopped {where_it_stood(session)}",
@@ -149,23 +148,8 @@ def status_of(session: Session, signals: Signals, why: str | None = None) -> tup
     return ("stopped" if session.stopped else "completed"), why
 
 
-def _not_finite_error(found: str, newest: Path | None) -> NonFiniteParameterError:
-    good = "There is no checkpoint before it." if newest is None else f"{newest} is good: --resume takes it."
-    return NonFiniteParameterError(
-        f"{found}; this state is not saved",
-        f"{good} Lower the learning rate, or clip the gradient (--clip-norm).",
-        everywhere=True,
-    )
-
-
 def end_together(session: Session, summary: Summary) -> Summary:
-    """Collective. Return rank 0's summary, or raise on all workers if training did not complete.
-
-    Raises:
-        Stopped: If a later job can continue from a checkpoint.
-        SaveError: If there is none, if the config wants it to be an error, or if training completed and
-            its last state is not saved.
-    """
+    """Collective. Return rank 0's summary, or raise on all workers if training did not complete."""
     if session.services.keeps_history and not session.stopped:  # which gives no summary
         summary = _with_history(session, summary)
     else:
@@ -284,3 +268,105 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         peak_device_memory_mib=round(memory[1], 1),
     )
     return with_save_error(session, summary, None) if verified else summary
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How training ends before it is done."""
+
+    status: str  # as the summary has it
+    problem: str | None  # why; None if nothing is wrong
+    error: BaseException  # what this worker ends with
+
+
+def ending_of(error: BaseException, session: Session, explain: Callable[[], WatchEvent | None]) -> Ending:
+    """Return how training ends with what was raised in it. Local: no collective."""
+    if isinstance(error, Interrupted):
+        return Ending("stopped", f"interrupted by {error}", error)
+    if isinstance(error, PeerLostError):
+        error = name_lost_worker(error, explain)
+    if isinstance(error, HvdtrainError):
+        return Ending("failed", error.problem, error)
+    if isinstance(error, ENDINGS):
+        return Ending("failed", None, error)
+    doing = f"training failed {where_it_stood(session)}"
+    failure: HvdtrainError = lack_of_memory(error, doing, session.memory.own) or WorkerFailure(
+        f"{doing}: {where_raised(error)}"
+    )
+    failure.__cause__ = error
+    return Ending("failed", failure.problem, failure)
+
+
+@contextmanager
+def early_end_reported(
+    session: Session,
+    explain: Callable[[], WatchEvent | None],
+    report: Callable[[Ending], None],
+    inform: Callable[[HvdtrainError], None] = lambda error: None,
+) -> Iterator[None]:
+    """Return a context in which a run trains. What is raised in it is named, reported and raised. Local.
+
+    An error while it is reported is noted, and does not take the place of what ends the training.
+    """
+    try:
+        yield
+    except BaseException as error:
+        ending = ending_of(error, session, explain)
+        if isinstance(ending.error, HvdtrainError):
+            inform(ending.error)
+        with errors_noted(session.services.report):
+            if isinstance(error, Interrupted):
+                session.services.report.say(f"{ending.problem} {where_it_stood(session)}")
+            report(ending)
+        if ending.error is error:
+            raise
+        raise ending.error from error
+
+
+@contextmanager
+def errors_noted(report: Report) -> Iterator[None]:
+    """Return a context whose errors are noted: training ends already, for another reason."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(Exception):  # of a console that is closed
+            report.note(getattr(error, "problem", "") or f"{type(error).__name__}: {error}")
+
+
+def report_early_end(session: Session, signals: Signals, ending: Ending) -> None:
+    """Report how training ends before it is done, in a job with fixed workers. Local: no collective."""
+    if isinstance(ending.error, Interrupted):
+        with errors_noted(session.services.report):
+            session.services.saver.finish(LAST_SAVE_SECONDS)  # the summary then names what is being written
+        if session.services.saver.newest is None:
+            session.services.report.say("no checkpoint was saved")
+    workers = session.backend.workers
+    problem = exchange_cause(
+        session.services.run_dir, workers.rank, workers.host, ending.problem, ending.error
+    )
+    report_end(session, ending.status, problem, signals, in_order=False)
+
+
+def report_end(
+    session: Session, status: str, problem: str | None, signals: Signals, in_order: bool = True
+) -> Summary:
+    """Upload what was written, report how training ended, and upload that. Collective if in order."""
+    waiting: Callable[[str], AbstractContextManager[Any]] = nullcontext
+    if in_order:
+        waiting = partial(waiting_for_rank_zero, session.backend.workers)
+    ending = status if in_order else "failed"
+    seconds = session.services.report.seconds()  # without the uploads that are awaited
+    with waiting("uploading the last checkpoint"):
+        publish(session, ending, signals)
+    with waiting("reading the last checkpoint"):
+        summary = summarise(session, status, problem, verified=in_order)
+        summary = replace(summary, seconds=round(seconds, 3))
+        session.services.report.on_end(summary)
+    with waiting("uploading the summary"):
+        missing = publish(session, ending, signals)
+        if missing and in_order and not summary.save_error:
+            summary = with_save_error(session, summary, missing)
+            session.services.report.write_summary(summary)  # which the store does not have
+        if missing and in_order:  # before other workers end, for which mpirun ends this one
+            end_uploads(session.services.saver, session.services.report)
+    return summary

@@ -7,56 +7,27 @@ from collections.abc import Mapping, Sequence
 
 import hvdtrain
 from hvdtrain.backends.pipeline.pipeline import bubble
-from hvdtrain.backends.records import ModelInfo
+from hvdtrain.backends.records import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
-from hvdtrain.data.order import Draws
+from hvdtrain.data.order import BatchPlan, Draws
 from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.jobs.opening import plan_parts
 from hvdtrain.jobs.opening.data_sets import known_size, promises, roles_of
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import note_on_links
+from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST, Cadence
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
 from hvdtrain.training_plan import TrainingPlan, most_workers
 
-_WHAT = {"optimizer": "the optimizer's state", "gradients": "the optimizer's state and the gradients"}
-
-
-def describe_sharding(config: Config, workers: int) -> str:
-    """Return how the state is divided among the workers; empty if it is not."""
-    if config.shard == "none":
-        return ""
-    if workers == 1:
-        return "one worker, which keeps all of it: sharding changes nothing"
-    return f"{_WHAT[config.shard]}, over {workers} workers"
-
-
-_LOW = 0.2  # part of a step in which a stage waits, from which on more micro-batches are proposed
-
-
-def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
-    """Return how the model is divided, and how long the stages wait, in lines; empty if it is not."""
-    if config.stages == 1:
-        return ""
-    idle = bubble(config.stages, config.accumulate)
-    replicas = counted(workers // config.stages, "replica")
-    micro_batches = "1 micro-batch" if config.accumulate == 1 else f"{config.accumulate:,} micro-batches"
-    more, advice = 4 * config.stages, ""
-    if idle > _LOW and config.accumulate < more:
-        advice = f"; with --accumulate {more}, {bubble(config.stages, more):.0%}"
-    first = (
-        f"{replicas} of {config.stages} stages; with {micro_batches} in a step, each stage waits {idle:.0%} "
-        f"of it if all take equally long{advice}"
-    )
-    return "\n".join([first, *stages])
-
-
 _WIDTH = 14
+_SHARDED = {"optimizer": "the optimizer's state", "gradients": "the optimizer's state and the gradients"}
+_LOW = 0.2  # part of a step in which a stage waits, from which on more micro-batches are proposed
+_NAMED = 8  # hosts, numbers of workers and parameter groups that a line names
 
 
 def describe_plan(
@@ -73,58 +44,54 @@ def describe_plan(
 ) -> str:
     """Return what the run is going to do, as text.
 
-    Args:
-        session: the run.
-        plan: what follows from its number of workers.
-        model: what the backend knows of the model.
-        hosts: the host of each worker.
-        build: the Horovod build, as text.
-        settings: environment variables that hvdtrain set, which the user had not.
-        start: where it starts from.
-        found: the data in the task's own words, if it has some.
-        roles: what columns of the data are used for that the user may not have meant.
+    ``found`` is the data in the task's own words, and ``roles`` what columns of the data are used for.
     """
-    config = session.config
+    config, workers, own = session.config, session.backend.workers.size, model.own_rates
     copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
+    sharded = f"{_SHARDED.get(config.shard)}, over {workers} workers"
+    if workers == 1:
+        sharded = "one worker, which keeps all of it: sharding changes nothing"
     lines = {
-        "workers": _workers(session, hosts) + plan_parts.workers(session),
+        "workers": _workers(session, hosts),
         "starts from": start.origin,
         "weights": _indented(start.weights),
         "changed": ", ".join(start.changes),
-        "model": _model(session, model, start),
+        "model": _model(config, model, start),
         "data": "; ".join(filter(None, [found or _data(session), roles])),
         "stream": promises(session, start.manifest),
         "evaluation": _eval_sets(session),
-        "batch": _batch(config, plan) + plan_parts.batch(session, plan),
+        "batch": _batch(session, plan),
         "batch norm": _batch_norm(session, model, plan),
         "state": session.backend.replica_state.describe(),
         "length": _length(session, plan),
-        "learning rate": plan_parts.describe_learning_rate(
-            config, plan, model.own_rates, session.state.plateau
-        )
-        + plan_parts.learning_rate(session, plan),
-        "optimizer": plan_parts.describe_optimizer(config, model.own_rates),
+        "learning rate": _learning_rate(session, plan, own),
+        "optimizer": _built_in(config) if own is None else f"the task's own, {own.optimizer}",
         "groups": "; ".join(model.groups),
         "regularised": _regularised(config),
         "stops early": _stops_early(config),
         "precision": _precision(config, model),
         "gradients": model.reduction,
         "memory": "" if session.memory.heaviest is None else session.memory.heaviest.describe(),
-        "sharded": describe_sharding(config, session.backend.workers.size),
-        "stages": _indented(describe_stages(config, session.backend.workers.size, model.stages)),
-        "local steps": plan_parts.describe(config, plan),
+        "sharded": "" if config.shard == "none" else sharded,
+        "stages": _indented(describe_stages(config, workers, model.stages)),
+        "local steps": _local_steps(config, plan),
         "checkpoints": _checkpoints(config),
         "Horovod": build,
         "set for you": _set_for_you(session, settings),
         "run directory": shown(session.location_of(session.services.run_dir)) + copy,
     }
+    if config.clip_norm:
+        lines["optimizer"] += f", gradient clipped to norm {config.clip_norm:g}"
     title = f"hvdtrain {hvdtrain.__version__}: {config.task} with {session.backend.info.description}"
     return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines.items() if text)])
 
 
 def _indented(text: str) -> str:
-    """Return a text of several lines as the plan shows it, behind a name."""
     return text.replace("\n", f"\n  {'':<{_WIDTH}} ")
+
+
+def _some(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:_NAMED]) + (", ..." if len(texts) > _NAMED else "")
 
 
 def describe_model(model: ModelInfo) -> str:
@@ -137,41 +104,56 @@ def describe_model(model: ModelInfo) -> str:
     return f"{total}, {trained:,} of them trained, in {tensors}"
 
 
+def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
+    """Return how the model is divided, and how long the stages wait, in lines; empty if it is not."""
+    if config.stages == 1:
+        return ""
+    idle = bubble(config.stages, config.accumulate)
+    micro_batches = "1 micro-batch" if config.accumulate == 1 else f"{config.accumulate:,} micro-batches"
+    more, advice = 4 * config.stages, ""
+    if idle > _LOW and config.accumulate < more:
+        advice = f"; with --accumulate {more}, {bubble(config.stages, more):.0%}"
+    first = (
+        f"{counted(workers // config.stages, 'replica')} of {config.stages} stages; with "
+        f"{micro_batches} in a step, each stage waits {idle:.0%} of it if all take equally long{advice}"
+    )
+    return "\n".join([first, *stages])
+
+
 def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
     parts = [f"{name}={value}" for name, value in settings.items()]
-    workers = session.backend.workers
     if session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
-        parts.append(f"{counted(threads_per_worker(workers.local_size), 'compute thread')} per worker")
+        threads = threads_per_worker(session.backend.workers.local_size)
+        parts.append(f"{counted(threads, 'compute thread')} per worker")
     if "torch" in session.backend.info.versions:
         parts.append("subnormal numbers are 0 (torch.set_flush_denormal)")
     return ", ".join(parts)
 
 
 def _workers(session: Session, hosts: list[str]) -> str:
-    size, per_host = len(hosts), Counter(hosts)
-    if size == 1:
-        return f"1 on {hosts[0]}"
-    places = ", ".join(f"{host}: {count}" for host, count in list(per_host.items())[:8])
-    more = ", ..." if len(per_host) > 8 else ""
-    controller = session.backend.workers.coordination
-    return f"{size} on {counted(len(per_host), 'host')} ({places}{more}), coordinated by {controller}"
+    workers, most = session.backend.workers, most_workers(session.backend.workers)
+    elastic = "" if most is None else f"; elastic: at least {workers.least}, at most {most}"
+    if len(hosts) == 1:
+        return f"1 on {hosts[0]}{elastic}"
+    per_host = Counter(hosts)
+    places = _some([f"{host}: {count}" for host, count in per_host.items()])
+    of_hosts = f"{len(hosts)} on {counted(len(per_host), 'host')} ({places})"
+    return f"{of_hosts}, coordinated by {workers.coordination}{elastic}"
 
 
-def _model(session: Session, model: ModelInfo, start: ResumePoint) -> str:
+def _model(config: Config, model: ModelInfo, start: ResumePoint) -> str:
     text = describe_model(model)
     if start.origin and not start.weights:
         return text
-    is_drawn = session.config.initial_parameters == "portable"
-    origin = f"{'drawn by name from' if is_drawn else 'as the task made them,'} seed {session.config.seed}"
+    origin = "drawn by name from" if config.initial_parameters == "portable" else "as the task made them,"
     of_the_rest = " of the rest" if start.weights else ""
-    return f"{text}; initial values{of_the_rest} {origin}"
+    return f"{text}; initial values{of_the_rest} {origin} seed {config.seed}"
 
 
 def _data(session: Session) -> str:
-    sets = sets_of(session.data.evaluation)
+    sets, readers = sets_of(session.data.evaluation), session.config.read_workers
     # named sets have a line of their own
     evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
-    readers = session.config.read_workers
     read = f"; {counted(readers, 'reader')} per worker" if readers else ""
     is_drawn = isinstance(getattr(session.data.training, "draws", None), Draws)
     drawn = ", drawn by sample_probabilities()" if is_drawn else ""
@@ -179,7 +161,6 @@ def _data(session: Session) -> str:
 
 
 def _eval_sets(session: Session) -> str:
-    """Return the named sets of evaluation data with their sizes; empty if they have no names."""
     sets = sets_of(session.data.evaluation)
     if "" in sets or not sets:
         return ""
@@ -188,76 +169,182 @@ def _eval_sets(session: Session) -> str:
     return f"{', '.join(sizes)}{first}"
 
 
-def _batch(config: Config, plan: TrainingPlan) -> str:
-    batch = plan.batch
-    holder = "worker" if config.stages == 1 else "replica"
+def _batch(session: Session, plan: TrainingPlan) -> str:
+    batch, most = plan.batch, most_workers(session.backend.workers)
+    holder = "worker" if session.config.stages == 1 else "replica"
     parts = f"{batch.micro_batch} per {holder} x {counted(batch.workers, holder)}"
     if batch.accumulate > 1:
         parts += f" x {batch.accumulate} micro-batches"
-    if batch.is_even:
-        return f"{batch.global_batch} a step = {parts}"
-    return f"{batch.global_batch} a step, at most {parts}, the shorter parts padded with weight 0"
+    text = f"{batch.global_batch} a step = {parts}"
+    if not batch.is_even:
+        text = f"{batch.global_batch} a step, at most {parts}, the shorter parts padded with weight 0"
+    if most is None:
+        return text
+    if session.config.global_batch_size is None:
+        return f"{text}; with other workers, another number a step and of steps"
+    return (
+        f"{text}; micro-batches of {batch.micro_batch} with any number of workers up to {most}, larger ones "
+        "with a lower --max-np"
+    )
 
 
 def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
+    """Return which samples batch norm takes together; nothing where that is what a plain loop does."""
     layers, batch = model.batch_norm_layers, plan.batch
     is_synchronised = session.config.sync_batch_norm or 0 < layers == model.synchronized_layers
     if not layers:
         return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
-    together = batch.global_batch // batch.accumulate
+    together, samples = batch.global_batch // batch.accumulate, counted(batch.micro_batch, "sample")
     if (most := most_workers(session.backend.workers)) is not None:
-        return plan_parts.batch_norm(
-            layers,
-            batch,
-            range(session.backend.workers.least, most + 1),
-            is_synchronised,
-            model.leaves_out_padding,
+        if is_synchronised:
+            return (
+                f"warning: {counted(layers, 'layer')} over the micro-batches of {samples} of as many workers "
+                f"as there are, up to {most}, so the curve depends on their number"
+            )
+        text = f"{counted(layers, 'layer')} over each micro-batch of {samples}, with any number of workers"
+        numbers = range(session.backend.workers.least, most + 1)
+        padded = "" if model.leaves_out_padding else _padded_with(batch, numbers)
+        counts = (
+            f"; with {padded} padding (a repeated sample) counts in the statistics; see --sync-batch-norm"
         )
+        return f"warning: {text}{counts}" if padded else text
     if is_synchronised:
         return (
             f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"
         )
-    layers -= model.synchronized_layers  # those with synchronized=True
+    of_layers = counted(layers - model.synchronized_layers, "layer")  # without those with synchronized=True
     has_none = model.leaves_out_padding and batch.global_batch >= batch.workers * batch.accumulate
     padding = "" if batch.is_even or has_none else "; padding (a repeated sample) counts in the statistics"
     if session.data.is_sharded:
         padding = "; padding (repeated samples) of workers whose shards end first counts in the statistics"
     if batch.workers == 1:
-        over = f"over each micro-batch of {counted(batch.micro_batch, 'sample')}"
-        return (
-            f"warning: {counted(layers, 'layer')} {over}{padding}; see --sync-batch-norm" if padding else ""
-        )
+        over = f"{of_layers} over each micro-batch of {samples}"
+        return f"warning: {over}{padding}; see --sync-batch-norm" if padding else ""
     return (
-        f"warning: {counted(layers, 'layer')} over each worker's {counted(batch.micro_batch, 'sample')}, not "
-        f"the {together} of all, so the curve depends on the number of workers{padding}; "
-        "see --sync-batch-norm"
+        f"warning: {of_layers} over each worker's {samples}, not the {together} of all, so the curve depends "
+        f"on the number of workers{padding}; see --sync-batch-norm"
     )
 
 
+def _padded_with(batch: BatchPlan, numbers: range) -> str:
+    """Return the numbers of workers with which a step is padded, such as "3, 5, 6 workers"; empty if none."""
+    if batch.micro is None:  # --batch-size: the batch follows the workers
+        return ""
+    found = [n for n in numbers if not BatchPlan.of_size(batch.global_batch, n, batch.micro).is_even]
+    more = f" and {len(found) - _NAMED} other numbers of" if len(found) > _NAMED else ""
+    return f"{', '.join(map(str, found[:_NAMED]))}{more} workers" if found else ""
+
+
 def _length(session: Session, plan: TrainingPlan) -> str:
-    epochs = plan.last_sample / session.data.size
+    epochs, steps = plan.last_sample / session.data.size, counted(plan.steps, "step")
     cadence, evaluates = session.config.eval_every, ""
     if session.data.evaluation:
         evaluates = f", evaluation {cadence.describe() if cadence else 'at the end'}"
     if known_size(session.data.training) is None:
-        return f"{counted(plan.steps, 'step')}{evaluates}"
+        return f"{steps}{evaluates}"
     text = counted(epochs, "epoch") if epochs == round(epochs, 6) else f"{epochs:.3f} epochs"
     done = session.state.progress.step
     left = f", {counted(max(0, plan.steps - done), 'step')} to go" if done else ""
     least = "at least " if session.data.is_sharded else ""  # the last steps of an epoch have fewer samples
-    return f"{least}{counted(plan.steps, 'step')} = {text}{left}{evaluates}"
+    return f"{least}{steps} = {text}{left}{evaluates}"
+
+
+def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -> str:
+    """Return the learning rate, its warm-up and schedule, and how it follows the number of workers."""
+    rate, config = plan.learning_rate, session.config
+    base, peak = config.base_learning_rate, rate.peak
+    text = f"{base:g}"
+    if own is not None and own.base is not None:
+        is_own = math.isclose(base, own.base, rel_tol=1e-6)
+        text += " (the optimizer's own)" if is_own else f" (in place of the optimizer's default {own.base:g})"
+    if peak != base:
+        batch = plan.batch
+        compared = f"each worker's batch {-(-batch.global_batch // batch.workers)}"
+        if config.sync_every is None:
+            compared = f"global batch {batch.global_batch}"
+        rule = f"{config.lr_scaling} rule: {compared}, quoted for {plan.base_batch}"
+        text = f"{peak:g} = {text} x {peak / base:g} ({rule})"
+    if rate.warmup_epochs:
+        steps = config.warmup_steps
+        text += f", after a warm-up of {counted(steps, 'step') if steps else _epochs(rate.warmup_epochs)}"
+    lowest = f"{peak * rate.final_fraction:g}"
+    after = {
+        "constant": "constant",
+        "cosine": f"cosine to {lowest}",
+        "linear": f"linear to {lowest}",
+        "one_cycle": f"one cycle: from {peak * ONE_CYCLE_FIRST:g} up to the peak at 30 % of the "
+        f"training and down to {peak * ONE_CYCLE_LAST:g}",
+        "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
+        "cyclic": f"cycles of {_epochs(rate.cycle_epochs)} down to {lowest}",
+        "plateau": _plateau(session, peak),
+    }
+    text += f", {after[rate.schedule]}"
+    if own is not None and set(own.factors) != {1.0}:
+        groups = counted(len(own.factors), "parameter group")
+        text += f"; {groups} at {_some([f'{peak * factor:g}' for factor in own.factors])}"
+    is_elastic = most_workers(session.backend.workers) is not None
+    if is_elastic and not config.global_batch_size and config.lr_scaling != "none":
+        text += "; it follows the number of workers at once"
+    return text
+
+
+def _epochs(number: float) -> str:
+    return counted(number, "epoch")
+
+
+def _plateau(session: Session, peak: float) -> str:
+    config, state = session.config, session.state.plateau
+    goal, patience = config.plateau_metric, counted(config.plateau_patience, "evaluation")
+    way = "higher" if goal.highest else "lower"
+    text = f"x {config.plateau_factor:g} after {patience} in a row without a {way} {goal.metric}"
+    if config.lr_final_fraction:
+        text += f", down to {peak * config.lr_final_fraction:g}"
+    if state is not None and state.fraction < 1:
+        text += f"; lowered to {peak * max(state.fraction, config.lr_final_fraction):g} so far"
+    return text
+
+
+def _built_in(config: Config) -> str:
+    parts: list[str] = [config.optimizer]
+    if config.optimizer in ("sgd", "lars") and config.momentum:
+        parts.append(f"momentum {config.momentum:g}")
+    if config.optimizer == "lamb":
+        parts.append(f"betas {config.adam_beta1:g} and {config.adam_beta2:g}")
+    if config.weight_decay:
+        parts.append(f"weight decay {config.weight_decay:g}")
+    return ", ".join(parts)
+
+
+def _local_steps(config: Config, plan: TrainingPlan) -> str:
+    """Return what local steps mean for the run; empty if it has none."""
+    if (every := config.sync_every) is None:
+        return ""
+    text = "the result depends on the number of workers"
+    if plan.batch.workers == 1:
+        text = "one worker, so there is nothing to average"
+        if config.outer_optimizer == "nesterov":
+            text = f"one worker, which takes an outer step after {Cadence(every).describe()}"
+    late = [
+        f"{name} {cadence}"
+        for name in ("log_every", "eval_every", "save_every")
+        if (cadence := getattr(config, name)) is not None
+        and every > 1
+        and (cadence.unit != "steps" or int(cadence.every) % every)
+    ]
+    if late:
+        their = "their" if len(late) > 1 else "its"
+        text += f"; {' and '.join(late)}: at the first synchronisation at or after {their} step"
+    if every > 1:
+        text += f"; SIGTERM: at the next synchronisation, up to {every} steps later"
+    return text
 
 
 def _precision(config: Config, model: ModelInfo) -> str:
     own = f"fp{model.float_bits}"
     text = own if config.precision == "fp32" else f"{config.precision}, weights {own}"
-    if config.precision == "fp16":
-        text += ", loss scaled"
-    if config.checkpoint_activations:
-        text += "; activations of repeated blocks computed twice"
-    if config.compile:
-        text += "; compiled"
-    return text
+    text += ", loss scaled" if config.precision == "fp16" else ""
+    text += "; activations of repeated blocks computed twice" if config.checkpoint_activations else ""
+    return f"{text}; compiled" if config.compile else text
 
 
 def _checkpoints(config: Config) -> str:
@@ -271,47 +358,37 @@ def _regularised(config: Config) -> str:
     parts = []
     if config.label_smoothing:
         parts.append(f"label smoothing {config.label_smoothing:g} in training, none in evaluation")
-    for name, alpha in (("mixup", config.mixup), ("cutmix", config.cutmix)):
-        parts += [f"{name} {alpha:g} in training"] if alpha else []
+    parts += [f"mixup {config.mixup:g} in training"] if config.mixup else []
+    parts += [f"cutmix {config.cutmix:g} in training"] if config.cutmix else []
     if config.ema_decay is not None:
         parts.append(f"evaluation by a moving average of the weights, decay {config.ema_decay:g}")
     return "; ".join(parts)
 
 
 def _stops_early(config: Config) -> str:
-    if config.early_stopping is None:
+    if (goal := config.early_stopping) is None:
         return ""
     patience = counted(config.early_stopping_patience, "evaluation")
-    way = "higher" if config.early_stopping.highest else "lower"
-    return f"after {patience} in a row without a {way} {config.early_stopping.metric}"
+    return f"after {patience} in a row without a {'higher' if goal.highest else 'lower'} {goal.metric}"
 
 
 def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Sequence[str]) -> None:
-    """Show the plan, and what else the user should know. Local: no collective.
-
-    Args:
-        run: the training.
-        session: the run, with its services.
-        point: where it starts.
-        found: notes of its start, and of the dry run.
-    """
-    config, task, plan = run.config, run.task_data.task, session.plan()
+    """Show the plan, and what else the user should know, such as the notes found by then. Local."""
+    task, plan = run.task_data.task, session.plan()
     of_directory = filter(None, [run.lock.note, note_on_links(session.services.run_dir), *run.notes_on_task])
-    notes = (*point.notes, *found, *of_directory)
-    row = FRAMEWORKS[config.framework]
-    is_named = not callable(getattr(task, "loss", print)) and not hasattr(task, row.loss_method)
-    session.services.report.say(
-        describe_plan(
-            session,
-            plan,
-            model=run.model,
-            hosts=list(run.hosts),
-            build=run.job.build,
-            settings=run.job.settings,
-            start=point,
-            found=str(task.describe()) if hasattr(task, "describe") else "",
-            roles=roles_of(names_of_batch(run.task_data), is_named),
-        )
+    is_named = not callable(getattr(task, "loss", print))
+    is_named &= not hasattr(task, FRAMEWORKS[run.config.framework].loss_method)
+    text = describe_plan(
+        session,
+        plan,
+        model=run.model,
+        hosts=list(run.hosts),
+        build=run.job.build,
+        settings=run.job.settings,
+        start=point,
+        found=str(task.describe()) if hasattr(task, "describe") else "",
+        roles=roles_of(names_of_batch(run.task_data), is_named),
     )
-    for note in (*notes, *run.notes_on_options(plan)):
+    session.services.report.say(text)
+    for note in (*point.notes, *found, *of_directory, *run.notes_on_options(plan)):
         session.services.report.note(note)

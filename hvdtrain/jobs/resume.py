@@ -17,10 +17,8 @@ from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
-from hvdtrain.config.layers import LEFT
 from hvdtrain.data.stream import Stream, is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError
-from hvdtrain.jobs.opening import plan_parts
 from hvdtrain.jobs.opening.checkpoint_config import (
     changed_outputs,
     load_initial_weights,
@@ -85,22 +83,7 @@ def restore(
     *,
     is_stream: bool = False,
 ) -> ResumePoint:
-    """Collective. Find where to start from, and load it into every worker's backend.
-
-    Args:
-        config: the resolved config.
-        backend: the backend, built.
-        data_size: samples in the training data.
-        compare_data: raises a CheckpointError if the data are not those of the checkpoint that the run
-            continues from; returns notes for the user. Rank 0 calls it.
-        check_as_built: raises an error if this worker's model or optimizer is not as it was built. Every
-            worker calls it before any of them gets a state, if the run continues from no checkpoint.
-        is_stream: whether the training data are a stream, whose declared length may be put right.
-
-    Raises:
-        CheckpointError: If the checkpoint that was named is missing or damaged, or one does not fit.
-        EnvironmentFault: If a checkpoint cannot be read.
-    """
+    """Collective. Find where to start from, and load it into every worker's backend."""
     workers = backend.workers
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
     point = run_on_rank_zero(
@@ -170,7 +153,12 @@ def _find(
         state = without_outer(state)
     elif not has_outer(state):
         notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
-    notes += plan_parts.notes_on_resuming(config, found.manifest.workers, backend.workers.size)
+    workers_before, workers = found.manifest.workers, backend.workers.size
+    if config.sync_every is not None and workers_before != workers:
+        notes.append(
+            "local steps: the result depends on the number of workers, which was "
+            f"{workers_before} and is {workers}"
+        )
     before = str(found.manifest.config.get("compression"))
     state, said = fitting_state(state, config.compression, before)
     notes += [said] if said else []
@@ -213,7 +201,6 @@ def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:
         for name in new
         if name in manifest.config and name not in _NOT_COMPARED and not same_field(name, found, new)
     ]
-    pairs += [(name, manifest.config.get(name, value), value) for name, value in LEFT.items()]
     pairs.append(("workers", manifest.workers, backend.workers.size))
     versions = versions_with(backend)
     pairs += [

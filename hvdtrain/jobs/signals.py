@@ -67,11 +67,7 @@ class Signals:
                 signal.signal(number, signal.SIG_IGN)
 
     def handle(self, number: int, _: FrameType | None) -> None:
-        """Handle a signal, in the main thread.
-
-        Raises:
-            Interrupted: If it ends the job at once; no signal does so twice.
-        """
+        """Handle a signal, in the main thread."""
         if number == signal.SIGUSR1:
             self._save = True
             return
@@ -111,12 +107,7 @@ class ElasticSignals(Signals):
         return ControlFlags(bool(membership.stop_wanted()), flags.save, change=membership.change_wanted())
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        """Handle a signal, in the main thread.
-
-        Raises:
-            Removed: If this worker leaves at once.
-            Interrupted: If a signal ends it at once.
-        """
+        """Handle a signal, in the main thread."""
         if self.membership is None or number not in _LEAVES:
             super().handle(number, frame)
         elif not self.membership.stop_wanted():  # once all are to stop, it stops with them
@@ -138,9 +129,6 @@ def interruptible() -> Iterator[Signals]:
 
     A SystemExit of the task's code becomes an error: its exit code would be 0 as after complete training.
     So does any other of its exceptions that is no Exception.
-
-    Raises:
-        WorkerFailure: If the task's code calls ``sys.exit()``, or raises such an exception.
     """
     seen = ElasticSignals() if is_elastic() else Signals()
     previous = {}

@@ -24,12 +24,6 @@ def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: b
     """Collective if the run is tracked. Return its name among trackers, the same on all workers.
 
     A name that is known stays, also if this job is not tracked.
-
-    Args:
-        config: the resolved config.
-        workers: the workers.
-        known: the name that the checkpoint has from which the run continues.
-        in_place: whether the run continues in its directory.
     """
     if known is not None or not config.track:
         return known
@@ -51,17 +45,7 @@ def trackers_of(
     done: int | None = None,
     provenance: Provenance | None = None,
 ) -> Callable[[Path], Sequence[Reporter]]:
-    """Return what makes the callback that has the run sent; it makes none if no tracker is sent anything.
-
-    Args:
-        config: the resolved config.
-        tracking_id: the run's name among trackers.
-        hosts: the host of each worker, as far as they are known.
-        changes: descriptions of what differs from the run's last job.
-        origin: a description of the checkpoint that the run continues from.
-        done: steps that are done, if the job does not begin here.
-        provenance: where this start of the run comes from; it is found out if it is None.
-    """
+    """Return what makes the callback that has the run sent; it makes none if no tracker is sent anything."""
     names = senders(config.track)
     if not names or tracking_id is None:
         return lambda run_dir: ()
@@ -90,18 +74,7 @@ def _facts_of(provenance: Provenance) -> dict[str, str]:
 def track_runs(
     run_dirs: Sequence[Path], names: Sequence[str], with_checkpoints: bool, say: Callable[[str], None]
 ) -> None:
-    """Send runs to trackers.
-
-    Args:
-        run_dirs: their directories, or folders of them.
-        names: the trackers; those of the run's config if none is given.
-        with_checkpoints: whether to send the newest checkpoint, too.
-        say: shows a line of text.
-
-    Raises:
-        UsageError: If a directory holds no run, or no tracker is named.
-        EnvironmentFault: If a directory cannot be read or written, or a tracker refuses what it is sent.
-    """
+    """Send runs to trackers."""
     paths, notes = find_runs(run_dirs)
     for note in notes:
         say(f"note: {note}")
@@ -111,11 +84,7 @@ def track_runs(
 
 
 def _trackers_for(run: StoredRun, names: Sequence[str]) -> list[str]:
-    """Return the trackers to send a run to.
-
-    Raises:
-        UsageError: If none is named, or one that nothing is sent to.
-    """
+    """Return the trackers to send a run to."""
     try:
         found: Any = split_trackers(list(names) or run.config.get("track") or [])
     except ValueError as error:
@@ -133,11 +102,7 @@ def _trackers_for(run: StoredRun, names: Sequence[str]) -> list[str]:
 
 
 def _send(run: StoredRun, name: str, with_checkpoints: bool, say: Callable[[str], None]) -> None:
-    """Send what is left of a run, and how it ended if it did.
-
-    Raises:
-        EnvironmentFault: If it cannot be sent now.
-    """
+    """Send what is left of a run, and how it ended if it did."""
     title, path = TRACKERS[name].title, run.path
     if run.status == RUNNING:
         raise EnvironmentFault(

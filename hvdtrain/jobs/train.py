@@ -1,41 +1,51 @@
 """Training: one job, from its configuration to its summary; what every way of starting one goes through."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from hvdtrain.backends.base import device_memory
+from hvdtrain.backends.memory import MemoryPlan, mebibytes
 from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
 from hvdtrain.elastic.watch.liveness import Watching
-from hvdtrain.host.launcher import muted_console
+from hvdtrain.host.cores import peak_bytes
+from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
-from hvdtrain.jobs.endings import early_end_reported, report_early_end, report_end
 from hvdtrain.jobs.entering import entered, seed_training, services_open, tool_hooks
 from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.opening.dry_run import Dry, memory_limit
+from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
 from hvdtrain.jobs.opening.start import prepare, started
-from hvdtrain.jobs.outcome import end_together, polling, status_of, write_summary_on_loss
-from hvdtrain.jobs.plan_text import show_plan
-from hvdtrain.jobs.resume import find_start
+from hvdtrain.jobs.outcome import (
+    early_end_reported,
+    end_together,
+    polling,
+    report_early_end,
+    report_end,
+    status_of,
+    write_summary_on_loss,
+)
+from hvdtrain.jobs.plan_text import describe_model, describe_stages, show_plan
+from hvdtrain.jobs.resume import ResumePoint, find_start, restore
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.stored import storing
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.loop import run as run_loop
 from hvdtrain.reporting.console import start_explained
+from hvdtrain.storage.text import counted
 from hvdtrain.task import task_class_of, task_spec
+from hvdtrain.training_plan import Progress
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.seeding import seeded_frameworks
 
 
 def train(
-    task: Any = None,
-    *,
-    framework: str,
-    callbacks: Sequence[Any] = (),
-    quiet: bool = False,
-    **fields: Any,
+    task: Any = None, *, framework: str, callbacks: Sequence[Any] = (), quiet: bool = False, **fields: Any
 ) -> Summary:
     """Train a task; the same as ``python -m hvdtrain``, from a script that a launcher starts.
 
@@ -69,22 +79,11 @@ def train(
 
 
 def run_job(
-    layers: list[Layer],
-    task_class: Any = None,
-    callbacks: Sequence[Any] = (),
-    *,
-    from_python: bool = False,
+    layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any] = (), *, from_python: bool = False
 ) -> Summary:
     """Resolve the configuration, make the task and train it.
 
     Collective.
-
-    Args:
-        layers: config values, weakest source first, without the task's defaults.
-        task_class: the task's class if the caller has it; found by its name otherwise.
-        callbacks: those of the caller, in addition to the task's own.
-        from_python: whether a script called: then the summary has the history, and Horovod stays if all
-            workers fail.
     """
     with interruptible() as signals, seeded_frameworks(), start_explained():
         job = prepare(layers, task_class)
@@ -118,3 +117,57 @@ def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
                     session.services.saver.finish()
             status, problem = status_of(session, signals)
         return end_together(session, report_end(session, status, problem, signals))
+
+
+_WIDTH = 11
+
+
+def check_job(layers: list[Layer], task_class: Any = None) -> None:
+    """Collective. Do what a job does before its first step, and show what was found.
+
+    Nothing is written: the job starts from the beginning of the data, whether it is to resume or not.
+    """
+    with interruptible() as signals, seeded_frameworks():
+        job = prepare(layers, task_class)
+        with started(job, signals) as backend, signals.signals_take_precedence():
+            begun_seconds = time.perf_counter()
+            run = opened(job, backend, (), RunLock())
+            config, task_data = run.config, run.task_data
+            checked = check_batches(backend.workers, task_data.identity, config, Progress())
+            restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
+            with entered(run, ResumePoint(), with_passes=True) as (session, found):
+                options = run.notes_on_options(session.plan())
+            notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes, *checked)
+            found = replace(found, notes=(*notes, *found.notes, *options))
+            seconds = time.perf_counter() - begun_seconds
+            taken = backend.workers.allgather_object(peak_bytes())
+            if backend.workers.rank == 0:
+                assert session.memory.heaviest is not None  # the dry run has measured it
+                text = _describe(run, found, session.memory.heaviest, seconds=seconds, peak=max(taken))
+                open_console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _describe(run: TrainingRun, found: Dry, memory: MemoryPlan, *, seconds: float, peak: int) -> str:
+    config, backend, model = run.config, run.backend, run.model
+    workers = counted(backend.workers.size, "worker")
+    lines = [("model", describe_model(model))]
+    split = describe_stages(config, backend.workers.size, model.stages)
+    lines += [("" if number else "stages", line) for number, line in enumerate(split.splitlines())]
+    for one in found.passes:  # the first micro-batch of each data set on rank 0
+        name = one.what.removesuffix(" data").removeprefix("evaluation set ").strip("'")
+        values = ", ".join(f"{metric} {value:.4f}" for metric, value in one.means().items())
+        outputs = [("", f"outputs {text}") for text in filter(None, [one.describe_outputs()])]
+        lines += [(name, one.describe_data()), *outputs, ("", values)]
+    most = memory_limit(backend)
+    limit = "how much memory a GPU has is not known" if most is None else f"a GPU has {mebibytes(most)}"
+    if device_memory(backend) is None:
+        limit = f"each worker of this host may take {mebibytes(most or 0)}"
+    lines += [
+        ("memory", memory.describe()),
+        ("", f"the largest worker has had {mebibytes(peak)} of the host's until now, all included"),
+        ("", limit),
+        ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
+        *(("note", note) for note in found.notes),
+    ]
+    title = f"check passed: {config.task} with {backend.info.description}, {workers}; nothing was trained"
+    return "\n".join([title, *(f"  {name:<{_WIDTH}} {text}" for name, text in lines)])

@@ -19,8 +19,8 @@ def data(size: int, width: int = 2) -> object:
 def checked(size: int = 3, workers: int = 1, width: int = 2, **fields: object) -> None:
     config = Config(**{"framework": "torch", "epochs": 1, **fields})
     plan = TrainingPlan.of(config, workers, size)
-    batch_limits.check_train_batch(config, plan, data(size, width), workers)
-    batch_limits.check_eval_batch(config, plan, data(size, width), workers)
+    one = data(size, width)
+    batch_limits.check_batch_sizes(config, plan, workers, train_data=one, eval_data=one)
 
 
 def refused(**fields: object) -> ConfigError:
@@ -74,4 +74,4 @@ def test_a_small_batch_reads_no_sample():
             raise AssertionError("read")
 
     config = Config(framework="torch", epochs=1)
-    batch_limits.check_train_batch(config, TrainingPlan.of(config, 1, 10), Unreadable(), 1)
+    batch_limits.check_batch_sizes(config, TrainingPlan.of(config, 1, 10), 1, train_data=Unreadable())

@@ -54,11 +54,6 @@ def test_what_the_tasks_defaults_say_of_exchanging_gradients_is_left_out():
     assert (config.profile, config.sync_batch_norm) == (None, True)
 
 
-def test_the_optimizer_is_one_that_keeps_nothing():
-    config = resolved(manifest(optimizer="adamw", momentum=0.8))
-    assert (config.optimizer, config.momentum) == ("sgd", 0.0)
-
-
 def test_in_stages_each_worker_makes_the_parameters_of_its_stage_alone():
     of_training = {"stages": 2, "stage_cuts": [3], "stage_balance": "time", "initial_parameters": "portable"}
     config = resolved(manifest(**of_training))
@@ -66,12 +61,6 @@ def test_in_stages_each_worker_makes_the_parameters_of_its_stage_alone():
     config = resolved(manifest(**of_training), Layer("options", {"stages": 2}))
     assert (config.stages, config.stage_cuts) == (2, None)
     assert (config.stage_balance, config.initial_parameters) == ("memory", "portable")
-
-
-def test_what_a_run_started_from_and_its_schedule_are_left_out():
-    made = manifest(init="w", init_only=["model/a/*"], lr_schedule="plateau", lr_final_fraction=0.5)
-    found = resolved(made)
-    assert (found.init, found.init_only, found.lr_schedule) == (None, (), "constant")
 
 
 def test_a_field_that_this_version_does_not_have_is_left_out():
@@ -101,8 +90,7 @@ def test_a_task_of_the_users_own_must_be_named():
 
 
 @pytest.mark.parametrize(
-    ("task", "options"),
-    [("/moved/mine.py:Mine", {"size": 3}), ("mine.py:Other", {}), ("digits", {})],
+    ("task", "options"), [("/moved/mine.py:Mine", {"size": 3}), ("mine.py:Other", {}), ("digits", {})]
 )
 def test_options_of_another_task_are_left_out(task, options):
     made = manifest(task="mine.py:Mine", task_options={"size": 3})

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 
-import click
 import pytest
 from click.testing import CliRunner
 
@@ -132,31 +131,6 @@ def test_every_unknown_option_is_named_with_a_hint(invoke):
         "No such option '--threads'. Did you mean '--set threads=VALUE'?",
         "No such option '--zzzz'.",
     ]
-
-
-@pytest.fixture
-def main(monkeypatch, capsys):
-    """Runs main() as rank ``rank``; gives its exit code and what it said on standard error."""
-
-    def run(*words: str, rank: str | None = None) -> tuple[object, str]:
-        for name in ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"):
-            monkeypatch.delenv(name, raising=False)
-        if rank is not None:
-            monkeypatch.setenv("HOROVOD_RANK", rank)
-        monkeypatch.setattr(sys, "argv", ["hvdtrain", *words])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        return caught.value.code, capsys.readouterr().err
-
-    return run
-
-
-def test_ctrl_c_before_training_ends_with_130(main, monkeypatch):
-    def stop(*_: object, **__: object) -> None:
-        raise click.Abort
-
-    monkeypatch.setattr(type(cli.cli), "__call__", stop)
-    assert main()[0] == 130
 
 
 def loaded_by(*words: str) -> set[str]:

@@ -8,8 +8,7 @@ from support.documents import ROOT
 
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import ConfigError, HvdtrainError
-from hvdtrain.jobs.compatibility import ROWS, Row, check
-from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.compatibility import ROWS, Job, Row, check
 from hvdtrain.jobs.opening.start import settle
 
 # for each feature of the table, by its name in the documentation: a job that has it

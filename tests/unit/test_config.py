@@ -1,6 +1,5 @@
 """The configuration: who wins, which rules hold, what a message says, what is written and read."""
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -32,11 +31,6 @@ def refused(layer: Layer) -> str:
 def test_the_strongest_source_wins(strongest):
     layers = [Layer(source, {"seed": rank}) for rank, source in enumerate(SOURCES[: strongest + 1])]
     assert resolve([TORCH, *layers]).seed == strongest
-
-
-def test_a_stronger_source_leaves_other_fields_alone():
-    config = resolve([TORCH, Layer("run.yaml", {"seed": 3, "momentum": 0.5}), Layer("--set", {"seed": 4})])
-    assert (config.seed, config.momentum) == (4, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +78,8 @@ def test_task_options_of_all_sources_come_together():
         ("batchsize", "Did you mean 'batch_size'?"),
         ("learning-rate", "Did you mean 'learning_rate'?"),
         ("sede", "Did you mean 'seed'?"),
+        ("LR", "Did you mean 'learning_rate'?"),
+        ("--num-workers", "Did you mean 'read_workers'?"),
         ("qqq", "docs/config.md lists every field."),
         (3, "docs/config.md lists every field."),
     ],
@@ -112,19 +108,13 @@ def test_home_and_variables_are_expanded_in_the_fields_that_hold_paths(monkeypat
     assert config.task_options == {"path": "~/mine"}
 
 
-def test_an_undefined_variable_in_a_path_is_refused(monkeypatch):
-    monkeypatch.delenv("NOT_SET", raising=False)
-    assert refused(Layer("run.yaml", {"run_dir": "$NOT_SET/x"})) == (
-        "run_dir: the environment variable NOT_SET is not set, found '$NOT_SET/x' (run.yaml)"
-    )
-
-
 @pytest.mark.parametrize(
     ("field", "value", "hint"),
     [
         ("clip_norm", "None", "write null for no value"),
         ("save_every", "none", "write null for no value"),
         ("optimizer", "adam", "adamw with weight_decay 0 is Adam"),
+        ("resume", True, 'write resume="auto" for the newest checkpoint in run_dir'),
     ],
 )
 def test_values_of_other_trainers_get_a_hint(field, value, hint):
@@ -147,63 +137,35 @@ def test_task_options_that_yaml_cannot_hold_are_refused(options):
     assert said.endswith("(train())\nUse numbers, text, lists and mappings.")
 
 
-OUT_OF_RANGE = [
-    ("check_data", -1, "should be greater than or equal to 0"),
-    ("epochs", 0, "should be greater than 0"),
+INTERVAL = "must be a number of steps such as 10, or epochs such as 0.5epoch"
+GOAL = "must be the name of a metric, or NAME:min or NAME:max"
+RANK = "powersgd takes a rank from 1 to 32, such as powersgd:4"
+OFFENCES = [
     ("epochs", 10**9 + 1, f"should be less than or equal to {10**9}"),
-    ("base_batch_size", 0, "should be greater than 0"),
-    ("warmup_steps", -1, "should be greater than or equal to 0"),
-    ("plateau_factor", 1.0, "should be less than 1"),
-]
-OTHER_OFFENCES = [
+    ("epochs", float("inf"), "should be a finite number"),
+    ("precision", "fp8", "should be 'fp32', 'bf16' or 'fp16'"),
+    ("framework", "jax", "should be 'torch' or 'tf'"),
     (
         "stall_timeout",
         4.9,
         "should be 0, for no limit, or at least 5: workers tell what they do once a second",
     ),
-    ("epochs", float("inf"), "should be a finite number"),
-    ("learning_rate", float("nan"), "should be a finite number"),
-    ("batch_size", 1.5, "should be a valid integer, got a number with a fractional part"),
-    ("seed", "x", "should be a valid integer, unable to parse string as an integer"),
-    ("framework", "jax", "should be 'torch' or 'tf'"),
-    ("precision", "fp8", "should be 'fp32', 'bf16' or 'fp16'"),
-    ("on_bad_sample", "ignore", "should be 'error' or 'skip'"),
-    ("on_changed_data", "ignore", "should be 'stop' or 'warn'"),
-    ("early_stopping", "accuracy:most", "must be the name of a metric, or NAME:min or NAME:max"),
-    ("lr_scaling", "cubic", "should be 'linear', 'sqrt' or 'none'"),
-    (
-        "lr_schedule",
-        "triangle",
-        "should be 'constant', 'cosine', 'linear', 'one_cycle', 'step', 'cyclic' or 'plateau'",
-    ),
     ("compression", "int8", "should be 'none', 'fp16', 'bf16' or 'powersgd:RANK', such as powersgd:4"),
-    *(
-        ("compression", value, "powersgd takes a rank from 1 to 32, such as powersgd:4")
-        for value in ("powersgd", "powersgd:0", "powersgd:33", "powersgd:x", "powersgd:4:4", "powersgd:-1")
-    ),
-    ("device", "tpu", "should be 'auto', 'cpu' or 'gpu'"),
-    ("outer_optimizer", "adam", "should be 'average' or 'nesterov'"),
-    ("shard", "parameters", "should be 'none', 'optimizer' or 'gradients'"),
-    ("initial_parameters", "zeros", "should be 'model' or 'portable'"),
-    ("task_options", [1], "should be a valid dictionary"),
-    ("trace_indices", "perhaps", "should be a valid boolean, unable to interpret input"),
+    *(("compression", f"powersgd{rank}", RANK) for rank in ("", ":0", ":33", ":x", ":4:4", ":-1")),
     ("profile", "20:24", "must be steps such as 20-24, or one step such as 20"),
     ("profile", 0, "the first step must be 1 or later"),
     ("profile", "24-20", "the last step must not be before the first"),
     ("profile", "1-101", "must be at most 100 steps"),
-    ("log_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
+    *((field, "often", INTERVAL) for field in ("log_every", "eval_every", "save_every")),
     ("log_every", 0, "must be greater than 0"),
-    ("eval_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
-    ("save_every", "often", "must be a number of steps such as 10, or epochs such as 0.5epoch"),
-    ("keep_best", "accuracy:most", "must be the name of a metric, or NAME:min or NAME:max"),
-    ("keep_best", ":min", "must be the name of a metric, or NAME:min or NAME:max"),
-    ("on_save_error", "retry", "should be 'warn' or 'stop'"),
+    *((field, "accuracy:most", GOAL) for field in ("early_stopping", "keep_best")),
+    ("keep_best", ":min", GOAL),
     ("lr_step_epochs", [3, 2], "should be in ascending order and not negative"),
     ("lr_step_epochs", [-1, 2], "should be in ascending order and not negative"),
 ]
 
 
-@pytest.mark.parametrize(("field", "value", "rule"), OUT_OF_RANGE + OTHER_OFFENCES)
+@pytest.mark.parametrize(("field", "value", "rule"), OFFENCES)
 def test_an_offence_names_field_rule_value_and_source(field, value, rule):
     assert refused(Layer("run.yaml", {field: value})) == f"{field}: {rule}, found {value!r} (run.yaml)"
 
@@ -254,12 +216,6 @@ def test_nothing_in_yaml_runs_code(tmp_path, tag):
     path.write_text(f"seed: {tag} [{tmp_path / 'made'}]\n")
     with pytest.raises(ConfigError, match=r"run\.yaml is not valid YAML at line 1"):
         read_file(path)
-    assert not (tmp_path / "made").exists()
-
-
-def test_nothing_in_an_assignment_runs_code(tmp_path):
-    with pytest.raises(ConfigError, match="--set seed is not valid YAML"):
-        parse_assignments([f"seed=!!python/object/apply:os.mkdir [{tmp_path / 'made'}]"])
     assert not (tmp_path / "made").exists()
 
 
@@ -362,26 +318,6 @@ def test_any_config_survives_being_written_and_read(fields):
 def test_where_a_run_lies_and_goes_on_from_is_not_part_of_what_repeats_it():
     written = yaml.safe_load(resolved(run_dir="here", resume="auto").to_yaml())
     assert {"run_dir", "resume"} & set(written) == set()
-
-
-def test_a_written_config_stands_in_for_the_command_line(tmp_path):
-    """Options still win over it, pairs included."""
-    path = Path(tmp_path / "config.yaml")
-    path.write_text(resolved(steps=9, global_batch_size=48).to_yaml())
-    config = resolve([read_file(path), Layer("options", {"epochs": 2, "batch_size": 4})])
-    assert (config.steps, config.epochs, config.global_batch_size, config.batch_size) == (None, 2, None, 4)
-
-
-def test_true_is_no_checkpoint():
-    with pytest.raises(ConfigError, match=r'write resume="auto" for the newest checkpoint in run_dir$'):
-        resolve([Layer("train()", {"framework": "torch", "resume": True})])
-
-
-@pytest.mark.parametrize(("value", "problem"), [(0.001, ""), (0.02, "there is no field")])
-def test_a_field_that_has_left_may_stand_in_a_file_at_its_default(tmp_path, value, problem):
-    (path := tmp_path / "config.yaml").write_text(f"framework: torch\nlars_trust_coefficient: {value}\n")
-    with pytest.raises(ConfigError, match=problem) if problem else nullcontext():
-        assert resolve([read_file(path)]).framework == "torch"
 
 
 @pytest.mark.parametrize("value", ["true", "'true'"])

@@ -8,7 +8,6 @@ import pytest
 from hvdtrain.backends.records import DryRun
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.numeric import describe_not_finite
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
 from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
 from hvdtrain.jobs.opening.dry_run_looks import (
@@ -92,11 +91,6 @@ def test_the_ignore_index_of_the_task_is_left_out():
     run = passed(targets=np.asarray([255, 0, 2, 1]))
     assert isinstance(find_error(run), DataError)
     assert find_error(replace(run, ignore_index=255)) is None
-
-
-def test_labels_and_logits_by_their_names_are_judged():
-    run = passed({"logits": LOGITS}, None, labels=np.asarray([0, 1, 3, 1]))
-    assert "sample 17 has 3" in problem(run)
 
 
 def test_a_softmax_over_the_second_axis_is_found():
@@ -215,19 +209,6 @@ def test_an_exception_is_shown_with_shapes():
 def test_evaluation_that_fails_is_compared_with_training(arrays, said):
     run = passed(what="evaluation data", error=KeyError("targets"), **arrays)
     assert said in problem(run, passed())
-
-
-def test_the_first_sample_that_is_not_finite_is_named():
-    arrays = {"ids": np.ones((2, 2), int), "x": np.ones((2, 2, 3), np.float32)}
-    indices = np.asarray([[7, 8], [9, 4]])
-    assert describe_not_finite(arrays, indices) == ""
-    arrays["x"][1, 0, 2] = -np.inf
-    assert describe_not_finite(arrays, indices) == "'x' of sample 9 holds -inf"
-    arrays["x"][0, 1, 0] = np.nan
-    assert describe_not_finite(arrays, indices) == "'x' of sample 8 holds nan, as do 1 more of its batch"
-    assert describe_not_finite({"x": np.full(2, np.nan)}, np.asarray([5, 6])).startswith(
-        "'x' of sample 5 holds nan"
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,7 @@
 """The dry run before the first step: when it comes, what it leaves alone, how findings are shared."""
 
 import random
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,11 +12,9 @@ from hvdtrain.backends.records import DryRun
 from hvdtrain.config import Layer
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
-from hvdtrain.jobs import entering
-from hvdtrain.jobs.entering import check_job
 from hvdtrain.jobs.opening.data_sets import find_merged
-from hvdtrain.jobs.opening.dry_run import Dry, dry_run, share_findings
-from hvdtrain.jobs.train import run_job
+from hvdtrain.jobs.opening.dry_run import dry_run, share_findings
+from hvdtrain.jobs.train import check_job, run_job
 from hvdtrain.training_plan import Progress
 
 FIELDS = {"framework": "numpy", "steps": 3, "batch_size": 16, "run_dir": "run"}
@@ -213,17 +208,3 @@ def test_values_that_become_equal_are_an_error_that_a_worker_may_find_alone():
     assert "become equal" in error.problem
     assert not error.everywhere
     assert find_merged({"training data": as_dataset({"inputs": np.ones((2, 1))})}) is None
-
-
-def test_batches_of_the_dry_run_are_not_kept_while_a_job_trains(monkeypatch):
-    found = Dry(passes=[object()], notes=("a note",), seconds=0.0)
-    monkeypatch.setattr(entering, "readers_for", lambda *_: nullcontext())
-    monkeypatch.setattr(entering, "new_session", lambda *_, **__: SimpleNamespace(services=SimpleNamespace()))
-    monkeypatch.setattr(entering, "try_out", lambda *_: found)
-    run = mock.MagicMock()
-    with (
-        entering.entered(run, None) as (_, kept),
-        entering.entered(run, None, with_passes=True) as (_, whole),
-    ):
-        assert (kept.passes, kept.notes) == ((), found.notes)
-        assert whole is found

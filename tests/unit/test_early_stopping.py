@@ -8,10 +8,7 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_wor
 
 from hvdtrain import step_end
 from hvdtrain.checkpoints.manifest import Manifest
-from hvdtrain.early_stopping import (
-    MetricGoal,
-    early_stopping_from,
-)
+from hvdtrain.early_stopping import MetricGoal, early_stopping_from
 from hvdtrain.errors import PeerLostError, WorkerFailure
 from hvdtrain.loop import run
 from hvdtrain.run_state import RunState

@@ -15,14 +15,7 @@ from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.eval_sets import check_not_bare_sets
 from hvdtrain.early_stopping import RESERVED
-from hvdtrain.errors import (
-    AgreementError,
-    BadSampleError,
-    CheckpointError,
-    ConfigError,
-    DataError,
-    TaskError,
-)
+from hvdtrain.errors import AgreementError, BadSampleError, CheckpointError, ConfigError, DataError, TaskError
 from hvdtrain.jobs.opening.data_identity import identify_data
 from hvdtrain.jobs.opening.data_sets import open_sets
 from hvdtrain.loop import run
@@ -31,9 +24,6 @@ from hvdtrain.step_end import evaluate
 from hvdtrain.workers.agreement import assert_consistent
 
 ARRAYS = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
-
-
-COLUMNS = {"inputs": [1.0, 2.0], "label": [0, 1]}
 
 
 class Items:
@@ -73,15 +63,6 @@ def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
         check_not_bare_sets(source, collates=False)
 
 
-def test_data_sets_of_other_packages_in_a_dict_are_refused_and_columns_are_not():
-    hugging_face = pytest.importorskip("datasets").Dataset.from_dict(COLUMNS)
-    frame = pytest.importorskip("pandas").DataFrame(COLUMNS)
-    for one in (hugging_face, frame):
-        with pytest.raises(DataError, match="a dict of 2 data sets"):
-            check_not_bare_sets({"validation": one, "noisy": one}, collates=False)
-    check_not_bare_sets({"x": frame[["inputs"]], "y": frame[["inputs"]]}, collates=False)
-
-
 SETS = {"validation": dataset(7), "noisy": dataset(5)}
 
 
@@ -106,12 +87,6 @@ def loop_readers(session):
 
     session.data.readers = readers_for(session.config, session.data.training, session.data.evaluation)
     return session.data.readers
-
-
-def test_statistics_are_averaged_once_for_all_sets(tmp_path):
-    session = session_of(tmp_path)
-    evaluate(session, session.plan())
-    assert session.backend.calls.count("average") == 1
 
 
 def test_the_metric_of_a_set_decides_which_checkpoint_is_best_and_when_to_stop(tmp_path):
@@ -237,16 +212,6 @@ def test_resuming_says_which_set_changed(train):
         train(variant(extra=1.0), steps=8, lr_schedule="constant", resume="auto")
     # the first set has plain names in metrics, whatever it is called
     assert train(variant(first="main"), steps=8, lr_schedule="constant", resume="auto").steps == 8
-
-
-def test_the_order_of_the_sets_is_part_of_the_data(train):
-    train(Sets, steps=4, lr_schedule="constant")
-
-    def reversed_sets(self):
-        return EvalSets(dict(reversed(list(Sets.eval_data(self).items()))))
-
-    with pytest.raises(CheckpointError, match="the evaluation set 'noisy' changed since"):
-        train(variant(eval_data=reversed_sets), steps=8, lr_schedule="constant", resume="auto")
 
 
 @pytest.mark.parametrize(

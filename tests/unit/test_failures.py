@@ -1,7 +1,6 @@
 """How a worker ends: what is said, by whom, and with which exit code."""
 
 import signal
-import socket
 import threading
 import time
 
@@ -18,7 +17,7 @@ from hvdtrain.errors import (
     WorkerFailure,
 )
 from hvdtrain.jobs import failures
-from hvdtrain.jobs.failures import do_in_time, end_worker, expect_answer
+from hvdtrain.jobs.failures import end_worker, expect_answer
 
 LAUNCHERS = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 
@@ -111,12 +110,6 @@ def test_an_error_of_the_task_is_shown_once_and_without_our_part(end):
     assert said.endswith("hvdtrain: training failed at step 3\n")
 
 
-@pytest.mark.parametrize("rank", [0, 3])
-def test_under_a_launcher_rank_and_host_are_named(end, rank):
-    said = end(ConfigError("seed: wrong"), rank)[2]
-    assert said == f"hvdtrain: rank {rank} on {socket.gethostname()}: seed: wrong\n"
-
-
 @pytest.mark.parametrize(("rank", "speaks"), [(None, True), (0, True), (1, False), (5, False)])
 def test_rank_0_speaks_for_all_of_what_all_raise(end, rank, speaks):
     said = end(NonFiniteLossError("the loss is nan", everywhere=True), rank)[2]
@@ -142,25 +135,6 @@ def test_workers_that_do_not_answer_end_the_process(monkeypatch, capsys):
     assert capsys.readouterr().err.startswith(
         "hvdtrain: rank 2 on beta: the other workers did not answer within 0 s\n  Check that"
     )
-
-
-def test_workers_that_answer_go_on(monkeypatch):
-    monkeypatch.setattr(failures.os, "_exit", lambda code: pytest.fail("ended"))
-    before = set(threading.enumerate())
-    with expect_answer(60.0, rank=0, host="here"):
-        (timer,) = set(threading.enumerate()) - before
-    timer.join(60)
-    assert not timer.is_alive()
-
-
-def test_closing_that_never_ends_is_given_up(monkeypatch):
-    monkeypatch.setattr(failures, "_CLOSE_SECONDS", 0.01)
-    release = threading.Event()
-    started = time.monotonic()
-    do_in_time(release.wait)
-    assert time.monotonic() - started < 60
-    assert not release.is_set()
-    release.set()
 
 
 def test_a_summary_that_cannot_be_written_does_not_keep_the_process(monkeypatch, capsys):

@@ -18,17 +18,6 @@ from hvdtrain.errors import EnvironmentFault, Interrupted, TaskError, WorkerFail
 from hvdtrain.reporting.run_report import RunReport
 
 
-def test_a_task_that_cannot_describe_itself_is_a_failure_of_the_users_code(train, tmp_path):
-    class Undescribed(NumpyDigits):
-        def describe(self):
-            raise ValueError("no words")
-
-    with pytest.raises(WorkerFailure, match=r"test_job_ends.py, line \d+: ValueError: no words"):
-        train(Undescribed, steps=2)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("failed", 0)
-
-
 def test_callbacks_are_checked_before_anything_is_written(train, tmp_path):
     with pytest.raises(TaskError, match="has none of the methods"):
         train(callbacks=[object()], steps=2)
@@ -150,16 +139,6 @@ def test_a_callback_that_leaves_ends_the_job_even_if_its_errors_do_not(train, ho
     callback = SimpleNamespace(**{hook: leave}, errors_end_job=False)
     with pytest.raises(WorkerFailure, match=rf"failed in {hook}: .*{type(raised).__name__}: "):
         train(callbacks=[callback], steps=2, log_every=1)
-
-
-def test_an_exception_that_is_none_is_in_the_summary(train, tmp_path):
-    class Leaving(NumpyDigits):
-        def describe(self):
-            raise _Own("mine")
-
-    with pytest.raises(WorkerFailure, match="_Own: mine"):
-        train(Leaving, steps=2)
-    assert "_Own: mine" in json.loads((tmp_path / "run" / "summary.json").read_text())["error"]
 
 
 @pytest.mark.parametrize("raised", [SystemExit(0), _Own("mine")], ids=["SystemExit", "own"])

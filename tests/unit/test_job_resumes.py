@@ -122,13 +122,6 @@ def whole(train, tmp_path):
     return tmp_path / "whole"
 
 
-def test_a_run_ends_with_a_checkpoint_of_its_last_step(train, tmp_path):
-    found = train()
-    assert (found.status, found.checkpoint) == ("completed", "run/checkpoints/step-00000005")
-    assert verification.verify(tmp_path / found.checkpoint).manifest.samples == 20
-    assert summary(tmp_path / "run")["checkpoint"] == found.checkpoint
-
-
 INTERRUPTIONS = [
     (send(signal.SIGTERM), Stopped, {}),
     (send(signal.SIGUSR2), Stopped, {}),
@@ -228,12 +221,6 @@ def test_going_on_elsewhere_leaves_the_first_run_alone(train, tmp_path, whole):
     assert log + written(tmp_path / "second") == written(whole)
 
 
-def test_a_run_from_the_weights_of_another_starts_at_step_0(train, tmp_path, whole):
-    found = train(init="whole", epochs=1)
-    assert (found.steps, written(tmp_path / "run")[0]["step"]) == (3, 1)
-    assert not equal(verification.locate(tmp_path / "run").read(), verification.locate(whole).read())
-
-
 def test_a_run_is_not_written_over_without_resume(train, tmp_path):
     train()
     log = written(tmp_path / "run")
@@ -292,15 +279,6 @@ def test_a_stop_that_could_not_be_saved_is_an_error(train, tmp_path, full_disk):
     with pytest.raises(SaveError):
         train({2: send(signal.SIGTERM)})
     assert summary(tmp_path / "run")["status"] == "unsaved"
-
-
-@pytest.mark.parametrize("metric", ["accuracy", "loss"])
-def test_a_metric_of_the_task_or_its_loss_can_be_the_best(train, metric):
-    if metric == "loss":
-        assert train(keep_best=metric).status == "completed"
-    else:  # the abacus does not measure it, so the evaluation is where it is missed
-        with pytest.raises(ConfigError, match="the evaluation gives loss"):
-            train(keep_best=metric)
 
 
 def test_a_metric_that_the_task_has_not_is_refused_before_anything_is_written(train, tmp_path):

@@ -19,7 +19,6 @@ from hvdtrain.backends.reduction.local_steps import has_outer, in_parts, without
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.config import Config
 from hvdtrain.errors import NonFiniteLossError
-from hvdtrain.jobs.opening import plan_parts
 from hvdtrain.loop import run
 from hvdtrain.schedule import Cadence
 from hvdtrain.training_plan import TrainingPlan
@@ -175,15 +174,6 @@ def test_the_learning_rate_follows_one_workers_batch(fields, factor):
 )
 def test_an_interval_of_steps_is_due_if_it_ends_among_the_steps(every, steps, step, due):
     assert Cadence(every).due(step, 0, 0, 100, steps) is due
-
-
-def test_another_number_of_workers_is_noted_on_resuming():
-    config = Config(framework="torch", sync_every=4)
-    assert plan_parts.notes_on_resuming(config, 2, 3) == [
-        "local steps: the result depends on the number of workers, which was 2 and is 3"
-    ]
-    assert not plan_parts.notes_on_resuming(config, 2, 2)
-    assert not plan_parts.notes_on_resuming(Config(framework="torch"), 2, 3)
 
 
 def test_the_outer_momentum_can_be_left_out_of_a_state():

@@ -9,7 +9,6 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_wor
 from hvdtrain.data.order import ShuffledOrder
 from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.loop import run
-from hvdtrain.training_plan import Progress
 
 
 def test_a_step_is_read_when_the_next_has_been_launched(tmp_path):
@@ -25,8 +24,7 @@ def test_training_ends_after_exactly_its_epochs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("log_every", "logged"),
-    [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), ("1epoch", [3, 5]), (100, [5])],
+    ("log_every", "logged"), [(1, [1, 2, 3, 4, 5]), (2, [2, 4, 5]), ("1epoch", [3, 5]), (100, [5])]
 )
 def test_windows_are_logged_when_due_and_at_the_end(tmp_path, log_every, logged):
     _, report, _ = trained(tmp_path, log_every=log_every)
@@ -52,32 +50,9 @@ def test_evaluation_is_the_exact_mean_over_its_data(tmp_path):
     assert session.state.last_eval == {"loss": 3.0}
 
 
-def test_without_evaluation_data_nothing_is_evaluated(tmp_path):
-    _, report, session = trained(tmp_path)
-    assert (report.evaluations, session.state.last_eval) == ([], {})
-
-
-def test_statistics_are_averaged_before_each_evaluation_and_every_step_is_read(tmp_path):
-    backend, _, _ = trained(tmp_path, eval_size=7, eval_every="1epoch")
-    assert backend.calls[:7] == [
-        "train 1",
-        "train 2",
-        "read train 1",
-        "train 3",
-        "read train 2",
-        "read train 3",
-        "average",
-    ]
-
-
 def test_the_rate_of_a_step_is_the_schedules_at_its_middle(tmp_path):
     backend, _, _ = trained(tmp_path, learning_rate=1.0, warmup_epochs=2)
     assert backend.rates == pytest.approx([0.1, 0.3, 0.5, 0.7, 0.9])
-
-
-def test_neither_the_first_nor_the_last_rate_is_zero(tmp_path):
-    backend, _, _ = trained(tmp_path, warmup_epochs=1, lr_schedule="cosine", lr_final_fraction=0.0)
-    assert min(backend.rates) > 0
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -129,14 +104,6 @@ def test_replicas_are_compared_at_the_start_in_between_and_at_the_end(tmp_path, 
         return trained(tmp_path, FakeBackend(workers), check_replicas_every=every)[0].calls.count("compare")
 
     assert on_every_rank(["here"] * 2, work) == [times] * 2
-
-
-def test_training_goes_on_from_where_the_session_stands(tmp_path):
-    backend = FakeBackend(one_worker())
-    session = make_loop_session(tmp_path, backend)
-    session.state.progress = Progress(3, 12)
-    run(session)
-    assert [call for call in backend.calls if call.startswith("train")] == ["train 4", "train 5"]
 
 
 def test_every_sample_trained_on_is_traced_where_asked(tmp_path):

@@ -1,6 +1,5 @@
 """The loop of an elastic job: left where a collective fails or the workers change, and entered again."""
 
-import json
 from contextlib import suppress
 
 import pytest
@@ -11,13 +10,7 @@ from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.loop import run, save_and_stop
 from hvdtrain.run_state import StepEnd
 
-COLLECTIVE = (
-    "train_step",
-    "sync_statistics",
-    "eval_metrics",
-    "gather_state",
-    "parameter_checksums",
-)
+COLLECTIVE = ("train_step", "sync_statistics", "eval_metrics", "gather_state", "parameter_checksums")
 REPORTED = ("on_start", "on_step", "on_window", "on_evaluation")
 
 
@@ -186,12 +179,3 @@ def test_a_world_that_only_saves_does_the_duties_and_stops(tmp_path):
         [2],
         [1, 2],
     )
-
-
-def test_the_index_of_a_step_is_written_before_the_step(tmp_path):
-    session = make_loop_session(tmp_path, trace_indices=True)
-    Failing(session, 3)
-    with pytest.raises(PeerLostError):
-        run(session)
-    lines = (tmp_path / "indices" / "rank-0000.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 2]

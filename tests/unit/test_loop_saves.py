@@ -1,14 +1,12 @@
 """When the loop saves, what it saves, and how it stops on request."""
 
 import math
-import signal
 
 import pytest
 from support.fakes import FakeBackend, FakeSaver, asks, make_loop_session, on_every_rank, one_worker, trained
 
 from hvdtrain.backends.step_metrics import ControlFlags
-from hvdtrain.errors import ConfigError, NonFiniteLossError
-from hvdtrain.jobs.signals import Signals
+from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.loop import run
 
 STOP, SAVE = ControlFlags(stop=True), ControlFlags(save=True)
@@ -48,12 +46,6 @@ def test_all_workers_gather_the_state_and_average_their_statistics_for_what_rank
 def test_a_save_comes_after_the_evaluation_of_its_step_with_averaged_statistics(tmp_path):
     backend, _, _ = trained(tmp_path, eval_size=7, epochs=1)
     assert backend.calls[-6:] == ["read train 3", "average", "read eval 3", "average", "gather", "save 3"]
-
-
-def test_every_step_is_read_before_a_save(tmp_path):
-    backend, _, _ = trained(tmp_path, save_every=2)
-    calls = backend.calls
-    assert calls.index("read train 2") < calls.index("save 2") < calls.index("train 3")
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -101,13 +93,6 @@ def test_the_best_evaluation_so_far_is_saved_too(tmp_path, keep_best, losses, sa
     assert saves(tmp_path, backend, **fields) == saved_at
 
 
-def test_a_metric_that_there_is_not_is_named_on_every_worker(tmp_path):
-    with pytest.raises(ConfigError) as caught:
-        trained(tmp_path, eval_size=7, keep_best="accuracy")
-    assert caught.value.problem == "keep_best: there is no metric 'accuracy'; the evaluation gives loss"
-    assert caught.value.everywhere
-
-
 def requested(tmp_path, at: dict[int, ControlFlags], **fields):
     """Train five steps with requests at some of them; give the session."""
     session = make_loop_session(tmp_path, **{"save_every": None, **fields})
@@ -134,26 +119,6 @@ def test_a_stop_on_request_comes_a_step_later_and_is_saved_once(tmp_path, asked_
     assert session.stopped
 
 
-def test_a_stop_that_is_asked_for_again_and_again_is_one(tmp_path):
-    session = requested(tmp_path, dict.fromkeys(range(1, 6), STOP))
-    assert (session.services.saver.steps, session.state.progress.step) == ([2], 2)
-
-
-def test_a_signal_stops_training_at_a_step(tmp_path):
-    signals, session = Signals(), make_loop_session(tmp_path, save_every=None)
-    step = session.backend.train_step
-
-    def train_step(batch, learning_rate, outgoing):
-        if batch.step == 0:
-            signals.handle(signal.SIGTERM, None)
-        return step(batch, learning_rate, outgoing)
-
-    session.backend.train_step = train_step
-    with signals.defer_to_step_boundary():
-        run(session, signals.poll)
-    assert (session.services.saver.steps, session.stopped) == ([3], True)
-
-
 @pytest.mark.parametrize("asking", [{0}, {1}, {0, 1}])
 def test_one_workers_request_stops_all_at_one_step_with_one_save(tmp_path, asking):
     def work(workers):
@@ -163,24 +128,6 @@ def test_one_workers_request_stops_all_at_one_step_with_one_save(tmp_path, askin
         return session.state.progress.step, session.services.saver.steps, session.stopped
 
     assert on_every_rank(["here"] * 2, work) == [(3, [3], True), (3, [], True)]
-
-
-def test_workers_that_ask_at_different_steps_stop_at_the_first(tmp_path):
-    def work(workers):
-        session = make_loop_session(tmp_path, FakeBackend(workers), save_every=None, train_size=100)
-        run(session, asks({4 - workers.rank: STOP}, session.backend))
-        return session.state.progress.step, session.services.saver.steps
-
-    assert on_every_rank(["here"] * 2, work) == [(4, [4]), (4, [])]
-
-
-def test_one_workers_request_to_save_lets_all_go_on(tmp_path):
-    def work(workers):
-        session = make_loop_session(tmp_path, FakeBackend(workers), save_every=None)
-        run(session, asks({1: SAVE} if workers.rank else {}, session.backend))
-        return session.state.progress.step, session.services.saver.steps
-
-    assert on_every_rank(["here"] * 2, work) == [(3, [2, 3]), (3, [])]
 
 
 def test_saves_that_fail_stop_all_where_the_saver_wants_it(tmp_path):

@@ -175,13 +175,6 @@ def test_two_different_rates_are_refused_naming_both(own, said):
         with_learning_rate(Config(framework="torch", learning_rate=0.02), own)
 
 
-@pytest.mark.parametrize(("optimizer", "rate"), LEARNING_RATES.items())
-def test_each_built_in_optimizer_has_a_rate_of_its_own(optimizer, rate):
-    config = Config(framework="torch", optimizer=optimizer)
-    assert config.base_learning_rate == rate
-    assert f"{rate:g} for" in Config.model_fields["learning_rate"].description
-
-
 def test_an_optimizer_that_runs_out_of_memory_in_the_dry_run_is_not_said_to_be_wrong():
     class Large(Lion):
         def step(self):

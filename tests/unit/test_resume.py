@@ -1,7 +1,5 @@
 """Where a run starts from, and what is refused, changed or kept on the way."""
 
-import shutil
-
 import numpy as np
 import pytest
 from support.fakes import FakeBackend, one_worker
@@ -91,29 +89,6 @@ def test_newer_ones_are_set_aside_where_a_run_goes_on_from_an_older_one(tmp_path
     assert found.resumed_step == 100
     assert found.notes == (f"checkpoint {paths[2]} is of a later step; set aside as set-aside-step-00000120",)
     assert names(paths[0].parent) == ["set-aside-step-00000120", "step-00000080", "step-00000100"]
-
-
-def test_newer_is_by_number_not_by_name(tmp_path):
-    paths = make_run(tmp_path / "run", (99_999_999, 100_000_000))
-    start(resume=str(paths[0]), run_dir="run")
-    assert names(paths[0].parent) == ["set-aside-step-100000000", "step-99999999"]
-    shutil.rmtree(tmp_path / "run")
-    paths = make_run(tmp_path / "run", (99_999_999, 100_000_000))
-    assert start(resume=str(paths[1]), run_dir="run").notes == ()
-
-
-def test_a_run_may_go_on_from_one_that_was_set_aside(tmp_path):
-    older, newer = make_run(tmp_path / "run")
-    aside = newer.rename(newer.with_name("set-aside-step-00000120"))
-    found = start(resume=str(aside), run_dir="run")
-    assert (found.resumed_step, found.notes) == (120, ())
-    assert older.exists()
-
-
-def test_newer_ones_of_another_run_stay(tmp_path):
-    paths = make_run(tmp_path / "run")
-    start(resume=str(paths[0]), run_dir="elsewhere")
-    assert names(paths[0].parent) == ["step-00000100", "step-00000120"]
 
 
 @pytest.mark.parametrize(
@@ -218,12 +193,6 @@ def test_a_folder_that_cannot_be_read_is_the_environments_fault(monkeypatch, tmp
 def test_what_changed_in_the_config_is_said(tmp_path, fields, said):
     make_run(tmp_path / "run")
     assert start(resume="run", **fields).changes == said
-
-
-def test_a_field_that_has_left_is_said(tmp_path, monkeypatch):
-    make_run(tmp_path / "run")
-    monkeypatch.setattr("hvdtrain.jobs.resume.LEFT", {"momentum": 0.1})
-    assert "momentum 0.9 -> 0.1" in start(resume="run").changes
 
 
 def test_another_seed_is_warned_of(tmp_path):

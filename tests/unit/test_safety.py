@@ -8,20 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from hvdtrain.config.layers import read_file
-from hvdtrain.errors import ConfigError
-
-ATTACK = "!!python/object/apply:os.system ['touch {}']"
-
-
-def test_a_yaml_file_that_asks_for_code_is_refused(tmp_path):
-    trace = tmp_path / "was-here"
-    path = tmp_path / "config.yaml"
-    path.write_text(f"epochs: {ATTACK.format(trace)}\n")
-    with pytest.raises(ConfigError, match=r"config\.yaml"):
-        read_file(path)
-    assert not trace.exists()
-
 
 @pytest.mark.parametrize("umask", [0o077, 0o022])
 def test_a_run_has_the_permissions_of_the_umask(tmp_path, umask):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvdtrain.schedule import Cadence, LearningRate, scaling_factor
+from hvdtrain.schedule import Cadence, LearningRate
 
 SCHEDULES = ("constant", "cosine", "linear", "step", "cyclic", "plateau")  # those that follow a warm-up
 RATE = LearningRate(
@@ -189,8 +189,3 @@ def test_every_boundary_is_due_once_and_never_early(hundredths, data_size, batch
     assert cadence.due(step - 1, (step - 2) * batch, (step - 1) * batch, data_size) == (
         before_last > (step - 2) * batch // interval
     )
-
-
-@pytest.mark.parametrize(("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)])
-def test_scaling_factor_from_one_worker_to_four(rule, factor):
-    assert scaling_factor(rule, global_batch=128, base_batch=32) == factor

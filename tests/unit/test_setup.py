@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from hvdtrain.config import Layer
-from hvdtrain.errors import ConfigError, DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
+from hvdtrain.errors import DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.jobs.opening import start as starting
-from hvdtrain.jobs.opening.limits import check_metrics
 from hvdtrain.jobs.opening.setup import TaskData, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec, prepare
 from hvdtrain.workers.activity import ACTIVITY
@@ -63,42 +62,23 @@ def test_the_tasks_defaults_are_weaker_than_everything_but_the_fields_own():
     assert (config.seed, config.batch_size, config.accumulate) == (6, 7, 1)
 
 
-def test_an_option_displaces_the_other_of_its_pair_in_the_tasks_defaults():
-    config = prepared(steps=9, global_batch_size=48).config
-    assert (config.epochs, config.steps, config.global_batch_size) == (None, 9, 48)
-
-
-@pytest.mark.parametrize(("given_options", "size"), [({}, 11), ({"task_options": {"size": 2}}, 2)])
-def test_task_options_reach_the_task(given_options, size):
-    assert opened(**given_options).task.size == size
-
-
 NO_TASK = ("no task is given: training the built-in task digits",)
+
+
+TORCH = {"framework": "torch"}
 
 
 @pytest.mark.parametrize(
     ("layers", "notes"),
     [
-        ([Layer("run.yaml", {"framework": "torch"})], NO_TASK),
-        ([Layer("train()", {"framework": "torch"})], NO_TASK),
-        (
-            [Layer("--set", {"task_options": {"split_seed": 1}}), Layer("options", {"framework": "torch"})],
-            NO_TASK,
-        ),
-        ([Layer("--set", {}), Layer("options", {"framework": "torch"})], ()),
-        ([Layer("run.yaml", {}), Layer("options", {"framework": "torch"})], ()),
-        ([Layer("run.yaml", {"framework": "torch", "task": "digits"})], ()),
-        ([Layer("run.yaml", {"framework": "torch"}), Layer("options", {"task": "digits"})], ()),
+        ([Layer("run.yaml", TORCH)], NO_TASK),
+        ([Layer("--set", {"task_options": {"split_seed": 1}}), Layer("options", TORCH)], NO_TASK),
+        ([Layer("--set", {}), Layer("options", TORCH)], ()),
+        ([Layer("run.yaml", TORCH), Layer("options", {"task": "digits"})], ()),
     ],
 )
 def test_a_config_without_a_task_is_noted(layers, notes):
     assert prepare(layers).notes == notes
-
-
-def test_data_becomes_data_sets():
-    found = opened()
-    assert len(found.train_data) == 11
-    assert found.eval_data is None
 
 
 def test_what_must_be_equal_on_all_workers_is_stated():
@@ -115,23 +95,10 @@ def test_what_must_be_equal_on_all_workers_is_stated():
 OWN_PATCHES = patches_digest(horovod_patches())
 
 
-@pytest.mark.parametrize(
-    ("patches", "notes"),
-    [
-        ("", ()),
-        (OWN_PATCHES, ()),
-        (
-            "e" * 12,
-            (
-                f"the installed Horovod was built with patches {'e' * 12}, and this hvdtrain has patches "
-                f"{OWN_PATCHES}; build it again: python -m hvdtrain build-horovod",
-            ),
-        ),
-    ],
-)
-def test_a_horovod_with_other_patches_is_noted(monkeypatch, patches, notes):
+@pytest.mark.parametrize(("patches", "is_noted"), [("", False), (OWN_PATCHES, False), ("e" * 12, True)])
+def test_a_horovod_with_other_patches_is_noted(monkeypatch, patches, is_noted):
     monkeypatch.setattr(starting, "require_horovod", lambda framework: build_with(patches))
-    assert prepared().notes == notes
+    assert [patches in note for note in prepared().notes] == [True] * is_noted
 
 
 @pytest.mark.parametrize(("patches", "refused"), [("", False), (OWN_PATCHES, False), ("e" * 12, True)])
@@ -168,6 +135,9 @@ def fail(self: object) -> None:
     raise KeyError("train.csv")
 
 
+FAILED = rf"_data\(\) of task small failed: {__file__}, line \d+: KeyError"
+
+
 @pytest.mark.parametrize(
     ("members", "error", "said"),
     [
@@ -175,43 +145,13 @@ def fail(self: object) -> None:
         ({"train_data": lambda self: []}, DataError, r"the training data is empty \(0 samples\)"),
         ({"eval_data": lambda self: []}, DataError, r"the evaluation data is empty \(0 samples\)"),
         ({"train_data": lambda self: 3}, DataError, r"must be arrays or have __len__ and __getitem__"),
-        (
-            {"train_data": fail},
-            TaskError,
-            rf"train_data\(\) of task small failed: {__file__}, line \d+: KeyError",
-        ),
-        (
-            {"eval_data": fail},
-            TaskError,
-            rf"eval_data\(\) of task small failed: {__file__}, line \d+: KeyError",
-        ),
+        ({"train_data": fail}, TaskError, f"train{FAILED}"),
+        ({"eval_data": fail}, TaskError, f"eval{FAILED}"),
     ],
 )
 def test_data_that_cannot_be_used_is_named(members, error, said):
     with pytest.raises(error, match=said):
         opened(variant(**members))
-
-
-DATA = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
-
-
-@pytest.mark.parametrize(
-    ("fields", "members", "said"),
-    [
-        ({"keep_best": "mae"}, {"eval_data": lambda self: DATA}, "keep_best: there is no metric 'mae'"),
-        ({"early_stopping": "mae"}, {"eval_data": lambda self: DATA}, "early_stopping: there is no metric"),
-        (
-            {"lr_schedule": "plateau", "plateau_metric": "mae"},
-            {"eval_data": lambda self: DATA},
-            "plateau_metric: there is no metric 'mae'",
-        ),
-    ],
-)
-def test_a_metric_that_will_not_be_there_is_told_before_training(fields, members, said):
-    job = prepared(variant(**members), **fields)
-    task_data = open_task_data(job)
-    with pytest.raises(ConfigError, match=said):
-        check_metrics(job.config, task_data.task, task_data.eval_data)
 
 
 def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
@@ -251,21 +191,6 @@ def prepared_under(monkeypatch, environ, build):
 def test_a_launch_that_horovod_will_not_see_is_refused_before_it_starts(monkeypatch, environ, build):
     with pytest.raises(EnvironmentFault, match="started 2 processes"):
         prepared_under(monkeypatch, environ, build)
-
-
-@pytest.mark.parametrize(
-    ("environ", "build"),
-    [
-        ({**SRUN, "PMIX_RANK": "0"}, WITH_MPI),
-        (MPIRUN, WITH_MPI),
-        ({**SRUN, **MPIRUN}, WITH_MPI),
-        ({**SRUN, "HOROVOD_SIZE": "3", "HOROVOD_RANK": "0"}, WITHOUT_MPI),
-        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"}, WITH_MPI),
-        (SRUN, None),  # that Horovod is missing is said instead
-    ],
-)
-def test_what_horovod_may_see_is_not_refused_before_it_starts(monkeypatch, environ, build):
-    prepared_under(monkeypatch, environ, build)
 
 
 def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):

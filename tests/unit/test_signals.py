@@ -39,14 +39,6 @@ def test_ctrl_c_ends_what_waits_for_a_step():
         stop_twice()
 
 
-@pytest.mark.parametrize("number", ORDERLY)
-def test_a_second_stop_changes_nothing_while_the_first_waits(number):
-    with interruptible() as signals, signals.defer_to_step_boundary():
-        signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(number)
-        assert signals.poll() == ControlFlags(stop=True)
-
-
 @pytest.mark.parametrize("number", HANDLED)
 def test_after_an_interruption_no_signal_disturbs_the_ending(number):
     ended = []
@@ -63,13 +55,6 @@ def test_after_an_interruption_no_signal_disturbs_the_ending(number):
     assert ended == [True]
 
 
-def test_a_stop_is_asked_for_at_every_step_until_it_is_met():
-    signals = Signals()
-    with signals.defer_to_step_boundary():
-        signals.handle(signal.SIGTERM, None)
-        assert [signals.poll(), signals.poll()] == [ControlFlags(stop=True)] * 2
-
-
 def test_a_save_is_asked_for_once_for_each_signal():
     with interruptible() as signals:
         asked = [signals.poll()]
@@ -77,17 +62,6 @@ def test_a_save_is_asked_for_once_for_each_signal():
             signal.raise_signal(signal.SIGUSR1)
             asked += [signals.poll(), signals.poll()]
     assert asked == [NO_FLAGS, *[ControlFlags(save=True), NO_FLAGS] * 2]
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_request_to_save_interrupts_nothing(training):
-    with interruptible() as signals:
-        if training:
-            with signals.defer_to_step_boundary():
-                signal.raise_signal(signal.SIGUSR1)
-        else:
-            signal.raise_signal(signal.SIGUSR1)
-        assert signals.number is None
 
 
 def test_an_error_after_a_signal_counts_as_the_signal():
@@ -99,15 +73,6 @@ def test_an_error_after_a_signal_counts_as_the_signal():
     with pytest.raises(Interrupted, match="SIGTERM") as caught:
         fail(Signals())
     assert isinstance(caught.value.__cause__, PeerLostError)
-
-
-def test_every_handler_comes_back():
-    handler = lambda number, frame: None  # noqa: E731
-    for number in HANDLED:
-        signal.signal(number, handler)
-    with interruptible():
-        assert {signal.getsignal(number) for number in HANDLED} != {handler}
-    assert {signal.getsignal(number) for number in HANDLED} == {handler}
 
 
 def test_the_exit_of_the_tasks_code_is_an_error():

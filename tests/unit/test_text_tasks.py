@@ -7,7 +7,7 @@ import pytest
 
 from hvdtrain.data.datasets import fetch
 from hvdtrain.errors import DataError, HvdtrainError, TaskError
-from hvdtrain.jobs.opening.make_task import make_task
+from hvdtrain.jobs.opening.data_sets import make_task
 from hvdtrain.task import built_in_names, load_task_class
 
 NAMES = ("text", "classify-text", "synthetic")

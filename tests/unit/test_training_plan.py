@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from hvdtrain.config import Config
 from hvdtrain.data.feed import Shard
 from hvdtrain.errors import ConfigError
-from hvdtrain.schedule import Rescale
 from hvdtrain.training_plan import Progress, TrainingPlan
 
 
@@ -138,18 +137,6 @@ def test_a_batch_that_is_too_small_for_the_most_workers_is_refused():
         ConfigError, match=r"smaller than most workers .* 8 x 2.*\n.* 16, or a lower --max-np"
     ):
         elastic(1, global_batch_size=15, accumulate=2)
-
-
-@pytest.mark.parametrize(
-    ("samples", "peak"), [(500, 0.1), (1000, 0.1), (2000, 0.2), (3000, 0.3), (3500, 0.3)]
-)
-def test_the_peak_moves_to_its_new_value_over_rescale_epochs(samples, peak):
-    config = Config(framework="torch", epochs=9, learning_rate=0.1, rescale_epochs=2, batch_size=1)
-    plan = TrainingPlan.of(config, 3, 1000, rescale=Rescale(peak=0.1, samples=1000))
-    assert plan.learning_rate.at(samples / 1000) == pytest.approx(peak)
-    at_once = config.model_copy(update={"rescale_epochs": 0.0})
-    plan = TrainingPlan.of(at_once, 3, 1000, rescale=Rescale(peak=0.1, samples=1000))
-    assert plan.learning_rate.at(samples / 1000) == pytest.approx(0.3)
 
 
 def going_on(step: int, samples: int, **fields: object) -> TrainingPlan:

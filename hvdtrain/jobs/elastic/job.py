@@ -30,13 +30,15 @@ from hvdtrain.errors import (
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run
 from hvdtrain.jobs.elastic.world_state import WorldState, report_change, values_to_compare, warm_up
-from hvdtrain.jobs.endings import Ending, early_end_reported, errors_noted
 from hvdtrain.jobs.entering import close_services, entered, seed_training
 from hvdtrain.jobs.failures import end_of_job
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
+    Ending,
+    early_end_reported,
     end_together,
+    errors_noted,
     polling,
     status_of,
     summarise,

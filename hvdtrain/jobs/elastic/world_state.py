@@ -13,7 +13,7 @@ from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.training_data import SkippedSamples
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run, take_over_run
-from hvdtrain.jobs.entering import follow_workers, open_services
+from hvdtrain.jobs.entering import open_services
 from hvdtrain.jobs.opening.data_identity import agree_on_data, compare_with_job, first_samples
 from hvdtrain.jobs.opening.setup import TrainingRun, model_values
 from hvdtrain.jobs.opening.start import common_values
@@ -200,7 +200,6 @@ class WorldState:
             session.backend.broadcast_state(0)
         if not is_root:
             self._take(common)
-        follow_workers(session)
         self.is_whole = True
         for note in notes:
             session.services.report.note(note)
@@ -233,7 +232,6 @@ class WorldState:
         )
         session.wanted = session.unsent = NO_FLAGS
         session.stopped_early = ""
-        follow_workers(session)
         open_services(run, session, point, self._services.lost_lease)
         self._has_begun = self.is_whole = True
         show_plan(run, session, point, self._found)

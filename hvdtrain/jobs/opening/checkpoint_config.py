@@ -35,24 +35,9 @@ from hvdtrain.workers.agreement import run_on_rank_zero
 # workers now, with the learning rate and its schedule; and the device, the threads and the
 # processes that it read and computed with, perhaps on a larger machine
 _OF_TRAINING = {
-    *(
-        "run_dir",
-        "resume",
-        "init",
-        "init_only",
-        "init_skip",
-        "keep_best",
-        "early_stopping",
-        "label_smoothing",
-        "mixup",
-        "cutmix",
-        "compression",
-        "overlap",
-        "shard",
-        "stages",
-        "stage_balance",
-        "stage_cuts",
-    ),
+    *("run_dir", "resume", "init", "init_only", "init_skip", "keep_best", "early_stopping"),
+    *("label_smoothing", "mixup", "cutmix", "compression", "overlap", "shard"),
+    *("stages", "stage_balance", "stage_cuts"),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
     *("device", "threads", "read_threads", "read_workers"),
@@ -69,12 +54,7 @@ _MAX_SHOWN = 500  # characters of a task's name
 
 
 def find_unverified(path: Path | str) -> Checkpoint:
-    """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective.
-
-    Raises:
-        CheckpointError: If there is no checkpoint, or no manifest can be read.
-        EnvironmentFault: If a file cannot be read.
-    """
+    """Find what a user names, a checkpoint or a run's newest, by its manifest alone. Local: no collective."""
     if isinstance(path, str):
         return fetched.find_unverified(path)
     for candidate in (path, *_newest_first(path / CHECKPOINTS), *_newest_first(path)):
@@ -91,15 +71,7 @@ def find_unverified(path: Path | str) -> Checkpoint:
 
 
 def verified(path: Path | str, expected: Manifest) -> Checkpoint:
-    """Check every byte of the checkpoint that a user names. Local: no collective.
-
-    Args:
-        path: a checkpoint, or a run for its newest good one; or the URL of one.
-        expected: the manifest that the job's config was made from.
-
-    Raises:
-        CheckpointError: If none is good, or the good one's config is another.
-    """
+    """Check every byte of the checkpoint that a user names. Local: no collective."""
     found = fetched.locate(path)
     if found.manifest.config != expected.config:
         raise CheckpointError(
@@ -114,10 +86,6 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     """Return a job's config layers, weakest first: the checkpoint's, then those that the user gave.
 
     Evaluation keeps the samples per worker and batch that it had in training.
-
-    Raises:
-        UsageError: If the task is a user's code and the user does not name it: code from elsewhere
-            must not run because a checkpoint says so.
     """
     config = found.manifest.config
     trained_on = str(config.get("task"))
@@ -158,59 +126,23 @@ def _value(layers: list[Layer], name: str) -> Any:
     return merged.get(name)
 
 
-def _micro_batch(found: Checkpoint) -> int:
+def _micro_batch(found: Checkpoint) -> Any:
     """Return the samples per worker and micro-batch of the training."""
-    total = _size(found, "global_batch_size")
-    if total is None:
-        default: int = Config.model_fields["batch_size"].default
-        return _size(found, "batch_size") or default
-    return -(-total // (found.manifest.workers * (_size(found, "accumulate") or 1)))
-
-
-def _size(found: Checkpoint, name: str) -> int | None:
-    """Return a number of samples, or another count, in a checkpoint's config.
-
-    Raises:
-        CheckpointError: If it is something else.
-    """
-    value = found.manifest.config.get(name)
-    if value is None or (isinstance(value, int) and value > 0):
-        return value
-    raise CheckpointError(
-        f"checkpoint {found.path}: {name} in its config must be a whole number > 0, found {value!r}",
-        "Its trainer.json was not written by hvdtrain; do not use it.",
-    )
+    config = found.manifest.config
+    if (total := config.get("global_batch_size")) is None:
+        return config.get("batch_size") or Config.model_fields["batch_size"].default
+    return -(-total // (found.manifest.workers * (config.get("accumulate") or 1)))
 
 
 def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableState, bool]:
-    """Read a checkpoint's weights. Local: no collective.
-
-    Args:
-        found: the checkpoint.
-        prefer_ema: whether to take the moving average of the weights, if the checkpoint has one.
-
-    Returns:
-        The weights, and whether they are the moving average.
-
-    Raises:
-        CheckpointError: If they cannot be read.
-    """
+    """Return a checkpoint's weights, and whether they are the moving average. Local: no collective."""
     state = read_checkpoint(found, weights_only=True)
     taken = prefer_ema and has_ema(state)
     return (ema_as_weights(state) if taken else without_ema(state)), taken
 
 
 def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | None) -> None:
-    """Collective. Load weights into every worker; the optimizer stays as it was built.
-
-    Args:
-        found: the checkpoint that they were read from.
-        backend: the backend, built. If it keeps a moving average, that starts from these.
-        weights: the weights on rank 0; not looked at on other ranks.
-
-    Raises:
-        CheckpointError: If they do not fit the model.
-    """
+    """Collective. Load weights into every worker; the optimizer stays as it was built."""
     with misfits_named(found):
         backend.scatter_state(weights, StatePart.WEIGHTS)
 
@@ -220,17 +152,7 @@ def load_initial_weights(
 ) -> str:
     """Collective. Load weights, or a part of them, into every worker; the rest keeps its initial values.
 
-    Args:
-        found: the checkpoint that they were read from.
-        backend: the backend, built. If it keeps a moving average, that starts from these.
-        weights: the weights on rank 0; not looked at on other ranks.
-        choice: which part is loaded.
-
-    Returns:
-        A table of what was taken and what was not; empty if all was.
-
-    Raises:
-        CheckpointError: If what is chosen does not fit the model.
+    Return a table of what was taken and what was not; empty if all was.
     """
     expected, shapes = backend.weight_shapes, _shapes(weights or {})
     text = remedy = ""
@@ -272,24 +194,13 @@ def _shapes(state: PortableState) -> Shapes:
 
 
 def changed_outputs(found: Checkpoint, backend: Backend, config: Config, is_ema: bool) -> list[str]:
-    """Collective. Return sentences on how the model computes something else than when it was saved.
-
-    Args:
-        found: the checkpoint.
-        backend: the backend, with its weights.
-        config: the resolved config.
-        is_ema: whether the model has the moving average of its weights.
-    """
+    """Collective. Return sentences on how the model computes something else than when it was saved."""
     path = with_urls(str(found.path))
     return describe_changes(found.manifest.outputs, path, backend, config, is_ema)
 
 
 def read_checkpoint(found: Checkpoint, weights_only: bool = False) -> PortableState:
-    """Read a checkpoint's arrays. Local: no collective.
-
-    Raises:
-        CheckpointError: If they cannot be read.
-    """
+    """Read a checkpoint's arrays. Local: no collective."""
     try:
         return found.read_model() if weights_only else found.read()
     except CorruptCheckpoint as corruption:

@@ -34,13 +34,7 @@ def same_task(one: str, other: str) -> bool:
 
 
 def same_field(name: str, found: Checkpoint, now: Mapping[str, Any]) -> bool:
-    """Return whether a field of a checkpoint's config means what it means in a job's, started in this folder.
-
-    Args:
-        name: the field.
-        found: the checkpoint, whose paths start in the folder where its run was started.
-        now: the job's config as a checkpoint has it.
-    """
+    """Return whether a field of a checkpoint's config means the same in a job started in this folder."""
     before = found.manifest.config
     if before.get(name) == now.get(name):
         return True
@@ -117,12 +111,7 @@ class JobData:
 
 
 def keyed(method: str, data: Any) -> dict[str, Any]:
-    """Return what a task's method gave as data sets by key: the method, with the name of a set after it.
-
-    Args:
-        method: a key of ``DATA``.
-        data: a Dataset, or None for no data; EvalSets of them from ``eval_data``.
-    """
+    """Return what a task's method gave as data sets by key: the method, with the name of a set after it."""
     return {f"{method}/{name}" if name else method: dataset for name, dataset in sets_of(data).items()}
 
 
@@ -143,15 +132,6 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
 
     Keys whose values change with every reading are not compared. They are looked for only if fingerprints
     differ: another reading takes time.
-
-    Args:
-        workers: the workers.
-        datasets: the data, of equal size on all workers, by the task's method; None for no data, EvalSets
-            for several sets.
-        config: the resolved config.
-
-    Raises:
-        AgreementError: on every worker alike, with the first sample that differs.
     """
     skip = config.on_bad_sample == "skip"
     given = {key: one for method, data in datasets.items() for key, one in keyed(method, data).items()}
@@ -162,11 +142,7 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
 
 
 def agree_on_data(workers: Workers, data: JobData) -> JobData:
-    """Collective. Check that the fingerprints of the data are equal on all workers; return them with notes.
-
-    Raises:
-        AgreementError: on every worker alike, with the first sample that differs.
-    """
+    """Collective. Check that the data's fingerprints are equal on all workers; return them with notes."""
     given, own, skip, notes = data.datasets, data.fingerprints, data.skip, list(data.notes)
     if len(set(workers.allgather_object(hash_of(sorted(own.items()))))) == 1:
         return data
@@ -203,15 +179,7 @@ def first_samples(data: JobData) -> dict[str, str]:
 
 
 def compare_with_job(data: JobData, fingerprints: Mapping[str, Fingerprint]) -> None:
-    """Check that the data are those that the workers of an elastic job train on. Local: no collective.
-
-    Args:
-        data: this worker's data.
-        fingerprints: those of the job, by the names of a checkpoint.
-
-    Raises:
-        EnvironmentFault: If they are not.
-    """
+    """Check that the data are those that the workers of an elastic job train on. Local: no collective."""
     for name, own in data.fingerprints.items():
         others = fingerprints.get(data.kept_as(name))
         if others is not None and name == "train_data" and own.order != others.order:
@@ -228,20 +196,7 @@ def compare_with_job(data: JobData, fingerprints: Mapping[str, Fingerprint]) -> 
 
 
 def compare_with_checkpoint(found: Checkpoint, data: JobData, config: Config) -> list[str]:
-    """Check that the data are those that a checkpoint was trained and evaluated on. Local: no collective.
-
-    Args:
-        found: the checkpoint. One of an older version has no fingerprints, and nothing is compared.
-        data: the data of this job.
-        config: the resolved config.
-
-    Returns:
-        Notes for the user.
-
-    Raises:
-        CheckpointError: If the data changed, although the task and its options are the checkpoint's, and
-            ``on_changed_data`` is stop.
-    """
+    """Check that the data are those that a checkpoint was trained and evaluated on; return notes. Local."""
     notes: list[str] = []
     for key, now in data.fingerprints.items():
         if (before := found.manifest.data.get(data.kept_as(key))) is None:

@@ -1,7 +1,12 @@
-"""Opening what a task's method gave: one data set, or several sets of evaluation data."""
+"""A task and its data: both are made here, with the checks of what a user may have got wrong."""
 
+import difflib
+import dis
+import inspect
+import re
+import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -9,6 +14,7 @@ import numpy as np
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config
+from hvdtrain.config.field_names import task_advice
 from hvdtrain.data.bad_samples import Fetch, LocalFetch
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
 from hvdtrain.data.drawn import undrawn
@@ -25,11 +31,13 @@ from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import TARGETS, all_bits, merged_by_cast
 from hvdtrain.data.order import order_identity
 from hvdtrain.data.stream import Stream
-from hvdtrain.errors import DataError
+from hvdtrain.errors import DataError, TaskError
+from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.data_identity import DATA, METHODS
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
-from hvdtrain.task import Arrays
+from hvdtrain.task import MEMBERS, Arrays, GivenTask, did_you_mean
+from hvdtrain.workers.user_errors import task_errors
 
 
 def streams_of(train_data: Any, eval_data: Any) -> dict[str, Stream]:
@@ -39,12 +47,7 @@ def streams_of(train_data: Any, eval_data: Any) -> dict[str, Stream]:
 
 
 def promises(session: Session, before: Manifest | None) -> str:
-    """Return which promises hold for the training data if it is a stream; empty if it is none.
-
-    Args:
-        session: the run.
-        before: of the checkpoint that the run continues from, if it does.
-    """
+    """Return which promises hold for the training data if it is a stream; empty if it is none."""
     stream, config = session.data.training, session.config
     if not isinstance(stream, Stream):
         return ""
@@ -98,33 +101,13 @@ def known_size(dataset: Any) -> int | None:
     return len(dataset)
 
 
-def notes_on_streams(config: Config, data: Mapping[str, Any]) -> list[str]:
-    """Return what to report to the user of options that have no effect on streams."""
-    if config.read_workers and any(isinstance(one, Stream) for one in data.values()):
-        return ["read_workers: streams are read by a thread of each worker"]
-    return []
-
-
 _VALUES = 1 << 21  # of an array that are compared
 _READ = 256  # samples of other data
 _SECONDS = 3.0
 
 
 def open_sets(source: Any, collate: Any, config: Config, method: str) -> tuple[Any, dict[str, Any]]:
-    """Open data and check that they can be read. Local: no collective.
-
-    Args:
-        source: what the task's method gave.
-        collate: the task's function that makes batches, or None.
-        config: the job's config.
-        method: a key of ``DATA``; only ``eval_data`` can give several sets.
-
-    Returns:
-        The data set, or EvalSets of data sets, and what of them must be equal on all workers.
-
-    Raises:
-        DataError: If they cannot be used.
-    """
+    """Open data and check that they can be read; return what must be equal on all workers, too. Local."""
     if method == "eval_data":
         check_not_bare_sets(source, collates=collate is not None)
     if method != "eval_data" or not isinstance(source, EvalSets):
@@ -161,9 +144,6 @@ def find_merged(datasets: Mapping[str, Any]) -> DataError | None:
     Local: no collective. Workers may find different errors, as each reads samples for a few seconds only.
 
     Arrays in which there are none are converted then, once.
-
-    Args:
-        datasets: data sets by what messages call them.
     """
     for what, dataset in datasets.items():
         with all_bits():
@@ -188,19 +168,7 @@ def find_merged(datasets: Mapping[str, Any]) -> DataError | None:
 def align_columns(
     datasets: Mapping[str, Any], expected: Mapping[str, Sequence[str]], whose: str
 ) -> list[str]:
-    """Put the columns of tables in the order in which the model is given them. Local: no collective.
-
-    Args:
-        datasets: data sets by what messages call them, equal on all workers.
-        expected: the columns of arrays, in order.
-        whose: whose columns these are.
-
-    Returns:
-        Notes for the user.
-
-    Raises:
-        DataError: If a table has other columns.
-    """
+    """Put the columns of tables in the order in which the model is given them; return notes. Local."""
     notes = []
     for what, dataset in datasets.items():
         for name, own in columns_of(dataset).items():
@@ -228,12 +196,7 @@ def align_columns(
 
 
 def roles_of(names: Collection[str], is_named: bool) -> str:
-    """Return what columns are used for that a user may not have meant, for the plan; empty if none is.
-
-    Args:
-        names: the names in a batch.
-        is_named: whether the loss has a name, so that it uses targets and weights.
-    """
+    """Return what columns are used for that a user may not have meant, for the plan; empty if none is."""
     targets = [name for name in TARGETS if name in names]
     parts = [f"the loss compares with {targets[0]!r}, not {targets[1]!r}"] if len(targets) > 1 else []
     parts += ["'weights' weighs the samples in the loss"] if "weights" in names else []
@@ -270,3 +233,139 @@ def _first_samples(dataset: Any) -> Arrays:
 
 def _is_wide(array: Any) -> bool:
     return bool(array.dtype.kind == "f" and array.dtype.itemsize == 8)
+
+
+_READS = ("LOAD_ATTR", "LOAD_METHOD")
+_NEAR = 0.84  # of difflib: a letter, or two of a long name
+
+
+def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, Any], framework: str) -> Any:
+    """Construct a task and check that it has the required attributes."""
+    _check_options(task_class, spec, options)
+    with task_errors(f"task {spec} cannot be constructed"):
+        task = task_class(**options)
+    for name in ("train_data", "eval_data"):
+        if not callable(getattr(task, name, None)):
+            hint = _hint_at(task, name) or "docs/tasks.md lists what a task needs."
+            raise TaskError(f"task {spec} has no method {name}()", hint)
+    wanted = FRAMEWORKS[framework].model_method
+    if not callable(getattr(task, wanted, None)):
+        methods = [row.model_method for row in FRAMEWORKS.values()]
+        other = next((name for name in methods if callable(getattr(task, name, None))), None)
+        remedy = f"It has {other}(): use the other --framework, or add {wanted}()." if other else ""
+        remedy = _hint_at(task, wanted) or remedy
+        raise TaskError(f"task {spec} has no method {wanted}(), which --framework {framework} needs", remedy)
+    row = FRAMEWORKS[framework]
+    if not any(hasattr(task, name) for name in ("loss", row.loss_method, row.step_method)):
+        hint = _hint_at(task, "loss") or _hint_at(task, row.loss_method)
+        raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)", hint)
+    _check_signatures(task, spec, framework)
+    return task
+
+
+def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[str, Any]) -> None:
+    if isinstance(task_class, GivenTask) and options:
+        raise TaskError(
+            f"task {spec} was passed as an instance, so task_options must be empty; found {options}",
+            "Give the options to its constructor, or pass the class.",
+        )
+    try:
+        signature = inspect.signature(task_class)
+    except (TypeError, ValueError):
+        return
+    parameters = signature.parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    for name in options:
+        if name not in parameters and not takes_any:
+            hint = did_you_mean(name, parameters) or (
+                f"It takes {', '.join(parameters)}." if parameters else "It takes none."
+            )
+            raise TaskError(f"task {spec} has no option {name!r} (from task_options)", hint)
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise TaskError(
+            f"task {spec}: {error}", "Set it with --set task_options.NAME=VALUE or in the config file."
+        ) from None
+
+
+def _check_signatures(task: Any, spec: str, framework: str) -> None:
+    """Check that the task's methods for a framework take the arguments that they are called with."""
+    row = FRAMEWORKS[framework]
+    of_framework = (row.model_method, row.loss_method, row.optimizer_method)
+    of_step = (row.step_method, row.optimizers_method)
+    for method in ("train_data", "eval_data", *of_framework, *of_step):
+        arguments = MEMBERS.get(method) or ()
+        try:
+            signature = inspect.signature(getattr(task, method, None))  # type: ignore[arg-type]
+        except (TypeError, ValueError):  # there is none, or it is not written in Python
+            continue
+        try:
+            signature.bind(*arguments)
+        except TypeError as error:
+            call = f"{method}({', '.join(arguments)})"
+            raise TaskError(
+                f"task {spec}: {method}{signature} cannot be called as {call}: {error}",
+                f"Write def {method}({', '.join(('self', *arguments))}).",
+            ) from None
+
+
+def notes_on_members(task: Any) -> list[str]:
+    """Return notes on members of a task that are misspelt, or that other trainers have."""
+    return [
+        f"the task has {_own_name(task, name)}, which hvdtrain does not know; {meant}"
+        for name, meant in unknown_members(task).items()
+    ]
+
+
+def unknown_members(task: Any) -> dict[str, str]:
+    """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant.
+
+    It is empty for a known member, and for one that the task's own code reads. What a class of a library
+    gives is not looked at.
+    """
+    classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
+    spaces = [getattr(task, "__dict__", {}), *map(vars, classes)]
+    read = {name for kind in classes for value in vars(kind).values() for name in _read_by(value)}
+    found = {}
+    for name, members in ((name, space) for space in spaces for name in space):
+        if name in MEMBERS or name in read or name.startswith("_"):
+            continue
+        near = difflib.get_close_matches(name.lower(), MEMBERS, n=1, cutoff=_NEAR)
+        if near and members.get(near[0]) is None:
+            found[name] = f"did you mean {near[0]}{'' if MEMBERS[near[0]] is None else '()'}?"
+        elif advice := task_advice(name):
+            found[name] = advice
+    return found
+
+
+def _hint_at(task: Any, missing: str) -> str:
+    """Return what a task may have in place of a member that it lacks, as a sentence; empty if nothing is."""
+    for name, meant in unknown_members(task).items():
+        if re.search(rf"\b{missing}\b", meant):
+            return f"It has {_own_name(task, name)}: {meant}"
+    return ""
+
+
+def _own_name(task: Any, name: str) -> str:
+    is_method = callable(inspect.getattr_static(task, name, None))  # a property is not computed
+    return f"{name}()" if is_method else name
+
+
+def _is_users(kind: type) -> bool:
+    """Return whether a class is written by the user, and comes from no library."""
+    module = sys.modules.get(kind.__module__)
+    path = getattr(module, "__file__", None) or ""
+    is_installed = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "hvdtrain")
+    return kind.__module__ == "__main__" or not (is_installed or "-packages" in path)
+
+
+def _read_by(value: Any) -> Iterator[str]:
+    """Yield the names of attributes that the code of a class's member reads."""
+    if isinstance(value, property):
+        value = value.fget
+    codes = [getattr(getattr(value, "__func__", value), "__code__", None)]
+    while codes:
+        if (code := codes.pop()) is not None:
+            yield from (str(i.argval) for i in dis.get_instructions(code) if i.opname in _READS)
+            codes += [inner for inner in code.co_consts if inspect.iscode(inner)]

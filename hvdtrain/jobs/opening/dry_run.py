@@ -1,24 +1,35 @@
-"""The dry run: one micro-batch of training and of evaluation data before the first step."""
+"""The dry run: one micro-batch of training and of evaluation data before the first step, and its memory."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.base import Probes, probes
-from hvdtrain.backends.memory import MemoryPlan
+from hvdtrain.backends.base import Backend, Probes, device_memory, probes
+from hvdtrain.backends.memory import (
+    MeasuredMemory,
+    MemoryPlan,
+    exchange_bytes,
+    memory_plan,
+    saving_bytes,
+    update_bytes,
+)
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
 from hvdtrain.backends.objective.logits import named_loss
 from hvdtrain.backends.objective.objective import has_own_values
-from hvdtrain.backends.records import DryRun, StepMemory
+from hvdtrain.backends.records import DryRun, ModelInfo, StepMemory
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
+from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import DataError, HvdtrainError
+from hvdtrain.errors import CheckpointError, DataError, EnvironmentFault, HvdtrainError
+from hvdtrain.host.cores import limit_bytes, peak_bytes, release_unused, resident_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
+from hvdtrain.jobs.opening.checkpoint_config import find_unverified
 from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
 from hvdtrain.jobs.opening.dry_run_looks import (
     drawn_note,
@@ -31,7 +42,8 @@ from hvdtrain.jobs.opening.dry_run_looks import (
 )
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
-from hvdtrain.workers.agreement import Workers
+from hvdtrain.storage.urls import is_url
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 from hvdtrain.workers.seeding import random_state_kept
 from hvdtrain.workers.user_errors import task_errors
 
@@ -57,24 +69,17 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
 
     Nothing that training uses is changed. A worker whose batch fails raises at once: the others may wait
     in a collective of the model, and learn of it when this worker leaves Horovod.
-
-    Args:
-        session: the run. Only its data, its state and its backend are used.
-        task: the task.
-        memory: the job's memory, for the error if it does not suffice.
-
-    Raises:
-        LackOfMemoryError: If memory does not suffice for a micro-batch.
-        TaskError: If the model, the loss or a metric fails or does not fit.
-        DataError: If samples cannot be used.
-        NonFiniteLossError: If the loss is not finite though the data are.
     """
     begun_seconds = time.perf_counter()
     with random_state_kept():
         passes = list(_passes(session, task, memory))
         again = session.data.train_batch(session.plan(), session.state.progress) if passes else None
+        half: StepMemory | None = None
+        config, plan = session.config, session.plan()
+        is_alone = not config.sync_batch_norm and config.stages == 1  # otherwise it has collectives
         may_halve = passes and passes[0].result.memory is not None and not passes[0].with_row_numbers
-        half = _half(session, again) if may_halve else None
+        if again is not None and is_alone and may_halve and plan.batch.micro_batch > 1:
+            half = probes(session.backend).dry_run(again.half(), training=True).memory
         reused, shared = (_reused_memory(session), dict(_shared(session))) if passes else (None, {})
     errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
@@ -88,19 +93,12 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     notes = share_findings(workers, error, found)
     changed = dict(passes[0].result.changed) if passes else {}
     session.backend.replica_state.expect(workers.allgather_object(changed))
-    forms = workers.broadcast_object(_forms(passes), 0)
+    forms: Mapping[str, ArrayForm] = {}
+    # two results of a random evaluation cannot be compared
+    if passes and not any(one.is_random or one.with_row_numbers for one in passes):
+        forms = forms_of(passes[min(1, len(passes) - 1)].arrays)
+    forms = workers.broadcast_object(forms, 0)
     return Dry(passes, notes, time.perf_counter() - begun_seconds, half, forms)
-
-
-def _forms(passes: Sequence[Pass]) -> Mapping[str, ArrayForm]:
-    """Return what stands for the first batch of evaluation data, or else of training data. Local.
-
-    There is nothing if it is evaluated at random: no two results could be compared. Nor is there if it has
-    numbers of its own rows.
-    """
-    if not passes or any(one.is_random or one.with_row_numbers for one in passes):
-        return {}
-    return forms_of(passes[min(1, len(passes) - 1)].arrays)
 
 
 def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -> HvdtrainError | None:
@@ -115,11 +113,7 @@ def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -
 
 
 def check_alone(session: Session, task: Any) -> None:
-    """Collective. Check that what an evaluation computes of a sample needs no samples of other workers.
-
-    Raises:
-        TaskError: naming the loss or metric that compares samples and does not gather them.
-    """
+    """Collective. Check that what an evaluation computes of a sample needs no samples of other workers."""
     workers = session.backend.workers
     if (
         workers.size == 1
@@ -136,16 +130,6 @@ def check_alone(session: Session, task: Any) -> None:
                 found = "" if failed else probes(session.backend).find_comparing(batch, training=False)
             error = error or comparing_error_of(session, task, what, found)
     share_findings(workers, error, {})
-
-
-def _half(session: Session, batch: HostBatch | None) -> StepMemory | None:
-    """Return what half a micro-batch takes of memory; None if it cannot be computed alone. Local."""
-    plan, config = session.plan(), session.config
-    if (
-        config.sync_batch_norm or config.stages > 1 or plan.batch.micro_batch < 2
-    ):  # the first two have collectives
-        return None
-    return None if batch is None else probes(session.backend).dry_run(batch.half(), training=True).memory
 
 
 def _reused_memory(session: Session) -> HvdtrainError | None:
@@ -180,16 +164,7 @@ def _shared(session: Session) -> Iterator[tuple[str, str]]:
 
 
 def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping[str, str]) -> list[str]:
-    """Collective. Return the notes of all workers, or raise the error of the first that has one.
-
-    Args:
-        workers: the workers.
-        error: what this worker has found, or None.
-        notes: this worker's notes by kind; of each kind, the first worker's is returned.
-
-    Raises:
-        HvdtrainError: on every worker alike; with the rank, unless all have an error.
-    """
+    """Collective. Return the notes of all workers, or raise the error of the first that has one."""
     gathered = workers.allgather_object((error, dict(notes)))
     failed = [(rank, one) for rank, (one, _) in enumerate(gathered) if one is not None]
     if failed:
@@ -229,10 +204,8 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         training = what == TRAINING_DATA
         result = probes(session.backend).dry_run(batch, training=training)
         is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
-        one = replace(
-            Pass.of(what, batch, result, name if is_named else "", ignored),
-            named_metrics=metrics if is_named else {},
-        )
+        one = Pass.of(what, batch, result, name if is_named else "", ignored)
+        one.named_metrics = metrics if is_named else {}
         if result.error is not None:  # the others may wait in a collective of the model
             largest = result.memory.largest if result.memory else ()
             lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory, largest)
@@ -241,30 +214,21 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
             raise find_error(one, done[0] if done else None) or result.error
         own = result.refusal is not None, has_row_numbers(dataset, batch)
         of_all = session.backend.workers.allgather_object(own)  # what follows may have collectives
-        is_refused, with_row_numbers = map(any, zip(*of_all, strict=True))
-        one = replace(one, with_row_numbers=with_row_numbers)
+        is_refused, one.with_row_numbers = map(any, zip(*of_all, strict=True))
         if not is_refused and session.config.stages == 1:
             # of one worker it matters to micro-batches alone
             matters = comparing_error_of(session, task, what, "it compares") or session.config.accumulate > 1
             if matters and has_own_values(task, session.config.framework):
-                one = replace(one, comparing=probes(session.backend).find_comparing(batch, training))
-            one = _looked_at(session, task, one, batch, done[0] if done else None)
+                one.comparing = probes(session.backend).find_comparing(batch, training)
+            _look_at(session, task, one, batch, done[0] if done else None)
         done.append(one)
         yield one
         if is_refused:
             return
 
 
-def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, training: Pass | None) -> Pass:
-    """Collective. Return a pass with what more looks at its batch show.
-
-    Args:
-        session: the run.
-        task: the task.
-        one: the pass.
-        batch: its batch.
-        training: the pass of the training data, if it is of the evaluation data.
-    """
+def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training: Pass | None) -> None:
+    """Collective. Add to a pass what more looks at its batch show."""
     config, what, found = session.config, one.what, one.result
 
     def evaluated(batch: HostBatch) -> DryRun:
@@ -272,15 +236,128 @@ def _looked_at(session: Session, task: Any, one: Pass, batch: HostBatch, trainin
 
     if training is not None:
         again = evaluated(replace(batch, step=batch.step + 1))
-        is_half = config.precision != "fp32"
-        notes = (
-            random_note(what, found, again, is_half=is_half),
-            scale_note(what, one.arrays, training.arrays),
-        )
-        one = replace(one, notes=notes, is_random=bool(notes[0]))
+        random = random_note(what, found, again, is_half=config.precision != "fp32")
+        one.notes, one.is_random = (random, scale_note(what, one.arrays, training.arrays)), bool(random)
     elif session.data.evaluation is not None:  # which shows the same of the loss
-        return one
+        return
     # named losses and metrics check shapes themselves
-    if one.with_row_numbers or not has_own_values(task, config.framework):
-        return one
-    return replace(one, error=find_broadcast(what, batch, found.outputs, evaluated))
+    if not one.with_row_numbers and has_own_values(task, config.framework):
+        one.error = find_broadcast(what, batch, found.outputs, evaluated)
+
+
+def with_cuts_before(config: Config, workers: Workers) -> Config:
+    """Collective if the model is split. Return the config with the cuts of the checkpoint that it resumes.
+
+    It stays as it is if it has cuts, or if that checkpoint is of the other framework, whose blocks may be
+    others, or of another number of stages.
+    """
+    if config.stages == 1 or config.stage_cuts is not None or config.resume is None:
+        return config
+    place = str(config.run_dir if config.resume == "auto" else config.resume)
+
+    def find() -> list[int] | None:
+        try:
+            made = find_unverified(place if is_url(place) else Path(place)).manifest.config
+        except (CheckpointError, EnvironmentFault):  # what is wrong is said when it is read
+            return None
+        is_alike = (made.get("framework"), made.get("stages")) == (config.framework, config.stages)
+        return made.get("stage_cuts") if is_alike else None
+
+    cuts = run_on_rank_zero(workers, find, doing="looking for the checkpoint")
+    return config if cuts is None else config.model_copy(update={"stage_cuts": tuple(cuts)})
+
+
+def plan_memory(session: Session, model: ModelInfo, measured: MeasuredMemory | None = None) -> MemoryPlan:
+    """Return the memory that each worker takes. Local: no collective.
+
+    Of a split model, it is that of this worker's stage.
+    """
+    stages = model.stage_shapes
+    if not stages:
+        return _plan_of(session, model, model.parameter_shapes, measured)
+    stage = session.backend.workers.rank % len(stages)
+    return replace(_plan_of(session, model, stages[stage], measured), stage=stage + 1)
+
+
+def _plan_of(
+    session: Session,
+    model: ModelInfo,
+    shapes: Mapping[str, Sequence[int]],
+    measured: MeasuredMemory | None = None,
+) -> MemoryPlan:
+    """Return the memory that a worker takes which has the parameters of these shapes."""
+    workers = session.backend.workers
+    return memory_plan(
+        shapes,
+        session.config,
+        workers=workers.size,
+        is_elastic=workers.is_elastic,
+        frozen_parameters=model.frozen_parameters,
+        micro_batch=session.plan().batch.micro_batch,
+        own_slots=None if model.own_rates is None else model.slot_bytes,
+        measured=measured,
+    )
+
+
+def heaviest_plan(session: Session, plan: MemoryPlan) -> MemoryPlan:
+    """Collective if the model is split. Return the plan of the worker that takes most; else this worker's."""
+    if session.config.stages == 1:
+        return plan
+    plans: list[MemoryPlan] = session.backend.workers.allgather_object(plan)
+    most_needed = max(one.needed_bytes for one in plans)
+    return replace(max(plans, key=lambda one: one.total_bytes), most_needed=most_needed)
+
+
+def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: int) -> MemoryPlan:
+    """Return the job's memory with what a dry run has found. Local: no collective.
+
+    It gives the system back what the dry run has left, so that what is resident is what stays.
+    """
+    release_unused()
+    plan = plan_memory(session, model)
+    first = found.passes[0] if found.passes else None
+    if first is None or (memory := first.result.memory) is None:
+        return plan
+    config, samples = session.config, session.plan().batch.micro_batch
+    half = -(-samples // 2)
+    per_sample = memory.activations / samples
+    if found.half is not None and found.half.activations < memory.activations:
+        per_sample = (memory.activations - found.half.activations) / (samples - half)
+    device = device_memory(session.backend)
+    if device is not None:
+        measured = MeasuredMemory(memory.activations, per_sample, None, device.peak, largest=memory.largest)
+        return plan_memory(session, model, measured)
+    peak, resident = peak_bytes(), resident_bytes()
+    known = resident + plan.parts["gradients"] + memory.activations
+    # rank 0 gathers the state of all stages
+    everything = {name: shape for one in model.stage_shapes for name, shape in one.items()}
+    whole = _plan_of(session, model, everything) if everything else plan
+    batch = config.accumulate * sum(array.nbytes for array in first.arrays.values())
+    measured = MeasuredMemory(
+        memory.activations,
+        per_sample,
+        resident,
+        peak,
+        workspace=min(max(0, peak - known), memory.activations) if peak > peak_before else 0,
+        compiling=memory.compiling + update_bytes(plan, config),
+        idle=memory.idle,
+        batches=batch * (max(config.read_threads, config.read_workers) + 3),
+        saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,
+        exchange=exchange_bytes(plan, config, session.backend.workers.size // config.stages),
+        largest=memory.largest,
+        saves_in_file=config.stages > 1 or (config.shard != "none" and session.backend.workers.size > 1),
+    )
+    return plan_memory(session, model, measured)
+
+
+def memory_limit(backend: Backend) -> int | None:
+    """Return how much memory this worker may take, on its GPU if it has one; None if that is not known."""
+    device = device_memory(backend)
+    return limit_bytes(backend.workers.local_size) if device is None else device.limit
+
+
+def notes_on_memory(plan: MemoryPlan, backend: Backend) -> list[str]:
+    """Return a note if what is planned does not fit into a worker's memory; empty otherwise. Local."""
+    limit = memory_limit(backend)
+    text = "" if limit is None else plan.exceeds(limit)
+    return [f"{text}; {'; '.join(plan.remedies)}"] if text else []

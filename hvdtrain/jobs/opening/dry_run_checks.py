@@ -28,7 +28,7 @@ _NO_GRADIENT = "does not require grad"
 Shapes = Mapping[str, str]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Pass:
     """One micro-batch that a dry run has computed."""
 
@@ -77,12 +77,7 @@ class Pass:
 
 
 def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
-    """Return what makes training impossible or certainly wrong, as an error; None if nothing does.
-
-    Args:
-        run: the pass.
-        other: that of the training data, if this is of the evaluation data.
-    """
+    """Return what makes training impossible or certainly wrong, as an error; None if nothing does."""
     error = run.result.error
     if error is None and run.result.refusal is not None:
         return run.result.refusal
@@ -225,8 +220,7 @@ def _label_error(run: Pass) -> HvdtrainError | None:
     has = f"{classes} outputs (classes 0 to {classes - 1})" if classes > 1 else "1 output (class 0)"
     sample = int(run.indices[first])
     return DataError(
-        f"targets of the {run.what} {reach}, and the model has {has}: sample {sample} has {value}",
-        remedy,
+        f"targets of the {run.what} {reach}, and the model has {has}: sample {sample} has {value}", remedy
     )
 
 

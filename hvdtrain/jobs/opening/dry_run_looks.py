@@ -109,12 +109,6 @@ def find_broadcast(
     It is looked for where the batch has an array, such as targets, with one number for each sample. Two
     samples are computed together, and each input with each target alone: if the former are means over rows,
     columns or all of the latter, they were broadcast.
-
-    Args:
-        what: what messages call the data set.
-        batch: a batch of it.
-        outputs: the model's outputs for it.
-        compute: evaluates a batch, and changes nothing.
     """
     count, inputs = batch.weights.shape[1], _inputs_of(batch.arrays)
     numbers = {
@@ -192,12 +186,7 @@ def _inputs_of(arrays: Mapping[str, Any]) -> set[str]:
 
 
 def drawn_note(once: Mapping[str, NDArray[Any]], again: Mapping[str, NDArray[Any]]) -> dict[str, str]:
-    """Return the note on a batch of training data that has other values when it is read again.
-
-    Args:
-        once: the arrays as they were read first.
-        again: as they were read once more, in the same process.
-    """
+    """Return the note on a batch of training data that has other values when it is read again."""
     for name, array in once.items():
         if not np.array_equal(array, again.get(name, ()), equal_nan=array.dtype.kind in "fc"):
             return {
@@ -210,14 +199,7 @@ def drawn_note(once: Mapping[str, NDArray[Any]], again: Mapping[str, NDArray[Any
 
 
 def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False) -> str:
-    """Return the note on a batch that is evaluated twice with different results; empty if they agree.
-
-    Args:
-        what: what messages call the data set.
-        once: what the evaluation gave.
-        again: what it gave with other random numbers.
-        is_half: whether it is computed in half precision.
-    """
+    """Return the note on a batch that is evaluated twice with different results; empty if they agree."""
     tolerance = _HALF_ROUNDING if is_half else _ROUNDING
     pairs = zip(leaves_of(once.outputs), leaves_of(again.outputs), strict=False)
     furthest = max((distance(one, other) for one, other in pairs if one.shape == other.shape), default=0.0)
@@ -235,13 +217,7 @@ def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False
 
 
 def scale_note(what: str, arrays: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]]) -> str:
-    """Return the note on inputs whose scale is not that of the training data; empty if there are none.
-
-    Args:
-        what: what messages call the data set.
-        arrays: name to array (samples, ...) of a batch of it.
-        others: those of the training data.
-    """
+    """Return the note on inputs whose scale is not that of the training data; empty if there are none."""
     for name in sorted(_inputs_of(arrays)):
         array, other = arrays[name], others.get(name)
         if other is None or min(array.size, other.size) < _FEWEST_VALUES:

@@ -1,7 +1,7 @@
 """What of a config cannot be meant: batches and lengths that are refused, options that change nothing."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,15 +11,16 @@ from hvdtrain.backends.objective.metric_objects import logged_names
 from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
+from hvdtrain.config.values import senders
 from hvdtrain.data.bad_samples import LocalFetch
-from hvdtrain.data.eval_sets import metric_prefixes, set_words, sets_of
+from hvdtrain.data.eval_sets import TRAINING_DATA, metric_prefixes, set_words, sets_of
 from hvdtrain.data.fingerprint import differing_keys, sample_reader
 from hvdtrain.data.order import Order, SequentialOrder, training_order
 from hvdtrain.data.stream import Stream
 from hvdtrain.early_stopping import SEPARATOR
 from hvdtrain.errors import AgreementError, ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.jobs.compatibility import unused_options
+from hvdtrain.jobs.compatibility import Job
 from hvdtrain.jobs.opening.data_identity import JobData, disagreement, hash_of, words_for
 from hvdtrain.schedule import StepWindow
 from hvdtrain.storage.text import counted
@@ -29,18 +30,17 @@ from hvdtrain.workers.agreement import Place, Workers
 
 
 def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
-    """Check early what would else come out at the first evaluation, or never.
-
-    Args:
-        config: the config.
-        task: the task.
-        eval_data: its evaluation data; None if it has none.
-
-    Raises:
-        ConfigError: If a metric that the config names cannot be there.
-    """
+    """Check early what would else come out at the first evaluation, or never."""
     if eval_data is None:
         return
+    row = FRAMEWORKS[config.framework]
+    if not any(hasattr(task, name) for name in ("loss", row.loss_method)):
+        raise TaskError(
+            f"the task has {row.step_method} and eval_data(), but neither loss nor {row.loss_method}, which "
+            "say what an evaluation computes",
+            f"Add loss, or {row.loss_method}(model, batch), or let eval_data() return None.",
+            everywhere=True,
+        )
     for field, best in (
         ("keep_best", config.keep_best),
         ("early_stopping", config.early_stopping),
@@ -51,11 +51,7 @@ def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
 
 
 def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_data: Any) -> None:
-    """Check that an evaluation gives a metric, as far as that is known before.
-
-    Raises:
-        ConfigError: If it does not.
-    """
+    """Check that an evaluation gives a metric, as far as that is known before."""
     # an own loss names its metrics when it is called
     own_loss = hasattr(task, FRAMEWORKS[config.framework].loss_method)
     named = [] if own_loss else logged_names(getattr(task, "metrics", {}), task, config.framework)
@@ -77,17 +73,7 @@ def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_dat
 
 
 def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
-    """Return the config with the learning rate that the job trains with.
-
-    Args:
-        config: the resolved config; its ``learning_rate`` is None if no source set one.
-        own: the learning rates of the task's own optimizer, if it brings one.
-
-    Raises:
-        ConfigError: If a source set a learning rate and the optimizer has another one, which is not
-            merely the default of its constructor.
-        TaskError: If neither has one.
-    """
+    """Return the config with the learning rate that the job trains with."""
     rate = config.learning_rate
     if own is None:
         rate = config.base_learning_rate
@@ -128,12 +114,6 @@ def check_batches(workers: Workers, data: JobData, config: Config, progress: Pro
     """Collective. Compare all samples of the first ``check_data`` batches over the workers.
 
     Every worker reads the whole global batches, without augmentation, and its own part of them twice.
-
-    Returns:
-        A note for each data set that was checked; none if ``check_data`` is 0.
-
-    Raises:
-        AgreementError: on every worker alike, if a sample differs between workers or between two readings.
     """
     if not config.check_data:
         return []
@@ -200,66 +180,92 @@ _ALWAYS_ALLOWED = 65_536  # samples in a batch, however small the data are
 _MEASURED_FROM = 1024  # samples of a worker; smaller batches fit into every host's memory
 
 
-def check_train_batch(config: Config, plan: TrainingPlan, dataset: Any, workers_here: int) -> None:
-    """Check that a global batch of training is in proportion to the data and fits into memory.
+def check_batch_sizes(
+    config: Config, plan: TrainingPlan, workers_here: int, *, train_data: Any = None, eval_data: Any = None
+) -> None:
+    """Check that batches are in proportion to the data, and those of this host's workers fit into its memory.
 
-    Args:
-        config: the resolved config.
-        plan: what follows from it.
-        dataset: the training data.
-        workers_here: workers on this host.
-
-    Raises:
-        ConfigError: If it is not; its size is checked on every worker alike, the memory on each host.
+    The batch of an evaluation is compared with the data only if its size is given.
     """
-    field = "global_batch_size" if config.global_batch_size else "batch_size"
-    _check_size(field, plan.batch.global_batch, len(dataset), "training data")
-    _check_memory(field, plan.batch.micro_batch, dataset, workers_here, config)
-
-
-def check_eval_batch(config: Config, plan: TrainingPlan, eval_data: Any, workers_here: int) -> None:
-    """Check the same of a batch of evaluation, for each set; only a given size is compared with the data."""
+    of_training = "global_batch_size" if config.global_batch_size else "batch_size"
+    checked = [] if train_data is None else [(of_training, plan.batch, train_data, TRAINING_DATA)]
     for name, dataset in sets_of(eval_data).items():
-        if config.eval_batch_size is not None:
-            _check_size("eval_batch_size", plan.eval_batch.global_batch, len(dataset), set_words(name))
-        _check_memory("eval_batch_size", plan.eval_batch.micro_batch, dataset, workers_here, config)
+        checked.append(("eval_batch_size", plan.eval_batch, dataset, set_words(name)))
+    for field, batch, dataset, what in checked:
+        size, most = len(dataset), max(_MOST_PASSES * len(dataset), _ALWAYS_ALLOWED)
+        is_given = what == TRAINING_DATA or config.eval_batch_size is not None
+        if is_given and batch.global_batch > most:
+            raise ConfigError(
+                f"{field}: a batch of all workers has {batch.global_batch:,} samples, which is "
+                f"{batch.global_batch / size:,.0f} times the {what} (size {size:,}); at most {most:,} are "
+                "allowed",
+                f"Lower {field}: such a batch holds each sample many times, or padding.",
+                everywhere=True,
+            )
+        if (samples := batch.micro_batch) < _MEASURED_FROM:
+            continue
+        arrays, _ = LocalFetch(dataset, skip=config.on_bad_sample == "skip")(np.zeros(1, np.int64))
+        sample_bytes = sum(array.nbytes for array in arrays.values())
+        memory_bytes = psutil.virtual_memory().total
+        if samples * sample_bytes * workers_here > memory_bytes:
+            raise ConfigError(
+                f"{field}: a batch of {samples:,} samples of {sample_bytes:,} bytes takes "
+                f"{samples * sample_bytes / 1e9:,.1f} GB in each worker; this host has {workers_here} of "
+                f"them and {memory_bytes / 1e9:,.1f} GB of memory",
+                f"Lower {field}; accumulate makes a large batch of small ones.",
+            )
 
 
-def _check_size(field: str, global_batch: int, data_size: int, what: str) -> None:
-    most = max(_MOST_PASSES * data_size, _ALWAYS_ALLOWED)
-    if global_batch > most:
-        raise ConfigError(
-            f"{field}: a batch of all workers has {global_batch:,} samples, which is "
-            f"{global_batch / data_size:,.0f} times the {what} (size {data_size:,}); "
-            f"at most {most:,} are allowed",
-            f"Lower {field}: such a batch holds each sample many times, or padding.",
-            everywhere=True,
-        )
+# fmt: off
+_BUILT_IN = ("optimizer", "momentum", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+             "decay_norms_and_biases")
+_OUTER = ("outer_optimizer", "outer_learning_rate", "outer_momentum")
+# options and the values of another one that use them
+_USED_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("optimizer", ("sgd", "lars"), ("momentum",)),
+    ("optimizer", ("adamw", "lamb"), ("adam_beta1", "adam_beta2", "adam_epsilon")),
+    ("optimizer", ("sgd", "adamw"), ("decay_norms_and_biases",)),
+    ("lr_schedule", ("cosine", "linear", "cyclic", "plateau"), ("lr_final_fraction",)),
+    ("lr_schedule", ("step",), ("lr_step_epochs", "lr_step_factor")),
+    ("lr_schedule", ("cyclic",), ("lr_cycle_epochs",)),
+    ("lr_schedule", ("plateau",), ("plateau_metric", "plateau_patience", "plateau_factor")),
+)
+# options, when they have no effect, and why; the last row that holds counts
+_UNUSED: tuple[tuple[tuple[str, ...], Callable[[Config], object], str], ...] = (
+    *(
+        (names, lambda c, by=by, ok=values: getattr(c, by) not in ok, f"{by} {{{by}}} does not use it")
+        for by, values, names in _USED_WITH
+    ),
+    (("decay_norms_and_biases",), lambda c: not c.weight_decay, "weight_decay is 0"),
+    (("early_stopping_patience",), lambda c: c.early_stopping is None, "early_stopping names no metric"),
+    (_OUTER[1:], lambda c: c.outer_optimizer != "nesterov", "outer_optimizer is not nesterov"),
+    (_OUTER, lambda c: c.sync_every is None, "sync_every is not given"),
+    (("base_batch_size",), lambda c: c.lr_scaling == "none", "lr_scaling is none"),
+    (("lr_scaling",), lambda c: c.global_batch_size and not c.base_batch_size,
+     "with global_batch_size, learning_rate refers to the global batch unless base_batch_size is set"),
+    (("lr_scaling",), lambda c: c.sync_every and not c.base_batch_size,
+     "with sync_every, learning_rate refers to each worker's batch unless base_batch_size is set"),
+    (("track_checkpoints",), lambda c: not senders(c.track), "track names no tracker"),
+    (("read_threads",), lambda c: c.read_workers > 0, "read_workers reads the samples"),
+)
+# fmt: on
 
 
-def _check_memory(field: str, samples: int, dataset: Any, workers_here: int, config: Config) -> None:
-    """Check that the batches of this host's workers fit into its memory, one batch each."""
-    if samples < _MEASURED_FROM:
-        return
-    arrays, _ = LocalFetch(dataset, skip=config.on_bad_sample == "skip")(np.zeros(1, np.int64))
-    sample_bytes = _size_of(arrays)
-    memory_bytes = psutil.virtual_memory().total
-    if samples * sample_bytes * workers_here > memory_bytes:
-        raise ConfigError(
-            f"{field}: a batch of {samples:,} samples of {sample_bytes:,} bytes takes "
-            f"{samples * sample_bytes / 1e9:,.1f} GB in each worker; this host has {workers_here} of them "
-            f"and {memory_bytes / 1e9:,.1f} GB of memory",
-            f"Lower {field}; accumulate makes a large batch of small ones.",
-        )
-
-
-def _size_of(arrays: Any) -> int:
-    """Return the bytes of arrays, which may be nested."""
-    if isinstance(arrays, Mapping):
-        return sum(_size_of(part) for part in arrays.values())
-    if isinstance(arrays, list | tuple):
-        return sum(_size_of(part) for part in arrays)
-    return int(getattr(arrays, "nbytes", 0))
+def unused_options(
+    config: Config, given: Collection[str], *, own_optimizer: bool, has_eval_data: bool
+) -> list[str]:
+    """Return a note for each field that the user set and that has no effect."""
+    own = dict.fromkeys(_BUILT_IN if own_optimizer else (), "the task brings its own optimizer")
+    found = {name: reason for names, holds, reason in _UNUSED if holds(config) for name in names}
+    reasons = {**own, **found, **own}  # the task's own optimizer comes first, and its reason counts
+    if not has_eval_data:
+        reasons |= dict.fromkeys(("eval_every", "eval_batch_size"), "the task has no evaluation data")
+    job = Job(config)
+    return [
+        job.describe(f"{name} {{{name}}} has no effect: {reason}")
+        for name, reason in reasons.items()
+        if name in given
+    ]
 
 
 def notes_on_options(

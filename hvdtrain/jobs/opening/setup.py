@@ -10,10 +10,7 @@ from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.model_call import describe_columns
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.records import ModelInfo
-from hvdtrain.callbacks import (
-    RunContext,
-    find_callbacks,
-)
+from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.data.augment import Mixed
 from hvdtrain.data.drawn import Drawn
@@ -21,12 +18,12 @@ from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
 from hvdtrain.data.numeric import set_float_bits
+from hvdtrain.data.stream import Stream
 from hvdtrain.data.training_data import TrainingData
-from hvdtrain.errors import DataError, TaskError
+from hvdtrain.errors import DataError
 from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.data_identity import (
     DATA,
     NO_DATA,
@@ -39,22 +36,17 @@ from hvdtrain.jobs.opening.data_identity import (
 from hvdtrain.jobs.opening.data_sets import (
     align_columns,
     find_merged,
-    notes_on_streams,
+    make_task,
+    notes_on_members,
     open_sets,
     streams_of,
 )
-from hvdtrain.jobs.opening.dry_run import share_findings
+from hvdtrain.jobs.opening.dry_run import share_findings, with_cuts_before
 from hvdtrain.jobs.opening.limits import (
-    check_eval_batch,
+    check_batch_sizes,
     check_metrics,
-    check_train_batch,
     notes_on_options,
     with_learning_rate,
-)
-from hvdtrain.jobs.opening.make_task import make_task, notes_on_members
-from hvdtrain.jobs.opening.memory_check import (
-    with_cuts_before,
-    with_cuts_of,
 )
 from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.run_directory.lock import RunLock
@@ -111,48 +103,17 @@ def open_task_data(job: JobSpec) -> TaskData:
         train_data = Drawn(train_data, probabilities)
         train_values["sample_probabilities"] = train_data.draws.identity
     to_evaluate = {words_for(key): dataset for key, dataset in keyed("eval_data", eval_data).items()}
-    aligned = align_columns(to_evaluate, columns_of(train_data), f"the {DATA['train_data']}")
-    return TaskData(
-        task,
-        train_data,
-        eval_data,
-        {**train_values, **eval_values},
-        notes=(
-            *notes_on_members(task),
-            *_notes_on_data(train_data, "train_data"),
-            *_notes_on_data(eval_data, "eval_data"),
-            *aligned,
-            *notes_on_streams(job.config, {"": train_data, **keyed("eval_data", eval_data)}),
-        ),
-    )
-
-
-def _notes_on_data(data: Any, method: str) -> list[str]:
-    """Return what data sets have to report to the user."""
-    return [
-        f"{words_for(key)}: {note}"
-        for key, dataset in keyed(method, data).items()
-        for note in getattr(dataset, "notes", ())
-    ]
+    data = {DATA["train_data"]: train_data, **to_evaluate}
+    notes = notes_on_members(task)
+    notes += [f"{words}: {note}" for words, one in data.items() for note in getattr(one, "notes", ())]
+    notes += align_columns(to_evaluate, columns_of(train_data), f"the {DATA['train_data']}")
+    if job.config.read_workers and any(isinstance(one, Stream) for one in data.values()):
+        notes.append("read_workers: streams are read by a thread of each worker")
+    return TaskData(task, train_data, eval_data, {**train_values, **eval_values}, notes=tuple(notes))
 
 
 def open_data(task: Any, config: Config, method: str, collate: Any = None) -> tuple[Any, dict[str, Any]]:
-    """Open one of the task's data sets and check that it can be read. Local: no collective.
-
-    Args:
-        task: the task.
-        config: the job's config.
-        method: a key of ``DATA``.
-        collate: what makes batches in place of the task's ``collate``.
-
-    Returns:
-        The data set, or None if the task has none, and what of it must be equal on all workers. Of several
-        sets, EvalSets of data sets.
-
-    Raises:
-        DataError: If it cannot be used.
-        TaskError: If the task's method fails.
-    """
+    """Open data of the task, None if it has none; return what of it must be equal on all workers, too."""
     seed_generators(config.seed, method)
     with task_errors(f"{method}() of task {config.task} failed"):
         source = getattr(task, method)()
@@ -162,45 +123,31 @@ def open_data(task: Any, config: Config, method: str, collate: Any = None) -> tu
 
 
 def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, list[str]]:
-    """Collective. Agree, open the data and build the model.
-
-    Returns:
-        The task with its data, what is known of the model, and the host of each worker.
-    """
+    """Collective. Agree, open the data and build the model; return both, and the host of each worker."""
+    config, workers = job.config, backend.workers
     hosts = handshake(job, backend)
     ACTIVITY.enter("opening the data", is_long=True)
     task_data = open_task_data(job)
     ACTIVITY.enter("comparing the data", is_long=True)
-    assert_consistent(backend.workers, task_data.common_values, SAME_DATA)
-    check_can_evaluate(job.config, task_data)
+    assert_consistent(workers, task_data.common_values, SAME_DATA)
+    check_metrics(config, task_data.task, task_data.eval_data)
     data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
-    task_data = replace(task_data, identity=identify_data(backend.workers, data, job.config))
-    if job.config.mixup or job.config.cutmix:
-        mixed = Mixed(task_data.train_data, job.config.mixup, job.config.cutmix)
-        task_data = replace(task_data, train_data=mixed)
-    _check_plan(job.config, backend, task_data)  # before anything is written
-    check_metrics(job.config, task_data.task, task_data.eval_data)
-    batch = _first_batch(job.config, backend, task_data) if job.config.stages > 1 else None
-    config = with_cuts_before(job.config, backend.workers)
-    model = build_together(config, task_data.task, backend, batch, task_data.identity)
-    return _with_call_note(job.config, task_data, backend), model, hosts
-
-
-def check_can_evaluate(config: Config, task_data: TaskData) -> None:
-    """Check that a task with evaluation data says what an evaluation computes. Local: no collective.
-
-    Raises:
-        TaskError: If it has its own training step and no loss.
-    """
+    task_data = replace(task_data, identity=identify_data(workers, data, config))
+    if config.mixup or config.cutmix:
+        task_data = replace(task_data, train_data=Mixed(task_data.train_data, config.mixup, config.cutmix))
+    _check_plan(config, backend, task_data)  # before anything is written
+    batch = None
+    if config.stages > 1:  # each stage is built for what the one before it gives
+        reading = TrainingData(config, workers, task_data.train_data)
+        session = Session(config, backend, reading, Services(Report(), Path(os.devnull)))
+        batch = reading.train_batch(session.plan(), session.state.progress)
+    with_cuts = with_cuts_before(config, workers)
+    model = build_together(with_cuts, task_data.task, backend, batch, task_data.identity)
     row = FRAMEWORKS[config.framework]
-    if task_data.eval_data is None or any(hasattr(task_data.task, n) for n in ("loss", row.loss_method)):
-        return
-    raise TaskError(
-        f"the task has {row.step_method} and eval_data(), but neither loss nor {row.loss_method}, which say "
-        "what an evaluation computes",
-        f"Add loss, or {row.loss_method}(model, batch), or let eval_data() return None.",
-        everywhere=True,
-    )
+    if not any(hasattr(task_data.task, method) for method in (row.loss_method, row.step_method)):
+        note = describe_columns(config.framework, backend.model, names_of_batch(task_data))
+        task_data = replace(task_data, notes=(*task_data.notes, *filter(None, [note])))
+    return task_data, model, hosts
 
 
 def names_of_batch(task_data: TaskData) -> list[str]:
@@ -211,19 +158,9 @@ def names_of_batch(task_data: TaskData) -> list[str]:
     ]
 
 
-def _with_call_note(config: Config, task_data: TaskData, backend: Backend) -> TaskData:
-    """Add a note of columns that the model is not given. Local: no collective."""
-    row = FRAMEWORKS[config.framework]
-    if any(hasattr(task_data.task, method) for method in (row.loss_method, row.step_method)):
-        return task_data
-    note = describe_columns(config.framework, backend.model, names_of_batch(task_data))
-    return replace(task_data, notes=(*task_data.notes, note)) if note else task_data
-
-
 def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     """Check that the batches and the length of the training can be meant. Local: no collective."""
-    workers = backend.workers
-    build = installed_build()
+    workers, build = backend.workers, installed_build()
     on_cpu = backend.info.description.endswith(" on the CPU")
     uses_nccl = build is not None and build.nccl and not on_cpu
     streams = streams_of(task_data.train_data, task_data.eval_data)
@@ -231,18 +168,10 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     check(Job(config, task_data.task, workers, uses_nccl, streams, has_eval_data))
     if config.stages > 1:
         Layout.of(workers, config.stages)
-    size = len(task_data.train_data)
     replicas = Place(workers, config.stages).replicas
-    plan = TrainingPlan.of(config, replicas, size, most=most_workers(workers))
-    check_train_batch(config, plan, task_data.train_data, workers.local_size)
-    check_eval_batch(config, plan, task_data.eval_data, workers.local_size)
-
-
-def _first_batch(config: Config, backend: Backend, task_data: TaskData) -> HostBatch | None:
-    """Return this worker's first batch of the training data. Local: no collective."""
-    data = TrainingData(config, backend.workers, task_data.train_data)
-    session = Session(config, backend, data, Services(Report(), Path(os.devnull)))
-    return data.train_batch(session.plan(), session.state.progress)
+    plan = TrainingPlan.of(config, replicas, len(task_data.train_data), most=most_workers(workers))
+    data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
+    check_batch_sizes(config, plan, workers.local_size, **data)
 
 
 def build_together(
@@ -321,16 +250,11 @@ class TrainingRun:
 
 
 def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any], lock: RunLock) -> TrainingRun:
-    """Collective. Agree, open the data and build the model.
-
-    Args:
-        job: the job.
-        backend: its framework.
-        callbacks: those of the caller, in addition to the task's own.
-        lock: what locks the run directory.
-    """
+    """Collective. Agree, open the data, build the model and find the callbacks."""
     task_data, model, hosts = open_together(job, backend)
-    config = with_cuts_of(job.config, model)
+    config = job.config
+    if model.stage_cuts:  # so that whoever uses the model again cuts it alike
+        config = config.model_copy(update={"stage_cuts": model.stage_cuts})
     job = replace(job, config=with_learning_rate(config, model.own_rates))
     callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
     return TrainingRun(job, backend, task_data, model, hosts, callbacks, lock)

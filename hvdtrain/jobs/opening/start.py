@@ -18,13 +18,7 @@ from hvdtrain.config.values import check_installed
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.elastic.watch.liveness import Watching, WatchLimits, silence_seconds
 from hvdtrain.elastic.watch.worker_watch import WorkerWatch, watch_workers
-from hvdtrain.errors import (
-    ConfigError,
-    HvdtrainError,
-    PeerLostError,
-    TaskError,
-    UsageError,
-)
+from hvdtrain.errors import ConfigError, HvdtrainError, PeerLostError, TaskError, UsageError
 from hvdtrain.horovod_build import check_patches, installed_build, require_horovod
 from hvdtrain.host import environment
 from hvdtrain.host.environment import check_host
@@ -37,7 +31,7 @@ from hvdtrain.host.launcher import (
     launched_rank,
     stated_launch,
 )
-from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import (
     do_in_time,
     end_at_once,
@@ -47,7 +41,6 @@ from hvdtrain.jobs.failures import (
     leave_open,
     name_lost_worker,
 )
-from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class
@@ -72,12 +65,7 @@ class JobSpec:
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
-    """Do what needs neither another worker nor the user's code: find the task, settle the config.
-
-    Args:
-        layers: config values, weakest source first, without the task's defaults.
-        task_class: the task's class if the caller has it; found by its name otherwise.
-    """
+    """Do what needs neither another worker nor the user's code: find the task, settle the config."""
     is_torchrun = _join_launch()  # first: the task's code may request the rank when it is loaded
     task_class, config = settle(layers, task_class)
     if is_torchrun and config.framework != "torch":
@@ -95,14 +83,11 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
 
 
 def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
-    """Return the task's class and the config. It changes no environment variables and needs no Horovod.
-
-    Args:
-        layers: config values, weakest source first, without the task's defaults.
-        task_class: the task's class if the caller has it; found by its name otherwise.
-    """
+    """Return the task's class and the config. It changes no environment variables and needs no Horovod."""
     merged = _merged(layers)
-    spec = _task_of(merged)
+    spec = merged.get("task") or Config.model_fields["task"].default
+    if not isinstance(spec, str):
+        raise ConfigError(f"task: should be a name or a path with a class, found {spec!r}")
     seed_generators(merged.get("seed", Config.model_fields["seed"].default), "import")
     task_class = task_class or load_task_class(spec)
     defaults = getattr(task_class, "defaults", {})
@@ -120,18 +105,6 @@ def _merged(layers: Iterable[Layer]) -> dict[str, Any]:
     return {name: value for layer in layers for name, value in layer.values.items()}
 
 
-def _task_of(merged: Mapping[str, Any]) -> str:
-    """Return the task's name or path.
-
-    Raises:
-        ConfigError: If it is no text.
-    """
-    task = merged.get("task") or Config.model_fields["task"].default
-    if not isinstance(task, str):
-        raise ConfigError(f"task: should be a name or a path with a class, found {task!r}")
-    return task
-
-
 def _notes_on_task(layers: Sequence[Layer]) -> tuple[str, ...]:
     """Return a note if the user may have forgotten the task: a config file, or task_options, without it."""
     merged = _merged(layers)
@@ -145,12 +118,6 @@ def _join_launch() -> bool:
     """Let Horovod see the workers of torchrun, and refuse to start with workers that it will not see.
 
     What MPI sees is known only when it has started: ``HorovodWorkers`` checks it.
-
-    Returns:
-        Whether torchrun started several workers.
-
-    Raises:
-        EnvironmentFault: If the other workers of this launch cannot be seen.
     """
     launch, build = stated_launch(), installed_build()
     if launch is None or launch.launcher == HOROVODRUN or build is None:
@@ -171,10 +138,6 @@ def given_fields(layers: Iterable[Layer], config: Config) -> frozenset[str]:
 
     A config file may be that of another run, which lists all fields: those with the value of their default
     do not count.
-
-    Args:
-        layers: the user's sources, without the task's defaults.
-        config: the resolved config.
     """
     return frozenset(
         name
@@ -197,22 +160,14 @@ def started(
     """Collective. Return a context with the job's backend, in which the job's workers are watched.
 
     After a good end Horovod stays: a script may train again, and MPI starts only once.
-
-    Args:
-        job: the job.
-        signals: what signals requested of this worker.
-        watching: what is done before the process ends because a worker does not answer.
-        membership: this worker's part in an elastic job, whose driver watches the workers; None in others.
-        stays: whether Horovod also stays after an error that all workers have.
-
-    Raises:
-        UsageError: If the launcher started an elastic job, and what this process does cannot be elastic.
     """
     check_may_be_elastic(membership)
     ACTIVITY.enter("starting", is_long=True)  # what an earlier training did last is long ago
     watching = watching or Watching()
     backend = load_backend(job.config, membership)
-    ACTIVITY.part = _part_of(job.config, backend)
+    ACTIVITY.part = ""  # which part of the model this worker has, if not all of it
+    if job.config.stages > 1 and backend.workers.size % job.config.stages == 0:
+        ACTIVITY.part = f", as {Layout.of(backend.workers, job.config.stages).describe()}"
     try:
         with nullcontext() if membership else _watched(job, backend, watching):
             if membership is not None:
@@ -234,35 +189,19 @@ def started(
         raise
 
 
-def _part_of(config: Config, backend: Backend) -> str:
-    """Return which part of the model this worker has, as text that follows an activity; empty if all."""
-    if config.stages == 1 or backend.workers.size % config.stages:
-        return ""
-    return f", as {Layout.of(backend.workers, config.stages).describe()}"
-
-
 def _watched(job: JobSpec, backend: Backend, watching: Watching) -> WorkerWatch:
     """Collective. Watch the workers of a job that is not elastic."""
     limits = WatchLimits(job.config.stall_timeout, silence_seconds(), is_debugging())
     with expect_answer(_FIRST_ANSWER_SECONDS, backend.workers.rank, backend.workers.host):
         watch, watching.note = watch_workers(
-            backend.workers,
-            limits,
-            lambda event, stacks: end_at_once(event, stacks, watching.on_worker_lost),
+            backend.workers, limits, lambda event, stacks: end_at_once(event, stacks, watching.on_worker_lost)
         )
     watching.explain = watch.explain
     return watch
 
 
 def check_may_be_elastic(membership: Membership | None) -> None:
-    """Check that what needs a fixed number of workers was not started as an elastic job.
-
-    Args:
-        membership: this worker's part in an elastic job; None if what it does cannot be elastic.
-
-    Raises:
-        UsageError: If it was.
-    """
+    """Check that what needs a fixed number of workers was not started as an elastic job."""
     if membership is None and is_elastic():
         raise UsageError(
             "only training can be an elastic job; this needs a fixed number of workers",
@@ -272,11 +211,7 @@ def check_may_be_elastic(membership: Membership | None) -> None:
 
 
 def check_alone(backend: Backend, command: str) -> None:
-    """Check that this is the only worker. Local: no collective.
-
-    Raises:
-        UsageError: on every worker alike, if there are several.
-    """
+    """Check that this is the only worker. Local: no collective."""
     if backend.workers.size > 1:
         raise UsageError(
             f"{command} is done by one worker; there are {backend.workers.size}",
@@ -298,7 +233,5 @@ def common_values(job: JobSpec, backend: Backend) -> dict[str, Any]:
     """Return what must be equal on all workers before they open their data."""
     python = ".".join(platform.python_version_tuple()[:2])
     versions = {"Python": python, "Horovod": job.build_identity, **versions_with(backend)}
-    return {
-        **job.config.model_dump(mode="json"),
-        **{f"version of {name}": version for name, version in versions.items()},
-    }
+    values: dict[str, Any] = job.config.model_dump(mode="json")
+    return values | {f"version of {name}": version for name, version in versions.items()}

@@ -12,8 +12,7 @@ from hvdtrain.checkpoints.storage import NAME, Checkpoint, step_of
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
-from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.report import Report

@@ -18,9 +18,8 @@ from hvdtrain.data.training_data import TrainingData
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
 from hvdtrain.host.launcher import open_console
-from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import end_if_uncaught
-from hvdtrain.jobs.features import Job
 from hvdtrain.jobs.opening.checkpoint_config import (
     changed_outputs,
     find_unverified,

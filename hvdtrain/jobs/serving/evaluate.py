@@ -18,7 +18,7 @@ from hvdtrain.errors import EnvironmentFault, WorkerFailure
 from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.opening.data_sets import known_size
 from hvdtrain.jobs.opening.dry_run import check_alone
-from hvdtrain.jobs.opening.limits import check_eval_batch
+from hvdtrain.jobs.opening.limits import check_batch_sizes
 from hvdtrain.jobs.opening.setup import build_together
 from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.serving.checkpoint import (
@@ -151,7 +151,7 @@ def _evaluate(job: JobSpec, backend: Backend, place: Place, unverified: Checkpoi
     build_together(job.config, task, backend, data=identity)
     found, is_ema, notes = load_verified(place, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
-    check_eval_batch(job.config, session.plan(), data, backend.workers.local_size)
+    check_batch_sizes(job.config, session.plan(), backend.workers.local_size, eval_data=data)
     check_alone(session, task)
     begun = time.perf_counter()
     with (

@@ -17,11 +17,10 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.errors import EnvironmentFault, TaskError, UsageError, WorkerFailure
 from hvdtrain.host.launcher import muted_console
-from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.data_identity import words_for
 from hvdtrain.jobs.opening.data_sets import streams_of
-from hvdtrain.jobs.opening.limits import check_eval_batch
+from hvdtrain.jobs.opening.limits import check_batch_sizes
 from hvdtrain.jobs.opening.setup import build_together
 from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.serving.checkpoint import (
@@ -197,7 +196,7 @@ def predict_checkpoint(
         build_together(job.config, task, backend, data=identity)
         found, is_ema, notes = load_verified(call.place, unverified, backend, job.config, identity)
         session = evaluation_session(job.config, backend, found, data)
-        check_eval_batch(job.config, session.plan(), data, workers.local_size)
+        check_batch_sizes(job.config, session.plan(), workers.local_size, eval_data=data)
         done = _Done(found, is_ema, output, words_for(name), arrays, notes=(*identity.notes, *notes))
 
         def open_file() -> None:

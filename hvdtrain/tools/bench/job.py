@@ -13,8 +13,7 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 from hvdtrain.host.cores import threads_per_worker
-from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import TaskData, open_together
 from hvdtrain.jobs.opening.start import JobSpec, prepare, started

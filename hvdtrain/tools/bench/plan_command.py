@@ -12,8 +12,7 @@ from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.launcher import launched_rank, stated_launch
 from hvdtrain.host.processes import run_limited
-from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.tools.bench.job import Request, bench_job, check_before_launch

@@ -17,8 +17,7 @@ from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, UsageError
 from hvdtrain.host.environment import for_children
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import stated_launch
-from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.launch import horovodrun, layers_to_json, run_program

@@ -22,8 +22,7 @@ from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.cores import free_bytes, is_out_of_memory, taken_bytes
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import check_is_not_launched
-from hvdtrain.jobs.compatibility import check
-from hvdtrain.jobs.features import Job
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.metrics import StepInfo

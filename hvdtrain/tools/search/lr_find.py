@@ -10,9 +10,8 @@ from hvdtrain.backends.step_metrics import ControlFlags, StepMetrics
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import HvdtrainError, NonFiniteLossError
 from hvdtrain.host.launcher import launched_rank, output_rank
-from hvdtrain.jobs.compatibility import check
+from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import end_if_uncaught
-from hvdtrain.jobs.features import Job
 from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report
