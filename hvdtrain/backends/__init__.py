@@ -18,10 +18,6 @@ def load_backend(config: Config, membership: Membership | None = None) -> Backen
 
     Collective. A process has one backend: each framework brings a native library of its own.
 
-    Args:
-        config: its ``framework``, ``stages``, ``device`` and ``threads`` are used.
-        membership: this worker's part in an elastic job; None in other jobs.
-
     Raises:
         EnvironmentFault: If the device or the launcher does not fit, or a library is missing.
     """

@@ -21,11 +21,6 @@ def quick_imports(postponed: Collection[str]) -> Iterator[None]:
     each collection would look through all of them again. In a process of the command line, later
     collections leave out what is there at the end of the imports. A script or a notebook has objects of
     its own, which may become garbage, and keeps Python's usual collections.
-
-    Args:
-        postponed: full names of modules that are loaded when one of their attributes is first used.
-            Python's own ``importlib.util.LazyLoader`` loads them; a module that is there already
-            stays as it is.
     """
     collects, finder, modules = gc.isenabled(), _Postponing(postponed), len(sys.modules)
     gc.disable()

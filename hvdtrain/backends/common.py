@@ -21,12 +21,7 @@ _RANKS_NAMED = 8
 
 
 class CommonBackend:
-    """A backend's methods that need nothing of the framework, over the step that ``build`` has chosen.
-
-    Attributes:
-        step: the step of the job.
-        parts: what it is made of.
-    """
+    """A backend's methods that need nothing of the framework, over the step that ``build`` has chosen."""
 
     workers: Workers
     model: Any
@@ -108,11 +103,6 @@ class CommonBackend:
 def follow_trained(backend: Backend, config: Config, step: int) -> str:
     """Collective. Let the next step follow what callbacks have frozen or thawed; return a note of it.
 
-    Args:
-        backend: the backend.
-        config: the job's config.
-        step: the next step.
-
     Raises:
         TaskError: On every worker alike, if workers have changed different parameters, a layer was replaced,
             or the job cannot follow.
@@ -132,9 +122,6 @@ def check_replicas(backend: Backend) -> None:
     """Collective. Check that every worker holds the same model, by one small checksum.
 
     What training changes on each worker by itself is left out.
-
-    Raises:
-        ReplicaDriftError: on every worker alike, naming the ranks and the first parameter that differs.
     """
     workers = backend.workers
     if workers.size == 1:

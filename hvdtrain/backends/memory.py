@@ -73,12 +73,7 @@ class MemoryPlan:
         return max(sum(self.parts.values()), self.measured.peak if self.measured else 0)
 
     def with_measured(self, measured: MeasuredMemory, remedies: Sequence[str]) -> "MemoryPlan":
-        """Return the plan with what was measured among its parts.
-
-        Args:
-            measured: what was measured.
-            remedies: what would take less memory, with figures.
-        """
+        """Return the plan with what was measured among its parts."""
         parts = dict(self.parts)
         if measured.resident is not None:
             there = sum(size for name, size in parts.items() if name not in _MADE_BY_STEPS)
@@ -141,18 +136,7 @@ def memory_plan(
     is_elastic: bool = False,
     measured: MeasuredMemory | None = None,
 ) -> MemoryPlan:
-    """Return the memory that a worker needs; without activations and the like before they are measured.
-
-    Args:
-        parameter_shapes: shapes of the trained parameters by name.
-        config: the resolved config.
-        frozen_parameters: how many numbers are not trained.
-        micro_batch: samples of a worker's micro-batch.
-        own_slots: bytes of the slots of the task's own optimizer, 0 if not known; None if it brings none.
-        workers: the number of workers, among which state may be sharded.
-        is_elastic: whether the job is elastic.
-        measured: what was measured before the first step; None before that.
-    """
+    """Return the memory that a worker needs; without activations and the like before they are measured."""
     sizes = {name: _NUMBER_BYTES * math.prod(shape) for name, shape in parameter_shapes.items()}
     trained = sum(sizes.values())
     parts = _parts(config, trained, workers)
@@ -175,10 +159,6 @@ def saving_bytes(plan: MemoryPlan, config: Config) -> int:
     In PyTorch, whose matrices are laid out anew, the larger file takes its size once more, unless the model
     is split: then each array is laid out by itself. Pages of the temporary file in which state is gathered
     that is sharded, or that stages have, count like a copy while it is read.
-
-    Args:
-        plan: the job's memory.
-        config: the resolved config.
     """
     parameters, has_average = plan.parts["parameters"], config.ema_decay is not None
     state = plan.trained_bytes * (has_average + (_slots(config) if plan.parts["optimizer"] else 0))
@@ -190,11 +170,6 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     """Return what the exchange takes in addition to the gradients: the tensor that joins some, and its sum.
 
     With sharded state, also the bucket that is gathered. If gradients are compressed, all of them are joined.
-
-    Args:
-        plan: the job's memory.
-        config: the resolved config.
-        workers: the number of workers.
     """
     if workers == 1:
         return 0
@@ -204,22 +179,13 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
 
 
 def update_bytes(plan: MemoryPlan, config: Config) -> int:
-    """Return roughly what TensorFlow takes to compile the update of a step, which has many small operations.
-
-    Args:
-        plan: the job's memory.
-        config: the resolved config.
-    """
+    """Return roughly what TensorFlow takes to compile the update of a step: many small operations."""
     slots = _slots(config) + (config.ema_decay is not None)
     return plan.trained_arrays * slots * _COMPILED_SLOT_BYTES if config.framework == "tf" else 0
 
 
 def describe_activations(largest: Sequence[tuple[str, int]]) -> str:
-    """Return which tensors of the passes are the largest, as text; empty if none is known.
-
-    Args:
-        largest: what they are and how many, and bytes of each.
-    """
+    """Return which tensors of the passes are the largest, as text; empty if none is known."""
     return f"The largest tensors of a micro-batch, each: {_listed(largest)}." if largest else ""
 
 

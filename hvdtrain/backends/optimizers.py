@@ -17,17 +17,7 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 
 
 def check_own_optimizer(optimizer: Any, kind: type, method: str, wanted: str) -> None:
-    """Check that a task gave an optimizer that hvdtrain can drive.
-
-    Args:
-        optimizer: what the task's method returned.
-        kind: the framework's class of optimizers.
-        method: the task's method.
-        wanted: what it should return, as text.
-
-    Raises:
-        TaskError: If it is something else, or an optimizer that reduces gradients itself.
-    """
+    """Check that a task gave an optimizer that hvdtrain can drive."""
     found = type(optimizer)
     if not isinstance(optimizer, kind):
         remedy = ""
@@ -73,11 +63,7 @@ def constructor_default(optimizer: Any, argument: str) -> Any:
 
 
 def check_positive(rate: float, method: str) -> None:
-    """Check the base of an optimizer's learning rates.
-
-    Raises:
-        TaskError: If it is not a positive number.
-    """
+    """Check the base of an optimizer's learning rates."""
     if not 0 < rate < float("inf"):
         raise TaskError(
             f"the optimizer of {method}() has the learning rate {rate:g}, which must be greater than 0",
@@ -101,14 +87,11 @@ class ParameterGroups:
     """The options of every trainable parameter, by portable name.
 
     Args:
-        config: the config.
         shapes: shapes of the trainable parameters by portable name.
         own_optimizer: the task's method that makes its own optimizer; empty if it has none.
 
     Attributes:
         options: the options of each parameter that is trained.
-        frozen: the parameters that are not.
-        lines: the groups, for the plan.
 
     Raises:
         ConfigError: If a pattern matches no parameter, or only those of earlier patterns.
@@ -157,11 +140,7 @@ def _matches(group: ParameterGroup, name: str) -> bool:
 
 
 def _count(group: ParameterGroup, chosen: dict[str, ParameterGroup | None], shapes: Shapes) -> int:
-    """Return how many parameters a group has.
-
-    Raises:
-        ConfigError: If there are none.
-    """
+    """Return how many parameters a group has."""
     count = sum(other is group for other in chosen.values())
     if count:
         return count
@@ -203,16 +182,7 @@ def own_optimizer_method(task: Any, config: Config) -> str:
 
 
 def check_named_optimizers(given: Any, kind: type, method: str) -> dict[str, Any]:
-    """Return a task's optimizers by name.
-
-    Args:
-        given: what the task's method returned.
-        kind: the framework's class of optimizers.
-        method: the task's method.
-
-    Raises:
-        TaskError: If it is no mapping of names to optimizers that hvdtrain can drive.
-    """
+    """Return a task's optimizers by name."""
     if not isinstance(given, Mapping) or not given:
         found = "an empty mapping" if isinstance(given, Mapping) else f"a {type(given).__name__}"
         raise TaskError(
@@ -232,17 +202,7 @@ def check_named_optimizers(given: Any, kind: type, method: str) -> dict[str, Any
 def check_owners(
     method: str, trainable: Sequence[str], owned: Mapping[str, Sequence[str]], foreign: Mapping[str, int]
 ) -> None:
-    """Check that exactly one optimizer trains each trainable parameter.
-
-    Args:
-        method: the task's method that made the optimizers.
-        trainable: names of all trainable parameters.
-        owned: optimizer to the names of those that it trains.
-        foreign: optimizer to the number of its parameters that are not the model's.
-
-    Raises:
-        TaskError: naming the parameters and the optimizers.
-    """
+    """Check that exactly one optimizer trains each trainable parameter."""
     for optimizer, count in foreign.items():
         if count:
             raise TaskError(
@@ -284,9 +244,6 @@ def combined_rates(rates: Mapping[str, OwnRates]) -> tuple[OwnRates, dict[str, f
     """Return the learning rates of several optimizers as one, and each one's base relative to the largest.
 
     The factors of an optimizer's groups are to be multiplied by its own relative base.
-
-    Args:
-        rates: the learning rates of each optimizer, by name.
     """
     if list(rates) == [MAIN]:
         return rates[MAIN], {MAIN: 1.0}

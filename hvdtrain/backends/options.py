@@ -12,11 +12,7 @@ LOWEST_SCALE = 1.0
 
 
 def check_precision(precision: str, on_gpu: bool, host: str) -> None:
-    """Check that this worker's device computes in a precision.
-
-    Raises:
-        EnvironmentFault: for fp16 on a CPU, which no framework is fast at and few operations know.
-    """
+    """Check that this worker's device computes in a precision."""
     if precision == "fp16" and not on_gpu:
         raise EnvironmentFault(
             f"--precision fp16 needs a GPU, and on {host} the CPU computes",
@@ -34,12 +30,9 @@ class LossScaleBase:
     Source: Micikevicius et al. 2018 (arXiv:1710.03740), with the numbers of torch.amp.GradScaler.
 
     Args:
-        workers: the job's workers.
         growth_interval: steps without an overflow after which the scale doubles.
 
     Attributes:
-        value: the scale.
-        skipped: steps that were skipped.
         is_exhausted: whether the last step's gradients overflowed at the lowest scale: it is no longer
             fp16 that is to blame.
     """
@@ -73,10 +66,6 @@ def adapts(path: str, shape: tuple[int, ...]) -> bool:
 
     Biases and what norms multiply by and add are left out, as is usual: their own norm says nothing of
     how far they may move. Names and shapes are the portable ones, so both frameworks agree.
-
-    Args:
-        path: portable path, such as "conv1/kernel".
-        shape: the portable array's.
     """
     return len(shape) > 1 and path.rpartition("/")[2] not in _NEVER
 
@@ -85,13 +74,7 @@ MARK = "recompute"  # the attribute of a block, or of its class
 
 
 def no_blocks(method: str, base: str, otherwise: str) -> TaskError:
-    """Return the error about a model without blocks.
-
-    Args:
-        method: the task's method that made the model.
-        base: what a block is.
-        otherwise: what else makes a block known.
-    """
+    """Return the error about a model without blocks."""
     return TaskError(
         f"checkpoint_activations: {method} gave a model without repeated blocks",
         f"Give the class of the block, a {base}, the attribute {MARK} = True, {otherwise}; "

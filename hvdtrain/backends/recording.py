@@ -25,7 +25,6 @@ class StepClockBase:
     """What the clocks of both frameworks know of the job.
 
     Args:
-        workers: the job's workers.
         is_measured: whether the host sees when gradients are computed, and workers wait for one another only
             in one place of a step.
 
@@ -48,9 +47,6 @@ class CallsBase(ABC, Generic[Check]):
 
     If they did not, each would wait for sums that others do not compute. The numbers are two codes and their
     squares: the mean and the mean square are this worker's only if all codes are equal.
-
-    Args:
-        names: the optimizers.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -62,22 +58,13 @@ class CallsBase(ABC, Generic[Check]):
         self._number = 0
 
     def announce(self, name: str, is_weighted: bool) -> Check:
-        """Collective. Begin the check of a call, which raises TaskError on all workers if calls differ.
-
-        Args:
-            name: the optimizer whose gradients are about to be reduced.
-            is_weighted: whether its losses have weights of their own, which are then summed as well.
-        """
+        """Collective. Begin the check of a call, which raises TaskError on all workers if calls differ."""
         return self._announce(name, float(is_weighted), different_weighting(name, self._number))
 
     def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Check:
         """Collective. Begin the check of the end of a step.
 
         It raises TaskError on all workers if another made a call or returned other metrics.
-
-        Args:
-            names: "loss" and the metrics that the step returned, which are summed by position.
-            weighted: those of them that are Weighted.
         """
         return self._announce("", metrics_code(names, weighted), different_metrics(names, weighted))
 
@@ -92,25 +79,14 @@ class CallsBase(ABC, Generic[Check]):
 
     @abstractmethod
     def _compare(self, name: str, number: int, codes: list[float], different_form: TaskError) -> Check:
-        """Collective. Begin to compare codes with those of the other workers.
-
-        Args:
-            name: the optimizer; nothing for the end of the step.
-            number: how many calls of the step came before.
-            codes: that of the call with its square, then that of its form with its square.
-            different_form: the error if only the form differs.
-        """
+        """Collective. Begin to compare codes with those of the other workers."""
 
 
 _SHOWN = 3
 
 
 def largest_tensors(made: Iterable[tuple[str, int]]) -> Sequence[tuple[str, int]]:
-    """Return the largest kinds of tensors, the largest first: what they are and how many, and bytes of each.
-
-    Args:
-        made: of each tensor, what it is, such as "addmm (256, 4096) float32", and its bytes.
-    """
+    """Return the largest kinds of tensors, the largest first: what they are, how many, and bytes of each."""
     counts = Counter(made)
     kinds = sorted(counts, key=lambda kind: (-kind[1], -counts[kind], kind[0]))[:_SHOWN]
     return tuple((f"{counts[kind]} x {kind[0]}" if counts[kind] > 1 else kind[0], kind[1]) for kind in kinds)
@@ -185,11 +161,7 @@ class StepRecorder(Protocol):
 
 @contextmanager
 def timeline_requested(is_requested: bool) -> Iterator[None]:
-    """Return a context in which ``hvd.init()`` prepares for a timeline, unless the user has it record one.
-
-    Args:
-        is_requested: whether it is; otherwise nothing happens.
-    """
+    """Return a context in which ``hvd.init()`` prepares for a timeline, unless the user has it record one."""
     if not is_requested or _TIMELINE in os.environ:
         yield
         return
@@ -201,11 +173,7 @@ def timeline_requested(is_requested: bool) -> Iterator[None]:
 
 
 def check_size(files: Iterable[Path], most_bytes: int) -> None:
-    """Check that what a profiler wrote can be read without taking memory that the training needs.
-
-    Raises:
-        ValueError: If it is too large.
-    """
+    """Check that what a profiler wrote can be read without taking memory that the training needs."""
     if (size := sum(file.stat().st_size for file in files)) > most_bytes:
         raise ValueError(
             f"it has {size / 1e6:,.0f} MB, at most {most_bytes / 1e6:,.0f} are read: record fewer steps"
@@ -213,11 +181,7 @@ def check_size(files: Iterable[Path], most_bytes: int) -> None:
 
 
 class HorovodTimeline:
-    """Horovod's timeline of some steps, which rank 0 writes into a temporary file.
-
-    Args:
-        hvd: ``horovod.torch`` or ``horovod.tensorflow``.
-    """
+    """Horovod's timeline of some steps, which rank 0 writes into a temporary file."""
 
     def __init__(self, hvd: Any) -> None:
         self._hvd = hvd

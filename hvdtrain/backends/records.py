@@ -19,7 +19,6 @@ class StatePart(Enum):
     """Which part of a portable state is loaded.
 
     Attributes:
-        ALL: model and optimizer.
         WEIGHTS: the model; the optimizer stays as it is, and a moving average starts from the weights.
         SOME_WEIGHTS: as ``WEIGHTS``, and arrays that are missing stay as rank 0 has them.
     """

@@ -54,13 +54,7 @@ class Changes:
 
 
 def made_late(names: Sequence[str], method: str, call: str) -> TaskError | None:
-    """Return the error for parameters or state that a model makes when it is called; None if there are none.
-
-    Args:
-        names: their names in the framework.
-        method: the task's method that makes the model.
-        call: how the model is called once.
-    """
+    """Return the error for parameters or state that a model makes when it is called, or None."""
     if not names:
         return None
     return TaskError(
@@ -98,9 +92,6 @@ class ReplicaState:
     """The workers' copies of a model's state that no optimizer updates.
 
     Args:
-        task: its ``state_reductions`` are used.
-        workers: those that have copies.
-        collectives: among them.
         tensors: returns the tensors as they are now, in the same order on all workers.
         is_whole: whether they are those of the whole model, and not of a stage.
 
@@ -150,9 +141,6 @@ class ReplicaState:
         """Return which tensors differ because training changes them though the dry run did not. Local.
 
         Those are they that no worker has as they were before the first step.
-
-        Args:
-            differing: the checksums that the workers have, by name.
         """
         begun = self._begun or {}
         found = {name for name, crcs in differing.items() if name in begun and begun[name] not in crcs}
@@ -167,9 +155,6 @@ class ReplicaState:
         """Collective. Give all workers the same state; return names that the dry run did not see change.
 
         What a worker has no more, or has not written to, is left as it is on all workers.
-
-        Args:
-            error: what makes this worker's state one that cannot be combined or saved.
 
         Raises:
             TaskError: On every worker alike, if one has such an error, or a tensor has different sizes.
@@ -291,11 +276,7 @@ def _cut(joined: NDArray[Any], parts: Sequence[NDArray[Any]]) -> list[NDArray[An
 
 
 def _declared(task: Any, tensors: Sequence[StateTensor], is_elastic: bool, is_whole: bool) -> dict[str, str]:
-    """Return the reduction of each tensor for which the task gives one, by name.
-
-    Raises:
-        TaskError: If ``state_reductions`` has another form or does not fit the model.
-    """
+    """Return the reduction of each tensor for which the task gives one, by name."""
     given = getattr(task, "state_reductions", None) or {}
     if not isinstance(given, Mapping):
         raise _wrong(f"state_reductions must be a mapping of patterns to reductions, found {given!r}")

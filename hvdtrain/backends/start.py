@@ -38,11 +38,7 @@ _ended: list[str] = []  # "MPI" if Horovod has ended over it: MPI starts once in
 
 
 def forbid_restart(workers: object) -> None:
-    """Note that Horovod has ended, if that was over MPI: it cannot start again in this process.
-
-    Args:
-        workers: those that it had.
-    """
+    """Note that Horovod has ended, if that was over MPI: it cannot start again in this process."""
     if isinstance(workers, HorovodWorkers) and workers.uses_mpi:
         _ended.append("MPI")
 
@@ -58,12 +54,6 @@ def start_horovod(
 
     MPI waits for ever for a worker that does not arrive, and that wait cannot be given up: the process
     ends with exit code 3 when the time is over.
-
-    Args:
-        hvd: ``horovod.torch`` or ``horovod.tensorflow``.
-        collectives: how bytes travel through it.
-        membership: this worker's part in an elastic job, in which it starts alone; None in other jobs.
-        has_groups: whether some of the workers will sum something among themselves.
 
     Raises:
         EnvironmentFault: If Horovod cannot start, or start again, or sees not all processes of a launcher.

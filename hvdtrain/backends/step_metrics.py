@@ -114,15 +114,6 @@ class StepMetrics:
 
         It consists of a sum for each name, a sum of weights for each weighted name, the busy seconds of
         ``timed`` ranks (all that there may be, or none), ``FINDINGS`` numbers and the signals.
-
-        Args:
-            names: "loss" and the metrics.
-            vector: the reduced vector.
-            weight: sum of the samples' weights over all workers.
-            unused_names: this worker's parameters without a gradient.
-            weighted: those of the names that have weights of their own.
-            timed: see above.
-            workers: how many ranks there were in the step; None if as many as are timed.
         """
         ends = len(names), len(names) + len(weighted), len(names) + len(weighted) + timed
         unused, overflow, *signals = vector[ends[2] :]
@@ -143,12 +134,7 @@ class StepMetrics:
         return self.sums[name] / weight if weight else math.nan
 
     def with_computed(self, values: Mapping[str, float], order: Sequence[str]) -> "StepMetrics":
-        """Return the metrics with values of the whole evaluation among them.
-
-        Args:
-            values: the values by name.
-            order: names in the order that the metrics are to have; others keep their place after these.
-        """
+        """Return the metrics with values of the whole evaluation among them."""
         if not values:
             return self
         sums = {**self.sums, **values}
@@ -168,8 +154,6 @@ class PendingVector(ABC):
     """The metrics of a step on their way from the device.
 
     Args:
-        names: "loss" and the task's metrics.
-        vector: what was reduced; see ``StepMetrics.from_vector``.
         weight: sum of the samples' weights over all workers.
         unused_names: this worker's parameters without a gradient.
         weighted: the names that have weights of their own.

@@ -25,12 +25,7 @@ STEPS: dict[str, Callable[[Any, Config], bool]] = {
 
 
 def choose_step(task: Any, config: Config) -> Callable[..., Any]:
-    """Return the class of a job's step, a ``Step``.
-
-    Args:
-        task: the task.
-        config: the config.
-    """
+    """Return the class of a job's step, a ``Step``."""
     name = next(name for name, holds in STEPS.items() if holds(task, config))
     folder = FRAMEWORKS[config.framework].module.removesuffix(".backend")
     module = import_module(f"{folder}.steps.{name}")
@@ -126,7 +121,6 @@ class WholeModelStep:
     """What the steps of both frameworks share in which each worker has the whole model.
 
     Attributes:
-        workers: the job's workers.
         collectives: the class of what moves objects through the framework's binding of Horovod.
         parts: what the step is made of, after ``attach``.
         state: model and optimizers as portable state, after ``make_state``.

@@ -33,9 +33,6 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
 
     If torchrun is killed, the workers that it started get SIGTERM, so that they save and end.
 
-    Args:
-        environ: torchrun's variables, to which those of Horovod are added.
-
     Raises:
         EnvironmentFault: If the workers cannot find each other, or have no common key.
     """
@@ -66,10 +63,6 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
 def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[str, str]]:
     """Choose the key, as rank 0.
 
-    Args:
-        environ: torchrun's variables; the user's own key may be among them.
-        stack: removes the file of the key, if there is one.
-
     Returns:
         The key, and what the other ranks need to get it: on one host, the file of this user that holds it.
     """
@@ -86,10 +79,6 @@ def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[s
 
 def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Return the key, as another rank.
-
-    Args:
-        rank_0: what rank 0 sent through the store.
-        environ: the environment of this worker.
 
     Raises:
         EnvironmentFault: If there is none, another user offers it, or the user set another one.

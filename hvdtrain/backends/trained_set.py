@@ -17,13 +17,7 @@ _SHOWN = 4  # names in a message
 def refused_change(
     gathered: Sequence[tuple[str, Change]], config: Config, is_elastic: bool
 ) -> TaskError | None:
-    """Return why a change is refused; None if all workers have made the same, and the job can follow it.
-
-    Args:
-        gathered: host and change of each worker, in the order of ranks.
-        config: the job's config.
-        is_elastic: whether the number of workers may change.
-    """
+    """Return why a change is refused; None if all workers have made the same, and the job can follow it."""
     changed = [rank for rank, (_, change) in enumerate(gathered) if any(change)]
     host, change = gathered[changed[0]]
     if replaced := next((change[2] for _, change in gathered if change[2]), None):
@@ -60,13 +54,7 @@ def refused_change(
 
 
 def describe_change(change: Change, step: int, trained: int) -> str:
-    """Return what changes, for a note.
-
-    Args:
-        change: names of what was thawed and frozen.
-        step: the first step with it.
-        trained: how many parameters, as numbers, are trained then.
-    """
+    """Return what changes, for a note."""
     thawed, frozen, _ = change
     parts = [f"{some(thawed, _SHOWN)} trained"] if thawed else []
     parts += [f"{some(frozen, _SHOWN)} frozen"] if frozen else []

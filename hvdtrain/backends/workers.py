@@ -25,9 +25,6 @@ def abort_collectives(reason: str) -> None:
     Local, and may be called from every thread. The thread that waits gets Horovod's error, or ValueError from
     ``hvd.init()``. Collectives fail until the next ``hvd.init()``. Over MPI nothing happens.
 
-    Args:
-        reason: why, as text; it stands in the error.
-
     Raises:
         HorovodBuildError: If the Horovod that is loaded was built without this.
     """
@@ -37,9 +34,6 @@ def abort_collectives(reason: str) -> None:
 
 def function(library: Any) -> Any:
     """Return the function of a Horovod library that gives up collectives.
-
-    Args:
-        library: as ctypes loaded it.
 
     Raises:
         HorovodBuildError: If the library was built without it.
@@ -61,11 +55,7 @@ def _libraries() -> list[Any]:
 
 
 def check_abort() -> None:
-    """Check that collectives can be given up.
-
-    Raises:
-        HorovodBuildError: If the Horovod that is loaded was built without it.
-    """
+    """Check that collectives can be given up."""
     for library in _libraries():
         function(library)
 
@@ -86,11 +76,7 @@ class Sized(Protocol):
 
 
 def group_of(workers: object) -> dict[str, Any]:
-    """Return the arguments of Horovod's operations that make them those of some workers only.
-
-    Args:
-        workers: the workers; of a part of the job, they have a ``process_set``.
-    """
+    """Return the arguments of Horovod's operations that make them those of some workers only."""
     process_set = getattr(workers, "process_set", None)
     return {} if process_set is None else {"process_set": process_set}
 
@@ -99,12 +85,7 @@ class ByteCollectives(Protocol):
     """How a framework's binding of Horovod moves bytes."""
 
     def join(self, data: NDArray[np.uint8], name: str = "hvdtrain.objects") -> NDArray[np.uint8]:
-        """Collective. Return the workers' bytes in the order of ranks, on every worker.
-
-        Args:
-            data: this worker's bytes.
-            name: of the operation: workers wait for those that have called one of the same name.
-        """
+        """Collective. Return the workers' bytes in the order of ranks, on every worker."""
         ...
 
     def is_under_way(self) -> bool:
@@ -120,7 +101,6 @@ class HorovodWorkers:
 
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
-        collectives: what moves bytes through it.
         membership: this worker's part in an elastic job; None in other jobs.
 
     Raises:
@@ -182,11 +162,7 @@ class HorovodWorkers:
         self.controller = self.coordination = "none" if self.size == 1 else "Gloo"
 
     def leave(self, *, broken: bool) -> None:
-        """Leave the world of an elastic job: stop Horovod. Local if the world is broken.
-
-        Args:
-            broken: whether a worker was lost, so that collectives that are under way are given up.
-        """
+        """Leave the world of an elastic job: stop Horovod. Local if the world is broken."""
         if broken:
             abort_collectives("this worker leaves a world that lost a worker")
         self._hvd.shutdown()
@@ -307,10 +283,6 @@ def frame(purpose: int, value: Any) -> NDArray[np.uint8]:
 
     An object that cannot travel is replaced by the error: the worker must take part in the collective, for
     which the others wait.
-
-    Args:
-        purpose: the root of a broadcast, or ``GATHER``.
-        value: the object.
     """
     failure: ExchangeError | None = None
     try:
@@ -328,11 +300,6 @@ def frame(purpose: int, value: Any) -> NDArray[np.uint8]:
 
 def messages_in(joined: NDArray[np.uint8], size: int, purpose: int) -> list[memoryview]:
     """Return the encoded objects of all workers, in the order of ranks.
-
-    Args:
-        joined: the frames of all workers.
-        size: number of workers.
-        purpose: what this worker calls.
 
     Raises:
         ExchangeError: On every worker alike, if one sent something else or has an object that cannot travel.

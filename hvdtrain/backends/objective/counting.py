@@ -36,7 +36,6 @@ class Counting:
         ignore_index: the target that does not count.
         of_samples: whether it is looked for if a sample has one target, too, and not only if it has several.
         class_weights: the weight of each class, or None if all count alike.
-        batch_weights: whether a batch's ``weights`` count.
     """
 
     ignore_index: int = IGNORE_INDEX
@@ -53,9 +52,6 @@ def counting_of(task: Any, loss: Any) -> Counting:
 
     To look for ignored targets among one per sample costs a tenth of a small model's step. It is done if the
     task has ``ignore_index``, or another loss, which may ignore some. Otherwise cross_entropy refuses them.
-
-    Raises:
-        TaskError: If ``ignore_index`` or ``class_weights`` cannot be used.
     """
     ignored = getattr(task, "ignore_index", IGNORE_INDEX)
     of_samples = hasattr(task, "ignore_index") or loss != "cross_entropy"
@@ -77,11 +73,7 @@ def counting_of(task: Any, loss: Any) -> Counting:
 
 
 def _class_weights(given: Any) -> tuple[float, ...]:
-    """Return the weights of the classes, with a mean of 1: only their ratios matter.
-
-    Raises:
-        TaskError: If they are not finite numbers of at least 0, or all of them are 0.
-    """
+    """Return the weights of the classes, with a mean of 1: only their ratios matter."""
     try:
         found = tuple(float(weight) for weight in given)
     except (TypeError, ValueError):
@@ -96,11 +88,7 @@ def _class_weights(given: Any) -> tuple[float, ...]:
 
 
 def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple[int | None, ...]) -> None:
-    """Check that a batch's ``weights`` are per sample or per target.
-
-    Raises:
-        TaskError: If their shape is neither (samples,) nor that of the targets.
-    """
+    """Check that a batch's ``weights`` are per sample or per target."""
     if weights not in (targets[:1], targets):
         raise TaskError(
             f"{name} takes batch['weights'] per sample, {targets[:1]}, or per target, {targets}; "
@@ -110,16 +98,7 @@ def check_weights_fit(name: str, weights: tuple[int | None, ...], targets: tuple
 
 
 def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> None:
-    """Check that there is a weight for each class of the outputs, and that targets are class numbers.
-
-    Args:
-        weights: the task's class weights.
-        classes: number of classes of the outputs.
-        soft: whether the targets are a probability for each class.
-
-    Raises:
-        TaskError: If the numbers differ, or the targets are probabilities.
-    """
+    """Check that there is a weight for each class of the outputs, and that targets are class numbers."""
     if soft:
         raise TaskError(
             "class_weights takes class numbers as targets; found a probability for each class",
@@ -135,17 +114,7 @@ def check_class_weights(weights: Sequence[float], classes: int, soft: bool) -> N
 def check_weighted(
     name: str, values: tuple[int | None, ...], weights: tuple[int | None, ...], samples: int | None
 ) -> None:
-    """Check that a loss or metric that is Weighted has a value and a weight per sample, or one of each.
-
-    Args:
-        name: the loss or metric, in messages.
-        values: shape of its values.
-        weights: shape of its weights.
-        samples: number of samples; None if it is not known yet.
-
-    Raises:
-        TaskError: naming it and the shapes that it gave.
-    """
+    """Check that a loss or metric that is Weighted has a value and a weight per sample, or one of each."""
     if values != weights or values not in ((), (samples,)):
         raise TaskError(
             f"{name} is Weighted: values and weights must both have the shape ({samples},), or be one number "

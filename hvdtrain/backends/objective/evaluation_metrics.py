@@ -45,12 +45,7 @@ class EvaluationMetrics:
 
     @classmethod
     def of(cls, task: Any, functions: MetricFunctions) -> "EvaluationMetrics":
-        """Return those of a task.
-
-        Args:
-            task: the task, of which ``make_objective`` was made.
-            functions: what the framework computes.
-        """
+        """Return those of a task."""
         if hasattr(task, f"{functions.framework}_loss"):
             return cls({})
         given = getattr(task, "metrics", {})
@@ -85,22 +80,14 @@ class EvaluationMetrics:
             state.begin()
 
     def add(self, seen: Seen, rows: Rows) -> None:
-        """Add a micro-batch.
-
-        Raises:
-            TaskError: naming the metric that fails.
-        """
+        """Add a micro-batch."""
         for name, state in self._states.items():
             with _named(f"metrics[{name!r}] fails"):
                 outputs, batch = seen
                 state.add(outputs, batch, rows)
 
     def try_out(self, seen: Seen, rows: Rows) -> None:
-        """Compute the metrics of one micro-batch of this worker alone, and forget it. Local: no collective.
-
-        Raises:
-            TaskError: naming the metric that fails.
-        """
+        """Compute the metrics of one micro-batch of this worker, and forget it. Local: no collective."""
         self.begin()
         try:
             self.add(seen, rows)
@@ -111,11 +98,7 @@ class EvaluationMetrics:
             self.begin()
 
     def computed(self, workers: Workers, collectives: Collectives) -> dict[str, float]:
-        """Collective. Return the metrics of the evaluation, by name.
-
-        Raises:
-            TaskError: on every worker alike, naming the metric that fails.
-        """
+        """Collective. Return the metrics of the evaluation, by name."""
         found: dict[str, float] = {}
 
         def compute(name: str, state: StatefulMetric, of_workers: list[Any]) -> float:
@@ -132,11 +115,7 @@ class EvaluationMetrics:
 
 
 def check_number(name: str, value: Any) -> float:
-    """Return what a metric computed as a number; it may be NaN.
-
-    Raises:
-        TaskError: If it is not one number.
-    """
+    """Return what a metric computed as a number; it may be NaN."""
     if (number := as_number(value)) is None:
         found = f"{value.dtype} {value.shape}" if hasattr(value, "shape") else type(value).__name__
         raise TaskError(
@@ -158,11 +137,7 @@ def _states(name: str, metric: Any, task: Any, functions: MetricFunctions) -> Ma
 
 
 def _check_names(names: Sequence[str]) -> None:
-    """Check the names of all metrics: those of a collection's members come to the task's own.
-
-    Raises:
-        TaskError: If two metrics have one name, or one has the name of a number that hvdtrain logs.
-    """
+    """Check the names of all metrics: those of a collection's members come to the task's own."""
     check_metric_names(names, "the task's metrics")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

@@ -151,12 +151,6 @@ def find_comparing(
     The first half of a batch is computed together with the second, and together with itself. A task that
     gives other values when the same is repeated, or fails with such a batch, is left alone. So is one that
     draws random numbers, where values of batches of unequal sizes, or means, are compared.
-
-    Args:
-        values_of: returns the values for a batch of these rows; the second argument is the seed of what it
-            draws.
-        samples: rows of the batch.
-        tolerance: of values, relatively to the largest.
     """
     half = samples // 2
     whole, first, second = (np.arange(samples) for _ in range(3))

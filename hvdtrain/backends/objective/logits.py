@@ -53,10 +53,6 @@ _PLAIN = {
 def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
     """Return the name of what a loss object computes, and its options; other losses as they are.
 
-    Args:
-        loss: the task's loss.
-        framework: "torch" or "tf".
-
     Raises:
         TaskError: If it is the name "model", or a library's loss that no named loss equals.
     """
@@ -114,11 +110,7 @@ def _check_plain(loss: Any, framework: str, settings: Mapping[str, Any], remedy:
 
 
 def _per_sample(loss: Any) -> Callable[..., Any]:
-    """Return the function of outputs and a batch that gives each sample's loss, of a Keras loss object.
-
-    Raises:
-        TaskError: If it does not take the mean over samples.
-    """
+    """Return the function of outputs and a batch that gives each sample's loss, of a Keras loss object."""
     remedy = "Leave reduction out; the loss of a step is the mean over the samples."
     _check_plain(loss, "tf", {"reduction": loss.reduction}, remedy)
     each = object.__new__(type(loss))  # a copy with the same variables
@@ -128,17 +120,7 @@ def _per_sample(loss: Any) -> Callable[..., Any]:
 
 
 def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> None:
-    """Refuse a parameter that a loss has a gradient for, and that is no part of the model.
-
-    Args:
-        task: the task.
-        framework: "torch" or "tf".
-        found: the parameter, or a tensor that is one if the task keeps it.
-        is_parameter: whether it is a parameter wherever it is kept.
-
-    Raises:
-        TaskError: naming where the task has it.
-    """
+    """Refuse a parameter that a loss has a gradient for, and that is no part of the model."""
     name = _place_of(task, framework, lambda value: value is found or getattr(value, "_value", None) is found)
     if not (name or is_parameter):
         return
@@ -215,12 +197,6 @@ def class_axis_of(
 ) -> int:
     """Return the axis of the classes in logits: the last one, or 1 as in PyTorch's convolutions.
 
-    Args:
-        name: of the loss or metric, for messages.
-        outputs: shape of the logits.
-        targets: shape of the class numbers, or of a probability for each class.
-        class_axis: the task's; found by the shapes if None.
-
     Raises:
         TaskError: If neither fits, or both do and the task does not say which; if there is one class.
     """
@@ -275,11 +251,7 @@ def _may_lack(outputs: tuple[int | None, ...], targets: tuple[int | None, ...], 
 
 
 def class_axis_option(task: Any) -> dict[str, int]:
-    """Return the task's ``class_axis`` as an option of the losses and metrics; nothing if it has none.
-
-    Raises:
-        TaskError: If it is neither -1 nor 1.
-    """
+    """Return the task's ``class_axis`` as an option of the losses and metrics; nothing if it has none."""
     class_axis: int | None = getattr(task, "class_axis", None)
     if class_axis not in (None, 1, -1):
         raise TaskError(
@@ -290,11 +262,7 @@ def class_axis_option(task: Any) -> dict[str, int]:
 
 
 def check_class_numbers(name: str, is_floating: bool, shape: tuple[int, ...]) -> None:
-    """Check that targets of the logits' shape are probabilities.
-
-    Raises:
-        TaskError: If they are whole numbers.
-    """
+    """Check that targets of the logits' shape are probabilities."""
     if not is_floating:
         raise TaskError(
             f"{name} takes class numbers, or a probability for each class; found whole numbers of "
@@ -305,11 +273,7 @@ def check_class_numbers(name: str, is_floating: bool, shape: tuple[int, ...]) ->
 
 
 def check_comparable(name: str, outputs: tuple[int, ...], targets: tuple[int, ...]) -> None:
-    """Check that outputs and targets have equal shapes, or differ by axes of length 1 only.
-
-    Raises:
-        TaskError: naming both shapes. Broadcasting them would compare every sample with every other.
-    """
+    """Check that outputs and targets have equal shapes, or differ by axes of length 1 only."""
     if [n for n in outputs[1:] if n != 1] != [n for n in targets[1:] if n != 1]:
         remedy = "Give the model as many outputs as a sample has targets."
         if len(outputs) == 2 and len([n for n in targets[1:] if n != 1]) == 0:

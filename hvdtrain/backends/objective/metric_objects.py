@@ -70,12 +70,10 @@ class TakenObject:
     """One metric object of a task, with all that is to be known of it.
 
     Attributes:
-        name: what it is logged as.
         metric: the object, of the job's framework.
         given: what it is given in place of outputs and targets.
         activation: "sigmoid" or "softmax" if outputs are logits, which makes probabilities of them.
         ignore_index: the target that the loss leaves out; None if it leaves out none.
-        class_axis: the task's ``class_axis``, or None.
     """
 
     name: str
@@ -96,11 +94,7 @@ def is_metric_object(value: Any) -> bool:
 
 
 def logged_names(metrics: Any, task: Any, framework: str) -> list[str]:
-    """Return what a task's metrics are logged as: their names, and those of a collection's members.
-
-    Raises:
-        TaskError: If an object cannot be used.
-    """
+    """Return what a task's metrics are logged as: their names, and those of a collection's members."""
     if not isinstance(metrics, Mapping):
         return []  # which is refused when the model is built
     names: list[str] = []
@@ -112,12 +106,6 @@ def logged_names(metrics: Any, task: Any, framework: str) -> list[str]:
 
 def taken_objects(name: str, value: Any, task: Any, framework: str) -> list[TakenObject]:
     """Return the objects of a task's metric: one, or those of a collection.
-
-    Args:
-        name: the metric's.
-        value: what ``is_metric_object`` says yes to.
-        task: the task, whose loss says what the outputs are.
-        framework: "torch" or "tf".
 
     Raises:
         TaskError: If the object is one of the other framework, or cannot be used.
@@ -140,11 +128,7 @@ def taken_objects(name: str, value: Any, task: Any, framework: str) -> list[Take
 
 
 def _own_object(name: str, given: MetricObject, framework: str) -> Any:
-    """Return the object of the job's framework; a function is called for it.
-
-    Raises:
-        TaskError: If there is none.
-    """
+    """Return the object of the job's framework; a function is called for it."""
     library = _LIBRARIES[framework]
     found = getattr(given, framework)
     if found is None:
@@ -219,7 +203,6 @@ class ObjectState(ABC):
     """An object of another library in an evaluation: each worker updates its own, rank 0 merges their states.
 
     Args:
-        taken: the object.
         to_numpy: returns a tensor of the framework as an array.
         ignores: the targets that the object leaves out itself.
     """
@@ -241,11 +224,7 @@ class ObjectState(ABC):
 
     @abstractmethod
     def _update(self, preds: Any, targets: Any, outputs: Any) -> None:
-        """Update the object with the samples that count.
-
-        Raises:
-            TaskError: If its numbers would be wrong.
-        """
+        """Update the object with the samples that count."""
 
     @abstractmethod
     def _state(self) -> dict[str, Any]:
@@ -314,11 +293,7 @@ class ObjectState(ABC):
         self._samples += int(is_counted.sum())
 
     def _check_merges(self, outputs: Any, batch: Mapping[str, Any], is_counted: NDArray[np.bool_]) -> None:
-        """Check that the object gives the same for a batch and for the batch in two parts, state and value.
-
-        Raises:
-            TaskError: If it does not: the object's value would depend on batch size and workers.
-        """
+        """Check that the object has the same state and value for a batch and for its two parts."""
         places = np.flatnonzero(is_counted)
         first, rest = np.split(places, [max(1, len(places) // 3)])  # unequal, for means of means
         probe = type(self)(self.taken)  # type: ignore[call-arg]  # the frameworks' classes take no more

@@ -88,7 +88,6 @@ class RowsState:
     """A ``SumMetric`` or ``GatheredMetric`` in an evaluation; a sum is kept as a single row.
 
     Args:
-        name: the metric's, in messages.
         metric: what the user or a named metric gives.
         to_numpy: returns a tensor of the framework as an array.
     """

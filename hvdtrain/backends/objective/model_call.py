@@ -28,7 +28,6 @@ class ModelCall:
     """Calls a model on batches with flat names.
 
     Args:
-        framework: "torch" or "tf".
         needs_targets: the named loss or metric that compares outputs with one array; empty if none does.
     """
 
@@ -138,11 +137,7 @@ def _preparation(names: Iterable[str]) -> Prepare | None:
 
 
 def _call(framework: str, model: Any, batch: Batch) -> Call:
-    """Return how the model is called with batches such as this one.
-
-    Raises:
-        TaskError: on every worker alike, if it does not take what the batch holds.
-    """
+    """Return how the model is called with batches such as this one."""
     # exports set the phase, and watch the model
     model = inspect.unwrap(model.func if isinstance(model, partial) else model)
     accepted = _Accepted.of(framework, model)
@@ -158,11 +153,7 @@ def _call(framework: str, model: Any, batch: Batch) -> Call:
 
 
 def _check_targets(name: str, batch: Batch) -> None:
-    """Check that a batch has targets that a named loss or metric can compare with.
-
-    Raises:
-        TaskError: on every worker alike, if it has none or several.
-    """
+    """Check that a batch has targets that a named loss or metric can compare with."""
     if "targets" not in batch or isinstance(batch["targets"], (Mapping, tuple)):
         found = "several of them" if "targets" in batch else sorted(batch)
         raise TaskError(

@@ -243,14 +243,7 @@ NAMES = frozenset(_METRICS)
 
 
 def named_metric(name: str, kind: str, task: Any, functions: MetricFunctions) -> SumMetric | GatheredMetric:
-    """Return a named metric.
-
-    Args:
-        name: what the task calls it.
-        kind: one of ``NAMES``.
-        task: the task.
-        functions: what the framework computes.
-    """
+    """Return a named metric."""
     loss, _ = named_loss(getattr(task, "loss", None), functions.framework)
     of_loss = counting_of(task, loss)
     targets = _Targets(

@@ -149,11 +149,7 @@ def _own_objective(own: Objective, name: str) -> Objective:
 
 
 def checked_result(result: Any, name: str) -> tuple[Any, dict[str, Any]]:
-    """Return the loss and the metrics that a task's own method returned.
-
-    Raises:
-        TaskError: If it returned something else, or a metric has a name that hvdtrain logs itself.
-    """
+    """Return the loss and the metrics that a task's own method returned."""
     is_pair = isinstance(result, tuple | list) and len(result) == 2 and isinstance(result[1], Mapping)
     if not is_pair:
         per_sample = "that of a function such as keras.losses.mean_squared_error(targets, outputs)"
@@ -190,11 +186,7 @@ def has_own_values(task: Any, framework: str) -> bool:
 
 
 def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | None) -> None:
-    """Check that a loss or metric gave one value per sample.
-
-    Raises:
-        TaskError: naming it and the shape that it gave.
-    """
+    """Check that a loss or metric gave one value per sample."""
     if tuple(shape) != (samples,):
         raise TaskError(
             f"{name} must give one value per sample, shape ({samples},); found shape {tuple(shape)}",
@@ -204,11 +196,7 @@ def check_per_sample(name: str, shape: tuple[int | None, ...], samples: int | No
 
 
 def check_free(name: str, metrics: Container[str]) -> None:
-    """Check that the task has no metric of a name that hvdtrain logs for some models.
-
-    Raises:
-        TaskError: If it has one.
-    """
+    """Check that the task has no metric of a name that hvdtrain logs for some models."""
     if name in metrics:
         raise TaskError(
             f"the task has a metric {name!r}; hvdtrain logs the model's own losses under this name",
@@ -217,11 +205,7 @@ def check_free(name: str, metrics: Container[str]) -> None:
 
 
 def shape_of(name: str, value: Any) -> tuple[int, ...]:
-    """Return the shape of what a loss or metric gave.
-
-    Raises:
-        TaskError: If it is not a tensor.
-    """
+    """Return the shape of what a loss or metric gave."""
     if not hasattr(value, "shape"):
         remedy = "Return a tensor of shape (samples,), without a mean over the samples."
         if not name.startswith("the loss"):
@@ -241,11 +225,7 @@ def _kinds_of(returned: Any) -> str:
 
 
 def _check_none_is_stateful(task: Any, own_loss: str) -> None:
-    """Check that a task whose own loss replaces its metrics has none of a whole evaluation.
-
-    Raises:
-        TaskError: naming the first one.
-    """
+    """Check that a task whose own loss replaces its metrics has none of a whole evaluation."""
     metrics = getattr(task, "metrics", {})
     name = next((name for name, metric in metrics.items() if is_stateful(metric)), None)
     if name is not None:

@@ -65,7 +65,6 @@ class Samples(NamedTuple):
 
     Attributes:
         indices: (accumulate, micro_batch), the samples' indices in the data set.
-        weights: likewise, 0 for padding.
         total: samples of the evaluation set; 0 if it is not known.
     """
 

@@ -28,13 +28,7 @@ _BYTEARRAY = re.compile(rb"c(__builtin__|builtins)\nbytearray\n")
 
 
 def check_torch_file(path: Path) -> None:
-    """Check that a file which PyTorch saved takes no more memory than its size says.
-
-    Raises:
-        CheckpointError: If its parts are compressed or overlap, which PyTorch does not write, or if it
-            names ``bytearray``.
-        OSError: If it cannot be read.
-    """
+    """Check that a file which PyTorch saved takes no more memory than its size says."""
     remedy = (
         "If you trust it, read it yourself and save the weights alone: torch.save(model.state_dict(), PATH)."
     )
@@ -103,18 +97,7 @@ Shape = tuple[int, ...]
 def check_fit(
     path: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape], remedy: str = ""
 ) -> None:
-    """Check that a weights file holds what a model needs, no more and no less.
-
-    Args:
-        path: the file.
-        expected: the model's names and shapes.
-        found: the file's.
-        remedy: what else to do.
-
-    Raises:
-        CheckpointError: listing missing, unexpected and misshapen names; a missing one with the closest
-            name that the file has to spare.
-    """
+    """Check that a weights file holds what a model needs, no more and no less."""
     spare = [name for name in found if name not in expected]
     lines = [
         f"{name}: the model's is {expected[name]}, the file's {found[name]}"

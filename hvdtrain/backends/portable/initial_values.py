@@ -24,10 +24,6 @@ def share_of_new(step: int, decay: float) -> float:
     carried from run to run, and all workers agree.
 
     Source: tf.train.ExponentialMovingAverage with num_updates.
-
-    Args:
-        step: steps done, this one included.
-        decay: of later steps.
     """
     return 1 - min(decay, (1 + step) / (10 + step))
 

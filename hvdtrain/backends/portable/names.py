@@ -41,11 +41,7 @@ class Renaming:
     matched on whole parts of a path; where several match, the longest wins.
 
     Args:
-        task: the task.
         framework: "torch" or "tf"; the other one's part is not looked at.
-
-    Raises:
-        TaskError: If ``state_names`` has another form.
     """
 
     def __init__(self, task: Any, framework: str) -> None:
@@ -93,11 +89,7 @@ class Renaming:
         return not renamed, parts[-1] != "embeddings", private, len(parts), own
 
     def check_used(self, own_names: Iterable[str]) -> None:
-        """Check that every key stands for something in the model.
-
-        Args:
-            own_names: all own names, also those of tensors that go by another one.
-        """
+        """Check that every key stands for something in the model."""
         places: dict[str, str] = {}
         for own in own_names:
             parts = own.split("/")
@@ -121,14 +113,7 @@ def _wrong_form(problem: str) -> TaskError:
 
 
 def check_unique(names: Iterable[tuple[str, str]]) -> None:
-    """Check that no two tensors have the same portable name.
-
-    Args:
-        names: portable names, each with the framework's own name of the tensor.
-
-    Raises:
-        TaskError: naming two tensors that would overwrite each other.
-    """
+    """Check that no two tensors have the same portable name."""
     known: dict[str, str] = {}
     for portable, own in names:
         if portable in known:
@@ -142,17 +127,7 @@ def check_unique(names: Iterable[tuple[str, str]]) -> None:
 def check_state(
     expected: Shapes, found: StateArrays, framework: str, own_names: Mapping[str, str] | None = None
 ) -> None:
-    """Check that a portable state fits.
-
-    Args:
-        expected: the shapes that the model and the optimizer have.
-        found: the state.
-        framework: "torch" or "tf".
-        own_names: portable names to the model's own where ``state_names`` makes them differ.
-
-    Raises:
-        TaskError: listing missing, unexpected and misshapen names, with a remedy.
-    """
+    """Check that a portable state fits."""
     shapes = {
         name: tuple(array.shape) for name, array in found.items() if not (is_private(name) or is_kept(name))
     }

@@ -34,13 +34,6 @@ def select(
 ) -> Selection:
     """Choose what a model takes of some weights. What the patterns choose must fit exactly.
 
-    Args:
-        source: the checkpoint or the file, in messages.
-        expected: the shapes of the model's arrays.
-        found: the shapes of the source's.
-        choice: the patterns.
-        other_names: further names of an array, which patterns can match too.
-
     Raises:
         CheckpointError: If a pattern matches nothing, a chosen array does not fit, or nothing is taken.
     """
@@ -71,10 +64,7 @@ def remedy_for_misfits(
     choice: Choice,
     other_names: Mapping[str, Collection[str]] | None = None,
 ) -> str:
-    """Return which options take what fits, if all was to be taken; empty if all fits or nothing does.
-
-    The arguments are those of ``select``.
-    """
+    """Return which options take what fits, if all was to be taken; empty if all fits or nothing does."""
     names = _Names(other_names or {})
     misfits = _misfits(expected, found, names, lambda _: True)
     taken = [name for name in expected if found.get(name) == expected[name]]
@@ -98,11 +88,7 @@ class _Names:
 
 
 def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
-    """Check that every pattern matches something.
-
-    Raises:
-        CheckpointError: naming one that does not.
-    """
+    """Check that every pattern matches something."""
     for option, patterns in zip(choice.options, (choice.only, choice.skip), strict=True):
         for pattern in patterns:
             if not matches(pattern, names):

@@ -81,13 +81,6 @@ def make_program(
 ) -> Program:
     """Make the program of a model from what was recorded.
 
-    Args:
-        recordings: what was recorded on batches of several sizes; the largest first.
-        model: called without the labels if they are left out.
-        signature: of the model's forward method.
-        tensors: functions of the framework.
-        remedy: what to do if the call cannot be exported.
-
     Raises:
         TaskError: If the loss does not make one call, with tensors and constants, on every batch.
     """

@@ -68,13 +68,7 @@ def _levels(inputs: tuple[ProgramInput, ...]) -> list[tuple[ProgramInput, ...]]:
 
 
 class _Check:
-    """Compares one program that was written with its model.
-
-    Args:
-        program: the program.
-        model: the model.
-        tensors: functions of the framework.
-    """
+    """Compares one program that was written with its model."""
 
     def __init__(self, program: Program, model: Callable[..., Any], tensors: Tensors) -> None:
         self._program = program

@@ -57,14 +57,7 @@ class Recording:
 def record_serving(
     serve: Callable[[Any, Mapping[str, Any]], Any], model: Any, batch: Mapping[str, Any], size: int
 ) -> Recording:
-    """Return a task's own function for serving as a recorded call, with what it reads of a batch.
-
-    Args:
-        serve: the task's ``torch_serve`` or ``tf_serve``.
-        model: the model.
-        batch: a batch; its labels are withheld.
-        size: number of samples.
-    """
+    """Return a task's own function for serving as a recorded call, with what it reads of a batch."""
     given = {name: value for name, value in batch.items() if name.partition(SEPARATOR)[0] not in TARGETS}
     read = _KeysRead(nested_batch(given))
     outputs = serve(model, read)
@@ -91,13 +84,6 @@ def outputs_of(
     remedy: str,
 ) -> dict[str, Any]:
     """Return the outputs of the only call of the model, by name; without labels, if the loss gives it some.
-
-    Args:
-        recording: what was recorded on one batch.
-        model: called again without the labels if they are among the arguments.
-        signature: of the model's forward method.
-        tensors: functions of the framework.
-        remedy: what to do if there is no such call.
 
     Raises:
         TaskError: If there is another number of calls, it needs labels, or it returns no tensor.
@@ -157,12 +143,6 @@ class ReadCall:
 def read_call(recording: Recording, signature: inspect.Signature, tensors: Tensors, remedy: str) -> ReadCall:
     """Return the call that was recorded on one batch, with slots for its tensors and without labels.
 
-    Args:
-        recording: what was recorded.
-        signature: of the model's forward method.
-        tensors: functions of the framework.
-        remedy: what to do if the call cannot be exported.
-
     Raises:
         TaskError: If there is not one call, or it has arguments that are no tensors and no constants.
     """
@@ -195,11 +175,7 @@ def read_call(recording: Recording, signature: inspect.Signature, tensors: Tenso
 
 
 def _only_call(recording: Recording, remedy: str) -> Call:
-    """Return the only call that the loss makes.
-
-    Raises:
-        TaskError: If it makes none or several, or uses a part of the model besides.
-    """
+    """Return the only call that the loss makes."""
     calls, elsewhere = len(recording.calls), ", ".join(dict.fromkeys(recording.elsewhere))
     if calls != 1:
         used = f"; it uses its {elsewhere}" if elsewhere else ""
@@ -221,11 +197,7 @@ def _leave_out_labels(
     tensors: Tensors,
     remedy: str,
 ) -> tuple[str, ...]:
-    """Take the labels out of a call's arguments; return their names.
-
-    Raises:
-        TaskError: If the model's forward method has no default for them.
-    """
+    """Take the labels out of a call's arguments; return their names."""
     left_out = []
     for path, leaf in list(_argument_leaves(bound, signature, tensors)):
         source = sources.get(id(leaf), ())

@@ -70,7 +70,6 @@ class ReadyState:
 
     Args:
         state: the state; None if it could not be gathered.
-        error: why not.
     """
 
     def __init__(self, state: PortableState | None, error: OSError | None = None) -> None:
@@ -93,8 +92,6 @@ class CommonState:
     """Model and optimizers as portable state, as far as no framework has a part in it.
 
     Attributes:
-        framework: "torch" or "tf".
-        model: the model's tensors.
         ema: the moving average of the weights.
     """
 
@@ -104,27 +101,15 @@ class CommonState:
     _local: Any  # the local steps; None if there are none
 
     def snapshot(self, kept: PortableState | None = None) -> PendingState:
-        """Copy everything off the device.
-
-        Args:
-            kept: what else belongs to the state, as arrays.
-        """
+        """Copy everything off the device."""
         raise NotImplementedError
 
     def load(self, state: StateArrays) -> None:
-        """Load portable state, having checked all of it.
-
-        Raises:
-            TaskError: If the state does not fit.
-        """
+        """Load portable state, having checked all of it."""
         raise NotImplementedError
 
     def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all arrays, by portable name.
-
-        Args:
-            with_ema: whether the moving average is among them, if there is one.
-        """
+        """Return the shapes of all arrays, by portable name."""
         raise NotImplementedError
 
     def arrays(self) -> Iterator[tuple[str, Any]]:
@@ -139,13 +124,6 @@ class CommonState:
         """Load the model's part of a portable state, having checked all of it; optimizers stay as they are.
 
         A moving average and local steps start anew from it.
-
-        Args:
-            weights: the arrays.
-            is_part: whether arrays may be missing, which then stay as they are.
-
-        Raises:
-            TaskError: If it does not fit.
         """
         fields = [field for field in self.model.fields if not is_part or field.name in weights]
         self.check_fits({field.name: field.shape for field in fields}, weights)
@@ -154,11 +132,7 @@ class CommonState:
         self._restart()
 
     def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
-        """Check that a state has the arrays of these names and shapes.
-
-        Raises:
-            TaskError: If it does not.
-        """
+        """Check that a state has the arrays of these names and shapes."""
         check_state(shapes, state, self.framework, self.own_names())
 
     def own_names(self) -> dict[str, str]:
@@ -176,13 +150,7 @@ class CommonState:
         self._restart()
 
     def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
-        """Collective. Copy everything off the device, for rank 0 to read in another thread.
-
-        Args:
-            kept: what else belongs to the state, as arrays.
-            folder: where the copy may lie in place of memory.
-            is_root: whether this is rank 0.
-        """
+        """Collective. Copy everything off the device, for rank 0 to read in another thread."""
         return self.snapshot(kept) if is_root else None
 
     def distribute(self, state: PortableState | None) -> None:
@@ -216,11 +184,7 @@ class CommonShardedState(CommonState):
     _count_names: Sequence[str]  # of the counts of steps that all workers have in common
 
     def load(self, state: StateArrays) -> None:
-        """Check a whole portable state, and load the model's part of it; ``distribute`` gives out the rest.
-
-        Raises:
-            TaskError: If the state does not fit.
-        """
+        """Check a whole portable state, and load the model's part; ``distribute`` gives out the rest."""
         shapes = self.weight_shapes()
         for slot in self._sharded:
             if not slot.is_ema or has_ema(state):
@@ -232,11 +196,7 @@ class CommonShardedState(CommonState):
         self.ema.restart()
 
     def distribute(self, state: PortableState | None) -> None:
-        """Collective. Give every worker its part of the optimizer's slots and of the moving average.
-
-        Args:
-            state: the state on rank 0, which ``load`` has checked; not looked at on other ranks.
-        """
+        """Collective. Give every worker its part of the optimizer's slots and of the moving average."""
         workers = self._shards.workers
         given = state if workers.rank == 0 and state is not None else {}
         with_ema = workers.broadcast_object(has_ema(given))
@@ -249,13 +209,7 @@ class CommonShardedState(CommonState):
             self._scatter_counts(given)
 
     def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
-        """Collective. Copy the model, and what all workers keep, for rank 0 to read in another thread.
-
-        Args:
-            kept: what else belongs to the state, as arrays.
-            folder: where the copy lies; in memory if None.
-            is_root: whether this is rank 0.
-        """
+        """Collective. Copy the model, and what all workers keep, for rank 0 to read in another thread."""
         spool, error, room = Spool(None), None, {}
         if is_root:
             try:

@@ -23,11 +23,6 @@ def named_outputs(
     """Return the tensors in a model's outputs by name, and what else there is, as text.
 
     A single tensor is named "outputs"; others have the names of their keys or fields, or numbers.
-
-    Args:
-        outputs: a tensor, or a nested mapping, dataclass, tuple or list.
-        tensors: functions of the framework.
-        taken: names that outputs may not have: those of the inputs.
     """
     named: dict[str, Any] = {}
     ignored = []

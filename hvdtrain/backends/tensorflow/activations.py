@@ -29,9 +29,6 @@ def apply_activation_checkpointing(model: Layer) -> list[str]:
 
     Returns:
         The names of the blocks.
-
-    Raises:
-        TaskError: If the model has none.
     """
     blocks = dict(_marked(model)) or dict(_repeated(model))
     if not blocks:
@@ -240,11 +237,7 @@ class ActivationMeter:
         self._results = {part._id for part in parts if hasattr(part, "_id")}
 
     def take_graph(self, gradients: Iterable[Tensor]) -> None:
-        """Let the memory be what TensorFlow counts for graphs that run within the context.
-
-        Args:
-            gradients: those of the variables, which do not count.
-        """
+        """Let the memory be what TensorFlow counts for graphs that run within the context."""
         self._of_graph = sum(map(_size, gradients))
 
     def found(self) -> StepMemory | None:
@@ -304,12 +297,7 @@ def _counted(device: str, reset: bool = False) -> dict[str, int] | None:
 
 
 def most_bytes(operations: Sequence[Operation], results: set[int]) -> int:
-    """Return the most that tensors take at once if each is freed after its last use, without the results.
-
-    Args:
-        operations: those that were done, in order.
-        results: numbers of the tensors that they are done for.
-    """
+    """Return the most that tensors take at once if each is freed after its last use, without the results."""
     needed, done = set(results), []
     for operation in reversed(operations):
         if any(number in needed for number, _ in operation.outputs):

@@ -57,10 +57,6 @@ _WARM_UP_RATE = 1e-6
 def start(config: Config, membership: Membership | None = None) -> "TensorFlowBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
-    Args:
-        config: its ``device``, ``threads`` and ``stages`` are used.
-        membership: this worker's part in an elastic job; None in other jobs.
-
     Raises:
         EnvironmentFault: If the device is missing, Keras runs on another framework, TensorFlow
             was used already or the launcher does not fit.
@@ -78,12 +74,10 @@ class TensorFlowBackend(CommonBackend):
     """The TensorFlow backend of one worker.
 
     Args:
-        workers: the job's workers.
         device: "CPU" or "GPU", where this worker computes.
 
     Attributes:
         model: the task's model, or the layers of this worker's stage, after ``build``.
-        optimizers: its optimizers after ``build``.
     """
 
     _has_built = False  # in this process

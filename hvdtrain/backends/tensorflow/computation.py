@@ -62,31 +62,19 @@ Tensor = Any
 class Computation:
     """What the steps of a job compute of a batch on this worker.
 
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-
     Attributes:
         traced_workers: the job's workers, for what is traced.
         near: the workers among whom a step sums its gradients.
-        wrap: copies batches to the device.
-        objective: what a prediction computes.
-        train_objective: what a step differentiates.
-        eval_objective: what an evaluation computes.
         evaluation: the metrics of a whole evaluation.
         is_own_loss: whether loss or metrics are the task's own functions.
         leaves_out: in training or not: whether padding is left out, as for losses that the model adds.
         gathering: what lets a loss see the samples of all workers.
         model: the model, or the layers of this worker's stage.
         called: the model, or what stands for it, as steps call it.
-        batch_norm: synchronises batch norm.
-        precision: that of the model.
         layer_state: what layers save and load themselves.
         seed_states: the states of the model's random generators.
         names: of the sums, as last traced.
         weighted: those of them with weights of their own, likewise.
-        unused: parameters without gradient, likewise.
     """
 
     model: keras.Model
@@ -141,12 +129,7 @@ class Computation:
         """Do nothing: a step is given its seeds when it is called, and layers have no mode."""
 
     def seeds(self, step: int, *place: int) -> Tensor:
-        """Return the states of the model's seed generators for one step, (generators, 2).
-
-        Args:
-            step: the step.
-            place: the micro-batch, if each has seeds of its own.
-        """
+        """Return the states of the model's seed generators for one step, (generators, 2)."""
         numbers = range(len(self.seed_states))
         keys = [mix(self._config.seed, step, self._workers.rank, *place, i) for i in numbers]
         states = np.asarray([[key >> 32, 0] for key in keys], np.int64)
@@ -161,14 +144,7 @@ class Computation:
     def arguments(
         self, batch: TensorFlowBatch, learning_rate: float, share: Tensor, signals: Sequence[float]
     ) -> tuple[Any, ...]:
-        """Return what a traced step is called with; numpy and Python draw from here on what belongs to it.
-
-        Args:
-            batch: the batch.
-            learning_rate: that of the step.
-            share: the part of the moving average that the step's weights make up.
-            signals: what this worker sends to all.
-        """
+        """Return what a traced step is called with; numpy and Python draw from here on what belongs to it."""
         # a Python number would compile the step anew, and TensorFlow keeps a scalar made of one for ever
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         seed_host_step(mix(self._config.seed, batch.step, self._workers.rank) >> 1)

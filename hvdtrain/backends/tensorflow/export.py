@@ -43,10 +43,7 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
 ) -> Exported:
     """Write a model, load it back and compare outputs.
 
-    The format is "keras" or "saved-model"; the other arguments are those of ``torch/export.py``.
-
-    Raises:
-        TaskError: If the model cannot be written in this format.
+    The format is "keras" or "saved-model".
     """
     if format_name == "keras":
         model.save(path)
@@ -78,8 +75,7 @@ def load_weights_file(
 ) -> str:
     """Load a file of weights into a model; say what was understood.
 
-    Of a .keras file the weights are read, and nothing that says how to build a model. The
-    arguments are those of ``torch/export.py``.
+    Of a .keras file the weights are read, and nothing that says how to build a model.
 
     Raises:
         CheckpointError: If it is damaged, of an older Keras, or does not fit.
@@ -146,15 +142,6 @@ def _check_layers(path: Path, own: Path, file: Path, names: Sequence[str]) -> No
     """Check that a part of a file is not loaded into other layers than its own.
 
     Keras goes by kinds and order of layers. If a layer was added or removed, the order of the others changes.
-
-    Args:
-        path: the file, in messages.
-        own: a file of the model's weights.
-        file: the file's weights.
-        names: the arrays that are taken.
-
-    Raises:
-        CheckpointError: If a layer of the file has the name of another layer of the model.
     """
     model_layers, file_layers = _layer_names(own), _layer_names(file)
     for group in dict.fromkeys(name.rpartition("/")[0] for name in names):

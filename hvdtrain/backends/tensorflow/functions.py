@@ -31,7 +31,6 @@ class Compiled:
     errors of a task stay what they are.
 
     Args:
-        step: the step.
         trace: returns what was learnt while the step was traced last.
     """
 
@@ -87,10 +86,6 @@ def run_eagerly(compute: Callable[[], Any], can_repeat: Callable[[], bool]) -> A
     """Run a computation eagerly: that takes no trace, and errors name the user's own lines.
 
     What works in a graph alone is traced.
-
-    Args:
-        compute: the computation.
-        can_repeat: returns whether it may be repeated; in its collectives, other workers would not join.
     """
     try:
         return compute()
@@ -112,10 +107,6 @@ def of_counted(counts: Sequence[int], function: Callable[..., Any]) -> Callable[
     """Return a function of a micro-batch and weights that is given the samples that do not have weight 0.
 
     Their number is known when it is traced, as shapes are in a loop of the framework.
-
-    Args:
-        counts: the number of samples that count; empty to give all.
-        function: takes a micro-batch, weights and other tensors of one row per sample.
     """
 
     def of_arrays(arrays: Any, weights: Tensor, *others: Tensor) -> Any:
@@ -139,16 +130,7 @@ def accumulated_gradients(
     *,
     apart: bool = False,
 ) -> tuple[list[Tensor], Tensor]:
-    """Sum the gradients of the micro-batches in loops, so that the graph does not grow with them.
-
-    Args:
-        gradients_of: the gradients and sums of one micro-batch.
-        arrays: the arrays of all of them.
-        weights: their weights.
-        gradient_weights: likewise.
-        counts: how many samples of each are used, one loop for each run of equal numbers; empty for all.
-        apart: whether the last one, if their number is known, is in no loop, which gives all sums at its end.
-    """
+    """Sum the gradients of the micro-batches in loops, so that the graph does not grow with them."""
 
     def add(own: Sequence[int], i: Tensor, gradients: list[Tensor], sums: Tensor) -> tuple[Any, ...]:
         more, more_sums = of_micro_batch(own, i)
@@ -293,13 +275,7 @@ def _dense(gradient: Tensor, shape: Any) -> Tensor:
 
 
 def normalized(gradients: list[Tensor], counted: Tensor, total_weight: Tensor) -> list[Tensor]:
-    """Divide gradients by the share of the samples' weight that counted; by 1 if nothing did.
-
-    Args:
-        gradients: the gradients.
-        counted: sum of the loss's own weights over all workers, a single number.
-        total_weight: sum of the samples' weights over all workers, likewise.
-    """
+    """Divide gradients by the share of the samples' weight that counted; by 1 if nothing did."""
     factor = tf.where(counted > 0, total_weight / counted, tf.ones((), counted.dtype))
     divided: list[Tensor] = tf.cond(
         tf.equal(factor, 1.0),

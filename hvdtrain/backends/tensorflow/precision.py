@@ -54,12 +54,6 @@ def new_loss_scale(config: Config, precision: str, optimizer: Any, workers: Size
     """Return the loss scale of a job; None if it needs none, or its optimizer scales losses itself.
 
     Where layers request fp16 and not the config, it is that of ``model.fit``.
-
-    Args:
-        config: the config.
-        precision: in which the model computes.
-        optimizer: the optimizer.
-        workers: the workers among whom a step sums its gradients.
     """
     if precision != "fp16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
@@ -68,11 +62,7 @@ def new_loss_scale(config: Config, precision: str, optimizer: Any, workers: Size
 
 
 def check_scaled(precision: str, optimizers: Sequence[Any]) -> None:
-    """Check that the optimizers of a task's own step scale the losses of a model that computes in fp16.
-
-    Raises:
-        TaskError: naming one that does not.
-    """
+    """Check that the optimizers of a task's own step scale the losses of a model that computes in fp16."""
     plain = [one for one in optimizers if not isinstance(one, keras.optimizers.LossScaleOptimizer)]
     if precision == "fp16" and plain:
         raise TaskError(

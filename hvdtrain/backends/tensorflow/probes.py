@@ -37,9 +37,6 @@ Tensor = Any
 class Recorder:
     """A model that keeps what its last call returned; in everything else the model itself.
 
-    Args:
-        model: the model.
-
     Attributes:
         outputs: what the call returned, with arrays in place of tensors; calls in a graph are left out.
         is_masked: whether it had a Keras mask.
@@ -74,10 +71,6 @@ def state_kept(model: Layer, others: Sequence[Any] = ()) -> Iterator[None]:
     """Return a context after which a model and the random generators of both libraries are as they were.
 
     The copies lie in the host's memory. Those of variables that lie there take none until these change.
-
-    Args:
-        model: the model.
-        others: more variables that are to be as they were.
     """
     with tf.device("CPU"):
         before = [(variable, tf.identity(native(variable))) for variable in (*model.variables, *others)]
@@ -105,11 +98,7 @@ def seed_operations(step: int) -> None:
 
 @contextmanager
 def draws_noted(notes: list[str]) -> Iterator[None]:
-    """Return a context that notes which generators are drawn from that a step cannot seed.
-
-    Args:
-        notes: what is found, for the user.
-    """
+    """Return a context that notes which generators are drawn from that a step cannot seed."""
     remedy = "use keras.random with seed=keras.random.SeedGenerator(...), an attribute of the model"
     host, operations = host_generators(), eager.context()._rng.getstate()
     yield
@@ -146,15 +135,7 @@ def count_frozen(model: Layer) -> int:
 
 
 def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool, is_cpu: bool) -> DryRun:
-    """Collective. Compute the first micro-batch without changing state.
-
-    Args:
-        step: the step of the job.
-        state_tensors: the state that no optimizer updates.
-        batch: a batch of training or evaluation data.
-        training: whether to compute it as training or as evaluation does.
-        is_cpu: whether this worker computes on the CPU.
-    """
+    """Collective. Compute the first micro-batch without changing state."""
     computation = step.computation
     called = computation.called
     recorder = computation.called = Recorder(called)
@@ -199,13 +180,6 @@ def values_of_first(
 
     It is computed eagerly: that takes no trace, and errors name the user's own lines. What works in
     a graph alone is traced.
-
-    Args:
-        computation: what steps compute.
-        batch: the batch.
-        training: whether to compute it as training does.
-        draws: is given notes on what is drawn from generators that a step cannot seed.
-        rows_of: returns the rows of all values, of a micro-batch, its weights and gradient weights.
     """
     arrays, weights, gradient_weights = computation.first_counted(batch, training)
     seed_operations(batch.step)

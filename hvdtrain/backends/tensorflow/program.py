@@ -46,8 +46,6 @@ def export_program(
 ) -> Exported:
     """Write the call of a model that its task makes as a program, load it back and compare outputs.
 
-    The arguments are those of ``export_model``.
-
     Raises:
         TaskError: If the task does not make one call that a program can have.
     """
@@ -66,10 +64,7 @@ def recorded(
     serve: Callable[..., Any] | None = None,
     is_one_call: bool = False,
 ) -> Recording:
-    """Return what the task's loss, or its function for serving, does with the model on one batch.
-
-    The arguments are those of ``torch/program.py``.
-    """
+    """Return what the task's loss, or its function for serving, does with the model on one batch."""
     size = int(next(leaf for _, leaf in leaves(tensors, TENSORS.is_tensor)).shape[0])
     if serve is not None:
         return record_serving(serve, Phase(model, training=False), tensors, size)
@@ -88,8 +83,6 @@ def predicted(
     is_one_call: bool = False,
 ) -> dict[str, Any]:
     """Return the outputs of the model, or of the task's function for serving, for one batch by name.
-
-    The arguments are those of ``recorded``.
 
     Raises:
         TaskError: If the task's loss does not call the model once.

@@ -18,12 +18,7 @@ from hvdtrain.backends.trained_set import Change
 
 
 class TrainedSet:
-    """The trainable variables and layers, as they were last looked at.
-
-    Args:
-        model: the model.
-        tensors: its variables.
-    """
+    """The trainable variables and layers, as they were last looked at."""
 
     def __init__(self, model: Any, tensors: ModelState) -> None:
         self._model, self._tensors = model, tensors
@@ -56,11 +51,7 @@ class TrainedSet:
         self._tensors.train(chosen)
 
     def state(self, **chosen: Collection[int]) -> dict[str, list[str]] | None:
-        """Return what a checkpoint keeps; None while all is as the model was built.
-
-        Args:
-            chosen: identities of the variables that an optimizer knows.
-        """
+        """Return what a checkpoint keeps; None while all is as the model was built."""
         if (self._trained, self._inferring) == self._as_built:
             return None
         known = {
@@ -99,12 +90,7 @@ _STATISTICS = ("moving_mean", "moving_variance")
 
 
 class StateTensors:
-    """A model's weights that are not trained.
-
-    Args:
-        model: the model.
-        tensors: those that have portable names.
-    """
+    """A model's weights that are not trained."""
 
     def __init__(self, model: Any, tensors: ModelState) -> None:
         self._model = model

@@ -66,9 +66,6 @@ class StepClock(StepClockBase):
         """Note when this worker has computed its gradients, or what else it sends; the last note counts.
 
         Called while a step is traced, as are the next two.
-
-        Args:
-            tensors: what is about to be reduced.
         """
         self._is_waiting = True
         if self._is_measured:
@@ -77,22 +74,14 @@ class StepClock(StepClockBase):
             self._seconds.assign(tf.cast(tf.maximum(busy, 0.0), tf.float32))
 
     def resumed(self, tensors: Sequence[Tensor]) -> None:
-        """Note when first sums over workers have arrived, with which this worker continues computing.
-
-        Args:
-            tensors: the sums.
-        """
+        """Note when first sums over workers have arrived, with which this worker continues computing."""
         if self._is_measured:  # the time for which it waited is none of its own
             with tf.control_dependencies(tensors):
                 begun = tf.timestamp() - tf.cast(self._seconds.read_value(), tf.float64)
             self._begun_seconds.assign(begun)
 
     def reduced(self, tensors: Sequence[Tensor]) -> None:
-        """Note when the sums over workers have arrived; another note in the same step changes nothing.
-
-        Args:
-            tensors: the sums.
-        """
+        """Note when the sums over workers have arrived; another note in the same step changes nothing."""
         waits, self._is_waiting = self._is_waiting, False
         if waits and self._is_measured:
             with tf.control_dependencies(tensors):

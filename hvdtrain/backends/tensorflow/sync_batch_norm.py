@@ -36,9 +36,6 @@ def find_batch_norms(model: Layer) -> dict[str, Layer]:
 class BatchNormSync:
     """What the synchronised layers of a model share.
 
-    Args:
-        workers: the job's workers.
-
     Attributes:
         weights: of the samples that the model is called with next, (samples,); set before each
             micro-batch, while the step is traced.
@@ -53,10 +50,6 @@ class BatchNormSync:
 
     def take_over(self, model: Layer, every: bool = True) -> None:
         """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
-
-        Args:
-            model: the model.
-            every: whether all of them; else those with ``synchronized=True``, if there are other workers.
 
         Raises:
             TaskError: naming a layer that computes in a way of its own.

@@ -46,11 +46,7 @@ def unused_methods(model: keras.Model) -> list[str]:
 
 
 def check_compiler(host: str) -> None:
-    """Check that this worker can compile, by compiling something small. Local: no collective.
-
-    Raises:
-        EnvironmentFault: with XLA's own reason.
-    """
+    """Check that this worker can compile, by compiling something small. Local: no collective."""
     try:
         compiled(lambda x: x + 1)(tf.zeros(2))
     except (tf.errors.OpError, ValueError) as error:
@@ -72,10 +68,6 @@ def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def choose_device(wanted: str, workers: HorovodWorkers) -> str:
     """Return the device of this worker, chosen by its rank on the host. Local: no collective.
-
-    Args:
-        wanted: "auto", "cpu" or "gpu".
-        workers: the job's workers.
 
     Raises:
         EnvironmentFault: If there is no GPU, or not one for each worker of the host.
@@ -142,11 +134,6 @@ LOSS = "loss"  # the name in the model of a loss that has variables
 def make_model(task: Any, config: Config, batch_norm: BatchNormSync | None = None) -> keras.Model:
     """Return the task's model, changed as the config requests.
 
-    Args:
-        task: the task.
-        config: the config.
-        batch_norm: synchronises batch norm if the config or a layer requests it; None if it is not to.
-
     Raises:
         TaskError: If the task gives something else, or a model without weights.
     """
@@ -176,11 +163,7 @@ def make_model(task: Any, config: Config, batch_norm: BatchNormSync | None = Non
 
 
 def _add_loss(model: keras.Model, loss: Any) -> None:
-    """Make a loss that has variables a part of the model, so that it is trained, saved and sent with it.
-
-    Raises:
-        TaskError: If the model has a layer of this name.
-    """
+    """Make a loss that has variables a part of the model, so that it is trained, saved and sent with it."""
     part = loss
     if not isinstance(part, keras.layers.Layer):
         part = keras.layers.Layer(dtype="float32")

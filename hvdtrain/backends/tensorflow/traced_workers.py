@@ -46,14 +46,9 @@ class TracedWorkers:
 
     In an elastic job rank and size are variables, and steps hold their collectives in a world of one, too.
 
-    Args:
-        workers: the workers.
-
     Attributes:
-        workers: the workers.
         most: the most workers that the job may have.
         is_elastic: whether their number may change while the job runs.
-        may_reduce: whether steps hold collectives.
     """
 
     def __init__(self, workers: Workers) -> None:

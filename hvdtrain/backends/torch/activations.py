@@ -25,9 +25,6 @@ def apply_activation_checkpointing(model: nn.Module) -> list[str]:
 
     Returns:
         The names of the blocks.
-
-    Raises:
-        TaskError: If the model has none.
     """
     blocks = dict(_marked(model)) or dict(_repeated(model))
     if not blocks:
@@ -110,7 +107,6 @@ class ActivationMeter:
 
     Args:
         model: the model, whose parameters' gradients are distinguished.
-        others: tensors of the micro-batch.
     """
 
     def __init__(self, model: nn.Module, others: Iterable[torch.Tensor]) -> None:

@@ -45,10 +45,6 @@ _WARM_UP_RATE = 1e-6
 def start(config: Config, membership: Membership | None = None) -> "TorchBackend":
     """Collective. Start Horovod, bind this worker's device and set its threads.
 
-    Args:
-        config: its ``device``, ``threads``, ``precision`` and ``stages`` are used.
-        membership: this worker's part in an elastic job; None in other jobs.
-
     Raises:
         EnvironmentFault: If the device is missing or the launcher does not fit.
     """
@@ -66,13 +62,8 @@ def start(config: Config, membership: Membership | None = None) -> "TorchBackend
 class TorchBackend(CommonBackend):
     """The PyTorch backend of one worker.
 
-    Args:
-        workers: the job's workers.
-        device: where this worker computes.
-
     Attributes:
         model: the task's model, or the blocks of this worker's stage, after ``build``.
-        optimizers: its optimizers after ``build``.
     """
 
     model: torch.nn.Module

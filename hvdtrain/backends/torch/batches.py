@@ -35,10 +35,6 @@ class TorchBatch:
         """Return a micro-batch without padding, with its weights and gradient weights.
 
         A micro-batch of which no sample counts stays as it is.
-
-        Args:
-            place: which of the micro-batches.
-            least: how many rows a padded one keeps: a single row that counts is repeated, with weight 0.
         """
         micro_batch, rows = self.micro_batches[place], self.counted_rows[place]
         weights, gradient_weights = self.weights[place], self.gradient_weights[place]
@@ -68,7 +64,6 @@ class BatchMaker:
     """Copies batches to the device; what they have of weights is kept while it stays the same.
 
     Args:
-        device: where this worker computes.
         is_local: whether training steps are local, so that gradients are means over this worker's samples.
 
     Attributes:

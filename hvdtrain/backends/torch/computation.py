@@ -36,28 +36,12 @@ from hvdtrain.workers.seeding import seed_host_step
 class Computation:
     """What the steps of a job compute of a batch on this worker.
 
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-        device: where this worker computes.
-
     Attributes:
-        task: the task.
-        config: the config.
-        device: where this worker computes.
         near: the workers among whom a step sums its gradients.
-        wrap: copies batches to the device.
-        objective: what a prediction computes.
-        train_objective: what a step differentiates.
-        eval_objective: what an evaluation computes.
         evaluation: the metrics of a whole evaluation.
         is_own_loss: whether loss or metrics are the task's own functions, which are given no padding.
         gathering: what lets a loss see the samples of all workers.
         model: the model, or the blocks of this worker's stage.
-        new_model: makes the task's model anew.
-        batch_norm: synchronises batch norm.
-        precision: that of the model.
         names: of the sums; shapes are checked when they change.
         weighted: those of them with weights of their own.
         is_training: whether the model was put into training last, and not into evaluation.

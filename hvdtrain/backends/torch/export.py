@@ -37,20 +37,7 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     batches: Sequence[HostBatch],
     serve: Callable[..., Any] | None = None,
 ) -> Exported:
-    """Write a model, load it back and compare outputs.
-
-    Args:
-        model: the model, with its weights.
-        make_model: makes another one like it.
-        objective: the task's, whose call of the model is what a program computes.
-        format_name: "safetensors", "pt", "torch-export" or "onnx".
-        path: the file.
-        batches: real samples, in batches of several sizes; the largest first.
-        serve: the task's own function of a model and a batch that a program is to compute.
-
-    Raises:
-        TaskError: If the model cannot be written in this format.
-    """
+    """Write a model, load it back and compare outputs."""
     plain = plain_model(model, make_model)
     if format_name in ("safetensors", "pt"):
         if format_name == "pt":
@@ -105,12 +92,6 @@ def load_weights_file(
 ) -> str:
     """Load a file of weights into a model; say what was understood.
 
-    Args:
-        model: the model.
-        path: the file.
-        choice: which part of the file is loaded.
-        fields: the model's portable arrays, whose names the patterns of ``choice`` can match.
-
     Raises:
         CheckpointError: If it cannot be read without running code, or does not fit.
     """
@@ -147,11 +128,7 @@ def _portable_names(model: torch.nn.Module, fields: Sequence[Field]) -> dict[str
 
 
 def _read_weights(path: Path) -> dict[str, Any]:
-    """Read a file of weights; nothing in it is executed.
-
-    Raises:
-        CheckpointError: If that cannot be, with the reason.
-    """
+    """Read a file of weights; nothing in it is executed."""
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -24,13 +24,7 @@ def float_bits_of(model: torch.nn.Module) -> int:
 
 
 def autocast(precision: str, device: torch.device, cache: bool = True) -> AbstractContextManager[Any]:
-    """Return a context for the model and its loss: operations that bear it compute in half precision.
-
-    Args:
-        precision: the config's.
-        device: where it computes.
-        cache: whether weights are cast once within the context; they must not change in it then.
-    """
+    """Return a context for the model and its loss: operations that bear it compute in half precision."""
     if precision == "fp32":
         return nullcontext()
     half: AbstractContextManager[Any] = torch.autocast(
@@ -82,12 +76,7 @@ class LossScale(LossScaleBase):
     def unscale(
         self, gradients: Sequence[torch.Tensor], agree: Callable[[bool], bool] = lambda is_finite: is_finite
     ) -> bool:
-        """Divide reduced gradients by the factor, in place, and adapt it; return whether they are finite.
-
-        Args:
-            gradients: those of a step.
-            agree: returns whether the gradients of all workers are finite, if each has others.
-        """
+        """Divide reduced gradients by the factor, in place, and adapt it; return whether they are finite."""
         largest = torch.stack([torch.linalg.vector_norm(g, float("inf")) for g in gradients])
         is_finite = agree(bool(torch.isfinite(largest).all()))
         if is_finite:

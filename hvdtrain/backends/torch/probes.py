@@ -72,11 +72,6 @@ def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Te
     So are the attributes of its modules, such as a flag that says whether they have been called. The mode is
     restored by ``train()`` or ``eval()``, which may change more than flags. The copies lie in the
     host's memory. Those of tensors that lie there take none before one of both changes.
-
-    Args:
-        model: the model.
-        device: where it computes.
-        others: more tensors that are to be as they were.
     """
     more = [(tensor, as_kept(tensor)) for tensor in others]
     places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
@@ -129,11 +124,7 @@ def parts_in_evaluation(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def describe_undone(before: Mapping[str, nn.Module]) -> str:
-    """Return a note of modules that ``train()`` has put into training mode; empty if there are none.
-
-    Args:
-        before: what ``parts_in_evaluation`` returned before the call.
-    """
+    """Return a note of modules that ``train()`` has put into training mode; empty if there are none."""
     undone = [f"{name} ({type(module).__name__})" for name, module in before.items() if module.training]
     if not undone:
         return ""
@@ -156,14 +147,7 @@ def count_frozen(model: nn.Module) -> int:
 
 
 def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> DryRun:
-    """Collective. Compute the first micro-batch without changing state.
-
-    Args:
-        step: the step of the job.
-        state_tensors: the state that no optimizer updates.
-        batch: a batch of training or evaluation data.
-        training: whether to compute it as training or as evaluation does.
-    """
+    """Collective. Compute the first micro-batch without changing state."""
     computation: Computation = step.computation
     model = computation.model
     recorder, values, error, changes = Recorder(model), {}, None, Changes()
@@ -202,15 +186,7 @@ def values_of_first(
     training: bool,
     rows_of: Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> dict[str, NDArray[Any]]:
-    """Return the loss and the metrics of a batch's first micro-batch, by name.
-
-    Args:
-        computation: what steps compute.
-        batch: the batch.
-        training: whether to compute it as training does.
-        rows_of: returns the rows of all values in training, of a micro-batch, its weights and gradient
-            weights.
-    """
+    """Return the loss and the metrics of a batch's first micro-batch, by name."""
     computation.enter_mode(training)
     micro_batch, weights, gradient_weights = next(computation.micro_batches(batch))
     computation.batch_norm.weights = weights

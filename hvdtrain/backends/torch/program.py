@@ -45,8 +45,6 @@ def export_program(  # noqa: PLR0917 - passed on by export_model as they are
 ) -> Exported:
     """Write the call of a model that its task makes as a program, load it back and compare outputs.
 
-    The arguments are those of ``export_model``.
-
     Raises:
         TaskError: If the task does not make one call that a program can have.
     """
@@ -66,15 +64,7 @@ def recorded(
     serve: Callable[..., Any] | None = None,
     is_one_call: bool = False,
 ) -> Recording:
-    """Return what the task's loss, or its function for serving, does with the model on one batch.
-
-    Args:
-        model: the model.
-        objective: the task's loss and metrics.
-        tensors: the batch.
-        serve: the task's own function for serving, in place of the loss.
-        is_one_call: whether the loss is known to call the model once; it then ends there.
-    """
+    """Return what the task's loss, or its function for serving, does with the model on one batch."""
     size = int(next(leaf for _, leaf in leaves(tensors, TENSORS.is_tensor)).shape[0])
     if serve is not None:
         return record_serving(serve, model, tensors, size)
@@ -94,8 +84,6 @@ def predicted(
     is_one_call: bool = False,
 ) -> dict[str, Any]:
     """Return the outputs of the model, or of the task's function for serving, for one batch by name.
-
-    The arguments are those of ``recorded``.
 
     Raises:
         TaskError: If the task's loss does not call the model once.

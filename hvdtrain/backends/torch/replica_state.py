@@ -22,12 +22,7 @@ from hvdtrain.errors import TaskError
 
 
 class TrainedSet:
-    """The parameters that require a gradient, and the modules that hold them, as they were last looked at.
-
-    Args:
-        model: the model.
-        tensors: its tensors.
-    """
+    """The parameters that require a gradient, and the modules that hold them, as they were last looked at."""
 
     def __init__(self, model: torch.nn.Module, tensors: ModelState) -> None:
         self._model, self._tensors = model, tensors
@@ -73,11 +68,7 @@ class TrainedSet:
         self._tensors.train(chosen)
 
     def state(self, **chosen: Collection[int]) -> dict[str, list[str]] | None:
-        """Return what a checkpoint keeps; None while all is as the model was built.
-
-        Args:
-            chosen: identities of the parameters that an optimizer knows, or for which it keeps something.
-        """
+        """Return what a checkpoint keeps; None while all is as the model was built."""
         if self._trained == self._as_built:
             return None
         trained = {id(p) for p, is_trained in zip(self._parameters, self._trained, strict=True) if is_trained}
@@ -148,12 +139,7 @@ class _Place:
 
 
 class StateTensors:
-    """A model's buffers, persistent or not, and its frozen parameters.
-
-    Args:
-        model: the model.
-        tensors: those that have portable names.
-    """
+    """A model's buffers, persistent or not, and its frozen parameters."""
 
     def __init__(self, model: torch.nn.Module, tensors: ModelState) -> None:
         self._model, self._tensors = model, tensors

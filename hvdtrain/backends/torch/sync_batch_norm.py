@@ -27,9 +27,6 @@ def find_batch_norms(model: torch.nn.Module) -> dict[str, _BatchNorm]:
 class BatchNormSync:
     """What the synchronised layers of a model share.
 
-    Args:
-        workers: the job's workers.
-
     Attributes:
         weights: of the samples that the model is called with next, (samples,); set before each
             micro-batch.

@@ -34,11 +34,7 @@ _OPTIONS: dict[str, Any] = {"fallback_random": True, "compile_threads": 1}
 
 
 def check_compiler(device: torch.device, host: str) -> None:
-    """Check that this worker can compile, by compiling something small. Local: no collective.
-
-    Raises:
-        EnvironmentFault: with the compiler's own reason.
-    """
+    """Check that this worker can compile, by compiling something small. Local: no collective."""
     command = os.environ.get("CXX", "g++")  # what PyTorch calls
     if device.type == "cpu" and shutil.which(shlex.split(command)[0]) is None:
         raise EnvironmentFault(f"--compile: {host} has no C++ compiler {command} for torch.compile", _REMEDY)
@@ -64,10 +60,6 @@ def compiled(model: torch.nn.Module) -> torch.nn.Module:
 
 def choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
     """Return the device of this worker, chosen by its rank on the host. Local: no collective.
-
-    Args:
-        wanted: "auto", "cpu" or "gpu".
-        workers: the job's workers.
 
     Raises:
         EnvironmentFault: If there is no GPU, or not one for each worker of the host.
@@ -100,11 +92,7 @@ LOSS = "loss"  # the name in the model of a loss that has parameters
 
 
 def make_model(task: Any) -> torch.nn.Module:
-    """Return a task's model, as the task makes it.
-
-    Raises:
-        TaskError: If it is none.
-    """
+    """Return a task's model, as the task makes it."""
     model = task.torch_model()
     if not isinstance(model, torch.nn.Module):
         raise TaskError(f"torch_model() must give a torch.nn.Module, found {type(model).__name__}")
@@ -122,11 +110,7 @@ def make_model(task: Any) -> torch.nn.Module:
 
 
 def _add_loss(model: torch.nn.Module, loss: torch.nn.Module) -> None:
-    """Make a loss that has parameters a part of the model, so that it is trained, saved and sent with it.
-
-    Raises:
-        TaskError: If the model has something of this name.
-    """
+    """Make a loss that has parameters a part of the model, so that it is trained, saved and sent with it."""
     if hasattr(model, LOSS):
         raise TaskError(
             f"the task's loss has parameters, which become the model's part {LOSS!r}, a name that it has",
@@ -149,12 +133,7 @@ class _WithLoss(torch.nn.Sequential):
 
 
 def without_loss(model: torch.nn.Module, weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the weights that a model, as the task makes it, has: without those of a loss.
-
-    Args:
-        model: the model.
-        weights: its state_dict, or that of it with the task's loss.
-    """
+    """Return the weights that a model, as the task makes it, has: without those of a loss."""
     own = getattr(model, LOSS, None)
     return {
         name: value for name, value in weights.items() if own is not None or not name.startswith(f"{LOSS}.")
@@ -184,11 +163,7 @@ def foreign_leaf(losses: torch.Tensor, model: torch.nn.Module) -> torch.Tensor |
 
 
 def check_parts(model: torch.nn.Module) -> list[str]:
-    """Return notes on what several workers compute otherwise, since each has a part of the batch.
-
-    Raises:
-        TaskError: If the model changes weights by its part, so that those of the workers would differ.
-    """
+    """Return notes on what several workers compute otherwise, since each has a part of the batch."""
     counting = []
     for name, layer in model.named_modules():
         if not isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):

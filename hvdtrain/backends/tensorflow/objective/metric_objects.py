@@ -40,11 +40,7 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def object_states(name: str, value: Any, task: Any) -> dict[str, StatefulMetric]:
-    """Return the states of a task's metric that is an object.
-
-    Raises:
-        TaskError: If the object cannot be used.
-    """
+    """Return the states of a task's metric that is an object."""
     return {taken.name: ObjectState(taken) for taken in shared.taken_objects(name, value, task, "tf")}
 
 

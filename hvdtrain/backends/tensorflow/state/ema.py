@@ -21,12 +21,10 @@ class ExponentialMovingAverage:
     Other variables, such as the statistics of batch norm, are not averaged: the model's own go with it.
 
     Args:
-        model: the model's variables.
         decay: of the average, per step; None where there is none.
 
     Attributes:
         decay: of the average, per step; 0 where there is none.
-        fields: the averages as portable arrays.
     """
 
     def __init__(self, model: ModelState, decay: float | None) -> None:
@@ -49,11 +47,7 @@ class ExponentialMovingAverage:
         return found
 
     def share(self, step: int) -> Tensor:
-        """Return the part of the average that a step's weights make up.
-
-        Args:
-            step: steps done, this one included.
-        """
+        """Return the part of the average that a step's weights make up."""
         if not self._averages:
             return self._none
         return tf.constant(np.asarray(share_of_new(step, self.decay), np.float32))  # as the learning rate

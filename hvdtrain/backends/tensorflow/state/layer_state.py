@@ -31,11 +31,7 @@ _VOCABULARY, _BOUNDARIES = "vocabulary", "bin_boundaries"
 
 
 class LayerState:
-    """The state of the layers of a model that load and save it themselves.
-
-    Args:
-        model: the model.
-    """
+    """The state of the layers of a model that load and save it themselves."""
 
     def __init__(self, model: Layer) -> None:
         found = {id(layer): ("/".join(path), layer) for path, layer in walk(model) if _is_own(layer)}
@@ -64,9 +60,6 @@ class LayerState:
 
         Returns:
             Whether a layer computes something else from now on, so that steps must be traced anew.
-
-        Raises:
-            TaskError: naming a layer that cannot load it.
         """
         is_changed = False
         for path, layer in self._layers.items():

@@ -61,10 +61,6 @@ def _laid_out(array: Array, shape: tuple[int, ...]) -> Array:
 class ModelState:
     """A model's variables under their portable names.
 
-    Args:
-        model: the model.
-        renaming: the task's names.
-
     Attributes:
         fields: the variables as portable arrays, each once, in the model's order.
 
@@ -94,11 +90,7 @@ class ModelState:
         check_unique((field.path, field.variable.path) for field in self.fields)
 
     def part(self, chosen: Iterable[bool]) -> "ModelState":
-        """Return some of the portable arrays.
-
-        Args:
-            chosen: for each of them, whether it is one.
-        """
+        """Return some of the portable arrays."""
         found = copy.copy(self)
         found.fields = [field for field, is_chosen in zip(self.fields, chosen, strict=True) if is_chosen]
         return found
@@ -141,12 +133,7 @@ def walk(
 
 
 class TensorFlowSnapshot:
-    """A copy of variables on its way to portable state.
-
-    Args:
-        fields: the variables.
-        numbers: arrays that are ready.
-    """
+    """A copy of variables on its way to portable state."""
 
     def __init__(self, fields: Iterable[Field], numbers: PortableState) -> None:
         self._numbers = numbers

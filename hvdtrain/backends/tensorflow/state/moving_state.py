@@ -22,7 +22,6 @@ class MovingState:
     step also updates parameters before its last reduction; of it, all that it changes is copied.
 
     Args:
-        model: the model.
         changed_early: variables that a step updates before its last reduction.
     """
 

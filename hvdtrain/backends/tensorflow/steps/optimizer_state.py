@@ -25,13 +25,9 @@ class TrainingState(CommonState):
     """Model and optimizers as portable state.
 
     Args:
-        model: the model's variables.
         optimizers: one of hvdtrain's or a task's own, built; several by name.
         ema: the moving average of the weights; none if not given.
         local: the local steps; none if not given.
-
-    Raises:
-        TaskError: If two of the optimizer's variables have one name.
     """
 
     framework = "tf"
@@ -60,11 +56,7 @@ class TrainingState(CommonState):
         check_unique((field.name, field.variable.path) for field in self._slots)
 
     def snapshot(self, kept: PortableState | None = None) -> TensorFlowSnapshot:
-        """Copy everything off the device.
-
-        Args:
-            kept: what else belongs to the state, as arrays.
-        """
+        """Copy everything off the device."""
         state = {name: np.asarray(count.numpy(), np.int64) for name, count in self._steps.items()}
         state |= kept or {}
         return TensorFlowSnapshot(
@@ -75,9 +67,6 @@ class TrainingState(CommonState):
         """Load portable state, having checked all of it.
 
         A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
-
-        Raises:
-            TaskError: If the state does not fit.
         """
         ema_fields = self.ema.fields if has_ema(state) else []
         outer_fields = self._outer_fields if has_outer(state) else []
@@ -95,11 +84,7 @@ class TrainingState(CommonState):
             count.assign(int(state[name]))
 
     def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all arrays, by portable name.
-
-        Args:
-            with_ema: whether the moving average is among them, if there is one.
-        """
+        """Return the shapes of all arrays, by portable name."""
         fields = [*self.model.fields, *self._slots, *(self.ema.fields if with_ema else ())]
         return {field.name: field.shape for field in fields} | dict.fromkeys(self._steps, ())
 

@@ -35,13 +35,7 @@ Norms = Callable[[Sequence[tuple[Tensor, Tensor]]], list[tuple[Tensor, Tensor]]]
 def large_batch_optimizer(
     config: Config, fields: Iterable[Field], groups: Groups | None = None
 ) -> keras.optimizers.Optimizer:
-    """Make lars or lamb, as the config says, for a model's trainable variables, in their order.
-
-    Args:
-        config: the config.
-        fields: the variables.
-        groups: the options of each variable; those of the config if not given.
-    """
+    """Make lars or lamb, as the config says, for a model's trainable variables, in their order."""
     adapted = [adapts(field.path, field.shape) for field in fields]
     if config.optimizer == "lars":
         return LARS(
@@ -214,17 +208,7 @@ def _where_both(one: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 def choose_optimizer(
     task: Any, config: Config, model: ModelState, options: Mapping[str, ParameterOptions]
 ) -> keras.optimizers.Optimizer:
-    """Make the optimizer of a job, for the model's trainable variables.
-
-    Args:
-        task: the task.
-        config: the config.
-        model: the model's variables.
-        options: the options of each trainable parameter, for the built-in optimizers.
-
-    Raises:
-        TaskError: If the task gives something else than an optimizer.
-    """
+    """Make the optimizer of a job, for the model's trainable variables."""
     if hasattr(task, "tf_optimizer"):
         optimizer = task.tf_optimizer()
         check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
@@ -248,10 +232,6 @@ def choose_optimizer(
 
 def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_optimizer") -> OwnRates:
     """Return the learning rate of a task's optimizer: one, as Keras has no parameter groups.
-
-    Args:
-        optimizer: the optimizer.
-        method: the task's method that made it.
 
     Raises:
         TaskError: If it is a schedule or a function, or not a positive number; or if the optimizer keeps a
@@ -279,11 +259,6 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
 
 def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> NamedOptimizers:
     """Make the optimizers of a task that names several, each with the parameters that it trains.
-
-    Args:
-        task: the task, which has ``tf_optimizers``.
-        model: the model.
-        tensors: the model's variables.
 
     Raises:
         TaskError: If it gives something else, or not exactly one of them trains each trainable parameter.
@@ -321,13 +296,5 @@ def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> Named
 def take_rates(
     optimizers: Mapping[str, keras.optimizers.Optimizer], method: str
 ) -> tuple[OwnRates, dict[str, float]]:
-    """Return the learning rates of a task's optimizers, and what the largest is multiplied by for each.
-
-    Args:
-        optimizers: the optimizers, by name.
-        method: the task's method that made them.
-
-    Raises:
-        TaskError: as ``take_own_rates``.
-    """
+    """Return the learning rates of a task's optimizers, and what the largest is multiplied by for each."""
     return combined_rates({name: take_own_rates(one, method) for name, one in optimizers.items()})

@@ -70,18 +70,7 @@ class Parts:
 
 
 def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None, is_cpu: bool) -> Parts:
-    """Make the parts of a step, with initial values. Collective if the model is split.
-
-    Args:
-        step: the step.
-        task: the task.
-        config: the config.
-        batch: a batch of training data.
-        is_cpu: whether this worker computes on the CPU.
-
-    Raises:
-        TaskError: If the task's model or optimizers do not fit.
-    """
+    """Make the parts of a step, with initial values. Collective if the model is split."""
     tensors, computation = step.make_model(batch), step.computation
     own_optimizer = own_optimizer_method(task, config)
     groups = ParameterGroups(config, step.shapes, own_optimizer)
@@ -107,15 +96,7 @@ def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None, is
 
 
 def renewed_parts(parts: Parts, kept: dict[str, list[str]] | None) -> Parts:
-    """Return the parts for the parameters that are trainable now; what others keep of them stays.
-
-    Args:
-        parts: the parts so far.
-        kept: what a checkpoint keeps of what is trained, if that is to be trained.
-
-    Raises:
-        TaskError: If the config freezes one of them.
-    """
+    """Return the parts for the parameters that are trainable now; what others keep of them stays."""
     tensors, trained_set = parts.tensors, parts.trained_set
     if kept is None:
         trained_set.optimize(parts.optimized)

@@ -44,11 +44,6 @@ class PlainStep(WholeModelStep):
 
     A step that computes its gradients in another way overrides ``gradients``.
 
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-
     Attributes:
         computation: what it computes of a batch.
         near: the workers among whom it sums gradients.
@@ -133,14 +128,7 @@ class PlainStep(WholeModelStep):
     def gradients(
         self, arrays: Any, weights: Tensor, gradient_weights: Tensor, counts: tuple[int, ...]
     ) -> tuple[list[Tensor], Tensor]:
-        """Return this worker's part of the gradient and the weighted sums of its values, while traced.
-
-        Args:
-            arrays: those of the batch.
-            weights: of its samples.
-            gradient_weights: each sample's part in the gradient.
-            counts: how many samples of each micro-batch are used; empty for all.
-        """
+        """Return this worker's part of the gradient and the weighted sums of its values, while traced."""
         if len(weights.shape) == 1:
             found: tuple[list[Tensor], Tensor]
             found = of_counted(counts, self._gradients)(arrays, weights, gradient_weights)

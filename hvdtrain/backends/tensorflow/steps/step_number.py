@@ -26,15 +26,7 @@ _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ResourceSparseApply")
 
 
 def check_graph(graph: Graph, variables: Sequence[Any]) -> None:
-    """Check that a step changes only what is saved and draws only what is seeded by the step.
-
-    Args:
-        graph: the traced step.
-        variables: the variables that it may change: those of the model, the optimizers and the step itself.
-
-    Raises:
-        TaskError: naming the variable or the operation.
-    """
+    """Check that a step changes only what is saved and draws only what is seeded by the step."""
     own = {id(native(variable).handle) for variable in variables}
     captured = {id(inside): outside for outside, inside in graph.captures}
     for operation in graph.get_operations():
@@ -189,11 +181,7 @@ class CompiledByStep:
         self._known: dict[Signature, list[tuple[list[Guard], Callable[..., Tensor], Any]]] = {}
 
     def __call__(self, batch: TensorFlowBatch, *arguments: Any) -> tuple[Tensor, Any]:
-        """Run the step as it was compiled for these decisions; return its result and its trace's.
-
-        Raises:
-            TaskError: If it decides differently in too many steps.
-        """
+        """Run the step as it was compiled for these decisions; return its result and its trace's."""
         step, known = batch.step, self._known.setdefault(batch.signature, [])
         number = tf.constant(np.asarray(step, np.int64))
         for guards, function, trace in known:

@@ -35,12 +35,7 @@ _DIFFERENT_CALLS = "hvdtrain.own_step:"
 
 
 class Calls(CallsBase[list[Any]]):
-    """The calls of a step; what they return are the operations of a check, which fail if calls differ.
-
-    Args:
-        names: the optimizers.
-        workers: the job's workers.
-    """
+    """The calls of a step; what they return are the operations of a check, which fail if calls differ."""
 
     def __init__(self, names: Sequence[str], workers: TracedWorkers) -> None:
         super().__init__(names)
@@ -79,13 +74,8 @@ class StepOptimizer(StepOptimizerBase):
     The Keras optimizer itself refuses to be applied from now on.
 
     Args:
-        name: its name.
-        optimizer: the Keras optimizer, built.
-        fields: the parameters that it trains.
-        config: the config.
         calls: those of the step so far, of all its optimizers.
         factor: what the learning rate is multiplied by.
-        workers: the job's workers.
     """
 
     def __init__(
@@ -124,12 +114,7 @@ class StepOptimizer(StepOptimizerBase):
         return rate if self._factor == 1 else rate * self._factor
 
     def gradients(self, losses: Any, tape: tf.GradientTape | None = None) -> list[Tensor]:
-        """Collective. Return the mean gradient over the global batch, one tensor for each variable.
-
-        Args:
-            losses: one value per sample, or ``Weighted``, computed under the tape.
-            tape: the tape.
-        """
+        """Collective. Return the mean gradient over the global batch, one tensor for each variable."""
         samples = self._outside_of_branches()
         check_losses(losses, self._name)
         check_values({f"what is given to the optimizer {self._name!r}": losses}, samples.weights.shape[0])
@@ -150,11 +135,7 @@ class StepOptimizer(StepOptimizerBase):
         return unscaled(reduced, scale)
 
     def apply(self, gradients: Sequence[Tensor]) -> None:
-        """Clip the gradients, set the learning rate and take a step.
-
-        Args:
-            gradients: those of ``gradients``, or computed from them.
-        """
+        """Clip the gradients, set the learning rate and take a step."""
         samples = self._outside_of_branches()
         found = [tuple(g.shape) if hasattr(g, "shape") else None for g in gradients]
         check_gradients(self._name, found, [tuple(variable.shape) for variable in self.variables])

@@ -26,12 +26,8 @@ class Update:
     change only after every reduction of the step has succeeded.
 
     Args:
-        trainable: the trainable parameters.
-        optimizer: the optimizer, built.
-        reducer: sums gradients over workers.
         ema: the moving average of the weights.
         clock: measures how long this worker is busy.
-        workers: the job's workers.
         clip_norm: largest norm of the gradient, or None.
         loss_scale: the loss scale of fp16, or None.
     """
@@ -120,13 +116,7 @@ class Update:
     def normalize(
         self, gradients: list[Tensor], counted: Tensor | None, total_weight: Tensor
     ) -> list[Tensor]:
-        """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did.
-
-        Args:
-            gradients: the gradients.
-            counted: sum of the loss's own weights over all workers, a single number; None if it has none.
-            total_weight: sum of the samples' weights over all workers, likewise.
-        """
+        """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did."""
         if counted is None:
             return gradients
         return normalized(gradients, counted, total_weight)
@@ -152,15 +142,7 @@ class Update:
         total_weight: Tensor,
         learning_rate: Tensor | None,
     ) -> Tensor:
-        """Collective. Reduce gradients, and let the optimizer take a step with them; return the vector's sum.
-
-        Args:
-            gradients: this worker's part of them.
-            vector: what else is summed.
-            form: the names of the sums in it, and of those with weights of their own.
-            total_weight: sum of the samples' weights over all workers.
-            learning_rate: that of the step; None if this worker takes none.
-        """
+        """Collective. Reduce gradients, let the optimizer take a step; return the vector's sum."""
         names, weighted = form
         gradients, vector = self.reduce(gradients, vector)
         gradients, vector = self.unscale_or_skip(gradients, vector)
@@ -171,11 +153,7 @@ class Update:
         return vector
 
     def ema(self, share: Tensor) -> None:
-        """Take the weights into their moving average.
-
-        Args:
-            share: the part of the average that they make up.
-        """
+        """Take the weights into their moving average."""
         with self._after_reductions():
             self._ema.update(share)
 

@@ -49,11 +49,7 @@ def as_arrays(value: Any) -> tuple[NDArray[Any], NDArray[Any] | None]:
 
 
 def check_values(given: Mapping[str, Any], samples: int) -> None:
-    """Check the shapes of a loss, the first, and of metrics.
-
-    Raises:
-        TaskError: naming the one that has another, or a loss whose weights have a gradient.
-    """
+    """Check the shapes of a loss, the first, and of metrics."""
     for index, (name, value) in enumerate(given.items()):
         what = name if index else "the loss"
         if not isinstance(value, Weighted):
@@ -72,11 +68,6 @@ def weigh(given: Mapping[str, Any], samples: int, kind: torch.dtype) -> Values:
     """Return values and weights of a loss, the first, and of metrics, for each sample.
 
     A batch's mean becomes the value of each of its samples, with an equal part of the weight.
-
-    Args:
-        given: the loss and the metrics.
-        samples: number of samples.
-        kind: the type of the result.
     """
     losses: Tensor | None = None
     loss_weights: Tensor | None = None
@@ -195,17 +186,7 @@ NAMED = {
 def classes_last(
     name: str, outputs: Tensor, targets: Tensor, class_axis: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return logits with the classes on the last axis, and targets (batch, ...) or, soft, of their shape.
-
-    Args:
-        name: of the loss or metric, for messages.
-        outputs: logits with the classes on the last axis or on axis 1.
-        targets: class numbers, or a probability for each class.
-        class_axis: the task's; found by the shapes if None.
-
-    Raises:
-        TaskError: If the shapes do not fit.
-    """
+    """Return logits with the classes on the last axis, and targets (batch, ...) or, soft, of their shape."""
     if outputs.dim() == 2 and targets.dim() == 1 and outputs.shape[1] > 1:
         return outputs, targets
     axis = class_axis_of(name, tuple(outputs.shape), tuple(targets.shape), class_axis)

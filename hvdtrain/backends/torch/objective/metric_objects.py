@@ -30,20 +30,12 @@ def as_array(value: Any) -> NDArray[Any]:
 
 
 def object_states(name: str, value: Any, task: Any) -> dict[str, StatefulMetric]:
-    """Return the states of a task's metric that is an object: one, or those of a collection.
-
-    Raises:
-        TaskError: If the object cannot be used.
-    """
+    """Return the states of a task's metric that is an object: one, or those of a collection."""
     return {taken.name: ObjectState(taken) for taken in shared.taken_objects(name, value, task, "torch")}
 
 
 class ObjectState(shared.ObjectState):
-    """An object of torchmetrics in an evaluation, whose states are merged as its reductions say.
-
-    Raises:
-        TaskError: If the object has no states.
-    """
+    """An object of torchmetrics in an evaluation, whose states are merged as its reductions say."""
 
     def __init__(self, taken: TakenObject) -> None:
         self._metric = taken.metric.clone()

@@ -16,12 +16,10 @@ class ExponentialMovingAverage:
     Buffers, such as the statistics of batch norm, are not averaged: the model's own go with it.
 
     Args:
-        model: the model's tensors.
         decay: of the average, per step; None where there is none.
 
     Attributes:
         decay: of the average, per step; 0 where there is none.
-        fields: the averages as portable arrays.
     """
 
     def __init__(self, model: ModelState, decay: float | None) -> None:
@@ -46,11 +44,7 @@ class ExponentialMovingAverage:
         return found
 
     def share(self, step: int) -> float:
-        """Return the part of the average that a step's weights make up.
-
-        Args:
-            step: steps done, this one included.
-        """
+        """Return the part of the average that a step's weights make up."""
         return share_of_new(step, self.decay)
 
     def update(self, share: float) -> None:

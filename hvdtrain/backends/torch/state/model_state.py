@@ -118,12 +118,7 @@ def _contiguous(array: Array) -> Array:
 class ModelState:
     """A model's tensors under their portable names.
 
-    Args:
-        model: the model.
-        renaming: the task's names.
-
     Attributes:
-        fields: the portable arrays.
         entries: the tensors, each once, in the model's order.
 
     Raises:
@@ -157,11 +152,7 @@ class ModelState:
         self.extra_states()  # so that a job begins with what can be saved
 
     def extra_states(self) -> PortableState:
-        """Return what modules give in ``get_extra_state``, as bytes, by names that only PyTorch reads.
-
-        Raises:
-            TaskError: naming the module of which it cannot be saved.
-        """
+        """Return what modules give in ``get_extra_state``, as bytes, by names that only PyTorch reads."""
         found: PortableState = {}
         for name, module in self._with_extra.items():
             try:
@@ -180,11 +171,7 @@ class ModelState:
                 module.set_extra_state(_received(wire.decode(np.asarray(state[name]).tobytes(), "the state")))
 
     def part(self, chosen: Iterable[bool]) -> "ModelState":
-        """Return some of the portable arrays and their tensors.
-
-        Args:
-            chosen: for each of the arrays, whether it is one of them.
-        """
+        """Return some of the portable arrays and their tensors."""
         found = copy.copy(self)
         found.fields = [field for field, is_chosen in zip(self.fields, chosen, strict=True) if is_chosen]
         kept = {id(tensor) for field in found.fields for tensor in field.tensors}
@@ -269,11 +256,7 @@ def _field(path: tuple[str, ...], rule: Rule, tensors: list[Any]) -> Field:
 
 
 def _check_kind(path: tuple[str, ...], name: str, tensor: torch.Tensor) -> None:
-    """Check that a tensor has values that can be copied; and a parameter that is trained, dense ones.
-
-    Raises:
-        TaskError: naming it.
-    """
+    """Check that a tensor has values that can be copied; and a parameter that is trained, dense ones."""
     is_sparse, full = tensor.layout in PARTS, ".".join((*path, name))
     if is_lazy(tensor) or (tensor.layout is torch.strided and not tensor.is_quantized):
         return
@@ -332,12 +315,7 @@ def _find(module: nn.Module, name: str) -> torch.Tensor | None:
 
 
 class TorchSnapshot:
-    """A copy of tensors on its way to portable state.
-
-    Args:
-        fields: the portable arrays to make.
-        numbers: arrays that are ready.
-    """
+    """A copy of tensors on its way to portable state."""
 
     def __init__(self, fields: Sequence[Field], numbers: PortableState) -> None:
         copies: dict[int, torch.Tensor] = {}

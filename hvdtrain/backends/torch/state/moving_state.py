@@ -64,8 +64,6 @@ class MovingState:
     frozen parameter, which may be one of billions, is copied when it has been seen to change.
 
     Args:
-        model: the model.
-        trainable: its trainable parameters.
         optimizers: those whose updates a step does before its last reduction.
     """
 

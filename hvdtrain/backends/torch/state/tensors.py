@@ -108,13 +108,6 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
 
     So the optimizer itself says which of them are tensors, and of which kind and device. Weight decay is left
     out: in some optimizers, it would be in the slots.
-
-    Args:
-        optimizer: the optimizer.
-        chosen: identities of the parameters that get slots; None for those that require a gradient.
-
-    Raises:
-        TaskError: If the optimizer takes no such step.
     """
     groups = [
         {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
@@ -149,11 +142,6 @@ def try_step(
     """Let an optimizer that keeps nothing yet take a step with the gradients that are there.
 
     What it keeps is undone. The parameters are not: the caller has copies of them, or needs them no more.
-
-    Args:
-        optimizer: the optimizer.
-        parameters: those that it trains, by path.
-        clip_norm: largest norm of the gradients, or None.
 
     Raises:
         TaskError: If it fails, as one does that needs a closure or gradients of another kind.

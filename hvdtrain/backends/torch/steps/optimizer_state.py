@@ -55,7 +55,6 @@ class TrainingState(CommonState):
     """Model and optimizers as portable state.
 
     Args:
-        model: the model's tensors.
         optimizers: the task's or one of hvdtrain's; several by name.
         ema: the moving average of the weights; none if not given.
         local: the local steps; none if not given.
@@ -79,11 +78,7 @@ class TrainingState(CommonState):
         self._parts = [_OptimizerState(model, one, prefixes[name]) for name, one in by_name.items()]
 
     def check(self) -> None:
-        """Check that everything the optimizers keep can be saved.
-
-        Raises:
-            TaskError: naming what cannot.
-        """
+        """Check that everything the optimizers keep can be saved."""
         for part in self._parts:
             part.check()
 
@@ -99,14 +94,7 @@ class TrainingState(CommonState):
         )
 
     def snapshot(self, kept: PortableState | None = None) -> TorchSnapshot:
-        """Copy everything off the device.
-
-        Args:
-            kept: what else belongs to the state, as arrays.
-
-        Raises:
-            TaskError: If an optimizer's state cannot be saved.
-        """
+        """Copy everything off the device."""
         self.check()
         state: PortableState = dict(kept or {})
         slots: list[Field] = []
@@ -157,11 +145,7 @@ class TrainingState(CommonState):
             part.write_numbers(state)
 
     def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all arrays, by portable name, if no optimizer starts empty.
-
-        Args:
-            with_ema: whether the moving average is among them, if there is one.
-        """
+        """Return the shapes of all arrays, by portable name, if no optimizer starts empty."""
         fields = [*self.model.fields, *(self.ema.fields if with_ema else ())]
         found: dict[str, tuple[int, ...]] = {field.name: field.shape for field in fields}
         for part in self._parts:
@@ -176,11 +160,7 @@ class TrainingState(CommonState):
         return own + [name for part in self._parts for name in part.count_names()]
 
     def arrays(self) -> Iterator[tuple[str, Any]]:
-        """Yield all arrays with their portable names, private ones as well; some share memory with tensors.
-
-        Raises:
-            TaskError: If an optimizer's state cannot be saved.
-        """
+        """Yield all arrays with their portable names, private ones too; some share memory with tensors."""
         self.check()
         for part in self._parts:
             yield from part.values().items()
@@ -214,11 +194,7 @@ class TrainingState(CommonState):
         return [part.has_slots() for part in self._parts]
 
     def make_slots(self) -> None:
-        """Let the optimizers make their slots, by steps with zero gradients that change nothing else.
-
-        Raises:
-            TaskError: If an optimizer takes no such step.
-        """
+        """Let the optimizers make their slots, by steps with zero gradients that change nothing else."""
         for part in self._parts:
             part.make_slots()
 
@@ -227,8 +203,6 @@ class _OptimizerState:
     """One optimizer as portable state.
 
     Args:
-        model: the model's tensors.
-        optimizer: the optimizer.
         prefix: what stands before the names of its slots, after ``optimizer/``.
 
     Attributes:
@@ -247,11 +221,7 @@ class _OptimizerState:
         return any(name.startswith(self._prefix) for name in state)
 
     def check(self) -> None:
-        """Check that everything the optimizer keeps can be saved.
-
-        Raises:
-            TaskError: naming what cannot.
-        """
+        """Check that everything the optimizer keeps can be saved."""
         known = {id(entry.tensor): entry.path for entry in self._model.entries}
         for parameter, slots in self._optimizer.state.items():
             if not isinstance(parameter, torch.Tensor) or id(parameter) not in known:
@@ -294,14 +264,7 @@ class _OptimizerState:
         self._optimizer.state.clear()
 
     def make_slots(self, state: StateArrays | None = None) -> None:
-        """Let the optimizer make its slots, by a step with zero gradients that changes nothing else.
-
-        Args:
-            state: those of parameters of which it has none are dropped: no step has reached them.
-
-        Raises:
-            TaskError: If the optimizer takes no such step.
-        """
+        """Let the optimizer make its slots, by a step with zero gradients that changes nothing else."""
         make_slots(self._optimizer)
         if state is None:
             return

@@ -32,13 +32,7 @@ Norms = Callable[[Group, Tensors, Tensors], tuple[torch.Tensor, torch.Tensor]]
 def large_batch_optimizer(
     config: Config, fields: Iterable[Field], options: Mapping[torch.Tensor, ParameterOptions] | None = None
 ) -> torch.optim.Optimizer:
-    """Make lars or lamb, as the config says, for a model's trainable arrays.
-
-    Args:
-        config: the config.
-        fields: the arrays.
-        options: the options of each tensor; those of the config if not given.
-    """
+    """Make lars or lamb, as the config says, for a model's trainable arrays."""
     plain = ParameterOptions(1.0, config.weight_decay)
     groups = _groups(fields, lambda tensor: plain if options is None else options[tensor])
     if not groups:  # of a stage without parameters
@@ -242,12 +236,6 @@ def choose_optimizer(
 ) -> torch.optim.Optimizer:
     """Make the optimizer of a job, for the model's trainable parameters.
 
-    Args:
-        task: the task.
-        config: the config.
-        model: the model's tensors.
-        options: the options of each trainable parameter, for the built-in optimizers.
-
     Raises:
         TaskError: If the task gives something else than an optimizer, or one with a scheduler.
         ConfigError: If parameters that are parts of one tensor have different options.
@@ -322,11 +310,6 @@ def make_optimizers(
 ) -> dict[str, torch.optim.Optimizer]:
     """Make the optimizers of a task that names several.
 
-    Args:
-        task: the task, which has ``torch_optimizers``.
-        model: the model.
-        tensors: the model's tensors.
-
     Raises:
         TaskError: If it gives something else, or not exactly one of them trains each trainable parameter.
     """
@@ -350,11 +333,7 @@ def make_optimizers(
 
 
 def take_rates(optimizers: Mapping[str, torch.optim.Optimizer]) -> OwnRates:
-    """Take the learning rates of a task's optimizers as their own; the largest of all is the base.
-
-    Raises:
-        TaskError: as ``take_own_rates``.
-    """
+    """Take the learning rates of a task's optimizers as their own; the largest of all is the base."""
     rates, relative = combined_rates({name: take_own_rates(one) for name, one in optimizers.items()})
     for name, optimizer in optimizers.items():
         if relative[name] != 1.0:

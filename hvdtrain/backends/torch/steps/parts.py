@@ -61,17 +61,7 @@ class Parts:
 
 
 def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None) -> Parts:
-    """Make the parts of a step, with initial values. Collective if the model is split.
-
-    Args:
-        step: the step.
-        task: the task.
-        config: the config.
-        batch: a batch of training data.
-
-    Raises:
-        TaskError: If the task's model or optimizers do not fit.
-    """
+    """Make the parts of a step, with initial values. Collective if the model is split."""
     tensors, computation, workers = step.make_model(batch), step.computation, step.workers
     model = computation.model
     on_parts = check_parts(model) if workers.size > 1 or workers.is_elastic else ()
@@ -99,15 +89,7 @@ def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None) ->
 
 
 def renewed_parts(parts: Parts, kept: dict[str, list[str]] | None) -> Parts:
-    """Return the parts for the parameters that are trainable now; what others keep of them stays.
-
-    Args:
-        parts: the parts so far.
-        kept: what a checkpoint keeps of what is trained, if that is to be trained.
-
-    Raises:
-        TaskError: If the config freezes one of them.
-    """
+    """Return the parts for the parameters that are trainable now; what others keep of them stays."""
     tensors, trained_set, before = parts.tensors, parts.trained_set, parts.optimizers[MAIN]
     if kept is None:
         trained_set.optimize(parts.optimized)

@@ -33,12 +33,6 @@ class PlainStep(WholeModelStep):
 
     A step that computes its gradients in another way overrides ``gradients``.
 
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-        device: where this worker computes.
-
     Attributes:
         computation: what it computes of a batch.
         near: the workers among whom it sums gradients.

@@ -28,12 +28,7 @@ from hvdtrain.workers.agreement import Workers
 
 
 class Calls(CallsBase[Callable[[], None]]):
-    """The calls of a step; what they return waits for a check, and raises its error.
-
-    Args:
-        names: the optimizers.
-        workers: the job's workers.
-    """
+    """The calls of a step; what they return waits for a check, and raises its error."""
 
     def __init__(self, names: Sequence[str], workers: Workers) -> None:
         super().__init__(names)
@@ -61,12 +56,7 @@ class StepOptimizer(StepOptimizerBase):
     """One of the optimizers that a task's own step is given.
 
     Args:
-        name: its name.
-        optimizer: the optimizer.
-        entries: the parameters that it trains.
-        config: the config.
         calls: those of the step so far, of all its optimizers.
-        workers: the job's workers.
     """
 
     def __init__(
@@ -104,12 +94,7 @@ class StepOptimizer(StepOptimizerBase):
         return float(rate * max(group.get("lr_scale", 1.0) for group in groups))
 
     def gradients(self, losses: Any, retain_graph: bool = False) -> list[torch.Tensor]:
-        """Collective. Return the mean gradient over the global batch, one tensor for each variable.
-
-        Args:
-            losses: one value per sample, or ``Weighted``.
-            retain_graph: whether the losses, or what they were computed from, will be differentiated again.
-        """
+        """Collective. Return the mean gradient over the global batch, one tensor for each variable."""
         samples = self._of_step()
         check_losses(losses, self._name)
         given = {f"what is given to the optimizer {self._name!r}": losses}
@@ -130,11 +115,7 @@ class StepOptimizer(StepOptimizerBase):
             return self._reduced(found, counted, samples)
 
     def apply(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Clip the gradients, set the learning rate and take a step.
-
-        Args:
-            gradients: those of ``gradients``, or computed from them.
-        """
+        """Clip the gradients, set the learning rate and take a step."""
         samples = self._of_step()
         found = [tuple(g.shape) if isinstance(g, torch.Tensor) else None for g in gradients]
         check_gradients(self._name, found, [tuple(p.shape) for p in self._parameters])

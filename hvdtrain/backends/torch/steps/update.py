@@ -29,9 +29,6 @@ class Update:
     step has succeeded.
 
     Args:
-        trainable: the trainable parameters.
-        optimizer: the optimizer.
-        reducer: sums gradients over workers.
         ema: the moving average of the weights.
         clock: measures how long this worker is busy.
         clip_norm: largest norm of the gradient, or None.
@@ -68,11 +65,7 @@ class Update:
         self.begin()
 
     def begin(self, reduces: bool = True) -> None:
-        """Forget whatever a step that failed has begun. Local: no collective.
-
-        Args:
-            reduces: whether backward passes that follow belong to a step; if not, they begin no reduction.
-        """
+        """Forget whatever a step that failed has begun. Local: no collective."""
         entries = self._entries if reduces else []
         self._reducer.attach({entry.path: entry.tensor for entry in entries})
         self._expected = self._passes = 1
@@ -82,10 +75,6 @@ class Update:
         """Say how many backward passes follow; the reducer may give the parameters gradients to add to.
 
         Called while no parameter has a gradient.
-
-        Args:
-            passes: the number of backward passes.
-            in_warmup: whether the step lies in the learning rate's warm-up.
         """
         self._lent = self._seen = [], []  # of gradients that somebody holds, the reducer makes others
         self._reducer.follow(in_warmup, passes)
@@ -147,12 +136,7 @@ class Update:
         return is_finite
 
     def normalize(self, counted: torch.Tensor | None, total_weight: float) -> None:
-        """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did.
-
-        Args:
-            counted: sum of the loss's own weights over all workers, a single number; None if it has none.
-            total_weight: sum of the samples' weights over all workers.
-        """
+        """Divide the gradients by the share of the samples' weight that counted; by 1 if nothing did."""
         if counted is None or (not counted.is_cuda and counted.item() in (total_weight, 0.0)):
             return
         torch._foreach_mul_(self._gradients(), torch.where(counted > 0, total_weight / counted, 1.0))
@@ -176,14 +160,7 @@ class Update:
         total_weight: float,
         learning_rate: float,
     ) -> torch.Tensor:
-        """Collective. Do the stages from ``reduce`` to ``update``; return the sum of the step's vector.
-
-        Args:
-            vector: the sums of the step, and what follows them.
-            form: the names of the sums, and of those with weights of their own.
-            total_weight: sum of the samples' weights, over those who sum gradients; nothing is updated if 0.
-            learning_rate: that of the step.
-        """
+        """Collective. Do the stages from ``reduce`` to ``update``; return the sum of the step's vector."""
         vector = self.reduce(vector)
         if self.unscale_or_skip(vector) and total_weight:
             names, weighted = form
@@ -193,11 +170,7 @@ class Update:
         return vector
 
     def try_out(self) -> None:
-        """Let an optimizer of the task take a step with the gradients of a dry run, which is undone.
-
-        Raises:
-            TaskError: If it fails.
-        """
+        """Let an optimizer of the task take a step with the gradients of a dry run, which is undone."""
         if self._is_own and not self._optimizer.state:
             paths = [entry.path for entry in self._entries]
             try_step(self._optimizer, dict(zip(paths, self._parameters, strict=True)), self._clip_norm)
@@ -207,11 +180,7 @@ class Update:
         self._optimizer.zero_grad()
 
     def ema(self, step: int) -> None:
-        """Take the weights into their moving average.
-
-        Args:
-            step: steps done, this one included.
-        """
+        """Take the weights into their moving average."""
         self._ema.update(self._ema.share(step))
 
     def _differentiate(self, run: Callable[[], object]) -> None:
