@@ -85,11 +85,6 @@ def test_a_run_without_a_summary_is_shown_as_far_as_its_log_goes(make, shown):
     assert lines[-1] == "  going  steps 9"
 
 
-def test_what_is_no_run_is_left_out(make, shown, tmp_path):
-    lines = shown(make("one", SUMMARY), tmp_path / "missing")
-    assert lines[-1] == f"note: {tmp_path / 'missing'}: left out, it holds no run"
-
-
 @pytest.mark.parametrize("text", ["{", "", "[]", "{}", '{"framework": "torch"}', "[" * 5000])
 def test_a_summary_that_is_none_is_named_and_fails_no_other(make, shown, text):
     bad = make("bad", SUMMARY)

@@ -6,11 +6,9 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
 
 from hvdtrain.tools.doctor.checks_network import diagnose
 from hvdtrain.tools.doctor.report import Finding, Host, Report
-from hvdtrain.tools.doctor.table import show
 
 DISK = {"path": "runs", "free_mib": 50_000, "error": ""}
 INFO = {
@@ -126,12 +124,6 @@ def test_a_host_whose_gpus_differ_is_named(changes, expected):
     assert wrong(make_report(good, other, good, slots=2)) == [("h2", *one) for one in expected]
 
 
-def test_a_host_without_any_framework_fails_with_the_others_named():
-    bare = changed(software__versions__PyTorch="", software__horovod={}, software__versions__Horovod="")
-    assert ("h2", "PyTorch", "fail") in wrong(make_report(INFO, bare))
-    assert [f for f in wrong(make_report(bare)) if f[1] == "framework"] == [("h1", "framework", "fail")]
-
-
 def broken(*pairs: tuple[int, int], hosts: int, error: str = "no answer"):
     report = make_report(*[INFO] * hosts)
     for a, b in pairs:
@@ -169,20 +161,6 @@ def test_a_directory_that_is_not_shared_is_a_warning():
     assert wrong(make_report(INFO, INFO, answers=answers)) == [("h2", "run directory", "warn")]
 
 
-def test_a_library_that_cannot_be_imported_is_a_warning_with_its_cause():
-    error = "RuntimeError: operator torchvision::nms does not exist"
-    good = changed(software__libraries={"torchvision": ["0.29.1", ""], "datasets": ["5.2.0", ""]})
-    report = make_report(good)
-    assert wrong(report) == []
-    assert "torchvision 0.29.1, datasets 5.2.0" in [one.found for one in diagnose(report, "ssh").findings]
-    bad = changed(software__libraries={"transformers": ["5.23.0", error], "datasets": ["5.2.0", ""]})
-    report = make_report(good, bad)
-    assert wrong(report) == [("h2", "optional libraries", "warn")]
-    (finding,) = [one for one in diagnose(report, "ssh").findings if one.status == "warn"]
-    assert finding.found == f"transformers 5.23.0 cannot be imported: {error}"
-    assert "pip uninstall torchvision" in finding.remedy
-
-
 def rates(*gflops, share=1.0):
     return {"compute": [{"gflops": rate, "core_share": share} for rate in gflops]}
 
@@ -215,22 +193,6 @@ def test_a_host_that_does_not_respond_is_all_that_fails():
     for a in (0, 2):
         del report.answers["links"][a]["1"]
     assert wrong(silent) == [("h2", "ssh", "fail")]
-
-
-def shown(*info, width=100, **more) -> str:
-    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    with console.file:
-        show(diagnose(make_report(*info, **more), "ssh"), console)
-        return console.export_text()
-
-
-def test_a_problem_of_several_hosts_is_shown_once_with_its_remedy():
-    bad = changed(software__versions__PyTorch="2.12.0")
-    text = shown(INFO, bad, bad, INFO, INFO)
-    assert text.count("FAIL") == 1
-    assert "FAIL  h2, h3: PyTorch: 2.12.0; 2.13.0 on h1, h4, h5" in text
-    assert "Install the same version" in text
-    assert "a job would fail because of h2, h3" in text
 
 
 def test_the_command_checks_this_host_without_a_framework_loaded_here(tmp_path):

@@ -12,10 +12,9 @@ from horovod.runner.http.http_server import KVStoreServer
 
 from hvdtrain.errors import DiscoveryError, EnvironmentFault
 from hvdtrain.host.hostfile import HostSlots
-from hvdtrain.tools.doctor import speed
 from hvdtrain.tools.doctor.collect import CheckOptions
 from hvdtrain.tools.doctor.command import check_discovery
-from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info, open_session, parse_cards
+from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info
 from hvdtrain.tools.doctor.ssh import Coordinator, SshOptions, agent_script
 from hvdtrain.tools.doctor.transports import RendezvousTransport
 
@@ -35,38 +34,6 @@ def test_a_listener_answers_who_knows_the_token(listeners):
     assert connect([address, port, "0" * len(token)])["error"] == "the connection was closed"
     listeners.close()
     assert connect([address, port, token])["error"] == "connection refused"
-
-
-def test_a_listener_is_bound_to_its_address_alone(listeners):
-    _, port, token = listeners.endpoints["lo"]
-    assert connect(["127.0.0.2", port, token])["error"] == "connection refused"
-
-
-def test_messages_of_all_sizes_are_timed(listeners):
-    with open_session(listeners.endpoints["lo"]) as send:
-        times = speed.message_times(send)
-    assert list(times) == [str(size) for size in speed.SIZES]
-    assert speed.bytes_per_second(times, speed.MIB) > 1e4
-
-
-def test_sizes_that_would_take_too_long_are_left_out(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr(speed.time, "perf_counter", lambda: clock[0])
-
-    def send(message):
-        clock[0] += len(message) / 1e6
-
-    assert list(speed.message_times(send)) == [str(size) for size in speed.SIZES[:3]]
-
-
-def test_bus_bandwidth_is_that_of_the_formula():
-    assert speed.bus_bytes_per_second(1000, 4, 0.5) == 2 * 3 / 4 * 1000 / 0.5
-
-
-def test_cards_are_read():
-    text = "0, NVIDIA H200, 143771, 570.86.15\n1, NVIDIA H200, 143771, 570.86.15\n"
-    card = {"name": "NVIDIA H200", "memory_mib": "143771", "driver": "570.86.15"}
-    assert parse_cards(text) == [card, card]
 
 
 def test_machine_info_is_json_and_holds_no_environment(monkeypatch, tmp_path):
@@ -99,12 +66,6 @@ def test_an_agent_that_never_reports_is_not_waited_for_twice(store):
     assert agents[0].is_stuck
 
 
-def test_rank_0_stops_waiting_when_the_launcher_ends_the_job(store):
-    agent = RendezvousTransport(0, 2)
-    agent.stop_waiting.set()
-    assert agent.allgather("info", "mine", 600.0) == ["mine", None]
-
-
 def test_a_launcher_that_cannot_be_reached_is_named(store):
     agent = RendezvousTransport(1, 2)
     store.shutdown_server()
@@ -135,17 +96,6 @@ def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):
     assert "did not answer in time" in coordinator.problems[1].found
     assert "exit code 7" in coordinator.problems[2].found
     assert 0 not in coordinator.problems
-
-
-def found_by(script, slots_per_host=1):
-    hosts, findings = check_discovery(script, slots_per_host)
-    return hosts, [(finding.host, finding.status, finding.found) for finding in findings]
-
-
-def test_a_good_script_is_ok():
-    hosts, findings = found_by("echo h1; echo h2:4", 2)
-    assert hosts == [("h1", 2), ("h2", 4)]
-    assert findings == [("h1", "ok", "2 hosts with 6 slots")]
 
 
 @pytest.mark.parametrize(("script", "words"), [("exit 2", "exit code 2"), ("true", "names no host")])

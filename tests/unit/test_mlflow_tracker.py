@@ -99,14 +99,6 @@ def test_config_fields_that_become_one_name_are_both_sent(tracker):
     assert len({param.key for param in sent}) == 3
 
 
-def test_a_config_that_was_sent_is_not_sent_again(tracker, monkeypatch):
-    known = Mock(info=Mock(run_id="run"), data=Mock(params={"task_options.x": "1"}))
-    monkeypatch.setattr(tracker._client, "search_runs", lambda *words, **options: [known])
-    monkeypatch.setattr(tracker._client, "update_run", lambda *words, **options: None, raising=False)
-    tracker.open(TrackedRun(id=ID, began_seconds=0.0, config={"task_options": {"x": 1}}))
-    assert tracker._client.sent["params"] == []
-
-
 def test_what_mlflow_refuses_is_left_out_and_noted_once(tracker):
     tracker._client = Client("train/bad", "Invalid value for 'train/bad'")
     for _ in range(2):
@@ -114,10 +106,3 @@ def test_what_mlflow_refuses_is_left_out_and_noted_once(tracker):
     assert [metric.key for metric in tracker._client.sent["metrics"]] == ["train/loss", "train/other"] * 2
     (note,) = tracker.notes
     assert note.startswith("it refuses metric train/bad, which is left out: Invalid value")
-
-
-def test_a_run_that_mlflow_refuses_as_a_whole_is_tried_again(tracker):
-    tracker._client = Client("train/loss", "The run must be in the 'active' state")
-    with pytest.raises(tracker._mlflow.MlflowException):
-        tracker.send([row(loss=0.5)])
-    assert tracker.notes == []

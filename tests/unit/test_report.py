@@ -19,13 +19,6 @@ def test_lines_begin_with_the_first_window_and_then_come_every_few_seconds(plain
     assert shown == [10, 40, 60]
 
 
-def test_the_last_window_is_always_a_line(plain):
-    plain.report.on_start(20, 0)
-    plain.log(10)
-    plain.log(20)
-    assert [line.split()[2] for line in plain.lines] == ["10/20", "20/20"]
-
-
 def test_plain_text_holds_no_control_characters(plain):
     plain.report.say("the plan [with brackets]: 1,797 samples")
     plain.report.note("careful")
@@ -36,17 +29,6 @@ def test_plain_text_holds_no_control_characters(plain):
     assert text.isascii()
     assert "\x1b" not in text
     assert "the plan [with brackets]: 1,797 samples\nnote: careful\n" in text
-
-
-def test_the_bar_shows_steps_values_and_time_left(live, clock):
-    live.report.on_start(3, 0)
-    clock.seconds += 1
-    live.log(2)
-    live.report.close()
-    text = live.file.getvalue()
-    assert "2/3" in text
-    assert "loss 0.5000  accuracy 0.7500  lr 0.0312  2,000 samples/s" in text
-    assert "left" in text
 
 
 def test_the_result_is_short(plain):
@@ -79,11 +61,3 @@ def test_the_report_of_other_ranks_says_and_writes_nothing(tmp_path, capfd, monk
     silent.close()
     assert capfd.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_seconds_count_from_the_start_of_training(clock):
-    silent = Report()
-    clock.seconds += 7
-    silent.on_start(3, 0)
-    clock.seconds += 2
-    assert silent.seconds() == 2

@@ -2,13 +2,10 @@
 
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from support.stored_runs import SUMMARY, change, evaluation, make_run, window
 
-from hvdtrain.errors import UsageError
-from hvdtrain.tools.report import page as command
 from hvdtrain.tools.report.page import write_report
 
 
@@ -64,15 +61,6 @@ def test_a_run_that_cannot_be_read_is_said(write, tmp_path):
         assert word in text
 
 
-def test_a_page_is_made_of_a_directory_that_cannot_be_written_and_changes_nothing(write, tmp_path):
-    run = usual(tmp_path / "run")
-    before = {path: path.stat().st_mtime_ns for path in [run, *run.iterdir()]}
-    run.chmod(0o500)
-    write(run)
-    run.chmod(0o700)
-    assert {path: path.stat().st_mtime_ns for path in [run, *run.iterdir()]} == before
-
-
 def test_checkpoints_are_verified(write, train, tmp_path):
     train(epochs=2)
     run = tmp_path / "run"
@@ -85,13 +73,6 @@ def test_checkpoints_are_verified(write, train, tmp_path):
     assert f"{first.name} damaged: the content of model.safetensors has changed" in text
     assert f"{first.name} not checked" in words(write(run, verified=False))
     assert sorted((run / "checkpoints").iterdir()) == [first, second], "nothing is quarantined"
-
-
-def test_without_the_library_it_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(command, "find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"hvdtrain\[report\]") as error:
-        write_report([usual(tmp_path / "run")], tmp_path / "page.html", verified=True)
-    assert error.value.exit_code == 2
 
 
 class Marks(HTMLParser):
@@ -126,10 +107,3 @@ def test_a_strangers_run_runs_no_script_and_nothing_is_fetched(tmp_path):
     assert found[1].names["script"] == found[0].names["script"]
     assert "img" not in found[1].names
     assert found[1].fetched == found[1].handlers == []
-
-
-def test_its_script_makes_no_elements_of_text():
-    script = Path(command.__file__).with_name("page.js").read_text()
-    assert not re.search(
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script
-    )

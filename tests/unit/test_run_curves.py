@@ -34,12 +34,3 @@ def test_a_number_that_is_not_finite_is_a_gap_and_is_said(tmp_path, value):
     assert np.isnan(log.curves["train", "loss"].values).tolist() == [False, True, False]
     _, notes = plan_charts(["mine"], [log])
     assert any("mine: loss (training): 1 of 3 numbers" in note for note in notes)
-
-
-def test_a_run_without_a_log_has_no_curves(tmp_path):
-    run = make_run(tmp_path)
-    assert read_log(run).curves == {}
-    (run / "metrics.jsonl").unlink()
-    assert (read_log(run).curves, read_log(run).problem) == ({}, "")
-    (run / "metrics.jsonl").mkdir()
-    assert "cannot be read" in read_log(run).problem

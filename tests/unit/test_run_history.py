@@ -2,8 +2,7 @@
 
 import json
 
-import pytest
-from support.stored_runs import SUMMARY, change, evaluation, make_run, window
+from support.stored_runs import SUMMARY, change, make_run, window
 
 from hvdtrain.tools.report.run_log import history_of, read_log
 
@@ -12,15 +11,6 @@ def start(folder, step=0):
     """Write what a start leaves behind."""
     with (folder / "provenance.jsonl").open("a") as file:
         file.write(json.dumps({"time": "2023-11-14T22:13:20+00:00", "step": step}) + "\n")
-
-
-@pytest.mark.parametrize(
-    "content", ["", "{", "[1]", '{"step": "x", "time": 3}', '{"step": 1e400}', "\x00\xff"]
-)
-def test_what_is_no_start_has_no_place_and_no_time(tmp_path, content):
-    run = make_run(tmp_path, window(10))
-    (run / "provenance.jsonl").write_text(content + "\n")
-    assert {event.time for event in history_of(run, read_log(run), None)} <= {""}
 
 
 def test_a_resume_has_its_place(tmp_path):
@@ -73,16 +63,4 @@ def test_what_a_summary_says_is_listed(tmp_path):
         "disk full",
         "stopped early: loss has not improved",
         "failed after 40 steps: the loss is NaN",
-    ]
-
-
-def test_the_steps_in_which_samples_were_skipped_are_listed(tmp_path):
-    run = make_run(
-        tmp_path, window(10, bad_samples=1), window(20, bad_samples=2), evaluation(20), window(30),
-        {**evaluation(30), "bad_samples": 4}, window(31, bad_samples=1), {**evaluation(40), "bad_samples": 4},
-    )  # fmt: skip
-    events = history_of(run, read_log(run), None)
-    assert [(event.kind, event.place["step"], event.text) for event in events] == [
-        ("problem", 31, "4 unreadable samples skipped in the windows up to steps 10, 20, 31"),
-        ("problem", 40, "8 unreadable samples skipped in evaluations at steps 30, 40"),
     ]

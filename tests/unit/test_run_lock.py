@@ -44,23 +44,6 @@ def test_a_second_job_is_told_who_holds_the_lock(tmp_path):
     assert " since 20" in said
 
 
-def test_a_lock_is_free_when_it_is_released_or_its_process_has_ended(tmp_path):
-    with RunLock() as lock:
-        lock.acquire(tmp_path)
-    assert other_process(tmp_path) == "locked"
-    assert other_process(tmp_path) == "locked"
-
-
-def test_a_file_system_without_locks_is_noted(tmp_path, monkeypatch):
-    def refuse(*operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(fcntl, "fcntl", refuse)
-    with RunLock() as lock:
-        lock.acquire(tmp_path)
-        assert lock.note == f"{tmp_path} is not locked against other jobs: {os.strerror(errno.ENOLCK)}"
-
-
 @pytest.mark.parametrize(
     ("content", "holder", "more"),
     [

@@ -1,28 +1,22 @@
 """What is sent to trackers: lines once, in order, with their times; a job never waits for it for long."""
 
-import hashlib
 import json
 import threading
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
-from support.watching import MEANS, Watched, run_context, step_info, summary
+from support.watching import MEANS, run_context, step_info, summary
 
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.config.values import check_installed
-from hvdtrain.elastic.driver.events import END_SECONDS
-from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
+from hvdtrain.errors import ConfigError, UsageError
 from hvdtrain.jobs import track
-from hvdtrain.jobs.run_directory.provenance import GitState, Provenance
-from hvdtrain.jobs.track import agree_on_id, trackers_of
-from hvdtrain.reporting.records import cut_log
+from hvdtrain.jobs.track import agree_on_id
 from hvdtrain.trackers import sender as sending
-from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_id, read_tracked_run
-from hvdtrain.trackers.services import WAIT_SECONDS, TrackedRun, WandbTracker, row_of, without_password
+from hvdtrain.trackers.sender import JobTracking, Sender, note_start, read_tracked_run
+from hvdtrain.trackers.services import TrackedRun, WandbTracker, row_of, without_password
 
 ID = "0123456789abcdef"
 
@@ -103,11 +97,6 @@ def checkpoint(run_dir, monkeypatch):
     return folder
 
 
-@pytest.mark.parametrize("given", ["mlflow,wandb", ["mlflow", "wandb"], ("mlflow, wandb", "mlflow")])
-def test_trackers_are_given_as_a_list_or_with_commas(given):
-    assert Config(framework="torch", track=given).track == ("mlflow", "wandb")
-
-
 def test_a_wrong_name_is_refused_with_the_right_ones():
     with pytest.raises(ConfigError, match="track: there is no tracker 'mlfow'; there are mlflow, wandb, "):
         resolve([Layer("options", {"framework": "torch", "track": ("mlfow",)})])
@@ -119,16 +108,6 @@ def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
         check_installed(["tensorboard", "wandb"])
     assert "pip install 'hvdtrain[wandb]'" in refused.value.remedy
     check_installed(["tensorboard"])
-
-
-def test_a_folder_is_no_installed_package(monkeypatch, tmp_path):
-    (tmp_path / "wandb_like").mkdir()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(
-        "hvdtrain.config.values.TRACKERS", {"x": type("Row", (), {"package": "wandb_like"})()}
-    )
-    with pytest.raises(ConfigError, match="not installed"):
-        check_installed(["x"])
 
 
 def test_a_line_is_numbers_by_phase():
@@ -173,29 +152,6 @@ def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
     assert tracker.runs[0].config == {"framework": "torch", "learning_rate": 0.1}
 
 
-def test_steps_that_are_done_again_are_sent_again(run_dir, tracker):
-    write(run_dir, 10, 20, 30, 40)
-    sender_of(run_dir).send()
-    cut_log(run_dir / "metrics.jsonl", 20)
-    resumed = sender_of(run_dir)
-    write(run_dir, 30, 40, 50, loss=0.25)
-    resumed.send()
-    assert tracker.rows[4:] == [(30, 0.25), (40, 0.25), (50, 0.25)]
-
-
-def test_an_outage_loses_nothing(run_dir, tracker):
-    write(run_dir, 1, 2)
-    sender = sender_of(run_dir)
-    sender.send()
-    tracker.is_down = True
-    write(run_dir, *range(3, 1000))
-    with pytest.raises(ConnectionError):
-        sender.send()
-    tracker.is_down = False
-    sender.send()
-    assert [step for step, _ in tracker.rows] == list(range(1, 1000))
-
-
 def test_another_run_of_the_tracker_gets_all_lines(run_dir, tracker):
     write(run_dir, 1, 2)
     sender_of(run_dir).send()
@@ -217,14 +173,6 @@ def test_a_refused_checkpoint_does_not_keep_back_the_end(run_dir, tracker, check
     assert notes == [f"MLflow: {run_dir}/step-1 is not sent: no space"]
 
 
-def test_a_checkpoint_precedes_the_end(run_dir, tracker, checkpoint):
-    sender = sender_of(run_dir)
-    sender.checkpoint = checkpoint
-    sender.end("completed")
-    sender.send()  # which has nothing left to send
-    assert tracker.ends == ["step-1", "completed"]
-
-
 def test_a_checkpoint_stays_while_it_is_sent(run_dir, tracker, checkpoint, monkeypatch):
     def send(folder: Path) -> None:
         (checkpoint / "file").unlink()
@@ -239,17 +187,6 @@ def test_a_checkpoint_stays_while_it_is_sent(run_dir, tracker, checkpoint, monke
         sender.send()
     assert tracker.ends == ["x"]
     assert list((run_dir / "tracking").glob("sending-*")) == []
-
-
-def test_a_damaged_checkpoint_is_not_sent(run_dir, tracker, checkpoint, monkeypatch):
-    def verify(path: Path) -> None:
-        raise CorruptCheckpoint("bad")
-
-    monkeypatch.setattr("hvdtrain.checkpoints.verification.verify", verify)
-    sender = sender_of(run_dir)
-    sender.checkpoint = checkpoint
-    sender.send()
-    assert tracker.ends == []
 
 
 def test_nothing_is_sent_of_another_run_that_has_the_directory_s_name(run_dir, tracker):
@@ -322,12 +259,6 @@ def test_a_job_is_sent_while_it_trains_and_its_end(job, run_dir, tracker, checkp
     assert abs(run.began_seconds + 2.5 - time.time()) < 60
 
 
-def test_a_job_that_another_worker_continues_has_no_end(job, tracker):
-    tracking, _ = job()
-    tracking.close()
-    assert tracker.ends == [""]
-
-
 def test_a_tracker_that_hangs_costs_nothing_but_some_seconds_at_the_end(job, run_dir, tracker, monkeypatch):
     tracker.waits_for.clear()
     monkeypatch.setattr(sending, "LAST_SECONDS", 0.5)
@@ -362,30 +293,6 @@ def test_a_tracker_that_is_down_is_noted_once_and_again_when_it_answers(job, run
     assert "secret" not in "".join(path.read_text() for path in (run_dir / "tracking").iterdir())
 
 
-def test_a_folder_that_cannot_be_written_is_noted(job, run_dir):
-    (run_dir / "tracking" / "id.json").unlink()
-    (run_dir / "tracking").rmdir()
-    (run_dir / "tracking").write_text("a file")
-    tracking, notes = job()
-    tracking.close()
-    assert len(notes) == 1
-    assert "training continues" in notes[0]
-
-
-def test_an_elastic_job_waits_for_what_rank_0_waits_for():
-    assert sending.LAST_SECONDS + WAIT_SECONDS + 2 < END_SECONDS
-
-
-def test_the_report_closes_it_last(tmp_path):
-    watched, lines = Watched(tmp_path), []
-    closing = Mock(close=lambda: lines.extend((tmp_path / "metrics.jsonl").read_text().splitlines()))
-    watched.report._reporters = [closing]
-    watched.report.on_start(8, 0)
-    watched.log(8)
-    watched.report.close()
-    assert len(lines) == 1
-
-
 class Workers:
     """One worker."""
 
@@ -402,29 +309,6 @@ def test_a_name_that_a_checkpoint_or_the_run_directory_has_stays(run_dir):
     assert agree_on_id(plain, Workers(), "of0checkpoint", in_place=False) == "of0checkpoint"
     assert agree_on_id(config, Workers(), None, in_place=True) == ID
     assert agree_on_id(config, Workers(), None, in_place=False) != ID
-
-
-def test_jobs_that_are_not_sent_have_no_sender(run_dir):
-    for names in ((), "tensorboard"):
-        assert trackers_of(Config(framework="torch", track=names), ID, ["h"])(run_dir) == ()
-    (made,) = trackers_of(Config(framework="torch", track="wandb"), ID, ["h"])(run_dir)
-    assert isinstance(made, JobTracking)
-
-
-@pytest.mark.parametrize(("is_dirty", "changes"), [(True, "yes"), (False, "no"), (None, "unknown")])
-def test_trackers_are_sent_where_the_code_comes_from(run_dir, is_dirty, changes):
-    git, task = GitState("abc", is_dirty), run_dir / "mine.py"
-    came_from = Provenance(["python", "a b"], "/", ["h"], git, task, b"x = 1\n", {})
-    (made,) = trackers_of(Config(framework="torch", track="wandb"), ID, ["h"], provenance=came_from)(run_dir)
-    assert made._facts == {
-        "framework": "torch",
-        "hosts": ["h"],
-        "command": "python 'a b'",
-        "task_file": str(task),
-        "task_sha256": hashlib.sha256(b"x = 1\n").hexdigest(),
-        "commit": "abc",
-        "uncommitted_changes": changes,
-    }
 
 
 def test_a_run_of_the_tasks_own_stays_apart(run_dir, tmp_path, monkeypatch):
@@ -455,16 +339,6 @@ def command(run_dir, monkeypatch):
     return send
 
 
-def test_a_run_that_was_never_tracked_is_sent_by_the_command(run_dir, command, tracker):
-    (run_dir / "tracking" / "id.json").unlink()
-    write(run_dir, 1, 2)
-    (run_dir / "summary.json").write_text('{"status": "completed", "final": {}}')
-    assert command() == [f"MLflow: has all of {run_dir}; this run is here"]
-    assert [step for step, _ in tracker.rows] == [1, 2]
-    assert tracker.ends == ["completed"]
-    assert read_id(run_dir) == tracker.runs[0].id
-
-
 @pytest.mark.parametrize(
     ("names", "text"),
     [(("mlfow",), "--to: there is no tracker 'mlfow'"), (("tensorboard",), "TensorBoard reads the files")],
@@ -472,17 +346,6 @@ def test_a_run_that_was_never_tracked_is_sent_by_the_command(run_dir, command, t
 def test_the_command_refuses_what_it_cannot_send(command, names, text):
     with pytest.raises(UsageError, match=text):
         command(*names)
-
-
-def test_the_command_says_that_a_tracker_does_not_answer(command, tracker):
-    tracker.is_down = True
-    with pytest.raises(EnvironmentFault, match="MLflow: http://tracker:1 refused"):
-        command()
-
-
-def test_the_command_refuses_what_is_no_run(tmp_path):
-    with pytest.raises(UsageError, match="no run"):
-        track.track_runs([tmp_path / "tracking"], ["mlflow"], False, print)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from statistics import median
 from typing import Any
 
 from hvdtrain.tools.doctor.checks import check_machines, check_software
+from hvdtrain.tools.doctor.collect import MIB, bytes_per_second
 from hvdtrain.tools.doctor.report import Diagnosis, Finding, Host, HostInfo, Report, Verdict, summarize_names
-from hvdtrain.tools.doctor.speed import MIB, bytes_per_second
 
 _SLOW = 0.4  # of the median
 _STARVED = 0.6  # of a core; a process that gets less competes with others, or is limited
@@ -160,32 +160,9 @@ def _clocks(report: Report) -> list[Finding]:
     return findings
 
 
-def compute_results(report: Report) -> dict[str, dict[str, Any]]:
-    """Return the result of the compute benchmark by host; the better one if it ran twice."""
-    found: dict[str, dict[str, Any]] = {}
-    for index, host in enumerate(report.hosts):
-        for step in ("compute", "compute again"):
-            result = report.answer(step, index)
-            if result and result.get("gflops", 0.0) >= found.get(host.name, {}).get("gflops", 0.0):
-                found[host.name] = result
-    return found
-
-
-def pair_times(report: Report) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return the message times between hosts, by the names of the two hosts."""
-    names = {str(agent): host.name for agent, host in zip(report.agents, report.hosts, strict=True)}
-    found = {}
-    for step, values in report.answers.items():
-        if step.startswith("pair "):
-            _, first, second = step.split()
-            if result := values[int(first)]:
-                found[names[first], names[second]] = result
-    return found
-
-
 def _check_speed(report: Report) -> list[Finding]:
     """Report hosts whose computation or messages are much slower than the median."""
-    results = compute_results(report)
+    results = report.compute_results()
     rates = [result["gflops"] for result in results.values() if "gflops" in result]
     findings = []
     for name, result in results.items():
@@ -209,7 +186,7 @@ def _check_speed(report: Report) -> list[Finding]:
 def _slow_links(report: Report) -> list[Finding]:
     rates = {
         pair: rate
-        for pair, times in pair_times(report).items()
+        for pair, times in report.pair_times().items()
         if "error" not in times and (rate := bytes_per_second(times, MIB))
     }
     if len(rates) < 3:  # of two links, either one may be the exception

@@ -30,12 +30,10 @@ from hvdtrain.host.launcher import (
 )
 from hvdtrain.host.processes import end_with_parent, run_limited
 from hvdtrain.tools.doctor.checks_network import add_horovod_result, diagnose
-from hvdtrain.tools.doctor.collect import CheckOptions, collect, collect_host_info
-from hvdtrain.tools.doctor.report import Diagnosis, Finding, Host, Report
+from hvdtrain.tools.doctor.collect import SIZES, CheckOptions, collect, collect_host_info
+from hvdtrain.tools.doctor.report import Diagnosis, Finding, Host, Report, show, to_json
 from hvdtrain.tools.doctor.software import import_libraries
-from hvdtrain.tools.doctor.speed import SIZES
 from hvdtrain.tools.doctor.ssh import Coordinator, PipeTransport, SshOptions, run_agent
-from hvdtrain.tools.doctor.table import show, to_json
 from hvdtrain.tools.doctor.transports import Transport, open_transport, wait_until
 
 _START_SECONDS = 60.0

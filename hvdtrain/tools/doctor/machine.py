@@ -22,8 +22,8 @@ import psutil
 
 from hvdtrain.host.hostfile import interfaces, receive_exactly
 from hvdtrain.host.processes import run_limited
-from hvdtrain.tools.doctor.speed import MIB
 
+_MIB = 2**20
 _CONNECT_SECONDS = 3.0
 _SESSION_SECONDS = 20.0
 _TOKEN_BYTES = 32
@@ -139,7 +139,7 @@ def machine_info(run_dir: Path) -> dict[str, Any]:
         "infiniband": infiniband,
         "cores": len(os.sched_getaffinity(0)),
         "cores_of_machine": os.cpu_count() or 1,
-        "memory_free_mib": psutil.virtual_memory().available // MIB,
+        "memory_free_mib": psutil.virtual_memory().available // _MIB,
         "gpus": _gpus(),
     }
 
@@ -175,7 +175,7 @@ def _disk(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {"path": str(path), "free_mib": 0, "error": ""}
     try:
         folder = nearest_existing(path)
-        found["free_mib"] = shutil.disk_usage(folder).free // MIB
+        found["free_mib"] = shutil.disk_usage(folder).free // _MIB
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             file.write(b"\0" * 4096)
     except OSError as error:

@@ -1,7 +1,6 @@
 """The source archive and the cache of wheels."""
 
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -69,19 +68,3 @@ def test_a_wheel_that_others_can_change_is_not_taken(cache, wheel):
     assert cache.wheel("key") == stored
     stored.chmod(0o666)
     assert cache.wheel("key") is None
-
-
-def test_a_second_process_waits_for_the_lock(cache):
-    waits, got_it = threading.Event(), threading.Event()
-
-    def second():
-        with cache.lock("key", waits.set):
-            got_it.set()
-
-    thread = threading.Thread(target=second)
-    with cache.lock("key", lambda: pytest.fail("nobody else holds it")):
-        thread.start()
-        assert waits.wait(30)
-        assert not got_it.is_set()
-    thread.join(30)
-    assert got_it.is_set()

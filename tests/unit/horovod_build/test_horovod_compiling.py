@@ -56,17 +56,6 @@ def test_the_users_own_variables_do_not_reach_the_build(the_plan, tmp_path, monk
     ) * 3
 
 
-def test_gloo_only_and_one_framework_leave_the_others_out(the_plan, tmp_path):
-    env = compiling.build_environment(
-        dataclasses.replace(the_plan, frameworks={"torch": the_plan.frameworks["torch"]}, mpi=None),
-        tmp_path,
-        jobs=1,
-    )
-    assert env["HOROVOD_WITHOUT_MPI"] == env["HOROVOD_WITHOUT_TENSORFLOW"] == "1"
-    assert "HOROVOD_WITH_MPI" not in env
-    assert "HOROVOD_GPU_OPERATIONS" not in env
-
-
 def test_gpu_libraries_get_the_names_that_cmake_looks_for(the_plan, tmp_path):
     runtime = tmp_path / "cuda" / "lib" / "libcudart.so.13"
     runtime.parent.mkdir(parents=True)
@@ -80,14 +69,6 @@ def test_gpu_libraries_get_the_names_that_cmake_looks_for(the_plan, tmp_path):
     assert env["CMAKE_LIBRARY_PATH"] == str(home / "lib")
     assert env["HOROVOD_GPU_OPERATIONS"] == "NCCL"
     assert env["PATH"].split(":")[1] == str(tmp_path / "cuda" / "bin")
-
-
-def test_jobs_follow_cores_and_memory(monkeypatch):
-    monkeypatch.setattr(compiling.os, "sched_getaffinity", lambda pid: set(range(64)))
-    for gib, jobs in ((1, 1), (9, 4), (1000, 64)):
-        memory = type("Memory", (), {"available": gib * 2**30})
-        monkeypatch.setattr(compiling.psutil, "virtual_memory", lambda memory=memory: memory)
-        assert compiling.default_jobs() == jobs
 
 
 def ended(pid: int) -> bool:
@@ -106,12 +87,6 @@ def run(tmp_path, program):
         return run_logged([str(path)], io.StringIO(), env=dict(os.environ), folder=tmp_path, **options)
 
     return run
-
-
-def test_the_output_is_logged_and_the_exit_code_returned(run):
-    lines = []
-    assert run("echo out; echo err >&2; exit 3", limit_seconds=60, on_line=lines.append) == 3
-    assert lines == ["out\n", "err\n"]
 
 
 def test_a_command_that_takes_too_long_ends_with_everything_it_started(run):

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build import BuildRequest, plan
+from hvdtrain.horovod_build import BuildRequest
 from hvdtrain.horovod_build.installed import installed_framework
 from hvdtrain.horovod_build.plan import make_plan
 
@@ -32,13 +32,3 @@ def test_a_framework_before_the_range_is_refused_by_name(site, name, version):
     with pytest.raises(HorovodBuildError, match=rf"{version[:5]}.* is too old: hvdtrain needs 2\.") as error:
         make_plan(BuildRequest(frameworks=name))
     assert "pip install --upgrade" in error.value.remedy
-
-
-def test_a_framework_before_the_range_is_left_out_if_there_is_another_one(site, the_plan, monkeypatch):
-    site.torch("2.14.1", standard="202002L")
-    site.tensorflow("2.15.1")
-    monkeypatch.setattr(plan, "find_toolchain", lambda folder, frameworks: the_plan.toolchain)
-    found = make_plan(BuildRequest(mpi="none"))
-    assert list(found.frameworks) == ["torch"]
-    (said,) = found.left_out
-    assert said.startswith("Left out: TensorFlow 2.15.1 is too old: hvdtrain needs 2.18 or newer.")

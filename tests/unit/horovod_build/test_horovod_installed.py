@@ -9,10 +9,6 @@ TORCH = "2.13.0+cpu"
 TENSORFLOW = "2.21.0"
 
 
-def test_nothing_is_installed(site):
-    assert installed_build() is None
-
-
 def test_a_build_of_ours_is_read_and_described(site):
     site.ours()
     build = installed_build()
@@ -50,11 +46,6 @@ def test_a_missing_framework_is_refused_with_how_to_install_it(site):
     error = refused("tf")
     assert "TensorFlow is not installed" in error.problem
     assert "pip install tensorflow" in error.remedy
-
-
-def test_a_missing_horovod_is_refused(site):
-    site.torch()
-    assert "Horovod is not installed" in refused("torch").problem
 
 
 def test_a_missing_extension_is_refused(site):

@@ -71,15 +71,6 @@ def test_a_folder_is_ours_alone(files, status, said, below):
     assert exposure(Path(f"/home/ann/cache{below}")) == said
 
 
-def test_a_folder_above_that_others_can_write_is_named(files):
-    files["/scratch"] = (0, 2000, 0o2775)
-    files["/scratch/ann"] = (ME, ME, 0o755)
-    assert exposure(Path("/scratch/ann")) == "/scratch can be written by the group lab"
-    assert exposure(Path("/tmp/ann")) == ""
-    files["/tmp/ann"] = (OTHER, OTHER, 0o755)
-    assert exposure(Path("/tmp/ann/wheels")) == "/tmp/ann belongs to user bob"
-
-
 def test_a_link_is_looked_at_on_both_sides(tmp_path):
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o777)
