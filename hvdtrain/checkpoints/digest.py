@@ -79,14 +79,7 @@ def forms_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, ArrayForm]:
 def digest_of(
     backend: Backend, config: Config, forms: Mapping[str, ArrayForm], averaged: bool
 ) -> OutputsDigest | None:
-    """Collective. Evaluate the backend's model for drawn inputs, which changes nothing; None if it fails.
-
-    Args:
-        backend: the backend, built.
-        config: the resolved config.
-        forms: what is drawn.
-        averaged: whether the model has the moving average of its weights.
-    """
+    """Collective. Evaluate the backend's model for drawn inputs, which changes nothing; None if it fails."""
     if config.stages > 1 or not forms or any(np.prod(form.shape) > _MOST_NUMBERS for form in forms.values()):
         return None
     # the loss must not depend on the number of workers, nor later draws on whether a checkpoint is saved
@@ -113,15 +106,7 @@ def digest_of(
 def describe_changes(
     before: OutputsDigest | None, path: str, backend: Backend, config: Config, averaged: bool
 ) -> list[str]:
-    """Collective. Return sentences on how the model computes something else than its checkpoint's did.
-
-    Args:
-        before: the checkpoint's digest; None if it has none.
-        path: the checkpoint.
-        backend: the backend, with the checkpoint's weights.
-        config: the resolved config.
-        averaged: whether the model has the moving average of its weights.
-    """
+    """Collective. Return sentences on how the model computes something else than its checkpoint's did."""
     if before is None or before.averaged != averaged:
         return []
     now = digest_of(backend, config, before.arrays, averaged)

@@ -31,11 +31,6 @@ def remove_copies(beside: Path, owner: str) -> None:
 def copied(checkpoint: Path, beside: Path, owner: str) -> Iterator[Path | None]:
     """Return a context with another folder of a checkpoint's files, which are linked, not copied.
 
-    Args:
-        checkpoint: the checkpoint.
-        beside: a folder of the same file system.
-        owner: the tracker whose sender makes the copy; one at a time does.
-
     Returns:
         The folder; None if the checkpoint was deleted meanwhile.
     """
@@ -162,13 +157,7 @@ def read(path: Path) -> Manifest:
 
 
 def parse(content: bytes, name: str, place: str) -> Manifest:
-    """Return the manifest that a file or an object holds; raises as ``read`` does.
-
-    Args:
-        content: what it holds.
-        name: its name, for messages.
-        place: the checkpoint that it belongs to, for messages.
-    """
+    """Return the manifest that a file or an object holds; raises as ``read`` does."""
     try:
         values = json.loads(content)
         as_written = isinstance(values, dict) and canonical_json(values) == content

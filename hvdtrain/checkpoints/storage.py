@@ -101,12 +101,6 @@ def write(
 ) -> Path:
     """Write a checkpoint into ``folder``, made if need be in a directory that exists. All or nothing.
 
-    Args:
-        folder: where checkpoints lie.
-        state: portable state.
-        manifest: what is known of it; ``files`` is filled in here.
-        check: called before what is written takes its name; raises an OSError if it must not.
-
     Returns:
         The checkpoint's directory. One of the same step that was there is replaced.
 

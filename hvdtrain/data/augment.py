@@ -74,12 +74,7 @@ def uniform(keys: Keys, draw: int) -> NDArray[np.float64]:
 
 
 def transform_keys(keys: Keys, place: int) -> Keys:
-    """Return the keys for one of several transforms, so that no two use the same random numbers.
-
-    Args:
-        keys: the samples' keys.
-        place: position of the transform among them, from 0.
-    """
+    """Return the keys for one of several transforms, so that no two use the same random numbers."""
     return sample_keys(keys.view(np.int64), 1, place)
 
 
@@ -237,11 +232,6 @@ class Mixed:
     """A data set whose samples are mixed with others in training: Zhang et al. 2018, Yun et al. 2019.
 
     The other sample is any of the data set, so it does not depend on the batch or the worker.
-
-    Args:
-        dataset: the data set.
-        mixup: alpha of mixup; 0 for none.
-        cutmix: alpha of CutMix; 0 for none. With both, each sample has one of them, by chance.
     """
 
     def __init__(self, dataset: Any, mixup: float, cutmix: float) -> None:
@@ -263,11 +253,7 @@ class Mixed:
         return {name: array[0] for name, array in fetch(self._dataset, np.asarray([index])).items()}
 
     def augmented(self, indices: NDArray[np.int64], keys: Keys) -> Arrays:
-        """Fetch many samples and their partners, and mix their inputs.
-
-        Raises:
-            DataError: If they have no inputs that can be mixed.
-        """
+        """Fetch many samples and their partners, and mix their inputs."""
         count = len(indices)
         numbers = uniform(transform_keys(keys, 0), 0)
         is_drawn = isinstance(self.draws, Draws)

@@ -36,12 +36,7 @@ Fetch = Callable[[NDArray[np.int64], NDArray[np.uint64] | None], Fetched]
 
 @dataclass(frozen=True)
 class LocalFetch:
-    """Fetches samples in this process.
-
-    Args:
-        dataset: the data set.
-        skip: whether the next readable sample replaces one that cannot be read.
-    """
+    """Fetches samples in this process."""
 
     dataset: Any
     skip: bool = False
@@ -51,10 +46,6 @@ class LocalFetch:
 
         The replacement of a sample depends on its index alone, so it is the same on every worker and
         for any number of workers and readers.
-
-        Args:
-            indices: which samples, one-dimensional.
-            keys: the seeds of their augmentation, or None.
 
         Raises:
             BadSampleError: If a sample cannot be read and ``skip`` is false.

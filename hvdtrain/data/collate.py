@@ -21,16 +21,7 @@ PAD_REMEDY = (
 
 
 def collated(collate: Collate, samples: list[Any], name: Callable[[Any], Arrays]) -> Arrays:
-    """Return the batch that a user's function makes of samples.
-
-    Args:
-        collate: the function.
-        samples: the samples.
-        name: returns a batch with hvdtrain's names.
-
-    Raises:
-        DataError: If it is no batch of these samples.
-    """
+    """Return the batch that a user's function makes of samples."""
     batch = name(collate(samples))
     for key, value in batch.items():
         check_unmasked(key, value)
@@ -48,12 +39,6 @@ class CollatedDataset:
     """Samples whose batches a user's function makes.
 
     A step's samples are collated together, so that all its micro-batches have one shape.
-
-    Args:
-        source: the samples: a mapping of names to values of all samples, or anything indexable.
-        collate: the function from a list of samples to a batch.
-        name: returns a batch with hvdtrain's names.
-        notes: what to report to the user of the data.
     """
 
     def __init__(
@@ -84,11 +69,7 @@ class CollatedDataset:
         return {name: array[0] for name, array in self.collated(np.asarray([index])).items()}
 
     def collated(self, indices: NDArray[np.int64]) -> Arrays:
-        """Fetch samples and return the batch that the function makes of them.
-
-        Raises:
-            DataError: If it is no batch of these samples.
-        """
+        """Fetch samples and return the batch that the function makes of them."""
         return collated(self._collate, [self._sample(int(index)) for index in indices], self._name)
 
     def _sample(self, index: int) -> Any:
@@ -100,11 +81,6 @@ class CollatedDataset:
 
 class Pad:
     """Pads samples of unequal lengths along their first axis; a function from samples to a batch.
-
-    Args:
-        columns: the columns to pad, with the value that fills each.
-        multiple: pad to the next multiple of this length.
-        longest: the greatest length.
 
     Attributes:
         columns: the columns that are padded.
@@ -127,11 +103,7 @@ class Pad:
         self._longest = longest
 
     def __call__(self, samples: list[Any]) -> Arrays:
-        """Return the samples as a batch.
-
-        Raises:
-            DataError: If a sample lacks a column or is too long, or other columns differ in shape.
-        """
+        """Return the samples as a batch."""
         flat = [self._flat(sample) for sample in samples]
         names = {*self.columns, *flat[0]}
         for sample in flat:

@@ -240,16 +240,7 @@ class ItemDataset:
 
 
 def fetch(dataset: Any, indices: NDArray[np.int64], keys: NDArray[np.uint64] | None = None) -> Arrays:
-    """Fetch samples from any Dataset, stacked along a new first axis.
-
-    Args:
-        dataset: the data set.
-        indices: which samples, one-dimensional.
-        keys: the seeds of their augmentation, or None to fetch them without it.
-
-    Raises:
-        DataError: If samples differ in shape, or a weight is negative or no number.
-    """
+    """Fetch samples from any Dataset, stacked along a new first axis."""
     if keys is not None:
         with _noting(indices):
             arrays = dataset.augmented(indices, keys)
@@ -308,11 +299,7 @@ def _note_samples(error: Exception, indices: list[int]) -> None:
 
 
 def stack(samples: list[Any], indices: NDArray[np.int64]) -> Arrays:
-    """Return samples stacked along a new first axis.
-
-    Raises:
-        DataError: If their keys or shapes differ, naming the first such sample.
-    """
+    """Return samples stacked along a new first axis."""
     first = samples[0]
     result = {}
     for name in first:
@@ -338,16 +325,7 @@ def _rows(array: NDArray[Any], indices: NDArray[np.int64]) -> NDArray[Any]:
 def signature(
     dataset: Any, what: str, fetch_one: Callable[[NDArray[np.int64]], Arrays] | None = None
 ) -> dict[str, str]:
-    """Check that a data set can be used and return the shape and type of its samples.
-
-    Args:
-        dataset: the data set.
-        what: its name in messages, such as "training data".
-        fetch_one: returns a sample by its index; ``fetch`` by default.
-
-    Raises:
-        DataError: If it is empty, cannot be read or has samples that are not arrays of numbers.
-    """
+    """Check that a data set can be used and return the shape and type of its samples."""
     size = len(dataset)
     if size == 0:
         raise DataError(f"the {what} is empty (0 samples)", "Check the path or the filter that selects it.")

@@ -17,18 +17,7 @@ _SAMPLE_BYTES = 1 << 30  # a larger sample is a typing error
 
 
 class RandomSamples:
-    """Random numbers or tokens with random targets, the same whenever the seed is the same.
-
-    Args:
-        size: number of samples.
-        shape: shape of one sample's inputs.
-        vocabulary: number of different tokens; if None, inputs are standard normal numbers.
-        classes: number of classes; if None, the targets are the token after each input.
-        seed: seed of the numbers, below 2**32.
-
-    Raises:
-        DataError: If one sample would take more than a GiB.
-    """
+    """Random numbers or tokens with random targets, the same whenever the seed is the same."""
 
     def __init__(
         self, size: int, *, shape: Sequence[int], vocabulary: int | None, classes: int | None, seed: int
@@ -65,18 +54,11 @@ class RandomSamples:
 class Drawn:
     """A data set that knows with which probabilities its samples are drawn; else the data set itself.
 
-    Args:
-        dataset: the data set.
-        given: a number for each sample, as ``sample_probabilities()`` gives; only ratios matter.
-
     Attributes:
         dataset: the data set.
         blocks: None: samples are drawn from anywhere.
         draws: with which probabilities.
         order_identity: a text that is equal if they are.
-
-    Raises:
-        DataError: If they are no probabilities of these samples.
     """
 
     blocks = None

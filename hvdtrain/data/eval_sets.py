@@ -65,11 +65,7 @@ class EvalSets(Mapping[str, Any]):
 
 
 def sets_of(eval_data: Any) -> dict[str, Any]:
-    """Return evaluation data as sets by name.
-
-    Args:
-        eval_data: a data set, which has the name "" in the result; EvalSets; or None, which gives no set.
-    """
+    """Return evaluation data as sets by name."""
     if eval_data is None:
         return {}
     return dict(eval_data) if isinstance(eval_data, EvalSets) else {"": eval_data}
@@ -91,22 +87,12 @@ def metric_prefixes(eval_data: Any) -> dict[str, str]:
 
 
 def check_not_bare_sets(source: Any, collates: bool) -> None:
-    """Check that ``eval_data()`` did not return several data sets in a plain dict, list or tuple.
-
-    Args:
-        source: what it returned.
-        collates: whether the task has a function that makes batches of samples; these may be any objects.
-
-    Raises:
-        DataError: saying how to return several.
-    """
+    """Check that ``eval_data()`` did not return several data sets in a plain dict, list or tuple."""
     parts: list[Any] = []
     if isinstance(source, Mapping) and not isinstance(source, EvalSets):
         if not any(key in source for key in ("inputs", *TARGETS)):
             parts = [source[key] for key in source]
             if all(isinstance(part, Mapping) and any(key in part for key in TARGETS) for part in parts):
-                raise _bare_sets_error(source, len(parts))
-            if _are_pairs_of_several_lengths(parts):
                 raise _bare_sets_error(source, len(parts))
     elif isinstance(source, list | tuple) and not collates:
         parts = list(source[:2])  # of a list of samples, the first tell what it is
@@ -121,27 +107,6 @@ def _bare_sets_error(source: Any, count: int) -> DataError:
     )
 
 
-def _are_pairs_of_several_lengths(parts: Sequence[Any]) -> bool:
-    """Return whether all parts are pairs, as (inputs, targets), each of a length and not all of the same one.
-
-    Pairs of the same length may be the nested arrays of one data set.
-    """
-    lengths = set()
-    for part in parts:
-        if not (
-            isinstance(part, list | tuple) and len(part) == 2 and all(hasattr(a, "__len__") for a in part)
-        ):
-            return False
-        try:
-            first, second = map(len, part)
-        except TypeError:  # an array without axes
-            return False
-        if first != second:
-            return False
-        lengths.add(first)
-    return len(lengths) > 1
-
-
 def _is_data_set(part: Any) -> bool:
     """Return whether an object can be a data set, and no array or sample."""
     if is_frame(part):
@@ -153,12 +118,7 @@ def _is_data_set(part: Any) -> bool:
 
 
 def name_the_set(error: Exception, words: str) -> None:
-    """Add to an exception of data which set they are of.
-
-    Args:
-        error: what was raised when the data were opened or read.
-        words: what messages call the set.
-    """
+    """Add to an exception of data which set they are of."""
     if isinstance(error, HvdtrainError):
         error.problem = f"{words}: {error.problem}"
         error.args = (error.problem if not error.remedy else f"{error.problem}\n{error.remedy}",)

@@ -32,11 +32,6 @@ def read_ahead(read: Callable[[int], T], count: int, threads: int) -> Generator[
     The threads start with the first result and end with the last one, with an exception, or when
     the generator is closed. Reads that have not begun by then are dropped; a read that never
     returns does not block closing.
-
-    Args:
-        read: a function that any number of threads may call at once.
-        count: number of results.
-        threads: number of threads.
     """
     executor = ThreadPoolExecutor(threads, thread_name_prefix="hvdtrain-read-ahead")
     pending: deque[Future[T]] = deque()
@@ -144,13 +139,7 @@ class Shard:
 class Reader:
     """Reads one worker's batches; ``reader[k]`` is the list of batches of the k-th read.
 
-    Args:
-        dataset: the data set.
-        order: the order of its samples.
-        shard: the part of them that this worker reads.
-        fetch: fetches samples of the data set; by default this process does so itself.
-        replaces: whether another sample replaces one that cannot be read, as in training. If not, as
-            in evaluation, a sample that cannot be read has weight 0.
+    A sample that cannot be read is replaced by another one if ``replaces``; it has weight 0 otherwise.
     """
 
     def __init__(
@@ -226,11 +215,6 @@ class Feed:
 
     A context manager: leaving it stops the threads. If the data set raises an exception, it is
     raised when the batch it belongs to is taken, after the batches before it.
-
-    Args:
-        reader: reads the batches.
-        threads: number of background threads; with reader processes, one for each of them.
-        on_bad_sample: called with each sample that could not be read, when its batch is taken.
     """
 
     def __init__(
@@ -271,10 +255,7 @@ class Feed:
         """Return the number of samples that could not be read and the seconds waited since the last call.
 
         Seconds are added up until they reach a millisecond: reporting them to the other workers has a cost.
-
-        Args:
-            step: samples of later batches, which a backend may have taken ahead, do not count yet, and will
-                in a later call. None if those of all batches count.
+        Samples of batches later than ``step``, which a backend may have taken ahead, count in a later call.
         """
         steps = [number for number in self._bad if step is None or number <= step]
         if not steps and self._waited_seconds < _LEAST_REPORTED_SECONDS:

@@ -106,10 +106,6 @@ def sample_reader(dataset: Any, skip: bool = False) -> Callable[[int], SampleDig
 
     The global generators are seeded by the index first, so that transforms which draw from them give equal
     samples. A sample that cannot be read has no digests: it is reported when training reads it.
-
-    Args:
-        dataset: the data set, a Dataset.
-        skip: whether the next readable sample replaces one that cannot be read.
     """
     fetch = LocalFetch(dataset, skip)
 
@@ -190,13 +186,7 @@ def differing_keys(one: SampleDigests, other: SampleDigests) -> list[str]:
 def first_difference(
     one: Fingerprint, other: Fingerprint, ignored: Collection[str] = ()
 ) -> tuple[int, str] | None:
-    """Return index and key of the first sample in which two data sets of one size differ; None if none does.
-
-    Args:
-        one: a fingerprint.
-        other: a fingerprint of as many samples.
-        ignored: keys that are not compared.
-    """
+    """Return index and key of the first sample that differs in two data sets of one size, or None."""
     for place, index in enumerate(probe_indices(one.size)):
         for key in differing_keys(_at(one, place), _at(other, place)):
             if key not in ignored:
@@ -210,13 +200,7 @@ def digests_at(fingerprint: Fingerprint, index: int) -> SampleDigests:
 
 
 def changing_keys(dataset: Any, fingerprint: Fingerprint, skip: bool = False) -> set[str]:
-    """Read a data set's samples again; return the keys that differ from a fingerprint taken before.
-
-    Args:
-        dataset: the data set.
-        fingerprint: its fingerprint.
-        skip: whether the next readable sample replaces one that cannot be read.
-    """
+    """Read a data set's samples again; return the keys that differ from a fingerprint taken before."""
     again = take_fingerprint(dataset, skip)
     places = range(len(probe_indices(again.size)))
     return {key for place in places for key in differing_keys(_at(fingerprint, place), _at(again, place))}

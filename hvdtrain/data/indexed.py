@@ -21,11 +21,6 @@ _PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
 def decode_file(kind: str, data: bytes, where: str) -> Any:
     """Return the content of a file of a sample: an array, a number, text, what JSON holds, or its bytes.
 
-    Args:
-        kind: what follows the first dot in its name, such as "jpg" or "seg.png".
-        data: its bytes.
-        where: the sample, for messages.
-
     Raises:
         BadSampleError: If it cannot be decoded.
         DataError: If it is a pickle: loading one runs what is in it.
@@ -81,12 +76,7 @@ Decode = Callable[[dict[str, Any]], Any]
 
 
 class Records:
-    """Records in parts, such as files, that are read by their numbers.
-
-    Args:
-        sizes: the records of each part.
-        what: what messages call the records.
-    """
+    """Records in parts, such as files, that are read by their numbers."""
 
     def __init__(self, sizes: Iterable[int], what: str = "samples") -> None:
         self._firsts, self._what = np.cumsum([0, *sizes]), what
@@ -119,15 +109,6 @@ class IndexedDataset:
 
     Without a function that makes samples of them, columns that hold no numbers are left out, and so is what
     begins with two underscores.
-
-    Args:
-        records: the records.
-        inputs: the column that the model is given, or several.
-        targets: the column that the loss compares with.
-        decode: makes a sample of a record, or None.
-
-    Raises:
-        DataError: If there are no records, or a column that is named does not exist or holds no numbers.
     """
 
     def __init__(

@@ -30,11 +30,7 @@ def names_of(frame: Any) -> list[Any]:
 
 
 def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
-    """Return a frame's columns of numbers, and the names of those that are left out, such as text.
-
-    Raises:
-        DataError: If a column mixes numbers with other values.
-    """
+    """Return a frame's columns of numbers, and the names of those that are left out, such as text."""
     arrays, left_out = {}, []
     for name in names_of(frame):
         array = _column(frame, name)
@@ -46,11 +42,7 @@ def columns_of(frame: Any) -> tuple[dict[str, NDArray[Any]], list[str]]:
 
 
 def matrix_of(name: str, frame: Any) -> NDArray[Any]:
-    """Return a frame as one array (rows, columns).
-
-    Raises:
-        DataError: If it has columns of other than numbers, naming them with their types.
-    """
+    """Return a frame as one array (rows, columns)."""
     arrays, left_out = columns_of(frame)
     if left_out:
         raise DataError(
@@ -100,11 +92,7 @@ def _types(frame: Any, names: list[str]) -> str:
 
 
 def renamed(item: Mapping[Any, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a mapping with hvdtrain's names, flat.
-
-    Raises:
-        DataError: If two of its keys would have the same name, or one that is to be renamed is missing.
-    """
+    """Return a mapping with hvdtrain's names, flat."""
     if not names:
         return flatten(item)
     result = {names.get(str(key), str(key)): value for key, value in item.items()}
@@ -124,11 +112,7 @@ def renamed(item: Mapping[Any, Any], names: Mapping[str, str]) -> dict[str, Any]
 
 
 def named(item: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a sample, or a batch that collate made, as a mapping of flat names to values.
-
-    Raises:
-        DataError: If it is a tuple of other than inputs and targets.
-    """
+    """Return a sample, or a batch that collate made, as a mapping of flat names to values."""
     if isinstance(item, Mapping):
         return renamed(item, names)
     if isinstance(item, (tuple, list)):
@@ -153,11 +137,7 @@ def left_out_notes(columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_kept(left_out: Sequence[str], names: Mapping[str, str]) -> None:
-    """Check that no column that was named is left out.
-
-    Raises:
-        DataError: If one is.
-    """
+    """Check that no column that was named is left out."""
     lost = next((key for key in names if key in left_out), None)
     if lost is not None:
         raise DataError(
@@ -167,11 +147,7 @@ def check_kept(left_out: Sequence[str], names: Mapping[str, str]) -> None:
 
 
 def as_array(name: str, value: Any) -> NDArray[Any]:
-    """Return what a user gave for a name as an array.
-
-    Raises:
-        DataError: If it is sparse or ragged, or a data frame with columns that are not numbers.
-    """
+    """Return what a user gave for a name as an array."""
     check_dense(name, value)
     check_unmasked(name, value)
     if is_frame(value):
@@ -199,11 +175,7 @@ def canonical(array: Any) -> NDArray[Any]:
 
 
 def arrays_of(sample: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-    """Return a sample's values as arrays that both frameworks can use.
-
-    Raises:
-        DataError: If a value is masked.
-    """
+    """Return a sample's values as arrays that both frameworks can use."""
     for name, value in sample.items():
         check_unmasked(name, value)
     return {name: canonical(value) for name, value in sample.items()}
@@ -213,9 +185,6 @@ class NumericColumns:
     """Makes arrays of samples, without columns that hold no numbers.
 
     Until it has seen a sample, nothing is left out: the user's own function may make samples of anything.
-
-    Args:
-        names: what columns are called in batches, by what the source calls them.
 
     Attributes:
         notes: what to report to the user.
@@ -230,13 +199,6 @@ class NumericColumns:
         """Leave out from now on what holds no numbers in a sample.
 
         What begins with two underscores is left out without a note.
-
-        Args:
-            sample: the sample.
-            place: where it lies, for messages.
-
-        Raises:
-            DataError: If a column that is named holds no numbers, or none does.
         """
         left_out = [name for name, value in sample.items() if not is_numeric(value)]
         texts = [str(name) for name in left_out]

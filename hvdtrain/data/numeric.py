@@ -21,9 +21,6 @@ def flatten(item: Mapping[Any, Any]) -> dict[str, Any]:
 
     A value that is a mapping, or a tuple with an array in it, gives one name for each of its parts. A
     tuple of numbers and a list are arrays.
-
-    Raises:
-        DataError: If a value is nested twice, or two parts would have the same name.
     """
     result: dict[str, Any] = {}
     for key, value in item.items():
@@ -48,11 +45,7 @@ def has_axes(value: Any) -> bool:
 
 
 def nesting(names: Iterable[str]) -> Nest | None:
-    """Return a function that nests batches with these flat names, or None if nothing is nested.
-
-    Raises:
-        DataError: If a name stands for an array and for several parts.
-    """
+    """Return a function that nests batches with these flat names, or None if nothing is nested."""
     groups: dict[str, dict[str, str]] = {}
     for name in names:
         top, _, part = name.partition(SEPARATOR)
@@ -94,12 +87,7 @@ def _joined(parts: Mapping[str, str], batch: Mapping[str, Any]) -> Any:
 
 
 def describe_not_finite(arrays: Mapping[str, NDArray[Any]], indices: NDArray[np.int64]) -> str:
-    """Return the first sample with a value that is not finite, as text; empty if there is none.
-
-    Args:
-        arrays: name to array; the first axes are those of ``indices``.
-        indices: the samples' indices in the data set.
-    """
+    """Return the first sample with a value that is not finite, as text; empty if there is none."""
     for name, array in arrays.items():
         if array.dtype.kind not in "fc":
             continue

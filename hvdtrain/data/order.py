@@ -87,11 +87,6 @@ def sample_keys(indices: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np
     """Return 64 random bits for each sample in one epoch, the seeds of its augmentation.
 
     They depend on the arguments alone, not on the worker that computes them.
-
-    Args:
-        indices: the samples, any shape.
-        seed: the job's seed.
-        epoch: number of the pass over the data.
     """
     return _scramble(_scramble(indices.astype(np.uint64), mix(seed, epoch, -1)), mix(seed, epoch, -2))
 
@@ -128,11 +123,7 @@ class ShuffledOrder:
 
 @dataclass(frozen=True, eq=False)
 class Draws:
-    """With which probabilities samples are drawn.
-
-    Args:
-        cumulated: the sum of the probabilities of the samples up to each of them.
-    """
+    """With which probabilities samples are drawn."""
 
     cumulated: NDArray[np.float64]
 
@@ -148,13 +139,7 @@ class Draws:
 
 @dataclass(frozen=True, eq=False)
 class DrawnOrder(ShuffledOrder):
-    """An order in which each sample of an epoch is drawn with replacement.
-
-    Args:
-        size: samples of an epoch.
-        seed: the job's seed.
-        draws: with which probabilities.
-    """
+    """An order in which each sample of an epoch is drawn with replacement."""
 
     draws: Draws
 
@@ -324,13 +309,7 @@ def order_identity(dataset: Any) -> str:
 
 
 def training_order(dataset: Any, size: int, seed: int) -> ShuffledOrder:
-    """Return the order of training on a data set.
-
-    Args:
-        dataset: the data set.
-        size: its number of samples.
-        seed: the job's seed.
-    """
+    """Return the order of training on a data set."""
     blocks = blocks_of(dataset)
     draws = getattr(dataset, "draws", None)
     if isinstance(draws, Draws):

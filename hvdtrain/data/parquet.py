@@ -63,16 +63,7 @@ class _Group(NamedTuple):
 
 
 class ParquetRows(Records):
-    """The rows of Parquet files.
-
-    Args:
-        paths: the files.
-        columns: the columns to read; None for all.
-        mixed: row groups that are shuffled together.
-
-    Raises:
-        DataError: If a file cannot be read, or its columns differ from those of the first.
-    """
+    """The rows of Parquet files."""
 
     def __init__(self, paths: Sequence[str], columns: list[str] | None, mixed: int) -> None:
         with ThreadPoolExecutor(_FOOTERS) as pool:
@@ -172,11 +163,7 @@ def _footer(path: str) -> tuple[list[_Group], list[tuple[str, str]]]:
 
 
 def _values(column: Any, where: str) -> Any:
-    """Return a column of pyarrow as an array, or as a list of Python's values if it holds no numbers.
-
-    Raises:
-        DataError: If a value is missing: as a number it would be NaN, or turn integers into fractions.
-    """
+    """Return a column of pyarrow as an array, or as a list of Python's values if it holds no numbers."""
     import pyarrow as pa
 
     kind = column.type

@@ -54,14 +54,7 @@ class RemoteError:
 
 
 def main(connection_number: int, payload_number: int, worker: int, skip: bool) -> None:
-    """Serve one worker's requests until it closes the connection, then end the process.
-
-    Args:
-        connection_number: descriptor of the socket to the worker.
-        payload_number: first descriptor of the payload with the data sets.
-        worker: the worker's process id.
-        skip: whether the next readable sample replaces one that cannot be read.
-    """
+    """Serve one worker's requests until it closes the connection, then end the process."""
     _end_with_worker(worker)
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the worker has closed the connection
         _serve(socket.socket(fileno=connection_number), payload_number, skip)
@@ -124,14 +117,6 @@ class Readers:
 
     A context manager: leaving it ends the processes. If the worker ends in any other way, they end
     by themselves.
-
-    Args:
-        datasets: data sets by name.
-        processes: number of processes; if 0, the worker reads the samples itself.
-        skip: whether the next readable sample replaces one that cannot be read.
-
-    Raises:
-        TaskError: If a data set cannot be serialized.
     """
 
     def __init__(self, datasets: Mapping[str, Any], processes: int = 0, skip: bool = False) -> None:

@@ -53,11 +53,6 @@ class MappedArray:
 
     All workers of a host share its pages in memory, and the kernel drops them when memory is short.
     Only its location is pickled, so another process maps the file as well.
-
-    Args:
-        path: the file, which holds the whole array.
-        offset: where the array begins, in bytes.
-        shape: its shape.
     """
 
     def __init__(self, path: Path, offset: int, shape: tuple[int, ...]) -> None:
@@ -71,11 +66,7 @@ class MappedArray:
         return self.shape[0]
 
     def array(self) -> NDArray[Any]:
-        """Return the mapped array, read-only.
-
-        Raises:
-            DataError: If the file cannot be mapped.
-        """
+        """Return the mapped array, read-only."""
         if self._array is None:
             try:
                 mapped = np.memmap(self.path, np.uint8, "r", self._offset, self.shape)
@@ -172,12 +163,6 @@ class Payload:
     Arrays in memory-mapped files are mapped again by the process that loads the payload. Other large
     arrays are copied to shared memory once, for all processes.
 
-    Args:
-        datasets: data sets by name.
-
-    Raises:
-        TaskError: If one of them cannot be serialized.
-
     Attributes:
         descriptors: the file descriptors that a process must inherit to load the payload; the first
             one holds the pickled data sets.
@@ -226,14 +211,7 @@ class Payload:
 
 
 def load_payload(number: int) -> dict[str, Any]:
-    """Return the data sets of a payload, by name, in another process.
-
-    Args:
-        number: the payload's first file descriptor.
-
-    Raises:
-        Exception: Whatever a data set raises when it is unpickled.
-    """
+    """Return the data sets of a payload, by name, in another process."""
     # opened anew: processes share the position in a file that they inherited
     with open(f"/proc/self/fd/{number}", "rb") as file:
         sys.path[:] = pickle.load(file)

@@ -21,16 +21,7 @@ _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
 
 def find_files(paths: Paths, suffix: str) -> list[str]:
-    """Return the files that a user names, each with its whole path or URL.
-
-    Args:
-        paths: a path or URL, or several: of a file, of a folder whose files with the suffix are meant, or a
-            pattern with ``*`` or with braces, such as ``train-{000..127}.tar``.
-        suffix: how the files' names end, such as ".tar".
-
-    Raises:
-        DataError: If there are none, or a file is named twice.
-    """
+    """Return the files that a user names, each with its whole path or URL."""
     named = [paths] if isinstance(paths, str | Path) else list(paths)
     found = [file for one in named for text in expand_braces(str(one)) for file in _matches(text, suffix)]
     if not found:
@@ -57,11 +48,7 @@ def expand_braces(text: str) -> list[str]:
 
 
 def file_system(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it.
-
-    Raises:
-        DataError: If the package for it is not installed, or it cannot be reached.
-    """
+    """Return fsspec's file system for a URL, and the path in it."""
     try:
         return object_urls.file_system(url)
     except StoreError as error:
@@ -114,14 +101,7 @@ class RangeReader:
         return RangeReader, ()
 
     def read(self, parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return parts of files: those of a store are fetched at the same time.
-
-        Args:
-            parts: of each part, the file, its first byte and the number of bytes.
-
-        Raises:
-            DataError: If a file is shorter than it was, or cannot be read.
-        """
+        """Return parts of files: those of a store are fetched at the same time."""
         found = [b""] * len(parts)
         by_store: dict[str, list[int]] = {}
         for place, (path, _, _) in enumerate(parts):

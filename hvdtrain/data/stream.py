@@ -191,11 +191,7 @@ class Stream:
         return found
 
     def first(self) -> Any:
-        """Return the first sample, decoded; it is read once.
-
-        Raises:
-            DataError: If there is none.
-        """
+        """Return the first sample, decoded; it is read once."""
         if not self._first:
             item = self._begin()
             self._first.append(self.decoded(item))
@@ -216,11 +212,7 @@ class Stream:
     def items(self, epoch: int, seed: int, part: tuple[int, int] | None, shuffles: bool) -> Iterator[Any]:
         """Return the samples of an epoch, not decoded.
 
-        Args:
-            epoch: number of the pass.
-            seed: the job's seed.
-            part: rank and number of workers if each reads shards of its own; None for all samples.
-            shuffles: whether shards and samples are shuffled, as in training.
+        ``part`` is rank and number of workers if each reads shards of its own; None for all samples.
         """
         rank, workers = part or (0, 1)
         shards = None

@@ -77,11 +77,7 @@ def _of_hugging_face(dataset: Any) -> Source:
 
 
 def source_of(source: Any, shards: Sequence[Any] | None, decodes: bool) -> Source:
-    """Return what a user's stream is made of.
-
-    Raises:
-        DataError: If it cannot be passed over more than once, or is no stream.
-    """
+    """Return what a user's stream is made of."""
     check_no_batches(source)
     if shards is not None:
         if not callable(source):

@@ -13,8 +13,7 @@ from hvdtrain.data.fingerprint import Fingerprint
 from hvdtrain.data.order import BatchPlan, Order, SequentialOrder, training_order
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
-from hvdtrain.data.stream_feed import StreamFeed
-from hvdtrain.data.stream_sharding import StreamPart
+from hvdtrain.data.stream_feed import StreamFeed, StreamPart
 from hvdtrain.workers.agreement import Place, Workers
 
 
@@ -99,13 +98,7 @@ class TrainingData:
         return self.is_stream and bool(self.training.is_dealt(self.workers.size))
 
     def position_after(self, plan: _StepPlan, samples: int, taken: float) -> int:
-        """Return the samples that were seen after a step.
-
-        Args:
-            plan: how the run is done.
-            samples: those that were seen before it.
-            taken: samples of the step, which of a stream only the step itself has.
-        """
+        """Return the samples that were seen after a step."""
         return samples + round(taken) if self.is_stream else plan.samples_after(samples)
 
     def train_feed(self, plan: _StepPlan, at: _Position) -> Feed:
@@ -147,10 +140,6 @@ class TrainingData:
         """Return the samples that this worker counts as skipped in a feed since the last call.
 
         Workers of one replica read the same samples: the one of the first stage counts them.
-
-        Args:
-            feed: the feed.
-            step: up to which step, counted from 0; None for all that was read.
 
         Returns:
             How many, and for how many seconds the worker waited for data.
@@ -218,16 +207,7 @@ def _first(reader: Reader) -> HostBatch | None:
 
 
 def readers_for(config: Config, train_data: Any, eval_data: Any) -> Readers:
-    """Start the processes that read this worker's samples, if the config needs some.
-
-    Args:
-        config: the resolved config.
-        train_data: the training data; None if none is read.
-        eval_data: the evaluation data: a Dataset, EvalSets of them, or None.
-
-    Raises:
-        TaskError: If a data set cannot be serialized.
-    """
+    """Start the processes that read this worker's samples, if the config needs some."""
     given = {set_words(name): dataset for name, dataset in sets_of(eval_data).items()}
     if train_data is not None:
         given[TRAINING_DATA] = train_data

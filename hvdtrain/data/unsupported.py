@@ -48,11 +48,7 @@ def has_class(value: Any, name: str) -> bool:
 
 
 def check_supported(source: Any) -> None:
-    """Check that an object is none of those that hold samples in a form that hvdtrain cannot use.
-
-    Raises:
-        DataError: naming its type, with what to give instead.
-    """
+    """Check that an object is none of those that hold samples in a form that hvdtrain cannot use."""
     remedy = next((_REMEDIES[name] for name in _names(source) if name in _REMEDIES), "")
     if not remedy and hasattr(source, "__next__"):
         remedy = (
@@ -64,11 +60,7 @@ def check_supported(source: Any) -> None:
 
 
 def check_no_batches(source: Any) -> None:
-    """Check that what is to be a stream gives samples, as far as its class tells.
-
-    Raises:
-        DataError: If it gives batches: each would be taken for a sample.
-    """
+    """Check that what is to be a stream gives samples, as far as its class tells."""
     if has_class(source, "tensorflow.DatasetV2") and _is_batched(source):
         raise DataError(
             "a stream's items are samples; those of this tf.data pipeline are batches",
@@ -81,11 +73,7 @@ def check_no_batches(source: Any) -> None:
 
 
 def check_dense(name: str, value: Any) -> None:
-    """Check that an array is no sparse matrix.
-
-    Raises:
-        DataError: If it is one.
-    """
+    """Check that an array is no sparse matrix."""
     if hasattr(value, "toarray") and hasattr(value, "nnz"):
         raise DataError(
             f"{name!r} is a sparse {type_name(value)}; samples are dense arrays",
@@ -94,11 +82,7 @@ def check_dense(name: str, value: Any) -> None:
 
 
 def check_unmasked(name: str, value: Any) -> None:
-    """Check that no value of an array is masked: frameworks do not know masks.
-
-    Raises:
-        DataError: If one is.
-    """
+    """Check that no value of an array is masked: frameworks do not know masks."""
     if isinstance(value, np.ma.MaskedArray) and (count := int(np.ma.getmaskarray(value).sum())):
         raise DataError(
             f"{name!r} is a masked array in which {counted(count, 'value')} {'is' if count == 1 else 'are'} "

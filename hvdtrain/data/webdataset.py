@@ -27,11 +27,7 @@ class _Member(tarfile.TarInfo):
 
     @classmethod
     def fromtarfile(cls, tar: Any) -> Any:
-        """Return the next member.
-
-        Raises:
-            ReadError: If its header is damaged, or the file ends without the mark of a tar's end.
-        """
+        """Return the next member."""
         at = tar.offset
         try:
             return super().fromtarfile(tar)
@@ -67,11 +63,7 @@ def _files(path: str, mode: Literal["r:", "r|*"]) -> Iterator[tuple[TarFile, str
 
 
 def tar_samples(path: str, decodes: bool) -> Iterator[dict[str, Any]]:
-    """Yield the samples of a tar, which may be compressed, as it is read.
-
-    Raises:
-        DataError: If it is damaged or cut, or a sample has two files of one kind.
-    """
+    """Yield the samples of a tar, which may be compressed, as it is read."""
     record = dict[str, Any]()
     try:
         for tar, key, kind, member in _files(path, "r|*"):
@@ -117,9 +109,6 @@ def indices_of(paths: Sequence[str]) -> list[TarIndex]:
     """Return the samples of tars; those of which the cache folder has no index are read once.
 
     The workers of a host share them: each begins with another tar.
-
-    Raises:
-        DataError: If a tar is damaged, compressed or no tar.
     """
     begin = os.getpid() % len(paths)
     with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -150,11 +139,7 @@ def _indexed(path: str) -> TarIndex:
 
 
 def scan(path: str) -> TarIndex:
-    """Read a tar's headers and return its samples.
-
-    Raises:
-        DataError: If it is damaged, compressed or no tar, or a sample has two files of one kind.
-    """
+    """Read a tar's headers and return its samples."""
     samples: list[tuple[str, dict[str, tuple[int, int]]]] = []
     try:
         for _, key, kind, member in _files(path, "r:"):
@@ -201,12 +186,7 @@ def open_webdataset(
 
 
 class TarRecords(Records):
-    """The samples of tars, by their numbers.
-
-    Args:
-        paths: the tars.
-        decodes: whether files are decoded by their kind.
-    """
+    """The samples of tars, by their numbers."""
 
     def __init__(self, paths: Sequence[str], decodes: bool) -> None:
         self._paths = list(paths)

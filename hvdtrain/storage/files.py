@@ -6,7 +6,6 @@ import json
 import os
 import re
 import stat
-from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,6 @@ def check_is_no_lost_url(path: str) -> None:
         )
 
 
-_NAME_BYTES, _PATH_BYTES = 255, 4095  # of Linux
 _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|(\w+))")
 
 
@@ -90,13 +88,6 @@ def _check_is_possible(path: str) -> None:
     Raises:
         ValueError: If a name in it or all of it is too long, or links in it lead to themselves.
     """
-    name = max((os.fsencode(part) for part in path.split("/")), key=len)
-    if len(name) > _NAME_BYTES:
-        raise ValueError(f"a name in a path has at most {_NAME_BYTES} bytes, this one has {len(name):,}")
-    with suppress(FileNotFoundError):  # the working directory was removed
-        path = os.path.abspath(path)
-    if (size_bytes := len(os.fsencode(path))) > _PATH_BYTES:
-        raise ValueError(f"a path has at most {_PATH_BYTES:,} bytes, this one has {size_bytes:,}")
     try:
         os.stat(path)
     except OSError as error:
@@ -124,11 +115,7 @@ def cache_folder() -> Path:
 
 
 def run_folder(run_dir: str | None) -> Path:
-    """Return where a run is written on this host: its directory, or the working copy of one at a URL.
-
-    Args:
-        run_dir: the config's field; None if it is not given.
-    """
+    """Return where a run is written on this host: its directory, or the working copy of one at a URL."""
     if run_dir is None or not is_url(run_dir):
         return Path(run_dir or "")
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", run_dir.rpartition("/")[2])[:60].strip(".-") or "run"
@@ -151,10 +138,6 @@ def regular_size(path: Path) -> int:
 
 def open_regular(path: Path, follow: bool = True) -> BufferedReader:
     """Open a file for reading.
-
-    Args:
-        path: the file.
-        follow: whether it can be a symbolic link.
 
     Raises:
         NotAFileError: If it is a pipe, a device or a folder, or a link that must not be followed.

@@ -30,12 +30,7 @@ _UNSEEN = ("Cc", "Cf", "Cs")  # controls, what changes the direction of writing,
 
 
 def printable(text: str, lines: bool = True) -> str:
-    """Return text without what could control a terminal; "?" stands in its place.
-
-    Args:
-        text: the text.
-        lines: whether it can have several lines.
-    """
+    """Return text without what could control a terminal; "?" stands in its place."""
     text = with_urls(text)
     if text.isprintable():
         return text

@@ -5,11 +5,14 @@ that cannot be read. Tries, waits and parts are those of fsspec's clients.
 """
 
 import contextlib
+import random
 import re
 import time
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 from hvdtrain.workers.activity import ACTIVITY
 
@@ -185,14 +188,10 @@ def read_version(url: str, limit_bytes: int) -> tuple[bytes, str | None]:
 
 
 def write(url: str, content: bytes, *, over: str | None = None) -> None:
-    """Write a small object.
+    """Write a small object over the version with the tag ``over``; "" if there must be none, None for any.
 
-    Args:
-        url: where to.
-        content: what to write.
-        over: the tag of the version that it takes the place of, empty if there must be none, None for any.
-            Only some stores check that while they write, as S3 does, and a server that says that it does not
-            know the condition writes without it. After a lost answer, what was written itself is there.
+    Only some stores check that while they write, as S3 does; a server that does not know the condition writes
+    without it. After a lost answer, what was written itself is there.
 
     Raises:
         ChangedObjectError: If there is another version now.
@@ -219,13 +218,6 @@ def remove(url: str, is_folder: bool = False) -> None:
 
 def request(url: str, done: str, method: str, *arguments: Any, **options: Any) -> Any:
     """Return what a method of fsspec's file system returns for a URL.
-
-    Args:
-        url: of the object; its path in the file system is the method's first argument.
-        done: what is to be done with it, such as "read"; for messages.
-        method: such as "cat_file".
-        *arguments: the method's further arguments.
-        **options: those by name.
 
     Raises:
         StoreError: saying what failed.
@@ -302,3 +294,71 @@ def _named(url: str, done: str, error: Exception) -> StoreError:
             problem, "Check the credentials of the store's client and what they permit."
         )
     return StoreError(problem)
+
+
+_MAX_BYTES = 1 << 28  # of an object with lines
+_TRIES, _WAIT_SECONDS = 20, 0.2  # while others append lines at the same time
+
+
+def download(url: str, path: Path) -> None:
+    """Download an object to a file, which takes its name when it is whole.
+
+    Raises:
+        MissingObjectError: If there is no such object.
+        OSError: If it cannot be read, or the file not be written.
+    """
+    from fsspec.callbacks import Callback
+
+    if info(url).is_folder:
+        raise MissingObjectError(f"{shown(url)} is a folder, not an object")
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        request(url, "read", "get_file", str(partial), callback=Callback())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def upload(path: Path, url: str) -> None:
+    """Upload a file, and check how many bytes the store has then; an object of that name is replaced.
+
+    Raises:
+        ChangedObjectError: If the store has another number of bytes.
+        StoreError: If it cannot be written.
+        OSError: If the file cannot be read.
+    """
+    from fsspec.callbacks import Callback
+
+    size_bytes = path.stat().st_size
+    request(url, "written", "put_file", str(path), callback=Callback())
+    if (found_bytes := info(url).size_bytes) < size_bytes:  # a log may have grown meanwhile
+        raise ChangedObjectError(f"{shown(url)} has {found_bytes:,} bytes of {size_bytes:,}")
+
+
+def append_line(url: str, line: bytes) -> None:
+    """Append a line to an object, which is written anew with one more line.
+
+    S3 refuses that if another process has written the object since it was read; then it is read again. With
+    other stores, and servers that do not know the condition, the line of a process that writes in the same
+    moment may be lost.
+
+    Raises:
+        StoreError: If it cannot be read or written.
+    """
+    for number in range(_TRIES):
+        try:
+            before, tag = read_version(url, _MAX_BYTES)
+        except MissingBucketError:
+            raise
+        except MissingObjectError:
+            before, tag = b"", ""
+        if number and line in before:  # it was written, and the answer was lost
+            return
+        try:
+            write(url, before + line, over=tag)
+        except (ChangedObjectError, MissingObjectError):
+            time.sleep(random.uniform(0.0, _WAIT_SECONDS * (number + 1)))
+            continue
+        if line in read(url, _MAX_BYTES):
+            return
+    raise StoreError(f"{shown(url)} cannot be written: other processes write it, too")

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.augment import Crop, Flip, RandomResizedCrop, Size, Transform
 from hvdtrain.data.eval_sets import first_set
-from hvdtrain.data.images import cifar, folder, idx, npz
+from hvdtrain.data.images import arrays, folder
 from hvdtrain.data.images.sources import (
     Found,
     ImageData,
@@ -31,15 +31,7 @@ _WANTED = (
 
 
 def find(path: Path, form: str) -> Found:
-    """Open the images in a folder or file.
-
-    Args:
-        path: a folder, or an npz file.
-        form: one of ``FORMS``.
-
-    Raises:
-        DataError: If there are no images, or they cannot be used.
-    """
+    """Open the images in a folder or file."""
     with reading(path):
         if not path.exists():
             raise DataError(f"{path} does not exist (looked in {Path.cwd()})", "Correct task_options.path.")
@@ -48,10 +40,10 @@ def find(path: Path, form: str) -> Found:
         if form == "auto":
             form = _form_of(path)
         if form == "npz":
-            return npz.find(path if path.is_file() else _npz_in(path))
+            return arrays.find_npz(path if path.is_file() else _npz_in(path))
         finders: dict[str, Callable[[Path], Found]] = {
-            "idx": idx.find,
-            "cifar": cifar.find,
+            "idx": arrays.find_idx,
+            "cifar": arrays.find_cifar,
             "folder": folder.find,
         }
         return finders[form](path)
@@ -61,9 +53,9 @@ def _form_of(path: Path) -> str:
     """Return the form of the files at a path."""
     if path.is_file():
         return "npz"
-    if idx.names_in(path):
+    if arrays.idx_names_in(path):
         return "idx"
-    if cifar.folder_of(path):
+    if arrays.cifar_folder(path):
         return "cifar"
     if any(path.glob("*.npz")):
         return "npz"

@@ -54,9 +54,8 @@ def test_a_name_that_is_not_allowed_is_refused(name):
         {"validation": ARRAYS, "noisy": ARRAYS},
         [Items(), Items()],
         (Items(), Items()),
-        {"validation": (np.zeros((4, 2)), np.zeros(4)), "noisy": (np.zeros((3, 2)), np.zeros(3))},
     ],
-    ids=["data sets", "arrays", "list", "tuple", "pairs"],
+    ids=["data sets", "arrays", "list", "tuple"],
 )
 def test_data_sets_without_eval_sets_are_refused_with_how_to_write_them(source):
     with pytest.raises(DataError, match=r"of 2 data sets(.|\n)*Return hvdtrain\.EvalSets\("):

@@ -14,12 +14,13 @@ from hvdtrain.config.layers import resolve
 from hvdtrain.errors import ConfigError, UsageError
 from hvdtrain.storage import urls as object_urls
 from hvdtrain.storage.files import check_is_no_lost_url, check_url, expand_path
-from hvdtrain.storage.transfers import download, upload
 from hvdtrain.storage.urls import (
     ChangedObjectError,
     MissingObjectError,
     StoreError,
     StorePermissionError,
+    download,
+    upload,
 )
 
 fsspec = pytest.importorskip("fsspec")

@@ -41,9 +41,8 @@ def test_home_and_variables_are_replaced(text, path):
         ("${}", r"the environment variable \$\{\} is not set"),
         ("~nobody-of-that-name/x", "no home directory ~nobody-of-that-name; write ./~nobody-of-that-name"),
         ("a\0b", "null character"),
-        ("a/" + "\u00e9" * 128, "a name in a path has at most 255 bytes, this one has 256"),
-        ("/" + "a/" * 2048, "a path has at most 4,095 bytes, this one has 4,096"),
-        ("a/" * 2048, "a path has at most 4,095 bytes, this one has"),
+        ("/" + "\u00e9" * 128, "there can be no such file"),
+        ("/" + "a/" * 2048, "there can be no such file"),
     ],
 )
 def test_what_cannot_be_replaced_is_named(text, said):

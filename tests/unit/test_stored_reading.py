@@ -23,11 +23,10 @@ from hvdtrain.jobs.serving.outputs import (
     size_of,
     written_beside,
 )
-from hvdtrain.storage import transfers as object_lines
+from hvdtrain.storage import urls as object_lines
 from hvdtrain.storage import urls as object_urls
 from hvdtrain.storage.text import printable
-from hvdtrain.storage.transfers import append_line
-from hvdtrain.storage.urls import ChangedObjectError
+from hvdtrain.storage.urls import ChangedObjectError, append_line
 from hvdtrain.tools.report.followed_run import FollowedRun, Kind
 
 pytest.importorskip("s3fs")

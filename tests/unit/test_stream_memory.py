@@ -17,7 +17,7 @@ from hvdtrain.data.order import training_order
 from hvdtrain.data.feed import Feed, Reader, Shard
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.data.stream_feed import StreamFeed
-from hvdtrain.data.stream_sharding import StreamPart
+from hvdtrain.data.stream_feed import StreamPart
 
 kind, path = sys.argv[1:]
 rows, width = {rows}, {width}

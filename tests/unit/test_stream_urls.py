@@ -11,8 +11,7 @@ from support.stream_files import sample, write_samples
 import hvdtrain
 from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.data.stream_feed import StreamFeed
-from hvdtrain.data.stream_sharding import StreamPart
+from hvdtrain.data.stream_feed import StreamFeed, StreamPart
 from hvdtrain.errors import DataError
 
 fsspec = pytest.importorskip("fsspec")

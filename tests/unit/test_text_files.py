@@ -21,9 +21,8 @@ def written(folder, texts):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    """Parts and blocks so short that characters lie across their ends."""
+    """Parts so short that characters lie across their ends."""
     monkeypatch.setattr(characters, "_CHUNK", 5)
-    monkeypatch.setattr(characters, "_BLOCK", 7)
 
 
 @pytest.mark.parametrize("texts", [TEXTS, ["only ascii " * 9], ["ab" * 30, "cd" * 30], ["é" * 50]])
@@ -114,11 +113,3 @@ def test_what_is_no_text_is_refused_with_its_position(tmp_path, small_parts, raw
         CharacterTokens(MappedFiles([path]))
     assert said in str(caught.value)
     assert "task_options.level=bytes" in str(caught.value)
-
-
-def test_a_file_that_has_become_other_text_is_noticed(tmp_path):
-    [path] = written(tmp_path, ["é" * 4000])
-    tokens = CharacterTokens(MappedFiles([path]))
-    path.write_bytes(b"\xf0\x9f\x99\x82" * 2000)
-    with pytest.raises(DataError, match="changed while it was being read"):
-        tokens.read(np.asarray([3000]), 100)

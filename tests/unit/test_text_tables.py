@@ -66,7 +66,7 @@ BAD_ROWS = {
     "encoding": (
         "a.csv",
         b"text,label\nx,a\ny\xe9,b\nz,b\n",
-        "a.csv, line 3: byte 16 (0xe9) is not UTF-8",
+        "a.csv, line 3: contains the byte 0xe9, which is not UTF-8",
         2,
     ),
     "not JSON": (

@@ -38,11 +38,6 @@ _SETTLE_SECONDS = 0.5  # for stores that know no conditions: of two jobs that cl
 class Claim:
     """The claim of one job on a run directory.
 
-    Args:
-        url: the run directory.
-        note: called with what the user should know.
-        ended: the claim of a job of this host that is known to have ended; empty if none is.
-
     Attributes:
         id: a random name of this claim.
         writer: the claim of the last job that has changed the run.

@@ -22,11 +22,11 @@ from hvdtrain.reporting.report import PROVENANCE_FILE
 from hvdtrain.reporting.stored_runs import FILES
 from hvdtrain.storage.files import cache_folder
 from hvdtrain.storage.text import name_place, url_of
-from hvdtrain.storage.transfers import download
 from hvdtrain.storage.urls import (
     MissingBucketError,
     MissingObjectError,
     StoreError,
+    download,
     entries,
     is_url,
     join,
@@ -171,12 +171,7 @@ def reading(url: str) -> Iterator[None]:
 
 
 class FetchedRun:
-    """A copy of the small files of a run at a URL, at ``path``; there are none before ``refresh``.
-
-    Args:
-        url: the run directory.
-        for_report: whether provenance.jsonl and the manifests of the checkpoints are fetched, too.
-    """
+    """A copy of the small files of a run at a URL, at ``path``; there are none before ``refresh``."""
 
     def __init__(self, url: str, for_report: bool = False) -> None:
         self.url, self._for_report = url, for_report

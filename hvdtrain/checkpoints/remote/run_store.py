@@ -25,8 +25,7 @@ from hvdtrain.reporting.jsonl import write_json
 from hvdtrain.reporting.lock_state import LOCK_FILE
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.storage.files import read_regular
-from hvdtrain.storage.transfers import upload
-from hvdtrain.storage.urls import StorePermissionError, entries, join, name, remove, shown
+from hvdtrain.storage.urls import StorePermissionError, entries, join, name, remove, shown, upload
 from hvdtrain.workers.activity import ACTIVITY
 
 AUTO, NEW = "auto", ""  # continue if there is a run; there must be none

@@ -12,10 +12,10 @@ from hvdtrain.checkpoints.remote.claim import CLAIM_FILE
 from hvdtrain.checkpoints.storage import FOLDER, MANIFEST_FILE, MODEL_FILE, NAME, OPTIMIZER_FILE
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.storage.transfers import download, upload
 from hvdtrain.storage.urls import (
     ChangedObjectError,
     MissingObjectError,
+    download,
     entries,
     file_system,
     join,
@@ -25,6 +25,7 @@ from hvdtrain.storage.urls import (
     remove,
     request,
     shown,
+    upload,
     write,
 )
 

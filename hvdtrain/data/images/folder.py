@@ -26,43 +26,20 @@ _PIXELS_PER_BYTE = 1 << 12
 _PROBED = 64  # images whose headers decide size and channels of all
 
 
-class Paths:
-    """The paths of many files in a folder, stored in little memory.
-
-    Args:
-        root: the folder.
-        names: their paths below it.
-    """
-
-    def __init__(self, root: Path, names: list[str]) -> None:
-        self._root = root
-        encoded = [os.fsencode(name) for name in names]
-        self._ends = np.cumsum([0, *map(len, encoded)])
-        self._names = b"".join(encoded)
-
-    def __len__(self) -> int:
-        return len(self._ends) - 1
-
-    def __getitem__(self, index: int) -> Path:
-        return self._root / os.fsdecode(self._names[self._ends[index] : self._ends[index + 1]])
-
-
 class FolderSource:
-    """Images in files.
+    """Images in files."""
 
-    Args:
-        paths: the files.
-        labels: (images,) of int64.
-    """
-
-    def __init__(self, paths: Paths, labels: NDArray[np.int64]) -> None:
-        self._paths = paths
-        self.labels = labels
+    def __init__(self, root: Path, names: list[str], labels: NDArray[np.int64]) -> None:
+        self._root, self.labels = root, labels
+        self._names = np.asarray([os.fsencode(name) for name in names])  # less memory than objects
         self.size, self.channels = self._probe()
 
     def where(self, index: int) -> str:
         """Return the path of the image."""
-        return str(self._paths[index])
+        return str(self._path(index))
+
+    def _path(self, index: int) -> Path:
+        return self._root / os.fsdecode(bytes(self._names[index]))
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
         """Return images; see :class:`ImageSource`.
@@ -72,7 +49,7 @@ class FolderSource:
         """
         result = np.empty((len(indices), *size, self.channels), np.uint8)
         for place, index in enumerate(indices.tolist()):
-            with _opened(self._paths[index]) as image:
+            with _opened(self._path(index)) as image:
                 pixels = np.asarray(self._decode(image, place, size, choose))
             result[place] = pixels.reshape(result.shape[1:])
         return result
@@ -94,10 +71,10 @@ class FolderSource:
     def _probe(self) -> tuple[Size | None, int]:
         """Return size and channels by the headers of some images, without those that cannot be read."""
         sizes, modes = set(), set()
-        chosen = np.linspace(0, len(self._paths) - 1, min(_PROBED, len(self._paths))).astype(int)
+        chosen = np.linspace(0, len(self._names) - 1, min(_PROBED, len(self._names))).astype(int)
         for index in chosen.tolist():
             try:
-                with _opened(self._paths[index]) as image:
+                with _opened(self._path(index)) as image:
                     sizes.add((image.height, image.width))
                     modes.add(image.mode)
             except BadSampleError as error:
@@ -174,7 +151,7 @@ def _open_part(folder: Path, known: tuple[str, ...] = ()) -> tuple[FolderSource,
             raise DataError(f"{folder / name} contains no images ({', '.join(sorted(SUFFIXES))})")
         names += found
         labels.append(np.full(len(found), (known or classes).index(name), np.int64))
-    return FolderSource(Paths(folder, names), np.concatenate(labels)), classes
+    return FolderSource(folder, names, np.concatenate(labels)), classes
 
 
 def _folders_in(folder: Path) -> tuple[str, ...]:

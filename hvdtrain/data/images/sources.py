@@ -103,11 +103,7 @@ class Found:
 
 
 def check_shape(path: Path, where: str, shape: tuple[int, ...]) -> None:
-    """Check the shape of an array of images.
-
-    Raises:
-        DataError: If it is not a shape of images, naming file and position.
-    """
+    """Check the shape of an array of images."""
     sides = " x ".join(str(side) for side in shape)
     if len(shape) not in (3, 4) or (len(shape) == 4 and shape[3] not in (1, 3)):
         raise DataError(
@@ -119,25 +115,13 @@ def check_shape(path: Path, where: str, shape: tuple[int, ...]) -> None:
 
 
 def check_counts(images: Path, labels: Path, counts: tuple[int, int]) -> None:
-    """Check that there is a label for each image.
-
-    Raises:
-        DataError: If the numbers differ, naming both files.
-    """
+    """Check that there is a label for each image."""
     if counts[0] != counts[1]:
         raise DataError(f"{images} contains {counts[0]:,} images, but {labels} contains {counts[1]:,} labels")
 
 
 def count_classes(source: ImageSource, wanted: int | None) -> int:
-    """Return the number of classes of a source, by its labels.
-
-    Args:
-        source: the images.
-        wanted: the number of classes if it is known.
-
-    Raises:
-        DataError: If a label is out of range, naming the first one.
-    """
+    """Return the number of classes of a source, by its labels."""
     labels = source.labels
     if wanted:
         outside = np.flatnonzero((labels < 0) | (labels >= wanted))
@@ -177,15 +161,7 @@ class Normalisation:
 
 
 class ImageData:
-    """Images with their labels, a Dataset.
-
-    Args:
-        source: the images.
-        chosen: indices of the images that belong to this set; all if None.
-        size: height and width to which images are resized.
-        normalisation: the normalisation of their bytes.
-        transforms: their augmentation; ``RandomResizedCrop`` can only be the first.
-    """
+    """Images with their labels, a Dataset."""
 
     def __init__(
         self,
@@ -236,9 +212,6 @@ def measure(source: ImageSource, chosen: NDArray[np.int64] | None, size: Size) -
 
     Sums are of integers, so the result is the same on every machine. Images that cannot be read
     are left out.
-
-    Raises:
-        DataError: If none of the images can be read.
     """
     count = len(source.labels if chosen is None else chosen)
     places = np.linspace(0, count - 1, min(_SAMPLED, count)).astype(np.int64)
@@ -266,15 +239,7 @@ _ERRORS: tuple[type[Exception], ...] = (OSError, EOFError, zlib.error, BadZipFil
 
 @contextmanager
 def reading(path: Path, *more: type[Exception]) -> Iterator[None]:
-    """Return a context in which a file is read and errors name it.
-
-    Args:
-        path: the file.
-        more: further exceptions that are raised for damaged files.
-
-    Raises:
-        DataError: If the system or a decompressor raises an exception.
-    """
+    """Return a context in which a file is read and errors name it."""
     try:
         yield
     except _ERRORS + more as error:

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,15 +21,7 @@ _LIBRARY_BYTES = 1_000_000  # of the source text of Python's library
 
 
 def find_files(path: str, pattern: str) -> list[Path]:
-    """Return a file, or the files of a folder and its sub-folders, in the order of their names.
-
-    Args:
-        path: the file or the folder.
-        pattern: pattern of the names in a folder, such as ``*.txt``.
-
-    Raises:
-        DataError: If there is no such file or folder, or no file of the folder matches.
-    """
+    """Return a file, or the files of a folder and its sub-folders, in the order of their names."""
     place = Path(path).expanduser()
     if not place.exists():
         raise DataError(f"{place} does not exist (looked in {Path.cwd()})", "Correct task_options.path.")
@@ -59,9 +52,6 @@ def python_files() -> tuple[list[Path], str]:
     """Return the first modules of Python's standard library, about a million bytes, and a description.
 
     Every installation of the same version of Python has the same ones.
-
-    Raises:
-        DataError: If this Python was installed without source text.
     """
     folder = Path(sysconfig.get_paths()["stdlib"])
     modules = (file for file in folder.glob("*.py") if file.stem in sys.stdlib_module_names)
@@ -81,11 +71,7 @@ def python_files() -> tuple[list[Path], str]:
 
 
 def check_regular(path: Path) -> int:
-    """Check that a path is a file that can be read, and return its size in bytes.
-
-    Raises:
-        DataError: If it is missing or a folder, or a pipe or a device, which could block or never end.
-    """
+    """Check that a path is a file that can be read, and return its size in bytes."""
     try:
         size = regular_size(path)
         path.open("rb").close()
@@ -100,12 +86,6 @@ class MappedFiles:
     """The bytes of files, one file after the other, as one long row that stays on disk.
 
     Each file is mapped when it is first read.
-
-    Args:
-        paths: the files; empty ones are left out.
-
-    Raises:
-        DataError: If a file cannot be read, or all are empty.
     """
 
     vocabulary = 256  # its bytes may be tokens
@@ -141,12 +121,7 @@ class MappedFiles:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """Return the bytes of windows, (windows, length).
-
-        Args:
-            starts: where each window begins, in bytes.
-            length: bytes in each window.
-        """
+        """Return the bytes of windows, (windows, length)."""
         if len(self._files) == 1:
             windows: NDArray[np.uint8] = self.file(0)[starts[:, None] + np.arange(length)]
             return windows
@@ -194,86 +169,43 @@ class Windows:
         return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
-_CHUNK = 1 << 20  # bytes that are scanned at a time
-_BLOCK = 4096  # bytes per index entry: the index takes 0.2 % of the size of the text
+_CHUNK = 1 << 20  # bytes that are decoded at a time
 _ALL = 0x110000  # number of Unicode code points
 _BYTES_INSTEAD = "Save it as UTF-8, or set task_options.level=bytes, which accepts any file."
 
 
 class CharacterTokens:
-    """The characters of text files as a row of tokens; token k is the k-th distinct character.
+    """The characters of UTF-8 files as a row of tokens in memory; token k is the k-th distinct character.
 
-    The text is scanned once for its distinct characters and for an index: the number of characters
-    that begin before every 4096th byte. Windows are decoded when they are read, so the text stays
-    on disk.
-
-    Args:
-        files: the text, in UTF-8.
-
-    Raises:
-        DataError: If the text is not UTF-8 or contains a NUL, with the file and the position.
+    A token takes one byte if there are at most 256 distinct characters, and two for most other texts.
     """
 
     def __init__(self, files: MappedFiles) -> None:
-        self._files = files
         seen = np.zeros(_ALL, bool)
-        begun = np.zeros(-(-len(files) // _BLOCK), np.int64)
-        for start, raw, codes in _parts(files):
+        for codes in _characters(files):
             seen[codes] = True
-            begins = start + np.flatnonzero((raw & 0xC0) != 0x80)
-            first = start // _BLOCK
-            counts = np.bincount(begins // _BLOCK - first)
-            begun[first : first + len(counts)] += counts
         self.characters = np.flatnonzero(seen)
-        self._before = np.concatenate([[0], np.cumsum(begun)])
-        self._table = np.zeros(int(self.characters[-1]) + 1, np.int32)
-        self._table[self.characters] = np.arange(len(self.characters), dtype=np.int32)
+        self.vocabulary = len(self.characters)
+        table = np.zeros(_ALL, np.min_scalar_type(self.vocabulary - 1))
+        table[self.characters] = np.arange(self.vocabulary)
+        self._tokens = np.concatenate([table[codes] for codes in _characters(files)])
 
     def __len__(self) -> int:
-        return int(self._before[-1])
+        return len(self._tokens)
 
-    @property
-    def vocabulary(self) -> int:
-        """Number of distinct characters."""
-        return len(self.characters)
-
-    def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.int32]:
-        """Return the tokens of windows, (windows, length).
-
-        Args:
-            starts: where each window begins, in characters.
-            length: characters in each window.
-        """
-        if len(self) == len(self._files):  # every character is a single byte
-            codes = self._files.read(starts, length).astype(np.int64)
-        else:
-            codes = np.stack([self._decoded(start, length) for start in starts.tolist()])
-        if codes.max() >= len(self._table):
-            raise DataError(_changed(self._files))
-        return self._table[codes]
-
-    def _decoded(self, start: int, length: int) -> NDArray[np.uint32]:
-        first = int(np.searchsorted(self._before, start, side="right")) - 1
-        last = int(np.searchsorted(self._before, start + length, side="left"))
-        # the last character may end up to three bytes after its block
-        raw = self._files.piece(first * _BLOCK, min(last * _BLOCK + 3, len(self._files)))
-        head = int(np.argmax((raw & 0xC0) != 0x80))  # of a character that began in the block before
-        text = raw[head:].tobytes().decode("utf-8", errors="ignore")
-        skip = start - int(self._before[first])
-        codes = np.frombuffer(text[skip : skip + length].encode("utf-32-le"), "<u4")
-        if len(codes) != length:
-            raise DataError(_changed(self._files))
-        return codes
+    def read(self, starts: NDArray[np.int64], length: int) -> NDArray[Any]:
+        """Return the tokens of windows, (windows, length); ``starts`` and ``length`` are in characters."""
+        found: NDArray[Any] = self._tokens[starts[:, None] + np.arange(length)]
+        return found
 
 
 Tokens = MappedFiles | CharacterTokens
 
 
-def _parts(files: MappedFiles) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.uint32]]]:
-    """Yield the text in parts: where a part begins, its bytes, and the characters that end in it."""
+def _characters(files: MappedFiles) -> Iterator[NDArray[np.uint32]]:
+    """Yield the characters of a text in parts."""
     for number, path in enumerate(files.paths):
         decoder = codecs.getincrementaldecoder("utf-8")()
-        base = int(files.ends[number - 1]) if number else 0
         whole = files.file(number)
         for start in range(0, len(whole), _CHUNK):
             raw = whole[start : start + _CHUNK]
@@ -290,9 +222,4 @@ def _parts(files: MappedFiles) -> Iterator[tuple[int, NDArray[np.uint8], NDArray
             if "\0" in text:
                 place = start + int(np.argmin(raw))
                 raise DataError(f"{path} is not text: byte {place} is NUL", _BYTES_INSTEAD)
-            yield base + start, raw, np.frombuffer(text.encode("utf-32-le"), "<u4")
-
-
-def _changed(files: MappedFiles) -> str:
-    names = str(files.paths[0]) if len(files.paths) == 1 else f"one of {len(files.paths)} files"
-    return f"{names} changed while it was being read"
+            yield np.frombuffer(text.encode("utf-32-le"), "<u4")

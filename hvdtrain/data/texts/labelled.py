@@ -45,12 +45,7 @@ class ByteEncoder:
 
 
 class WordEncoder:
-    """Encodes words in lower case and single punctuation marks by a vocabulary of the training texts.
-
-    Args:
-        context: tokens in a row.
-        most: size of the vocabulary, the most frequent words; other words become one token, "unknown".
-    """
+    """Encodes words in lower case and single punctuation marks by a vocabulary of the training texts."""
 
     def __init__(self, context: int, most: int) -> None:
         self._rows = _Rows(context)
@@ -107,13 +102,7 @@ _MOST_CLASSES = 10_000  # with more, the column probably holds identifiers
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of all texts.
-
-    Args:
-        names: the names of the classes in sorted order; by value if all of them are numbers.
-        numbers: the class of each text.
-        sizes: number of texts in each table.
-    """
+    """The labels of all texts."""
 
     names: list[str]
     numbers: NDArray[np.int64]
@@ -124,9 +113,6 @@ def read_tables(tables: Sequence[Table], encoder: Encoder) -> Labels:
     """Read tables row by row, one after the other, and add their texts to the encoder.
 
     The classes are those of the first table.
-
-    Raises:
-        DataError: If a table has no valid row, or there are too few or too many classes.
     """
     found: dict[str, int] = {}
     numbers = array("i")
@@ -175,9 +161,6 @@ def split(sizes: Sequence[int], share: float, seed: int) -> tuple[NDArray[np.int
         sizes: number of texts in each table; a second table is for evaluation only.
         share: fraction of a single table that is for evaluation; at least one text if it is above 0.
         seed: seed of the split.
-
-    Raises:
-        DataError: If no text is left for training.
     """
     if len(sizes) > 1:
         return np.arange(sizes[0]), np.arange(sizes[0], sizes[0] + sizes[1])

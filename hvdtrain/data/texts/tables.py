@@ -1,18 +1,19 @@
 """Tables of texts with labels: CSV, TSV, JSONL and Parquet files, checked row by row."""
 
-import contextlib
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from hvdtrain.data.texts.files import check_regular
 from hvdtrain.errors import BadSampleError, DataError
 from hvdtrain.storage.files import open_regular
 
-LONGEST = 1 << 24  # bytes of one line or field; more means an unclosed quote or another kind of file
+LONGEST = 1 << 24  # characters of a field; more means an unclosed quote or another kind of file
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -24,140 +25,78 @@ class Row:
     label: Any
 
 
-def csv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
+def _csv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
     """Yield the rows of a CSV file: comma-separated values, which may be quoted, after a header.
 
     For a row that cannot be read an error is yielded; the rows after it follow.
-
-    Raises:
-        DataError: If a column is missing or a quote is never closed.
     """
-    lines = _Lines(path)
-    rows = csv.reader(lines, strict=True)
-    with _long_fields():
-        yield from _separated(path, lines, rows, (text, label))
+    yield from _separated(path, (text, label), delimiter=",")
 
 
-def tsv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
+def _tsv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
     """Yield the rows of a TSV file: values separated by tabs; quotes have no meaning."""
-    lines = _Lines(path)
-    rows = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
-    with _long_fields():
-        yield from _separated(path, lines, rows, (text, label))
+    yield from _separated(path, (text, label), delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
-def jsonl_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
+def _jsonl_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
     """Yield the rows of a JSONL file: a JSON object per line; empty lines are skipped."""
-    lines = _Lines(path)
-    while True:
+    with _opened(path, newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place = f"line {number}"
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+                yield BadSampleError(f"{path}, {place}: not JSON: {message[:200]}")
+                continue
+            if not isinstance(found, dict):
+                yield BadSampleError(f"{path}, {place}: must be an object, found {line.strip()[:60]!r}")
+            elif missing := [column for column in (text, label) if column not in found]:
+                has = ", ".join(map(repr, list(found)[:20])) or "nothing"
+                yield BadSampleError(f"{path}, {place}: has no {missing[0]!r}; it has {has}")
+            else:
+                yield Row(place, found[text], found[label])
+
+
+def _opened(path: Path, newline: str) -> TextIO:
+    """Open a text file, in which bytes that are not UTF-8 become half characters, which rows may not have."""
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+
+
+def _separated(path: Path, columns: tuple[str, str], **options: Any) -> Iterator[Row | BadSampleError]:
+    csv.field_size_limit(max(LONGEST, csv.field_size_limit()))  # of the whole process
+    with _opened(path, newline="") as file:
+        rows = csv.reader(file, strict=True, **options)
         try:
-            line = next(lines)
-        except StopIteration:
-            return
-        except BadSampleError as error:
-            yield error
-            continue
-        if not line.strip():
-            continue
-        place = f"line {lines.number}"
-        try:
-            found = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            message = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            yield BadSampleError(f"{path}, {place}: not JSON: {message[:200]}")
-            continue
-        if not isinstance(found, dict):
-            yield BadSampleError(f"{path}, {place}: must be an object, found {line.strip()[:60]}")
-            continue
-        missing = [column for column in (text, label) if column not in found]
-        if missing:
-            has = ", ".join(map(repr, list(found)[:20])) or "nothing"
-            yield BadSampleError(f"{path}, {place}: has no {missing[0]!r}; it has {has}")
-            continue
-        yield Row(place, found[text], found[label])
-
-
-class _Lines:
-    """The lines of a file, counted. For one that is not UTF-8 an error is raised; the others follow."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("rb")
-        self.number = 0
-        self._offset = 0
-
-    def __iter__(self) -> "_Lines":
-        return self
-
-    def __next__(self) -> str:
-        try:
-            raw = self._file.readline(LONGEST + 1)
-        except OSError as error:
-            raise DataError(f"cannot read {self._path}: {error.strerror}") from None
-        if not raw:
-            self._file.close()
-            raise StopIteration
-        self.number += 1
-        offset, self._offset = self._offset, self._offset + len(raw)
-        where = f"{self._path}, line {self.number}"
-        if len(raw) > LONGEST:
-            self._file.close()
-            raise DataError(
-                f"{where} is longer than {LONGEST:,} bytes", "Check that it is a text file with rows."
-            )
-        try:
-            line = raw.decode("utf-8")
-        except UnicodeDecodeError as error:
-            place = offset + error.start
-            raise BadSampleError(
-                f"{where}: byte {place} (0x{raw[error.start]:02x}) is not UTF-8", "Save the file as UTF-8."
-            ) from None
-        if "\0" in line:
-            raise BadSampleError(f"{where}: byte {offset + raw.index(0)} is NUL")
-        return line.removeprefix("\ufeff") if self.number == 1 else line  # the byte order mark
-
-
-def _separated(
-    path: Path, lines: _Lines, rows: Any, columns: tuple[str, str]
-) -> Iterator[Row | BadSampleError]:
-    try:
-        names = next(rows, None)
-    except csv.Error as error:
-        raise DataError(f"{path}, line {lines.number}: {error}") from None
-    if names is None:
-        raise DataError(f"{path} is empty (0 bytes)")
-    check_columns(path, names, columns)
-    at = [names.index(column) for column in columns]
-    while True:
-        first = lines.number + 1
-        try:
-            values = next(rows)
-        except StopIteration:
-            return
+            names = next(rows, None)
         except csv.Error as error:
-            if "unexpected end of data" in str(error):  # the rest of the file would be one row
-                raise DataError(f"{path}, line {first}: a quote that begins there is never closed") from None
-            yield BadSampleError(f"{path}, line {lines.number}: {error}")
-            continue
-        except BadSampleError as error:
-            yield error
-            continue
-        if not values:  # an empty line
-            continue
-        if len(values) != len(names):
-            yield BadSampleError(
-                f"{path}, line {first}: has {len(values)} values; the first line names {len(names)} columns"
-            )
-            continue
-        yield Row(f"line {first}", values[at[0]], values[at[1]])
+            raise DataError(f"{path}, line {rows.line_num}: {error}") from None
+        if names is None:
+            raise DataError(f"{path} is empty (0 bytes)")
+        check_columns(path, names, columns)
+        at = [names.index(column) for column in columns]
+        while True:
+            first = rows.line_num + 1
+            try:
+                if (values := next(rows, None)) is None:
+                    return
+            except csv.Error as error:
+                if "unexpected end of data" in str(error):  # the rest of the file would be one row
+                    problem = f"{path}, line {first}: a quote that begins there is never closed"
+                    raise DataError(problem) from None
+                yield BadSampleError(f"{path}, line {rows.line_num}: {error}")
+                continue
+            if values and len(values) != len(names):
+                has = f"has {len(values)} values; the first line names {len(names)} columns"
+                yield BadSampleError(f"{path}, line {first}: {has}")
+            elif values:  # no empty line
+                yield Row(f"line {first}", values[at[0]], values[at[1]])
 
 
 def check_columns(path: Path, names: list[str], columns: tuple[str, str]) -> None:
-    """Check that a table has each of these columns once.
-
-    Raises:
-        DataError: If it does not, naming its columns.
-    """
+    """Check that a table has each of these columns once."""
     for column in columns:
         if names.count(column) != 1:
             shown = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
@@ -168,26 +107,11 @@ def check_columns(path: Path, names: list[str], columns: tuple[str, str]) -> Non
             )
 
 
-@contextlib.contextmanager
-def _long_fields() -> Iterator[None]:
-    """Return a context in which a CSV field may be as long as a line; csv has one limit per process."""
-    before = csv.field_size_limit(LONGEST)
-    try:
-        yield
-    finally:
-        csv.field_size_limit(before)
-
-
 _ROWS = 1024  # read at a time
 
 
-def parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
-    """Yield the rows of a Parquet file with texts as strings and labels as strings or integers.
-
-    Raises:
-        DataError: If pyarrow is not installed, the file is damaged, or a column is missing or of
-            another type.
-    """
+def _parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
+    """Yield the rows of a Parquet file with texts as strings and labels as strings or integers."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -237,24 +161,17 @@ def _check_type(path: Path, column: str, kind: Any, fits: bool, rule: str) -> No
 Reader = Callable[[Path, str, str], Iterator[Row | BadSampleError]]
 
 READERS: dict[str, Reader] = {
-    ".csv": csv_rows,
-    ".tsv": tsv_rows,
-    ".jsonl": jsonl_rows,
-    ".ndjson": jsonl_rows,
-    ".parquet": parquet_rows,
+    ".csv": _csv_rows,
+    ".tsv": _tsv_rows,
+    ".jsonl": _jsonl_rows,
+    ".ndjson": _jsonl_rows,
+    ".parquet": _parquet_rows,
 }
 
 
 @dataclass
 class Table:
-    """A table that is read row by row, and the rows that were left out of it.
-
-    Args:
-        path: the file, of the kind that its suffix says.
-        text: the column with the text.
-        label: the column with the label.
-        bad_rows: "error" to raise an error for the first invalid row, "skip" to leave such rows out.
-    """
+    """A table that is read row by row, and the rows that were left out of it."""
 
     path: Path
     text: str
@@ -309,12 +226,10 @@ class Table:
             return BadSampleError(f"{where}: {self.text!r} is empty")
         if not str(row.label).strip():
             return BadSampleError(f"{where}: {self.label!r} is empty")
-        try:
-            f"{row.text}{row.label}".encode()
-        except UnicodeEncodeError as error:  # JSON may contain half of a surrogate pair
-            return BadSampleError(
-                f"{where}: contains {error.object[error.start]!r}, which is not a character"
-            )
+        if found := _NO_TEXT.search(f"{row.text}{row.label}"):  # JSON may contain half of a surrogate pair
+            code = ord(found[0])
+            what = f"the byte 0x{code - 0xDC00:02x}" if code >= 0xDC80 else repr(found[0])
+            return BadSampleError(f"{where}: contains {what}, which is not UTF-8", "Save the file as UTF-8.")
         return None
 
 

@@ -36,8 +36,7 @@ from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.step_end import evaluate as run_evaluation
 from hvdtrain.storage.text import counted, with_urls
-from hvdtrain.storage.transfers import append_line
-from hvdtrain.storage.urls import shown
+from hvdtrain.storage.urls import append_line, shown
 from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.user_errors import task_errors
 

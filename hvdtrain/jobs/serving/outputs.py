@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from hvdtrain.checkpoints.remote.fetched import reading
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.storage.files import cache_folder, check_url
-from hvdtrain.storage.transfers import download, upload
 from hvdtrain.storage.urls import (
     MissingObjectError,
     StoreError,
+    download,
     info,
     is_url,
     join,
@@ -22,6 +22,7 @@ from hvdtrain.storage.urls import (
     parent,
     remove,
     shown,
+    upload,
 )
 
 Place = Path | str  # the text is a URL

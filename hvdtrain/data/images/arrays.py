@@ -1,0 +1,259 @@
+"""Images in arrays: IDX files such as those of MNIST, CIFAR-10's binary batches, and npz files.
+
+IDX (http://yann.lecun.com/exdb/mnist/), plain or gzipped: two zero bytes, the number type, the number of
+axes, each axis as 4 bytes in big-endian order; then the numbers. A record of CIFAR-10
+(https://www.cs.toronto.edu/~kriz/cifar.html) is a label byte, then 32x32 pixels each of red, green and blue.
+Nothing in an npz file is unpickled.
+"""
+
+import math
+import re
+import struct
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.lib.npyio import NpzFile
+from numpy.typing import NDArray
+
+from hvdtrain.data.images.sources import ArraySource, Found, check_counts, check_shape, opened, reading
+from hvdtrain.data.serialization import MappedArray
+from hvdtrain.errors import DataError
+from hvdtrain.storage.files import open_regular, regular_size
+
+_IDX_NAME = re.compile(r"(.*[-_.])?(train|t10k|test)[-_.](images|labels)[-_.]idx\d[-_.]ubyte(\.gz)?")
+_UNSIGNED_BYTE = 0x08
+_MOST_AXES = 4
+
+
+def idx_names_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that have the name of an IDX file."""
+    return sorted(path for path in folder.iterdir() if _IDX_NAME.fullmatch(path.name))
+
+
+def find_idx(folder: Path) -> Found:
+    """Open the IDX files of a folder."""
+    train = _open_idx(folder, ("train",))
+    if train is None:
+        raise DataError(f"{folder} contains no training images: train-images-idx3-ubyte or the same with .gz")
+    return Found("IDX files", train, _open_idx(folder, ("t10k", "test")))
+
+
+def _open_idx(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
+    images, labels = (_the_one(folder, parts, what) for what in ("images", "labels"))
+    if images is None and labels is None:
+        return None
+    if images is None or labels is None:
+        missing = "labels" if labels is None else "images"
+        raise DataError(f"there is no file of {missing} beside {images or labels}")
+    pixels, values = read_idx(images, "images"), read_idx(labels, "labels")
+    check_shape(images, "byte 4", pixels.shape)
+    check_counts(images, labels, (pixels.shape[0], values.shape[0]))
+    where = partial(_place_in_labels, labels)
+    return ArraySource(pixels, np.asarray(values[:]).astype(np.int64), where)
+
+
+def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
+    """Find a file; of a plain and a gzipped one of the same name the plain one."""
+    found = {}
+    for path in reversed(idx_names_in(folder)):
+        match = _IDX_NAME.fullmatch(path.name)
+        if match and match[2] in parts and match[3] == what:
+            found[path.name.removesuffix(".gz")] = path
+    if len(found) > 1:
+        names = ", ".join(sorted(path.name for path in found.values()))
+        raise DataError(f"{folder} contains more than one file of {what}: {names}", "Keep only one of them.")
+    return next(iter(found.values()), None)
+
+
+def read_idx(path: Path, what: str) -> MappedArray | NDArray[np.uint8]:
+    """Read a file of unsigned bytes: mapped into memory, or decompressed if it is gzipped."""
+    with opened(path) as stream:
+        shape = _shape(stream.read(4 + 4 * _MOST_AXES), path, what)
+        count, offset = math.prod(shape), 4 + 4 * len(shape)
+        stream.seek(offset)
+        data = stream.read() if path.suffix == ".gz" else None
+    more = (path.stat().st_size - offset if data is None else len(data)) - count
+    if more:
+        raise DataError(
+            f"{path} {'is truncated' if more < 0 else 'does not fit its header'}: the header declares "
+            f"{' x '.join(f'{side:,}' for side in shape)} = {count:,} bytes from byte {offset}, and "
+            f"there are {abs(more):,} bytes {'more' if more > 0 else 'less'}"
+        )
+    if data is not None:
+        return np.frombuffer(data, np.uint8).reshape(shape)
+    return MappedArray(path, offset, shape) if count else np.empty(shape, np.uint8)
+
+
+def _shape(header: bytes, path: Path, what: str) -> tuple[int, ...]:
+    """Return the shape that a header declares."""
+    axes = (1,) if what == "labels" else (3, 4)
+    if len(header) < 4:
+        raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within the magic number")
+    magic = int.from_bytes(header[:4])
+    expected = [_UNSIGNED_BYTE << 8 | count for count in axes]
+    if magic not in expected:
+        raise DataError(
+            f"{path}, byte 0: the magic number of {what} of unsigned bytes is "
+            f"{' or '.join(f'0x{number:08x}' for number in expected)}, found 0x{magic:08x}"
+        )
+    end = 4 + 4 * header[3]
+    if len(header) < end:
+        raise DataError(f"{path} is truncated: it ends at byte {len(header)}, within its header")
+    return tuple(int.from_bytes(header[place : place + 4]) for place in range(4, end, 4))
+
+
+def _place_in_labels(labels: Path, index: int) -> str:
+    return f"{labels}, byte {8 + index} (sample {index})"
+
+
+SIDE = 32
+RECORD_BYTES = 1 + 3 * SIDE * SIDE
+CLASSES = 10
+_FOLDER = "cifar-10-batches-bin"
+_TRAIN_FILE = re.compile(r"data_batch_\d+\.bin")
+
+
+class CifarRecords:
+    """The images of several memory-mapped files of records.
+
+    Args:
+        parts: the records of each file, (records, bytes).
+    """
+
+    def __init__(self, parts: list[MappedArray]) -> None:
+        self._parts = parts
+        self._ends = np.cumsum([len(part) for part in parts])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(images, height, width, channels)."""
+        return int(self._ends[-1]), SIDE, SIDE, 3
+
+    def __getitem__(self, indices: Any) -> NDArray[np.uint8]:
+        pixels = np.empty((len(indices), RECORD_BYTES - 1), np.uint8)
+        files = np.searchsorted(self._ends, indices, side="right")
+        for file in np.unique(files):
+            part, inside = self._parts[file], files == file
+            pixels[inside] = part[indices[inside] - (self._ends[file] - len(part)), 1:]
+        return np.ascontiguousarray(pixels.reshape(-1, 3, SIDE, SIDE).transpose(0, 2, 3, 1))
+
+
+def cifar_folder(path: Path) -> Path | None:
+    """Return the folder with CIFAR-10 files: the path itself, or the folder of CIFAR-10's archive in it."""
+    for folder in (path, path / _FOLDER):
+        if folder.is_dir() and _train_files(folder):
+            return folder
+    return None
+
+
+def find_cifar(path: Path) -> Found:
+    """Open the batches in a folder."""
+    folder = cifar_folder(path)
+    if folder is None:
+        raise DataError(f"{path} contains no training images: data_batch_1.bin, data_batch_2.bin, ...")
+    test = folder / "test_batch.bin"
+    return Found(
+        "CIFAR-10 batches",
+        _open_files(_train_files(folder)),
+        _open_files([test]) if test.exists() else None,
+        CLASSES,
+    )
+
+
+def _train_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _TRAIN_FILE.fullmatch(path.name))
+
+
+def _open_files(paths: list[Path]) -> ArraySource:
+    parts = [_open_file(path) for path in paths]
+    labels = np.concatenate([part.array()[:, 0] for part in parts]).astype(np.int64)
+    firsts = np.cumsum([0, *(len(part) for part in parts[:-1])]).tolist()
+    return ArraySource(CifarRecords(parts), labels, partial(_place_in_records, paths, firsts))
+
+
+def _open_file(path: Path) -> MappedArray:
+    with reading(path):
+        size = regular_size(path)
+    count, rest = divmod(size, RECORD_BYTES)
+    if rest or not count:
+        kind = "is truncated" if rest else "contains no images"
+        raise DataError(
+            f"{path} {kind}: records have {RECORD_BYTES:,} bytes each; it has {size:,} bytes, "
+            f"{count:,} records and {rest:,} bytes"
+        )
+    part = MappedArray(path, 0, (count, RECORD_BYTES))
+    wrong = np.flatnonzero(part.array()[:, 0] >= CLASSES)
+    if len(wrong):
+        first = int(wrong[0])
+        place = f"byte {first * RECORD_BYTES:,} (record {first})"
+        raise DataError(
+            f"{path}, {place}: label {part[first, 0]} is out of range; "
+            f"there are {CLASSES} classes, numbered from 0"
+        )
+    return part
+
+
+def _place_in_records(paths: list[Path], firsts: list[int], index: int) -> str:
+    file = max(place for place, first in enumerate(firsts) if first <= index)
+    record = index - firsts[file]
+    return f"{paths[file]}, byte {record * RECORD_BYTES:,} (record {record})"
+
+
+# names of images and labels, for training and for evaluation
+_TRAIN_ARRAYS = (("x_train", "y_train"), ("images", "labels"), ("train_images", "train_labels"))
+_EVAL_ARRAYS = (("x_test", "y_test"), ("test_images", "test_labels"))
+# exceptions that zipfile raises for damaged archives, in addition to its own
+_ZIP_ERRORS = (struct.error, ValueError, OverflowError, RuntimeError)
+
+
+def find_npz(path: Path) -> Found:
+    """Open an npz file, whose arrays are read into memory."""
+    with reading(path, *_ZIP_ERRORS), open_regular(path) as file, NpzFile(file, own_fid=False) as archive:
+        train = _first_pair(archive, _TRAIN_ARRAYS)
+        if train is None:
+            raise DataError(
+                f"{path} contains no arrays x_train and y_train, or images and labels; "
+                f"it has {', '.join(sorted(archive.files)[:20]) or 'none'}"
+            )
+        evaluation = _first_pair(archive, _EVAL_ARRAYS)
+        return Found(
+            "npz file",
+            _read_pair(path, archive, train),
+            _read_pair(path, archive, evaluation) if evaluation else None,
+        )
+
+
+def _first_pair(archive: Any, pairs: tuple[tuple[str, str], ...]) -> tuple[str, str] | None:
+    return next((pair for pair in pairs if all(name in archive.files for name in pair)), None)
+
+
+def _read_pair(path: Path, archive: Any, names: tuple[str, str]) -> ArraySource:
+    images, labels = (_read_array(path, archive, name) for name in names)
+    if images.dtype != np.uint8:
+        raise DataError(
+            f"{path}, {names[0]}: images must be uint8 (0 to 255), found {images.dtype}",
+            "Convert them before saving, for example (images * 255).astype(numpy.uint8).",
+        )
+    if labels.dtype.kind not in "iu":
+        raise DataError(f"{path}, {names[1]}: labels must be whole numbers, found {labels.dtype}")
+    check_shape(path, names[0], images.shape)
+    values = labels[:, 0] if labels.ndim == 2 and labels.shape[1] == 1 else labels
+    if values.ndim != 1:
+        raise DataError(f"{path}, {names[1]}: labels must have shape (images,), found {labels.shape}")
+    check_counts(path / names[0], path / names[1], (images.shape[0], len(values)))
+    return ArraySource(images, values.astype(np.int64), partial(_place_in_array, path, names[1]))
+
+
+def _read_array(path: Path, archive: Any, name: str) -> NDArray[Any]:
+    try:
+        return np.asarray(archive[name])
+    # for damaged headers numpy raises many types of exceptions, those of Python's parser among them
+    except Exception as error:
+        message = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise DataError(f"{path}, {name}: cannot be read as an array: {message}") from None
+
+
+def _place_in_array(path: Path, name: str, index: int) -> str:
+    return f"{path}, {name}[{index}]"
