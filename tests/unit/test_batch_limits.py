@@ -63,15 +63,3 @@ def test_a_batch_that_does_not_fit_into_memory_is_refused(monkeypatch):
         "eval_batch_size: a batch of 13,000"
         in refused(size=3000, width=1000, eval_batch_size=13_000, workers=2).problem
     )
-
-
-def test_a_small_batch_reads_no_sample():
-    class Unreadable:
-        def __len__(self) -> int:
-            return 10
-
-        def __getitem__(self, index: int) -> object:
-            raise AssertionError("read")
-
-    config = Config(framework="torch", epochs=1)
-    batch_limits.check_batch_sizes(config, TrainingPlan.of(config, 1, 10), 1, train_data=Unreadable())

@@ -63,12 +63,6 @@ def test_in_stages_each_worker_makes_the_parameters_of_its_stage_alone():
     assert (config.stage_balance, config.initial_parameters) == ("memory", "portable")
 
 
-def test_a_field_that_this_version_does_not_have_is_left_out():
-    made = manifest()
-    made.config["gone"] = 1
-    assert resolved(made).framework == "torch"
-
-
 @pytest.mark.parametrize(
     ("fields", "size"),
     [

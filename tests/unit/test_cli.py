@@ -115,12 +115,6 @@ def test_a_word_that_is_no_command_and_no_file_is_named(invoke):
         cli.cli(["qqq"], standalone_mode=False)
 
 
-@pytest.mark.parametrize(("word", "meant"), [("trian", "train"), ("evalute", "evaluate")])
-def test_a_mistyped_command_is_recognized(word, meant):
-    with pytest.raises(UsageError, match=f"nor a config file\nDid you mean '{meant}'"):
-        cli.cli([word], standalone_mode=False)
-
-
 def test_every_unknown_option_is_named_with_a_hint(invoke):
     result = invoke("--lr", "0.1", "--wd=3", "--max-epochs", "3", "--threads", "2", "--zzzz")
     assert result.exit_code == 2

@@ -72,20 +72,6 @@ def said(outcomes) -> str:
     return text
 
 
-def test_equal_data_pass_and_only_a_hash_travels():
-    sent = []
-    found = on_every_rank(
-        ["a", "b"],
-        lambda workers: (
-            identify_data(workers, {"train_data": as_dataset(values()), "eval_data": None}, config()),
-            sent.extend(workers.sent),
-        )[0],
-    )
-    assert [data.notes for data in found] == [(), ()]
-    assert list(found[0].fingerprints) == ["train_data"]
-    assert max(map(len, sent)) < 100
-
-
 def test_the_first_sample_that_differs_is_named_with_ranks_and_hosts():
     outcomes = identified(values(), values(12, 199), values())
     assert said(outcomes) == (
@@ -171,15 +157,6 @@ def test_changed_data_are_refused_with_causes_and_the_way_out():
 def test_a_note_is_enough_if_the_user_wants_other_data(fields, words):
     (note,) = compared(job_data(values()), job_data(values(0)), **fields)
     assert words in note
-
-
-def test_changed_data_are_refused_by_whatever_path_they_are_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    made_with, now = (
-        {"task": "images", "task_options": {"path": path}} for path in ("images", f"{tmp_path}/images")
-    )
-    with pytest.raises(CheckpointError, match="changed since checkpoint"):
-        compared(job_data(values()), job_data(values(0)), made_with, **now)
 
 
 def alone(data) -> JobData:

@@ -146,22 +146,6 @@ def test_pythons_and_numpys_generators_are_as_before(tmp_path):
     assert (random.random(), np.random.rand()) == expected
 
 
-def test_a_sample_that_cannot_be_read_is_named_with_the_users_line(tmp_path):
-    class Broken(Samples):
-        def __getitem__(self, index):
-            raise ValueError("cannot decode")
-
-    session, _ = session_of(tmp_path)
-    session.data.training = Broken()
-    with pytest.raises(TaskError) as caught:
-        dry_run(session, Task)
-    line = Broken.__getitem__.__code__.co_firstlineno + 1
-    assert caught.value.problem.startswith(
-        f"the first batch of the training data cannot be read: {__file__}, line {line}: ValueError: cannot "
-        "decode (sample "
-    )
-
-
 def test_what_one_worker_finds_every_worker_raises_with_its_rank():
     def work(workers):
         error = NonFiniteLossError("the loss is nan", "Look.") if workers.rank == 1 else None

@@ -76,16 +76,6 @@ def test_training_ends_after_the_evaluation_that_ends_patience_and_is_saved(
     assert bool(session.stopped_early) == (last_step < 5)
 
 
-def test_all_workers_stop_at_the_same_step_and_say_why(tmp_path):
-    def work(workers):
-        session = session_of(tmp_path, workers, [0.5, 0.6, 0.6], patience=1)
-        run(session)
-        return session.state.progress.step, session.stopped_early
-
-    said = "stopped early at step 2: loss has not improved for 1 evaluation (best 0.5 at step 1)"
-    assert on_every_rank(["here"] * 2, work) == [(2, said)] * 2
-
-
 def test_patience_goes_on_where_the_checkpoint_stood(tmp_path):
     losses = [0.5, 0.6, 0.7, 0.8, 0.1]
     first = session_of(tmp_path, one_worker(), losses[:], patience=3, steps=2, epochs=None, save_every=2)

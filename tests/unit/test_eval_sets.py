@@ -9,7 +9,6 @@ from support.fakes import FakeBackend, dataset, make_loop_session, on_every_rank
 from support.numpy_backend import NumpyDigits
 from support.watching import records
 
-import hvdtrain
 from hvdtrain import EvalSets
 from hvdtrain.config import Config
 from hvdtrain.data.datasets import as_dataset
@@ -17,11 +16,9 @@ from hvdtrain.data.eval_sets import check_not_bare_sets
 from hvdtrain.early_stopping import RESERVED
 from hvdtrain.errors import AgreementError, BadSampleError, CheckpointError, ConfigError, DataError, TaskError
 from hvdtrain.jobs.opening.data_identity import identify_data
-from hvdtrain.jobs.opening.data_sets import open_sets
 from hvdtrain.loop import run
 from hvdtrain.reporting import compare
 from hvdtrain.step_end import evaluate
-from hvdtrain.workers.agreement import assert_consistent
 
 ARRAYS = {"inputs": np.zeros((3, 2)), "targets": np.zeros(3)}
 
@@ -34,11 +31,6 @@ class Items:
 
     def __getitem__(self, index: int) -> object:
         return np.zeros(2), 1
-
-
-def test_sets_have_an_order_and_can_be_keywords():
-    assert list(EvalSets({"b": 1}, a=2)) == list(EvalSets(b=1, a=2)) == ["b", "a"]
-    assert hvdtrain.EvalSets(sets=1)["sets"] == 1
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a b", "ä", "a\n", 3, None, *sorted(RESERVED)])
@@ -126,23 +118,6 @@ def test_a_skipped_sample_is_named_with_its_set(tmp_path):
     ]
     assert session.data.skipped.count == 2
     assert session.services.report.bad_samples == [("eval", 0, 2)]
-
-
-def differing(workers) -> None:
-    names = ["validation", ("noisy", "shifted")[workers.rank]]
-    _, values = open_sets(
-        EvalSets(dict.fromkeys(names, ARRAYS)), None, Config(framework="torch", epochs=1), "eval_data"
-    )
-    assert_consistent(workers, values)
-
-
-def test_workers_with_other_sets_are_refused_with_the_names():
-    for error in on_every_rank(["a", "b"], differing):
-        assert isinstance(error, AgreementError)
-        assert (
-            "names of the evaluation sets: 'validation, noisy' on rank 0 (a), 'validation, shifted'"
-            in str(error)
-        )
 
 
 def test_a_sample_that_differs_between_workers_is_named_with_its_set():

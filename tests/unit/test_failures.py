@@ -116,11 +116,6 @@ def test_rank_0_speaks_for_all_of_what_all_raise(end, rank, speaks):
     assert bool(said) == speaks
 
 
-@pytest.mark.parametrize(("rank", "waits"), [(None, False), (0, False), (1, True)])
-def test_rank_0_speaks_first(end, rank, waits):
-    assert (end(ConfigError("x"), rank)[1] > 0) == waits
-
-
 def test_workers_that_do_not_answer_end_the_process(monkeypatch, capsys):
     codes, left = [], threading.Event()
 

@@ -15,7 +15,7 @@ import hvdtrain
 from hvdtrain.callbacks import Best, Summary
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config, Layer
-from hvdtrain.errors import CheckpointError, HvdtrainError, TaskError, UsageError
+from hvdtrain.errors import CheckpointError, TaskError, UsageError
 from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs import failures
 from hvdtrain.jobs.failures import is_shared
@@ -23,7 +23,6 @@ from hvdtrain.jobs.outcome import best_of
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.jobs.train import run_job
 from hvdtrain.reporting.records import line_of
-from hvdtrain.workers.agreement import AgreementError
 
 
 def test_importing_hvdtrain_loads_none_of_its_modules():
@@ -120,14 +119,3 @@ def test_an_error_of_one_worker_is_not_shared(monkeypatch):
         return shared
 
     assert on_every_rank(["here"] * 2, ask) == [False, False]
-
-
-def test_wrong_words_are_refused_before_anything_is_loaded():
-    for call in (
-        lambda: hvdtrain.export("run", "png"),
-        lambda: hvdtrain.predict("run", split="all"),
-        lambda: hvdtrain.load("$NOT_SET_ANYWHERE/run"),
-    ):
-        with pytest.raises(UsageError):
-            call()
-    assert issubclass(AgreementError, HvdtrainError)

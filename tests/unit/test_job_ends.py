@@ -8,13 +8,12 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from support.numpy_backend import NumpyDigits
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.verification import newest_verified
-from hvdtrain.errors import EnvironmentFault, Interrupted, TaskError, WorkerFailure
+from hvdtrain.errors import EnvironmentFault, TaskError, WorkerFailure
 from hvdtrain.reporting.run_report import RunReport
 
 
@@ -49,34 +48,6 @@ def test_sigterm_does_not_interrupt_the_save_at_the_end_of_a_job_that_failed(tra
     newest = newest_verified(tmp_path / "run" / "checkpoints")
     assert newest is not None
     assert newest.name == "step-00000010"
-
-
-def test_an_interruption_stays_one_if_a_callback_fails_at_the_save_that_it_waits_for(
-    train, tmp_path, monkeypatch, capfd
-):
-    begun, released, write = threading.Event(), threading.Event(), storage.write
-
-    def write_slowly(*args):
-        begun.set()
-        assert released.wait(60)
-        return write(*args)
-
-    def interrupt(step, _):
-        if step.step == 12:
-            assert begun.wait(60)
-            threading.Timer(0.3, released.set).start()  # when the job waits for the save
-            os.kill(os.getpid(), signal.SIGINT)
-
-    def fail(step, _):
-        raise ValueError("no room")
-
-    monkeypatch.setattr(storage, "write", write_slowly)
-    with pytest.raises(Interrupted):
-        train(callbacks=[SimpleNamespace(on_step=interrupt, on_checkpoint=fail)], steps=20, save_every=10)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert (summary["status"], summary["error"]) == ("stopped", "interrupted by SIGINT")
-    assert summary["checkpoint"].endswith("step-00000010")
-    assert "failed in on_checkpoint" in "".join(capfd.readouterr())
 
 
 def test_an_error_stays_the_first_if_the_summary_cannot_be_reported(train, monkeypatch, capfd):
@@ -139,25 +110,6 @@ def test_a_callback_that_leaves_ends_the_job_even_if_its_errors_do_not(train, ho
     callback = SimpleNamespace(**{hook: leave}, errors_end_job=False)
     with pytest.raises(WorkerFailure, match=rf"failed in {hook}: .*{type(raised).__name__}: "):
         train(callbacks=[callback], steps=2, log_every=1)
-
-
-@pytest.mark.parametrize("raised", [SystemExit(0), _Own("mine")], ids=["SystemExit", "own"])
-def test_data_that_leave_end_the_job_with_a_message(train, raised):
-    class Data:
-        def __len__(self):
-            return 100
-
-        def __getitem__(self, index):
-            if index == 50:
-                raise raised
-            return {"inputs": np.zeros(64, np.float32), "targets": np.int64(0)}
-
-    class Leaving(NumpyDigits):
-        def train_data(self):
-            return Data()
-
-    with pytest.raises((WorkerFailure, TaskError), match=type(raised).__name__):
-        train(Leaving, steps=20, batch_size=10)
 
 
 def test_a_task_that_exits_has_not_completed(train, tmp_path):

@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import signal
-import threading
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,16 +14,13 @@ from support.fakes import FakeBackend, one_worker
 from support.states import equal, names
 
 from hvdtrain.checkpoints import storage, verification
-from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.config import Layer
 from hvdtrain.errors import CheckpointError, ConfigError, Interrupted, SaveError, Stopped, WorkerFailure
 from hvdtrain.horovod_build import InstalledBuild
-from hvdtrain.jobs.opening import setup as opening
 from hvdtrain.jobs.opening import start as starting
 from hvdtrain.jobs.serving.checkpoint import Call
 from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
 from hvdtrain.jobs.train import run_job
-from hvdtrain.reporting.run_report import RunReport
 
 BUILD = InstalledBuild("0.28.1", "2.13.0", None, None, gloo=True, nccl=False)
 FIELDS = {
@@ -165,29 +161,6 @@ def test_a_signal_to_save_saves_and_training_goes_on(train, tmp_path):
     assert names(tmp_path / "run" / "checkpoints") == ["step-00000003", "step-00000005"]
 
 
-def test_what_is_being_written_when_a_job_fails_is_written_before_its_log_is_closed(
-    train, tmp_path, monkeypatch
-):
-    ending, writing = threading.Event(), []
-    finish, close = BackgroundSaver.finish, RunReport.close
-
-    def finish_late(self, timeout_seconds=None):
-        ending.set()
-        finish(self, timeout_seconds)
-
-    def close_watched(self):
-        writing.append("save" in [thread.name for thread in threading.enumerate()])
-        close(self)
-
-    monkeypatch.setattr(RunReport, "sync", lambda self: ending.wait(20))
-    monkeypatch.setattr(BackgroundSaver, "finish", finish_late)
-    monkeypatch.setattr(RunReport, "close", close_watched)
-    with pytest.raises(WorkerFailure):
-        train({5: fail}, save_every=4)
-    assert writing == [False]
-    assert names(tmp_path / "run" / "checkpoints") == ["step-00000004"]
-
-
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
 def test_a_damaged_newest_checkpoint_costs_the_steps_since_the_one_before(
     train, tmp_path, whole, capsys, file
@@ -300,15 +273,6 @@ def test_a_run_whose_data_changed_is_resumed_on_request_alone(train, tmp_path, m
     assert train(resume="auto", on_changed_data="warn").steps == 6
     assert "note: the evaluation data changed since checkpoint run/checkpoints/" in capsys.readouterr().out
     assert train(resume="auto", epochs=3).steps == 9  # the newest checkpoint has the new data
-
-
-def test_a_checkpoint_without_fingerprints_resumes(train):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(opening, "identify_data", lambda *_: opening.NO_DATA)
-        train(epochs=1)
-    (newest,) = storage.checkpoints_in(Path("run/checkpoints"))
-    assert verification.read_manifest(newest).data == {}
-    assert train(resume="auto").steps == 6
 
 
 class Lazy(Small):

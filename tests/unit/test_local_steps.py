@@ -74,16 +74,6 @@ class Observed(FakeLocalBackend):
         return SimpleNamespace(read=read)
 
 
-def test_a_step_that_may_compile_something_is_announced_as_long(tmp_path):
-    """The first two steps, the first synchronisation, and the last step, which may have few samples."""
-    backend, _, _ = local(tmp_path, Observed(one_worker()))
-    assert backend.doing == [
-        *(("in training step 1", True), ("in training step 2", True), ("averaging after step 2", True)),
-        *(("in training step 3", False), ("in training step 4", False), ("averaging after step 4", False)),
-        *(("in training step 5", True), ("averaging after step 5", False)),
-    ]
-
-
 @pytest.mark.parametrize(
     ("every", "due"), [(1, [2, 4, 5]), (3, [4, 5]), (4, [4, 5]), ("1epoch", [4, 5]), (100, [5])]
 )

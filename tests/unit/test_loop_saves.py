@@ -57,15 +57,6 @@ def test_nothing_is_saved_of_a_loss_that_is_no_number(tmp_path, step, value):
     assert session.services.saver.steps == list(range(1, step))
 
 
-def test_a_record_says_where_training_stands(tmp_path):
-    session = trained(tmp_path, save_every=2)[2]
-    found = session.services.saver.manifests[1]
-    assert (found.step, found.samples, found.data_size, found.workers) == (4, 16, 10, 1)
-    assert found.epoch == 1.6
-    assert found.config == session.config.model_dump(mode="json")
-    assert found.versions["Fake"] == "1.0"
-
-
 def test_a_record_has_the_metrics_of_its_own_step_only_and_the_last_ones_beside(tmp_path):
     backend = FakeBackend(one_worker(), eval_losses=[0.5, 0.25])
     manifests = trained(tmp_path, backend, eval_size=7, save_every=1)[2].services.saver.manifests
@@ -138,30 +129,3 @@ def test_saves_that_fail_stop_all_where_the_saver_wants_it(tmp_path):
         return session.state.progress.step, session.stopped
 
     assert on_every_rank(["here"] * 2, work) == [(2, True), (2, True)]
-
-
-def test_a_stop_leaves_the_window_to_the_run_that_goes_on(tmp_path):
-    session = requested(tmp_path, {1: STOP}, log_every=3)
-    assert session.services.report.windows == []
-    assert session.services.saver.manifests[-1].window == {"loss": 4.0 + 8.0}
-
-
-def test_the_time_of_a_save_is_not_in_the_throughput(tmp_path, monkeypatch):
-    """Every look at the clock takes a second; a save takes a thousand."""
-    from hvdtrain import session
-
-    now = [0.0]
-
-    def perf_counter():
-        now[0] += 1
-        return now[0]
-
-    class Slow(FakeSaver):
-        def save(self, backend, manifest):
-            now[0] += 1000
-
-    made = make_loop_session(tmp_path, save_every=2, log_every=100)
-    made.services.saver = Slow()
-    monkeypatch.setattr(session.time, "perf_counter", perf_counter)
-    run(made)
-    assert made.services.speeds[0] > 20 / 100

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from support.fakes import FakeBackend, make_loop_session, one_worker
-from support.twins import keras, torch
+from support.twins import torch
 
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal, PlateauState, plateau_from
@@ -46,21 +46,6 @@ def test_it_lowers_as_pytorch_does(values, patience, lowest):
         theirs.step(value)
         expected.append(optimizer.param_groups[0]["lr"])
     assert fractions(values, patience, 0.3, lowest) == pytest.approx(expected, rel=1e-12)
-
-
-def test_it_lowers_as_keras_does():
-    values = [1.0, 0.9, 0.9, 0.95, 0.8, 0.85, 0.86, 0.87, 0.88]
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile(keras.optimizers.SGD(1.0), loss="mse")
-    theirs = keras.callbacks.ReduceLROnPlateau(monitor="loss", patience=2, factor=0.5, min_delta=0.0)
-    theirs.set_model(model)
-    theirs.on_train_begin()
-    expected = []
-    for epoch, value in enumerate(values):
-        theirs.on_epoch_end(epoch, {"loss": value})
-        expected.append(float(model.optimizer.learning_rate))
-    assert fractions(values, 2, 0.5, 0.0) == expected
-    assert expected[-1] == 0.125
 
 
 def test_warm_up_and_floor_hold():

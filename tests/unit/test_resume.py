@@ -7,7 +7,7 @@ from support.states import contents, equal, make_record, make_state, names, save
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config
-from hvdtrain.errors import CheckpointError, EnvironmentFault
+from hvdtrain.errors import CheckpointError
 from hvdtrain.jobs.resume import ResumePoint, restore
 from hvdtrain.training_plan import Progress
 
@@ -108,16 +108,6 @@ def test_another_task_is_refused(tmp_path, before, now):
     assert error.remedy == f"To start anew from its weights, use --init {shown} instead of --resume."
 
 
-@pytest.mark.parametrize(
-    ("before", "now"),
-    [("a/one.py:Task", "/other/place/one.py:Task"), ("old.package.one:Task", "one.py:Task")],
-)
-def test_a_task_that_moved_is_the_same_task(tmp_path, before, now):
-    make_run(tmp_path / "run", (120,), config=Config(**BASE, task=before).model_dump(mode="json"))
-    found = start(resume="run", task=now)
-    assert found.changes == (f"task {before} -> {now}",)
-
-
 def test_data_of_another_size_is_refused(tmp_path):
     make_run(tmp_path / "run", data_size=1437)
     error = refused(data_size=1400, resume="run")
@@ -159,19 +149,6 @@ def test_a_named_one_that_is_damaged_is_refused_although_there_are_others(tmp_pa
     error = refused(resume=str(paths[1]))
     assert "step-00000120 is damaged" in error.problem
     assert error.remedy == "Beside it: step-00000100."
-
-
-def test_a_folder_that_cannot_be_read_is_the_environments_fault(monkeypatch, tmp_path):
-    make_run(tmp_path / "run")
-
-    def refuse(self):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(type(tmp_path), "iterdir", refuse)
-    with pytest.raises(
-        EnvironmentFault, match="cannot read the checkpoint run/checkpoints: Permission denied"
-    ):
-        start(resume="auto", run_dir="run")
 
 
 @pytest.mark.parametrize(
@@ -216,11 +193,6 @@ def test_init_takes_the_weights_and_leaves_optimizer_and_progress(tmp_path):
     assert equal(backend.local_state(), expected)
 
 
-def test_init_from_another_shape_is_refused(tmp_path):
-    make_run(tmp_path / "run")
-    assert "does not fit" in refused(make_backend(**{"model/b": np.zeros(3)}), init="run").problem
-
-
 def test_a_run_that_goes_on_does_not_start_from_init_again(tmp_path):
     """So the same command can be given again after a stop."""
     make_run(tmp_path / "before", (500,))
@@ -253,13 +225,6 @@ AVERAGES = {"ema/a/kernel": np.full((3, 4), 7, np.float32)}
 def save_state(tmp_path, state) -> None:
     (tmp_path / "run").mkdir()
     storage.write(tmp_path / "run" / "checkpoints", state, make_record(120))
-
-
-def test_averages_are_dropped_where_the_run_makes_none(tmp_path):
-    save_state(tmp_path, {**make_state(1.0), **AVERAGES})
-    backend = make_backend()
-    assert "ema_decay" not in " ".join(start(backend, run_dir="run", resume="auto").notes)
-    assert equal(backend.local_state(), make_state(1.0))
 
 
 @pytest.mark.parametrize(("averages", "said"), [({}, "weights of"), (AVERAGES, "EMA weights of")])

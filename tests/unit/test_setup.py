@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 
 from hvdtrain.config import Layer
-from hvdtrain.errors import DataError, EnvironmentFault, HorovodBuildError, TaskError, UsageError
+from hvdtrain.errors import DataError, EnvironmentFault, HorovodBuildError, TaskError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.jobs.opening import start as starting
 from hvdtrain.jobs.opening.setup import TaskData, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec, prepare
-from hvdtrain.workers.activity import ACTIVITY
 
 
 class Small:
@@ -154,19 +153,6 @@ def test_data_that_cannot_be_used_is_named(members, error, said):
         opened(variant(**members))
 
 
-def test_the_config_is_checked_before_horovod_is_missed(monkeypatch):
-    """A mistake in typing is told at once, also where nothing is set up yet."""
-
-    def missing(framework: str) -> None:
-        raise HorovodBuildError("Horovod is not installed")
-
-    monkeypatch.setattr(starting, "require_horovod", missing)
-    with pytest.raises(UsageError):
-        prepared(seed=-1)
-    with pytest.raises(HorovodBuildError):
-        prepared()
-
-
 WITH_MPI, WITHOUT_MPI = SimpleNamespace(patches="x", mpi="Open MPI 5"), SimpleNamespace(patches="x", mpi=None)
 SRUN = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
 MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
@@ -201,19 +187,3 @@ def test_the_launch_is_joined_before_the_task_is_loaded(monkeypatch):
         monkeypatch.setenv(name, value)
     prepare([Layer("options", {"framework": "torch", "task": "small"})])
     assert joined == [True, "small"]
-
-
-def test_a_second_training_of_a_process_does_not_begin_with_the_age_of_the_first(monkeypatch):
-    seen = []
-
-    def load(config, membership):
-        seen.append(ACTIVITY.current)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(starting, "load_backend", load)
-    ACTIVITY.enter("ending training after step", 45)
-    before = ACTIVITY.current
-    with pytest.raises(ZeroDivisionError), starting.started(prepared(), SimpleNamespace()):
-        pass
-    (activity,) = seen
-    assert (str(activity), activity.is_long, activity.number) == ("starting", True, before.number + 1)

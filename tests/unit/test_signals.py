@@ -137,15 +137,3 @@ def test_a_worker_that_is_to_stop_with_all_others_does_not_leave(elastic):
         signals.membership = Asked(stop=signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
     assert signals.membership.left == []
-
-
-def test_other_signals_mean_the_same_in_an_elastic_job(elastic):
-    def save_then_end() -> None:
-        with interruptible() as signals:
-            signals.membership = Asked()
-            signal.raise_signal(signal.SIGUSR1)
-            assert signals.poll() == ControlFlags(save=True)
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(Interrupted, match="SIGINT"):
-        save_then_end()

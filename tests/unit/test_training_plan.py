@@ -148,22 +148,6 @@ def going_on(step: int, samples: int, **fields: object) -> TrainingPlan:
 @pytest.mark.parametrize(
     ("progress", "batch_size", "last_sample", "steps"),
     [
-        ((0, 0), 10, 200, 20),
-        ((4, 40), 10, 200, 20),
-        ((4, 40), 20, 200, 4 + 8),
-        ((4, 40), 7, 200, 4 + 23),
-        ((20, 200), 10, 200, 20),
-        ((30, 300), 10, 200, 30),
-    ],
-)
-def test_epochs_end_at_the_same_sample_whatever_the_batch_was(progress, batch_size, last_sample, steps):
-    found = going_on(*progress, batch_size=batch_size)
-    assert (found.last_sample, found.steps) == (last_sample, steps)
-
-
-@pytest.mark.parametrize(
-    ("progress", "batch_size", "last_sample", "steps"),
-    [
         ((0, 0), 10, 60, 6),
         ((4, 40), 10, 60, 6),
         ((4, 40), 20, 80, 6),

@@ -48,12 +48,6 @@ def test_an_option_without_effect_is_named_with_its_value(fields, unused):
     assert [note.partition(" has no effect: ")[0] for note in found] == unused
 
 
-def test_the_reason_is_said():
-    assert notes(Layer("options", {"optimizer": "adamw", "momentum": 0.8})) == [
-        "momentum 0.8 has no effect: optimizer adamw does not use it"
-    ]
-
-
 def test_an_optimizer_of_the_task_uses_no_option():
     fields = {"optimizer": "adamw", "weight_decay": 0.5, "momentum": 0.5, "clip_norm": 1.0}
     reason = "has no effect: the task brings its own optimizer"
