@@ -1,8 +1,5 @@
 """Local steps in the loop, the plan and the rules: what happens when, without a framework."""
 
-import time
-from types import SimpleNamespace
-
 import pytest
 from support.fakes import (
     FakeLocalBackend,
@@ -22,7 +19,6 @@ from hvdtrain.errors import NonFiniteLossError
 from hvdtrain.loop import run
 from hvdtrain.schedule import Cadence
 from hvdtrain.training_plan import TrainingPlan
-from hvdtrain.workers.activity import ACTIVITY
 
 
 def local(tmp_path, backend=None, **fields):
@@ -48,30 +44,6 @@ def test_a_local_step_is_read_when_the_next_is_launched_and_a_synchronisation_at
     assert report.steps == [3, 5]
     # means over five steps of 4 samples each
     assert report.windows == [(3, {"loss": 2.0}), (5, {"loss": 4.5})]
-
-
-class Observed(FakeLocalBackend):
-    """One that notes what this worker is doing in each call, and when a synchronisation was done."""
-
-    def __init__(self, workers: FakeWorkers) -> None:
-        super().__init__(workers)
-        self.doing: list[tuple[str, bool]] = []
-        self.done_seconds: list[float] = []
-
-    def train_step(self, *arguments):
-        self.doing.append((str(ACTIVITY.current), ACTIVITY.current.is_long))
-        return super().train_step(*arguments)
-
-    def synchronize(self):
-        self.doing.append((str(ACTIVITY.current), ACTIVITY.current.is_long))
-        pending = super().synchronize()
-
-        def read():
-            time.sleep(0.02)  # the device is still busy with it
-            self.done_seconds.append(time.perf_counter())
-            return pending.read()
-
-        return SimpleNamespace(read=read)
 
 
 @pytest.mark.parametrize(

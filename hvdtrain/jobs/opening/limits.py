@@ -1,7 +1,7 @@
 """What of a config cannot be meant: batches and lengths that are refused, options that change nothing."""
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -271,64 +271,52 @@ def unused_options(
 def notes_on_options(
     config: Config, given: Collection[str], plan: TrainingPlan, *, own_optimizer: bool, has_eval_data: bool
 ) -> list[str]:
-    """Return a note for each option without effect, and for what training does not reach.
+    """Return a note for each option without effect, and for what training does not reach."""
+    unused = unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
+    return [*unused, *unreached_parts(config, plan), *_plateau_notes(config, plan)]
 
-    The arguments are those of ``unused_options`` and ``unreached_parts``.
-    """
-    notes = unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
+
+def unreached_parts(config: Config, plan: TrainingPlan) -> Iterator[str]:
+    """Yield a note for a step that is larger than the data, and for what training ends before."""
+    rate, window = plan.learning_rate, config.profile
+    length = counted(rate.total_epochs, "epoch")
     if plan.batch.global_batch > plan.data_size:
         times = plan.batch.global_batch / plan.data_size
-        notes.append(
+        yield (
             f"a step has {plan.batch.global_batch:,} samples, {times:.3g} times the {plan.data_size:,} of "
             f"the training data, so that samples repeat in it; {counted(plan.steps, 'step')} in all"
         )
-    return [*notes, *unreached_parts(plan), *plateau_notes(config, plan), *profile_notes(config, plan)]
-
-
-def unreached_parts(plan: TrainingPlan) -> list[str]:
-    """Return a note for each part of the learning rate's schedule that training does not reach."""
-    rate, notes = plan.learning_rate, []
-    length = counted(rate.total_epochs, "epoch")
     if rate.warmup_epochs > rate.total_epochs:
-        notes.append(
+        yield (
             f"the warm-up of {counted(rate.warmup_epochs, 'epoch')} is longer than the training of {length}: "
             f"the learning rate ends at {rate.at(rate.total_epochs):.3g} and does not reach its peak of "
             f"{rate.peak:g}"
         )
     late = [f"{epoch:g}" for epoch in rate.step_epochs if epoch >= rate.total_epochs]
     if rate.schedule == "step" and late:
-        notes.append(f"lr_step_epochs {', '.join(late)} come after the training of {length}: they do nothing")
-    return notes
+        yield f"lr_step_epochs {', '.join(late)} come after the training of {length}: they do nothing"
+    if window is not None and window.last > plan.steps:
+        found = "nothing is recorded"
+        if window.first <= plan.steps:
+            reached = StepWindow(window.first, plan.steps).describe()
+            found = f"{reached} and what is due then are recorded"
+        yield f"profile {window}: training ends after step {plan.steps:,}: {found}"
 
 
-def plateau_notes(config: Config, plan: TrainingPlan) -> list[str]:
-    """Return a note if the schedule plateau never lowers the learning rate in this training."""
+def _plateau_notes(config: Config, plan: TrainingPlan) -> Iterator[str]:
+    """Yield a note if the schedule plateau never lowers the learning rate in this training."""
     goal, patience, every = config.plateau_goal, config.plateau_patience, config.eval_every
     if goal is None or every is None:
-        return []
-    notes = []
+        return
     length = plan.steps if every.unit == "steps" else plan.learning_rate.total_epochs
     if (patience + 1) * every.every >= length:  # the first evaluation is the best before it
-        notes.append(
+        yield (
             f"lr_schedule plateau lowers the learning rate after {patience + 1} evaluations at the earliest: "
             f"training ends before, with an evaluation {every.describe()}"
         )
     if goal == config.early_stopping and config.early_stopping_patience <= patience:
-        notes.append(
+        yield (
             f"lr_schedule plateau does nothing: early_stopping ends the training after "
             f"{counted(config.early_stopping_patience, 'evaluation')} without improvement of "
             f"{goal.metric}, and plateau_patience is {patience}; it must be lower"
         )
-    return notes
-
-
-def profile_notes(config: Config, plan: TrainingPlan) -> list[str]:
-    """Return a note if training ends before the last step that is to be recorded."""
-    window = config.profile
-    if window is None or window.last <= plan.steps:
-        return []
-    found = "nothing is recorded"
-    if window.first <= plan.steps:
-        reached = StepWindow(window.first, plan.steps).describe()
-        found = f"{reached} and what is due then are recorded"
-    return [f"profile {window}: training ends after step {plan.steps:,}: {found}"]
