@@ -226,11 +226,6 @@ def test_a_config_file_must_hold_fields(tmp_path, text, kind):
         read_file(tmp_path / "run.yaml")
 
 
-def test_a_missing_config_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot read the config file .*missing\.yaml"):
-        read_file(tmp_path / "missing.yaml")
-
-
 @pytest.mark.parametrize(
     ("assignments", "values"),
     [

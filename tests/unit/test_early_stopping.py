@@ -1,18 +1,14 @@
 """When a run stops early: the policy by itself, and the loop that follows it."""
 
-import json
 import math
 
 import pytest
 from support.fakes import FakeBackend, make_loop_session, on_every_rank, one_worker
 
 from hvdtrain import step_end
-from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal, early_stopping_from
 from hvdtrain.errors import PeerLostError, WorkerFailure
 from hvdtrain.loop import run
-from hvdtrain.run_state import RunState
-from hvdtrain.training_plan import Progress
 
 LOSS, ACCURACY = MetricGoal.parse("loss"), MetricGoal.parse("accuracy")
 
@@ -74,29 +70,6 @@ def test_training_ends_after_the_evaluation_that_ends_patience_and_is_saved(
     )
     assert session.services.saver.manifests[-1].waiting == session.state.early_stopping
     assert bool(session.stopped_early) == (last_step < 5)
-
-
-def test_patience_goes_on_where_the_checkpoint_stood(tmp_path):
-    losses = [0.5, 0.6, 0.7, 0.8, 0.1]
-    first = session_of(tmp_path, one_worker(), losses[:], patience=3, steps=2, epochs=None, save_every=2)
-    run(first)
-    manifest = Manifest.model_validate(json.loads(first.services.saver.manifests[-1].model_dump_json()))
-    second = session_of(tmp_path, one_worker(), losses[2:], patience=3)
-    second.state = RunState.from_manifest(manifest, second.config)
-    run(second)
-    assert second.stopped_early.startswith("stopped early at step 4: loss has not improved for 3 evaluations")
-
-
-@pytest.mark.parametrize(("patience", "last_step"), [(2, 3), (3, 4)])
-def test_a_run_that_was_stopped_early_goes_on_with_more_patience_only(tmp_path, patience, last_step):
-    session = session_of(tmp_path, one_worker(), [0.8, 0.9], patience)
-    session.state.progress, session.state.early_stopping = Progress(3, 12), after([0.5, 0.6, 0.7])
-    run(session)
-    assert session.state.progress.step == last_step
-    assert session.stopped_early.startswith(f"stopped early at step {last_step}: ")
-    assert ("to continue, raise early_stopping_patience" in " ".join(session.services.report.notes)) == (
-        patience == 2
-    )
 
 
 class StopsAt:

@@ -60,14 +60,6 @@ def test_a_required_rate_counts_as_set_and_the_optimizer_stays_the_object_that_i
     assert of_torch.take_own_rates(optimizer) == OwnRates("Lion", 0.3, is_default=False)
 
 
-def test_an_optimizer_without_a_rate_has_no_base():
-    class Own(torch.optim.Optimizer):
-        def __init__(self, params, lr=None):
-            super().__init__(params, {"lr": lr})
-
-    assert of_torch.take_own_rates(Own([BODY])) == OwnRates("Own", None, is_default=True)
-
-
 @pytest.mark.parametrize(
     ("name", "options"), [("StepLR", {"step_size": 3}), ("OneCycleLR", {"max_lr": 1.0, "total_steps": 9})]
 )

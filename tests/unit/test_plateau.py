@@ -1,15 +1,11 @@
 """The schedule plateau: the policy by itself, and the loop that follows it."""
 
-import json
-
 import pytest
 from support.fakes import FakeBackend, make_loop_session, one_worker
 from support.twins import torch
 
-from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal, PlateauState, plateau_from
 from hvdtrain.loop import run
-from hvdtrain.run_state import RunState
 from hvdtrain.schedule import LearningRate
 
 LOSS, ACCURACY = MetricGoal.parse("loss"), MetricGoal.parse("accuracy")
@@ -93,18 +89,3 @@ def test_the_step_after_the_evaluation_has_the_lower_rate_and_it_is_said(tmp_pat
         "learning rate 0.05 -> 0.025 from step 5 on: loss has not improved for 1 evaluation "
         "(best 0.4 at step 3)",
     ]
-
-
-@pytest.mark.parametrize("stop", [1, 2, 3, 4])
-def test_a_resumed_run_has_the_rates_of_one_in_one_go(tmp_path, stop):
-    losses, fields = [0.5, 0.6, 0.7, 0.6, 0.1], {"plateau_patience": 2, "save_every": 1}
-    whole = session_of(tmp_path, one_worker(), losses[:], **fields)
-    run(whole)
-    first = session_of(tmp_path, one_worker(), losses[:stop], steps=stop, epochs=None, **fields)
-    run(first)
-    manifest = Manifest.model_validate(json.loads(first.services.saver.manifests[-1].model_dump_json()))
-    second = session_of(tmp_path, one_worker(), losses[stop:], **fields)
-    second.state = RunState.from_manifest(manifest, second.config)
-    run(second)
-    assert first.backend.rates + second.backend.rates == whole.backend.rates
-    assert second.services.saver.manifests[-1].plateau == whole.services.saver.manifests[-1].plateau

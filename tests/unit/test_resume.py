@@ -193,15 +193,6 @@ def test_init_takes_the_weights_and_leaves_optimizer_and_progress(tmp_path):
     assert equal(backend.local_state(), expected)
 
 
-def test_a_run_that_goes_on_does_not_start_from_init_again(tmp_path):
-    """So the same command can be given again after a stop."""
-    make_run(tmp_path / "before", (500,))
-    make_run(tmp_path / "run", (120,))
-    backend = make_backend()
-    assert start(backend, init="before", resume="auto", run_dir="run").progress.step == 120
-    assert equal(backend.local_state(), make_state(120.0))
-
-
 @pytest.mark.parametrize(
     ("keep_best", "values", "best"),
     [

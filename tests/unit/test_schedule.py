@@ -127,16 +127,6 @@ def test_cadence_refuses_what_is_no_interval(given_value):
         Cadence.parse(given_value)
 
 
-@given(
-    st.one_of(
-        st.integers(1, 10**40).map(Cadence),
-        st.floats(min_value=0, exclude_min=True, allow_infinity=False).map(lambda e: Cadence(e, "epochs")),
-    )
-)
-def test_cadence_survives_being_written_and_read(cadence):
-    assert Cadence.parse(str(cadence)) == cadence
-
-
 def due_steps(cadence: Cadence, batch: int, steps: int, data_size: int) -> list[int]:
     return [s for s in range(1, steps + 1) if cadence.due(s, (s - 1) * batch, s * batch, data_size)]
 
