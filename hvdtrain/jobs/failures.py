@@ -239,9 +239,14 @@ def end_worker(error: BaseException, debug: bool) -> None:
 
 
 def _say(error: BaseException, rank: int | None, debug: bool) -> None:
-    who = _who(rank)
     if isinstance(error, Interrupted | Stopped | Removed):
         return  # rank 0 has reported where it stood
+    who = "" if rank is None else f"rank {rank}"
+    if rank is None and is_elastic():  # before the first world there are no ranks, and later other ones
+        rank = launched_rank()
+        name = f"worker {os.environ.get(WORKER_VARIABLE, '')}".strip()
+        who = name if rank is None else f"rank {rank}"
+    who = f"{who} on {host_name()}: " if who else ""
     if isinstance(error, WorkerFailure):
         _show(traceback_of(error.__cause__))
     elif debug or not isinstance(error, HvdtrainError):
@@ -250,14 +255,6 @@ def _say(error: BaseException, rank: int | None, debug: bool) -> None:
         _write(f"{who}{error.problem}", error.remedy)
     else:
         _write(f"{who}{type(error).__name__}: {error}", "This is a bug in hvdtrain: please report it.")
-
-
-def _who(rank: int | None) -> str:
-    if rank is None and is_elastic():  # before the first world there are no ranks, and later other ones
-        rank = launched_rank()
-        name = f"worker {os.environ.get(WORKER_VARIABLE, '')}".strip()
-        return f"{name if rank is None else f'rank {rank}'} on {host_name()}: "
-    return "" if rank is None else f"rank {rank} on {host_name()}: "
 
 
 def _write(problem: str, remedy: str) -> None:

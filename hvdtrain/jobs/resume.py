@@ -94,29 +94,28 @@ def restore(
     state = states.pop() if states else None
     if point.manifest is None:
         check_as_built()
-    source, changed = point.source, list[str]()
+    source, weights, notes = point.source, "", list(point.notes)
     if source is None:
         backend.broadcast_state(0)
     elif point.manifest is None:
         choice = Choice(config.init_only, config.init_skip)
-        point = replace(point, weights=load_initial_weights(source, backend, state, choice))
+        weights = load_initial_weights(source, backend, state, choice)
         if choice.is_all and (before := source.manifest.outputs) is not None:
-            changed = changed_outputs(source, backend, config, before.averaged)
+            notes += changed_outputs(source, backend, config, before.averaged)
     else:
         with misfits_named(source):
             if (trained := source.manifest.trained) is not None:
                 count = counted(trained_parameters(backend).follow_trained(trained), "parameter")
-                note = f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"
-                point = replace(point, notes=(*point.notes, note))
+                notes.append(
+                    f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"
+                )
             backend.scatter_state(state)
         with backend.ema_weights():
-            changed = changed_outputs(source, backend, config, config.ema_decay is not None)
-    point = replace(point, notes=(*point.notes, *changed))
+            notes += changed_outputs(source, backend, config, config.ema_decay is not None)
     if (newest := point.newest) is not None:  # nothing there changes before the state has fitted
         later = partial(storage.quarantine_later, newest.parent, storage.step_of(newest))
-        notes = run_on_rank_zero(workers, later)
-        point = replace(point, notes=(*point.notes, *notes))
-    return point
+        notes += run_on_rank_zero(workers, later)
+    return replace(point, weights=weights, notes=tuple(notes))
 
 
 def _find(
@@ -138,8 +137,15 @@ def _find(
         notes = found.notes()
     if found is None:
         begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
-        point = ResumePoint(resumed_step=begun, notes=tuple(notes))
-        return point if config.init is None else _find_weights(config.init, point, use)
+        if config.init is None:
+            return ResumePoint(resumed_step=begun, notes=tuple(notes))
+        found = fetched.locate(config.init)
+        state, is_ema = read_weights(found)
+        use(state)
+        what = "EMA weights" if is_ema else "weights"
+        origin = f"{what} of {with_urls(str(found.path))}, step {found.manifest.step:,}"
+        notes += found.notes()
+        return ResumePoint(origin=origin, source=found, resumed_step=begun, notes=tuple(notes))
     _check_same_training(found, config, data_size, is_stream)
     notes += compare_data(found)
     state = read_checkpoint(found)
@@ -180,17 +186,6 @@ def _find(
         if best and in_place
         else {},
     )
-
-
-def _find_weights(init: str, point: ResumePoint, use: Callable[[PortableState], None]) -> ResumePoint:
-    """Return the start with the weights of a checkpoint alone; ``use`` is called with them."""
-    found = fetched.locate(init)
-    state, is_ema = read_weights(found)
-    use(state)
-    weights = "EMA weights" if is_ema else "weights"
-    point = replace(point, notes=(*point.notes, *found.notes()))
-    origin = f"{weights} of {with_urls(str(found.path))}, step {found.manifest.step:,}"
-    return replace(point, origin=origin, source=found)
 
 
 def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:

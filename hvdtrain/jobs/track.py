@@ -52,23 +52,18 @@ def trackers_of(
 
     def make(run_dir: Path) -> Sequence[Reporter]:
         facts: dict[str, Any] = {"framework": config.framework, "hosts": list(hosts) or [host_name()]}
-        facts |= _facts_of(provenance or provenance_of(config, hosts, {}, is_instance=False))
+        code = provenance or provenance_of(config, hosts, {}, is_instance=False)
+        facts["command"] = shlex.join(code.command)
+        if code.task_file is not None:
+            facts |= {"task_file": str(code.task_file), "task_sha256": code.sha256}
+        if code.git.commit:
+            state = {True: "yes", False: "no", None: "unknown"}[code.git.is_dirty]
+            facts |= {"commit": code.git.commit, "uncommitted_changes": state}
         found = {"changes": list(changes) or None, "resumed_from": origin or None, "step": done}
         facts |= {name: value for name, value in found.items() if value is not None}
         return [JobTracking(names, run_dir, tracking_id, facts, config.track_checkpoints)]
 
     return make
-
-
-def _facts_of(provenance: Provenance) -> dict[str, str]:
-    """Return what trackers are sent of a job's code."""
-    facts = {"command": shlex.join(provenance.command)}
-    if provenance.task_file is not None:
-        facts |= {"task_file": str(provenance.task_file), "task_sha256": provenance.sha256}
-    if provenance.git.commit:
-        state = {True: "yes", False: "no", None: "unknown"}[provenance.git.is_dirty]
-        facts |= {"commit": provenance.git.commit, "uncommitted_changes": state}
-    return facts
 
 
 def track_runs(

@@ -5,10 +5,9 @@ the checkpoint is checked later, by rank 0 alone.
 """
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.choice import Choice
@@ -88,8 +87,8 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     Evaluation keeps the samples per worker and batch that it had in training.
     """
     config = found.manifest.config
-    trained_on = str(config.get("task"))
-    task = _value(given, "task")
+    merged = {name: value for layer in given for name, value in layer.values.items()}
+    trained_on, task = str(config.get("task")), merged.get("task")
     if task is None and trained_on not in built_in_names():
         # a name of somebody else's may hold what controls the terminal
         shown = trained_on if trained_on.isprintable() else ascii(trained_on)
@@ -102,11 +101,14 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
     # nor those of the task's defaults
     values |= {name: Config.model_fields[name].default for name in _NOT_BY_DEFAULT}
-    values["eval_batch_size"] = config.get("eval_batch_size") or _micro_batch(found)
+    micro_batch = config.get("batch_size") or Config.model_fields["batch_size"].default
+    if (total := config.get("global_batch_size")) is not None:
+        micro_batch = -(-total // (found.manifest.workers * (config.get("accumulate") or 1)))
+    values["eval_batch_size"] = config.get("eval_batch_size") or micro_batch
     values["initial_parameters"] = "model"  # they are about to be replaced
     # training's optimizer and its options: one that keeps nothing
     values |= {"optimizer": "sgd", "momentum": 0.0, "parameter_groups": []}
-    if _value(given, "stages") not in (None, 1):
+    if merged.get("stages") not in (None, 1):
         # each worker makes the parameters of its stage alone
         values |= {"stage_balance": "memory", "initial_parameters": "portable"}
     if task is not None and not same_task(trained_on, str(task)):
@@ -119,19 +121,6 @@ def _newest_first(folder: Path) -> Iterable[Path]:
         return reversed(storage.checkpoints_in(folder))
     except OSError:
         return ()
-
-
-def _value(layers: list[Layer], name: str) -> Any:
-    merged: Mapping[str, Any] = {key: value for layer in layers for key, value in layer.values.items()}
-    return merged.get(name)
-
-
-def _micro_batch(found: Checkpoint) -> Any:
-    """Return the samples per worker and micro-batch of the training."""
-    config = found.manifest.config
-    if (total := config.get("global_batch_size")) is None:
-        return config.get("batch_size") or Config.model_fields["batch_size"].default
-    return -(-total // (found.manifest.workers * (config.get("accumulate") or 1)))
 
 
 def read_weights(found: Checkpoint, prefer_ema: bool = True) -> tuple[PortableState, bool]:
@@ -162,7 +151,9 @@ def load_initial_weights(
         selection: Selection = run_on_rank_zero(
             backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
         )
-        of_layers = [name for name in weights or {} if _is_chosen_of_layer(name, choice)]
+        # what else than variables a Keras layer keeps, such as a vocabulary
+        paths = {name: name.removeprefix(OF_LAYERS) for name in weights or {} if name.startswith(OF_LAYERS)}
+        of_layers = [n for n, path in paths.items() if not choice.reason_against([n, f"model/{path}"])]
         names = {*selection.names, *of_layers}
         weights = {name: array for name, array in (weights or {}).items() if name in names}
         text = "\n".join([selection.text, *(f"  taken    {name}" for name in of_layers)])
@@ -176,12 +167,6 @@ def load_initial_weights(
             everywhere=True,
         ) from None
     return text
-
-
-def _is_chosen_of_layer(name: str, choice: Choice) -> bool:
-    """Return whether patterns choose what else than variables a Keras layer keeps, such as a vocabulary."""
-    path = name.removeprefix(OF_LAYERS)
-    return path != name and not choice.reason_against([name, f"model/{path}"])
 
 
 def _shapes(state: PortableState) -> Shapes:

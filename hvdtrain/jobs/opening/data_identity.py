@@ -137,7 +137,12 @@ def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config)
     given = {key: one for method, data in datasets.items() for key, one in keyed(method, data).items()}
     own = {key: take_fingerprint(dataset, skip) for key, dataset in given.items()}
     to_evaluate = [key for key in given if key != "train_data"]
-    notes = [_random_note(key) for key in to_evaluate if draws_random_numbers(given[key])]
+    notes = [
+        f"reading the {words_for(key)} draws random numbers from a global generator, as random transforms "
+        "and masks do: one model has other results at every reading. Leave this out, or seed it by the index"
+        for key in to_evaluate
+        if draws_random_numbers(given[key])
+    ]
     return agree_on_data(workers, JobData(given, own, skip, tuple(notes)))
 
 
@@ -286,14 +291,6 @@ def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, not
 def _changes_note(name: str, keys: Sequence[str]) -> str:
     names = ", ".join(map(repr, keys))
     return f"every reading of the {words_for(name)} gives other values under {names}, which are not compared"
-
-
-def _random_note(key: str) -> str:
-    """Return the note on data that are not for training and are read at random."""
-    return (
-        f"reading the {words_for(key)} draws random numbers from a global generator, as random transforms "
-        "and masks do: one model has other results at every reading. Leave this out, or seed it by the index"
-    )
 
 
 def _changed_remedy(seed_before: Any, seed: int) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,10 @@ def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
     if is_torchrun and config.framework != "torch":
         remedy = f"Run: horovodrun -np {os.environ['WORLD_SIZE']} python -m hvdtrain ..."
         raise UsageError("torchrun starts workers of PyTorch alone", remedy, everywhere=True)
-    notes = _notes_on_task(layers)
+    merged, notes = _merged(layers), tuple[str, ...]()
+    configured = any(layer.values for layer in layers if layer.source not in COMMAND_LINE)
+    if not merged.get("task") and (configured or merged.get("task_options")):  # it may be forgotten
+        notes = (f"no task is given: training the built-in task {config.task}",)
     build = identity = ""
     if FRAMEWORKS[config.framework].horovod:
         found = require_horovod(config.framework)
@@ -103,15 +106,6 @@ def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
 
 def _merged(layers: Iterable[Layer]) -> dict[str, Any]:
     return {name: value for layer in layers for name, value in layer.values.items()}
-
-
-def _notes_on_task(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Return a note if the user may have forgotten the task: a config file, or task_options, without it."""
-    merged = _merged(layers)
-    configured = any(layer.values for layer in layers if layer.source not in COMMAND_LINE)
-    if merged.get("task") or not (configured or merged.get("task_options")):
-        return ()
-    return (f"no task is given: training the built-in task {Config.model_fields['task'].default}",)
 
 
 def _join_launch() -> bool:
