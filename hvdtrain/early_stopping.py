@@ -88,10 +88,8 @@ class MetricGoal:
         return f"{self.metric}:{'max' if self.highest else 'min'}"
 
     def improves(self, new: float | None, old: float | None) -> bool:
-        """Return whether a value is better than the best before.
-
-        None is no value. Ties, NaN and infinity do not count as an improvement.
-        """
+        """Return whether a value is better than the best before."""
+        # None is no value. Ties, NaN and infinity do not count as an improvement.
         if new is None or not math.isfinite(new):
             return False
         return old is None or (new > old if self.highest else new < old)
@@ -154,11 +152,9 @@ class PlateauState(EarlyStoppingState):
 
 
 def plateau_from(goal: MetricGoal | None, before: PlateauState | None) -> PlateauState | None:
-    """Return the state that a run begins with; None if the schedule is another one.
-
-    A run that continues from a checkpoint of this schedule keeps the lowered rate. If the metric is the
-    same, it also keeps the best value and the patience.
-    """
+    """Return the state that a run begins with; None if the schedule is another one."""
+    # A run that continues from a checkpoint of this schedule keeps the lowered rate. If the metric is the
+    # same, it also keeps the best value and the patience.
     if goal is None:
         return None
     if before is None or before.metric == str(goal):

@@ -25,10 +25,8 @@ class StepWindow:
 
     @classmethod
     def parse(cls, value: object) -> "StepWindow":
-        """Read ``"20-24"``, ``20`` or ``"20"``.
-
-        A colon is not taken: YAML reads 20:24 as a number to the base 60.
-        """
+        """Read ``"20-24"``, ``20`` or ``"20"``."""
+        # A colon is not taken: YAML reads 20:24 as a number to the base 60.
         if isinstance(value, StepWindow):
             return value
         match = _STEPS.fullmatch(str(value).strip())
@@ -86,11 +84,9 @@ class Cadence:
         return cls(every, unit)
 
     def due(self, step: int, samples_before: int, samples_after: int, data_size: int, steps: int = 1) -> bool:
-        """Return whether it is due after a step, or after several that count as one.
-
-        An epoch interval is due at the first step at or past its boundary; so is an interval of steps if
-        several steps count as one.
-        """
+        """Return whether it is due after a step, or after several that count as one."""
+        # An epoch interval is due at the first step at or past its boundary; so is an interval of steps if
+        # several steps count as one.
         if self.unit == "steps":
             return step // int(self.every) > (step - steps) // int(self.every)
         epochs, per = self._ratio

@@ -114,10 +114,8 @@ class Session:
 
     @contextmanager
     def defer_peer_loss(self) -> Iterator[None]:
-        """Return a context that defers the failure of a callback's collective until ``raise_deferred``.
-
-        What must be done once, such as taking a window as logged, is then done whole.
-        """
+        """Return a context that defers the failure of a callback's collective until ``raise_deferred``."""
+        # What must be done once, such as taking a window as logged, is then done whole.
         try:
             yield
         except PeerLostError as error:
@@ -130,10 +128,8 @@ class Session:
             raise error
 
     def settle(self) -> None:
-        """Bring the run's numbers to where its state is, after a collective failed. Local: no collective.
-
-        The metrics of a step that was done are read, added and reported; they were reduced in the step.
-        """
+        """Bring the run's numbers to where its state is, after a collective failed. Local: no collective."""
+        # The metrics of a step that was done are read, added and reported; they were reduced in the step.
         self.read_alone()
         self.deferred_error = None
 
@@ -146,10 +142,8 @@ class Session:
 
     @contextmanager
     def pause_timer(self) -> Iterator[None]:
-        """Return a context whose time, an evaluation's or a save's, does not count in the throughput.
-
-        It does not count either in how long this worker is busy with its steps.
-        """
+        """Return a context whose time, an evaluation's or a save's, does not count in the throughput."""
+        # It does not count either in how long this worker is busy with its steps.
         paused_seconds = time.perf_counter()
         yield
         self.state.window.started_seconds += time.perf_counter() - paused_seconds

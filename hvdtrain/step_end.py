@@ -20,10 +20,8 @@ from hvdtrain.workers.user_errors import where_raised
 
 
 def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> bool:
-    """Collective. Do what is due after the last step and not done; return whether training ends with it.
-
-    What is done is kept in the run's state, so that nothing is done twice if a worker goes away meanwhile.
-    """
+    """Collective. Do what is due after the last step and not done; return whether training ends with it."""
+    # What is done is kept in the run's state, so that nothing is done twice if a worker goes away meanwhile.
     state = session.state
     step = state.last_step
     assert step is not None
@@ -55,10 +53,8 @@ def finish_step(session: Session, plan: TrainingPlan, results: StepResults) -> b
 
 
 def evaluate(session: Session, plan: TrainingPlan, learning_rate: float = 0.0) -> dict[str, float]:
-    """Collective. Evaluate on the whole evaluation data, exactly, and report it: each set by itself.
-
-    The model has the moving average of its weights meanwhile, if the run keeps one.
-    """
+    """Collective. Evaluate on the whole evaluation data, exactly, and report it: each set by itself."""
+    # The model has the moving average of its weights meanwhile, if the run keeps one.
     _evaluate_deferring(session, plan, learning_rate)
     session.raise_deferred()
     return session.state.last_eval
@@ -187,10 +183,8 @@ def stops_early(session: Session, plan: TrainingPlan) -> bool:
 
 
 def stopped_by_callback(session: Session, plan: TrainingPlan) -> bool:
-    """Collective if there are such callbacks. Return whether one of rank 0's ends training, and report it.
-
-    A peer may be lost meanwhile. Then rank 0 keeps the answer, and workers without one need it.
-    """
+    """Collective if there are such callbacks. Return whether one of rank 0's ends training, and report it."""
+    # A peer may be lost meanwhile. Then rank 0 keeps the answer, and workers without one need it.
     state = session.state
     if not session.services.stoppers or plan.is_done(state.progress):
         state.awaits_answer = False

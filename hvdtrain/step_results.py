@@ -48,10 +48,8 @@ class StepResults:
         session.read_alone = self.read_alone
 
     def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
-        """Collective if a step has something to name. Take a new step, and add those before it.
-
-        The metrics of a local step are this worker's own: they are kept until the workers are equal.
-        """
+        """Collective if a step has something to name. Take a new step, and add those before it."""
+        # The metrics of a local step are this worker's own: they are kept until the workers are equal.
         is_logged = self._plan.is_due(self._session.config.log_every, step)
         self.is_watched = is_logged and ON_WINDOW in self._session.services.watched
         if self._local is None:
@@ -77,10 +75,8 @@ class StepResults:
         self.add(self._delayed.flush())
 
     def read_alone(self) -> None:
-        """Add the steps that are done and were not read, after a collective failed. Local: no collective.
-
-        What only all workers together can report about them is left out.
-        """
+        """Add the steps that are done and were not read, after a collective failed. Local: no collective."""
+        # What only all workers together can report about them is left out.
         self._is_alone = True
         self.read_all()
 
@@ -248,10 +244,8 @@ class LocalResults:
         self._has_synchronized = False
 
     def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
-        """Take a local step, and read the metrics of the one before. Local: no collective.
-
-        So the host is never more than a step ahead of the device, as in other jobs.
-        """
+        """Take a local step, and read the metrics of the one before. Local: no collective."""
+        # So the host is never more than a step ahead of the device, as in other jobs.
         self._first = self._first or step
         self._take(self._delayed.push(step, pending))
 

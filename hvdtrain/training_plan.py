@@ -95,10 +95,8 @@ class TrainingPlan:
         return min(samples + self.batch.global_batch, self.last_sample)
 
     def learning_rate_at(self, progress: Progress, plateau_fraction: float = 1.0) -> float:
-        """Return the learning rate of the next step: the schedule's value at the step's middle.
-
-        So neither the first step of a warm-up nor the last of a decay is wasted on a rate of 0.
-        """
+        """Return the learning rate of the next step: the schedule's value at the step's middle."""
+        # So neither the first step of a warm-up nor the last of a decay is wasted on a rate of 0.
         first = self._position(progress)
         end = first + self.batch.global_batch if self.by_steps else self.samples_after(first)
         middle = (first + end) / 2

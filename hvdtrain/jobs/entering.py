@@ -227,10 +227,8 @@ def close_services(session: Session) -> None:
 def entered(
     run: TrainingRun, point: ResumePoint, *, with_passes: bool = False
 ) -> Iterator[tuple[Session, Dry]]:
-    """Collective. Return a context with the session of a run, and what its dry run has found.
-
-    The processes that read samples are started before, and end after the context.
-    """
+    """Collective. Return a context with the session of a run, and what its dry run has found."""
+    # The processes that read samples are started before, and end after the context.
     task_data = run.task_data
     with readers_for(run.config, task_data.train_data, task_data.eval_data) as readers:
         session = new_session(run.config, run.backend, task_data, point, readers, callbacks=run.callbacks)
@@ -242,10 +240,8 @@ def entered(
 
 @contextmanager
 def services_open(run: TrainingRun, session: Session, point: ResumePoint, signals: Signals) -> Iterator[None]:
-    """Collective. Return a context with the services of a run, which are closed at its end.
-
-    A request to stop does not interrupt the training in it, nor the saving and closing at its end.
-    """
+    """Collective. Return a context with the services of a run, which are closed at its end."""
+    # A request to stop does not interrupt the training in it, nor the saving and closing at its end.
     try:
         open_services(run, session, point)
     except BaseException:

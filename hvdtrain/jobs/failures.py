@@ -49,10 +49,8 @@ _MAX_BYTES = 10_000
 def exchange_cause(
     run_dir: Path, rank: int, host: str, problem: str | None, error: BaseException | None
 ) -> str | None:
-    """Return what a worker's summary names as the problem: another worker's, if that one failed first.
-
-    A worker that fails leaves its problem in the run directory before it ends, if it can reach it.
-    """
+    """Return what a worker's summary names as the problem: another worker's, if that one failed first."""
+    # A worker that fails leaves its problem in the run directory before it ends, if it can reach it.
     if rank == 0:
         return _find_cause(run_dir) or problem if isinstance(error, PeerLostError) else problem
     failed_itself = isinstance(error, HvdtrainError) and not (
@@ -115,10 +113,8 @@ _open: list[Callable[[], None]] = []  # closes Horovod, which an error that all 
 
 @contextmanager
 def expect_answer(seconds: float, rank: int, host: str) -> Iterator[None]:
-    """Return a context that ends the process if the other workers do not answer in time.
-
-    A collective cannot be given up, so this cannot be an exception.
-    """
+    """Return a context that ends the process if the other workers do not answer in time."""
+    # A collective cannot be given up, so this cannot be an exception.
 
     def give_up() -> None:
         _write(
@@ -170,11 +166,9 @@ def _write_down_in_time(on_worker_lost: Callable[[str], None], problem: str) -> 
 
 
 def is_shared(error: BaseException, workers: Workers) -> bool:
-    """Collective, if the other workers fail too. Return whether all workers end with an error now.
-
-    Then no worker waits for another, and Horovod can stay for what the script does next. A worker whose
-    error is its own waits in vain, for ``_SHARED_SECONDS``.
-    """
+    """Collective, if the other workers fail too. Return whether all workers end with an error now."""
+    # Then no worker waits for another, and Horovod can stay for what the script does next. A worker whose
+    # error is its own waits in vain, for ``_SHARED_SECONDS``.
     if not isinstance(error, HvdtrainError) or isinstance(error, PeerLostError | JobEnded):
         return False
     answers: list[bool] = []

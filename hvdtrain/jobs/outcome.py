@@ -78,11 +78,9 @@ LOST_SAVE_SECONDS = 10  # likewise if another worker is gone or stalls
 
 
 def write_summary_on_loss(session: Session, problem: str) -> None:
-    """Write how the run stands before the process ends without its main thread.
-
-    Another rank than 0 does so for rank 0, which does not answer, if it can reach the run directory. In an
-    elastic job it does not: another worker becomes rank 0.
-    """
+    """Write how the run stands before the process ends without its main thread."""
+    # Another rank than 0 does so for rank 0, which does not answer, if it can reach the run directory. In an
+    # elastic job it does not: another worker becomes rank 0.
     session.services.saver.finish(LOST_SAVE_SECONDS)
     summary = summarise(session, "failed", problem)
     session.services.report.write_summary(summary)
@@ -98,11 +96,9 @@ def write_summary_on_loss(session: Session, problem: str) -> None:
 
 
 def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
-    """Return what the loop polls at every step: what signals requested of this worker.
-
-    A request to stop is reported, and the summary written, at once: a launcher may leave the workers
-    less time than a step and a save take, as mpirun does after Ctrl-C.
-    """
+    """Return what the loop polls at every step: what signals requested of this worker."""
+    # A request to stop is reported, and the summary written, at once: a launcher may leave the workers
+    # less time than a step and a save take, as mpirun does after Ctrl-C.
     reported = False
 
     def poll_signals() -> ControlFlags:
@@ -304,10 +300,8 @@ def early_end_reported(
     report: Callable[[Ending], None],
     inform: Callable[[HvdtrainError], None] = lambda error: None,
 ) -> Iterator[None]:
-    """Return a context in which a run trains. What is raised in it is named, reported and raised. Local.
-
-    An error while it is reported is noted, and does not take the place of what ends the training.
-    """
+    """Return a context in which a run trains. What is raised in it is named, reported and raised. Local."""
+    # An error while it is reported is noted, and does not take the place of what ends the training.
     try:
         yield
     except BaseException as error:

@@ -36,10 +36,8 @@ class Signals:
 
     @contextmanager
     def defer_to_step_boundary(self) -> Iterator[None]:
-        """Return a context in which a request to stop waits until a step is done and its state is saved.
-
-        It reaches to the end of the job: training that is done already is not stopped.
-        """
+        """Return a context in which a request to stop waits until a step is done and its state is saved."""
+        # It reaches to the end of the job: training that is done already is not stopped.
         self._waits_for_step = True
         try:
             yield
@@ -48,11 +46,9 @@ class Signals:
 
     @contextmanager
     def signals_take_precedence(self) -> Iterator[None]:
-        """Return a context in which what goes wrong after a signal counts as the signal.
-
-        Native code that is interrupted may raise an error of its own in place of Interrupted; and a
-        worker that stops at a step may be left alone by others that were killed.
-        """
+        """Return a context in which what goes wrong after a signal counts as the signal."""
+        # Native code that is interrupted may raise an error of its own in place of Interrupted; and a
+        # worker that stops at a step may be left alone by others that were killed.
         try:
             yield
         except Exception as error:

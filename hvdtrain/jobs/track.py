@@ -21,10 +21,8 @@ from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
 
 def agree_on_id(config: Config, workers: Workers, known: str | None, in_place: bool) -> str | None:
-    """Collective if the run is tracked. Return its name among trackers, the same on all workers.
-
-    A name that is known stays, also if this job is not tracked.
-    """
+    """Collective if the run is tracked. Return its name among trackers, the same on all workers."""
+    # A name that is known stays, also if this job is not tracked.
     if known is not None or not config.track:
         return known
 

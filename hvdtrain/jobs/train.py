@@ -81,10 +81,8 @@ def train(
 def run_job(
     layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any] = (), *, from_python: bool = False
 ) -> Summary:
-    """Resolve the configuration, make the task and train it.
-
-    Collective.
-    """
+    """Resolve the configuration, make the task and train it."""
+    # Collective.
     with interruptible() as signals, seeded_frameworks(), start_explained():
         job = prepare(layers, task_class)
         watching = Watching()
@@ -123,10 +121,8 @@ _WIDTH = 11
 
 
 def check_job(layers: list[Layer], task_class: Any = None) -> None:
-    """Collective. Do what a job does before its first step, and show what was found.
-
-    Nothing is written: the job starts from the beginning of the data, whether it is to resume or not.
-    """
+    """Collective. Do what a job does before its first step, and show what was found."""
+    # Nothing is written: the job starts from the beginning of the data, whether it is to resume or not.
     with interruptible() as signals, seeded_frameworks():
         job = prepare(layers, task_class)
         with started(job, signals) as backend, signals.signals_take_precedence():

@@ -82,10 +82,8 @@ def verified(path: Path | str, expected: Manifest) -> Checkpoint:
 
 
 def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
-    """Return a job's config layers, weakest first: the checkpoint's, then those that the user gave.
-
-    Evaluation keeps the samples per worker and batch that it had in training.
-    """
+    """Return a job's config layers, weakest first: the checkpoint's, then those that the user gave."""
+    # Evaluation keeps the samples per worker and batch that it had in training.
     config = found.manifest.config
     merged = {name: value for layer in given for name, value in layer.values.items()}
     trained_on, task = str(config.get("task")), merged.get("task")
@@ -139,10 +137,8 @@ def load_weights(found: Checkpoint, backend: Backend, weights: PortableState | N
 def load_initial_weights(
     found: Checkpoint, backend: Backend, weights: PortableState | None, choice: Choice
 ) -> str:
-    """Collective. Load weights, or a part of them, into every worker; the rest keeps its initial values.
-
-    Return a table of what was taken and what was not; empty if all was.
-    """
+    """Collective. Load weights, or a part of them, into every worker; the rest keeps its initial values."""
+    # Return a table of what was taken and what was not; empty if all was.
     expected, shapes = backend.weight_shapes, _shapes(weights or {})
     text = remedy = ""
     if choice.is_all:

@@ -98,10 +98,8 @@ class JobData:
     notes: tuple[str, ...] = ()  # what to report to the user
 
     def kept_as(self, key: str) -> str:
-        """Return the name by which a checkpoint knows a data set.
-
-        The first evaluation set has none of its own: its metrics have plain names, whatever it is called.
-        """
+        """Return the name by which a checkpoint knows a data set."""
+        # The first evaluation set has none of its own: its metrics have plain names, whatever it is called.
         sets = [name for name in self.datasets if name.partition("/")[0] == _EVAL]
         return _EVAL if sets and key == sets[0] else key
 
@@ -128,11 +126,9 @@ _Gathered = Sequence[tuple[str, Any]]
 
 
 def identify_data(workers: Workers, datasets: Mapping[str, Any], config: Config) -> JobData:
-    """Collective. Take the fingerprints of the data, and check that they are equal on all workers.
-
-    Keys whose values change with every reading are not compared. They are looked for only if fingerprints
-    differ: another reading takes time.
-    """
+    """Collective. Take the fingerprints of the data, and check that they are equal on all workers."""
+    # Keys whose values change with every reading are not compared. They are looked for only if fingerprints
+    # differ: another reading takes time.
     skip = config.on_bad_sample == "skip"
     given = {key: one for method, data in datasets.items() for key, one in keyed(method, data).items()}
     own = {key: take_fingerprint(dataset, skip) for key, dataset in given.items()}

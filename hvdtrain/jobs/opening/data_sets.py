@@ -319,11 +319,9 @@ def notes_on_members(task: Any) -> list[str]:
 
 
 def unknown_members(task: Any) -> dict[str, str]:
-    """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant.
-
-    It is empty for a known member, and for one that the task's own code reads. What a class of a library
-    gives is not looked at.
-    """
+    """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant."""
+    # It is empty for a known member, and for one that the task's own code reads. What a class of a library
+    # gives is not looked at.
     classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
     spaces = [getattr(task, "__dict__", {}), *map(vars, classes)]
     read = {name for kind in classes for value in vars(kind).values() for name in _read_by(value)}

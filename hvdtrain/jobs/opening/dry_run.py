@@ -65,11 +65,9 @@ class Dry:
 
 
 def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dry:
-    """Collective. Take a batch of training and of evaluation data through everything but the update.
-
-    Nothing that training uses is changed. A worker whose batch fails raises at once: the others may wait
-    in a collective of the model, and learn of it when this worker leaves Horovod.
-    """
+    """Collective. Take a batch of training and of evaluation data through everything but the update."""
+    # Nothing that training uses is changed. A worker whose batch fails raises at once: the others may wait
+    # in a collective of the model, and learn of it when this worker leaves Horovod.
     begun_seconds = time.perf_counter()
     with random_state_kept():
         passes = list(_passes(session, task, memory))
@@ -246,11 +244,9 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training:
 
 
 def with_cuts_before(config: Config, workers: Workers) -> Config:
-    """Collective if the model is split. Return the config with the cuts of the checkpoint that it resumes.
-
-    It stays as it is if it has cuts, or if that checkpoint is of the other framework, whose blocks may be
-    others, or of another number of stages.
-    """
+    """Collective if the model is split. Return the config with the cuts of the checkpoint that it resumes."""
+    # It stays as it is if it has cuts, or if that checkpoint is of the other framework, whose blocks may be
+    # others, or of another number of stages.
     if config.stages == 1 or config.stage_cuts is not None or config.resume is None:
         return config
     place = str(config.run_dir if config.resume == "auto" else config.resume)
@@ -268,10 +264,8 @@ def with_cuts_before(config: Config, workers: Workers) -> Config:
 
 
 def plan_memory(session: Session, model: ModelInfo, measured: MeasuredMemory | None = None) -> MemoryPlan:
-    """Return the memory that each worker takes. Local: no collective.
-
-    Of a split model, it is that of this worker's stage.
-    """
+    """Return the memory that each worker takes. Local: no collective."""
+    # Of a split model, it is that of this worker's stage.
     stages = model.stage_shapes
     if not stages:
         return _plan_of(session, model, model.parameter_shapes, measured)
@@ -309,10 +303,8 @@ def heaviest_plan(session: Session, plan: MemoryPlan) -> MemoryPlan:
 
 
 def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: int) -> MemoryPlan:
-    """Return the job's memory with what a dry run has found. Local: no collective.
-
-    It gives the system back what the dry run has left, so that what is resident is what stays.
-    """
+    """Return the job's memory with what a dry run has found. Local: no collective."""
+    # It gives the system back what the dry run has left, so that what is resident is what stays.
     release_unused()
     plan = plan_memory(session, model)
     first = found.passes[0] if found.passes else None

@@ -81,11 +81,11 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     error = run.result.error
     if error is None and run.result.refusal is not None:
         return run.result.refusal
-    problem = _missing_label_error(run) or _label_error(run)
+    problem = _label_error(run)
     if error is None:
         # a step of the task's own has no named loss: that of the evaluation is the first
         is_first = other is None or not (other.named_loss or other.named_metrics)
-        wrong = (_probabilities_error(run) or _metric_error(run)) if is_first else None
+        wrong = _probabilities_error(run) if is_first else None
         return problem or wrong or run.error or (None if other else _loss_error(run))
     if problem is None and isinstance(error, HvdtrainError):
         difference = _difference(run, other) if other else ""
@@ -93,20 +93,6 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
     problem = problem or _failure(run, other, error)
     problem.__cause__ = error
     return problem
-
-
-def _missing_label_error(run: Pass) -> DataError | None:
-    """Return the error for class numbers of which some are missing, which makes floats of them."""
-    targets = {name: array for name, array in run.arrays.items() if name in TARGETS}
-    if run.named_loss != "cross_entropy" or not any(
-        np.isnan(a).any() for a in targets.values() if a.dtype.kind == "f"
-    ):
-        return None
-    return DataError(
-        f"in the {run.what}, {describe_not_finite(targets, run.indices)}: the label is missing",
-        f"Leave such samples out, such as with frame.dropna(), or number them {run.ignore_index} and "
-        "give the task this ignore_index.",
-    )
 
 
 def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
@@ -198,15 +184,23 @@ def _difference(run: Pass, other: Pass) -> str:
     return f"Unlike the {other.what}, it has {', '.join(parts)}." if parts else ""
 
 
-def _label_error(run: Pass) -> HvdtrainError | None:
-    """Return the error of class numbers that the model has no output for."""
+def _label_error(run: Pass) -> DataError | None:
+    """Return the error of class numbers that are missing, or that the model has no output for."""
     outputs, targets = _array_of(run), _targets(run)
-    if run.named_loss != "cross_entropy" or outputs is None or targets is None or outputs.ndim < 2:
+    if run.named_loss != "cross_entropy":
         return None
-    if targets.dtype.kind not in "iu" or not (classes := _classes(outputs.shape, targets.shape)):
+    named = {name: array for name, array in run.arrays.items() if name in TARGETS}
+    if any(array.dtype.kind == "f" and np.isnan(array).any() for array in named.values()):
+        return DataError(  # missing ones make floats of all
+            f"in the {run.what}, {describe_not_finite(named, run.indices)}: the label is missing",
+            f"Leave such samples out, such as with frame.dropna(), or number them {run.ignore_index} and "
+            "give the task this ignore_index.",
+        )
+    if outputs is None or targets is None or outputs.ndim < 2 or targets.dtype.kind not in "iu":
         return None
+    classes = _classes(outputs.shape, targets.shape)
     wrong = ((targets >= classes) | (targets < 0)) & (targets != run.ignore_index)
-    if not wrong.any():
+    if not classes or not wrong.any():
         return None
     first = int(np.flatnonzero(wrong.reshape(len(targets), -1).any(axis=1))[0])
     value = int(targets[first][wrong[first]].flat[0])
@@ -232,40 +226,32 @@ def _classes(outputs: tuple[int, ...], targets: tuple[int, ...]) -> int:
 
 
 def _probabilities_error(run: Pass) -> HvdtrainError | None:
-    """Return the error of a model that gives probabilities to a loss that takes logits."""
-    outputs, last = _array_of(run), run.result.last_activation
+    """Return the error of a model that gives probabilities to a loss or metrics that take logits."""
+    # The largest probability is that of the largest logit, and a sigmoid keeps the order of samples: some
+    # metrics are right of them.
+    outputs, last, loss = _array_of(run), run.result.last_activation, run.named_loss
     if outputs is None or not outputs.size or not _in_unit_interval(outputs):
         return None
-    if run.named_loss == "cross_entropy" and outputs.ndim > 1:
+    found = layer = remedy = ""
+    if loss == "cross_entropy" and outputs.ndim > 1:
         axes = [axis for axis in (1, outputs.ndim - 1) if outputs.shape[axis] > 1]
-        if all(np.abs(outputs.sum(axis, dtype=np.float64) - 1).max() > _SUM_TOLERANCE for axis in axes):
-            return None
-        found, layer = "all are between 0 and 1, and each row adds up to 1", "softmax"
-        remedy = (
-            "Remove the softmax: nn.Softmax in PyTorch, activation='softmax' in Keras; give "
-            "keras.applications classifier_activation=None."
-        )
-    elif run.named_loss == "binary_cross_entropy" and last == "sigmoid":
+        if any(np.abs(outputs.sum(axis, dtype=np.float64) - 1).max() <= _SUM_TOLERANCE for axis in axes):
+            found, layer = "all are between 0 and 1, and each row adds up to 1", "softmax"
+            remedy = (
+                "Remove the softmax: nn.Softmax in PyTorch, activation='softmax' in Keras; give "
+                "keras.applications classifier_activation=None."
+            )
+    elif loss == "binary_cross_entropy" and last == "sigmoid":
         found, layer = "the last layer is a sigmoid", "sigmoid"
         remedy = "Remove it: nn.Sigmoid in PyTorch, activation='sigmoid' in Keras."
-    else:
-        return None
-    return TaskError(
-        f"the model's outputs are probabilities ({found}), and the loss {run.named_loss} takes logits: it "
-        f"computes the {layer} itself",
-        remedy,
-    )
-
-
-def _metric_error(run: Pass) -> HvdtrainError | None:
-    """Return the error of a model that gives probabilities to metrics that take logits.
-
-    The largest probability is that of the largest logit, and a sigmoid keeps the order of samples.
-    """
-    outputs, last = _array_of(run), run.result.last_activation
+    if found:
+        return TaskError(
+            f"the model's outputs are probabilities ({found}), and the loss {loss} takes logits: it computes "
+            f"the {layer} itself",
+            remedy,
+        )
     wrong = _WRONG_OF.get(last, ())
-    name = next((name for name, kind in run.named_metrics.items() if kind in wrong), None)
-    if name is None or outputs is None or not outputs.size or not _in_unit_interval(outputs):
+    if (name := next((name for name, kind in run.named_metrics.items() if kind in wrong), None)) is None:
         return None
     return TaskError(
         f"the model's outputs are probabilities (the last layer is a {last}), and metrics[{name!r}] takes "

@@ -25,11 +25,9 @@ _COMPARED = 256
 
 
 def reused_memory(dataset: Any) -> str:
-    """Return what reading the first and the last sample of a data set shows of memory that is used again.
-
-    It is the name of an array that is the last sample's in both places of a batch of the two, or that the
-    next reading changes. Empty if there is none, or a sample cannot be read.
-    """
+    """Return what reading the first and the last sample of a data set shows of memory that is used again."""
+    # It is the name of an array that is the last sample's in both places of a batch of the two, or that the
+    # next reading changes. Empty if there is none, or a sample cannot be read.
     size = 0 if isinstance(dataset, Stream) else len(dataset)
     if size < 2:
         return ""
@@ -104,12 +102,10 @@ _FEWEST_VALUES = 32
 def find_broadcast(
     what: str, batch: HostBatch, outputs: Any, compute: Callable[[HostBatch], DryRun]
 ) -> HvdtrainError | None:
-    """Collective. Return the error of a loss or metric that broadcasts (n, 1) with (n,) to (n, n).
-
-    It is looked for where the batch has an array, such as targets, with one number for each sample. Two
-    samples are computed together, and each input with each target alone: if the former are means over rows,
-    columns or all of the latter, they were broadcast.
-    """
+    """Collective. Return the error of a loss or metric that broadcasts (n, 1) with (n,) to (n, n)."""
+    # It is looked for where the batch has an array, such as targets, with one number for each sample. Two
+    # samples are computed together, and each input with each target alone: if the former are means over rows,
+    # columns or all of the latter, they were broadcast.
     count, inputs = batch.weights.shape[1], _inputs_of(batch.arrays)
     numbers = {
         key: array[0]
@@ -155,10 +151,8 @@ def find_broadcast(
 
 
 def has_row_numbers(dataset: Any, batch: HostBatch) -> bool:
-    """Return whether a batch may have numbers of its own rows, such as pairs that ``collate`` made.
-
-    They are out of range in a batch of fewer rows, which ends a process that has a GPU.
-    """
+    """Return whether a batch may have numbers of its own rows, such as pairs that ``collate`` made."""
+    # They are out of range in a batch of fewer rows, which ends a process that has a GPU.
     if isinstance(undrawn(dataset), ArrayDataset | ItemDataset | HuggingFaceDataset):
         return False  # it joins samples, which know of no batch
     count = batch.weights.shape[1]

@@ -111,10 +111,8 @@ _SAME_SAMPLE = (
 
 
 def check_batches(workers: Workers, data: JobData, config: Config, progress: Progress) -> list[str]:
-    """Collective. Compare all samples of the first ``check_data`` batches over the workers.
-
-    Every worker reads the whole global batches, without augmentation, and its own part of them twice.
-    """
+    """Collective. Compare all samples of the first ``check_data`` batches over the workers."""
+    # Every worker reads the whole global batches, without augmentation, and its own part of them twice.
     if not config.check_data:
         return []
     size = len(data.datasets["train_data"])

@@ -75,11 +75,9 @@ class TaskData:
 
 
 def new_task(job: JobSpec) -> Any:
-    """Make the task. Local: no collective.
-
-    The backend has started: the device is bound before the user's code can use it, and workers
-    that take long over their data hold up no start of Horovod, which waits for seconds only.
-    """
+    """Make the task. Local: no collective."""
+    # The backend has started: the device is bound before the user's code can use it, and workers
+    # that take long over their data hold up no start of Horovod, which waits for seconds only.
     config = job.config
     seed_generators(config.seed, "task")
     set_float_bits(32)  # until the model is known

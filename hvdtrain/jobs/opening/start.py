@@ -109,10 +109,8 @@ def _merged(layers: Iterable[Layer]) -> dict[str, Any]:
 
 
 def _join_launch() -> bool:
-    """Let Horovod see the workers of torchrun, and refuse to start with workers that it will not see.
-
-    What MPI sees is known only when it has started: ``HorovodWorkers`` checks it.
-    """
+    """Let Horovod see the workers of torchrun, and refuse to start with workers that it will not see."""
+    # What MPI sees is known only when it has started: ``HorovodWorkers`` checks it.
     launch, build = stated_launch(), installed_build()
     if launch is None or launch.launcher == HOROVODRUN or build is None:
         return False
@@ -128,11 +126,9 @@ def _join_launch() -> bool:
 
 
 def given_fields(layers: Iterable[Layer], config: Config) -> frozenset[str]:
-    """Return the fields that a user set.
-
-    A config file may be that of another run, which lists all fields: those with the value of their default
-    do not count.
-    """
+    """Return the fields that a user set."""
+    # A config file may be that of another run, which lists all fields: those with the value of their default
+    # do not count.
     return frozenset(
         name
         for layer in layers
@@ -151,10 +147,8 @@ def started(
     *,
     stays: bool = False,
 ) -> Iterator[Backend]:
-    """Collective. Return a context with the job's backend, in which the job's workers are watched.
-
-    After a good end Horovod stays: a script may train again, and MPI starts only once.
-    """
+    """Collective. Return a context with the job's backend, in which the job's workers are watched."""
+    # After a good end Horovod stays: a script may train again, and MPI starts only once.
     check_may_be_elastic(membership)
     ACTIVITY.enter("starting", is_long=True)  # what an earlier training did last is long ago
     watching = watching or Watching()
