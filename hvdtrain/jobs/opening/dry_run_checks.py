@@ -184,7 +184,7 @@ def _difference(run: Pass, other: Pass) -> str:
     return f"Unlike the {other.what}, it has {', '.join(parts)}." if parts else ""
 
 
-def _label_error(run: Pass) -> DataError | None:
+def _label_error(run: Pass) -> HvdtrainError | None:
     """Return the error of class numbers that are missing, or that the model has no output for."""
     outputs, targets = _array_of(run), _targets(run)
     if run.named_loss != "cross_entropy":
