@@ -34,7 +34,7 @@ JOBS := tests/contract tests/conformance tests/parallel tests/faults
 
 .PHONY: help setup train test test-unit test-jobs test-full test-cluster test-build test-all
 .PHONY: test-hosts test-measured test-newest
-.PHONY: check format clean lock
+.PHONY: check format clean lock docs
 .NOTPARALLEL:
 
 help:
@@ -43,6 +43,7 @@ help:
 	@echo "make test-newest  build Horovod for the newest releases of all packages, and run the contract suite"
 	@echo "make check   set up, then ruff, mypy and import-linter"
 	@echo "make setup   virtual environment, dependencies and Horovod in $(VENV)"
+	@echo "make docs    set up, then build the site of the documentation in build/site"
 	@echo "make lock    find the versions and hashes of requirements/ anew, after a change of constraints.txt"
 	@echo "make clean   remove $(VENV) and what tools left behind"
 
@@ -117,6 +118,11 @@ check: $(DONE)
 format: $(DONE)
 	ruff format .
 	ruff check --fix .
+
+# the site of docs/, in build/site
+docs: $(DONE)
+	@TORCH_INDEX="$(TORCH_INDEX)" sh requirements/install.sh $(BIN)/python docs $(COMPILE)
+	mkdocs build --quiet
 
 # constraints.txt with all that its packages need, and hashes; in an environment of its own
 lock:

@@ -2,7 +2,7 @@
 
     horovodrun -np 2 python -m hvdtrain --framework torch --task examples/bert_classifier.py:BertClassifier
 
-It needs ``pip install hvdtrain[examples]``. The data set keeps the tokenizer's columns (``input_ids``,
+It needs ``pip install transformers datasets``. The data set keeps the tokenizer's columns (``input_ids``,
 ``token_type_ids``, ``attention_mask``) and its ``labels``. The model is given the columns that it takes by
 name, and the loss reads the ``logits`` of its output.
 

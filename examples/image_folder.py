@@ -7,7 +7,7 @@
 The first command draws a folder of pictures. ``--set task_options.path=FOLDER`` names one of your own, with a
 sub-folder for each class: ``train/CLASS/*.jpg`` and ``val/CLASS/*.jpg``.
 
-ResNet needs torchvision: ``pip install hvdtrain[examples]``. If ``import torchvision`` ends with
+ResNet needs torchvision: ``pip install torchvision``. If ``import torchvision`` ends with
 ``operator torchvision::nms does not exist``, see docs/examples.md.
 """
 

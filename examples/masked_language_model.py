@@ -2,7 +2,7 @@
 
     horovodrun -np 2 python -m hvdtrain --framework torch --task examples/masked_language_model.py:MaskedLM
 
-It needs ``pip install hvdtrain[examples]``. ``DataCollatorForLanguageModeling`` masks other tokens in each
+It needs ``pip install transformers datasets``. ``DataCollatorForLanguageModeling`` masks other tokens in each
 epoch. Labels are -100 elsewhere, which the loss and the accuracy leave out. The collator is not the task's
 ``collate``: its random numbers would depend on the number of workers and on the reading threads. Instead, it
 masks each sample with a seed of its own.

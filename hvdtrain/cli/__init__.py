@@ -11,6 +11,7 @@ from hvdtrain.cli.tools import (
     bench,
     build_horovod,
     compare,
+    docs,
     doctor,
     drill,
     elastic,
@@ -27,7 +28,7 @@ from hvdtrain.tools.output import installed
 
 _COMMANDS = (
     train, bench, plan, lr_find, batch_find, parity, prove, evaluate, export, predict, import_,
-    compare, report, watch, track, doctor, elastic, drill, build_horovod,
+    compare, report, watch, track, doctor, elastic, drill, docs, build_horovod,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(installed(_command))

@@ -1,14 +1,23 @@
 """Commands that run a job: training, and what begins with a checkpoint or weights."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
+from hvdtrain.config import Layer
 from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
 from hvdtrain.config.values import EXPORT_FORMATS
 from hvdtrain.storage.text import printable
+
+if TYPE_CHECKING:
+    from hvdtrain.jobs.serving.checkpoint import Call
+
+_best = click.option(
+    "--best", is_flag=False, flag_value="keep_best", metavar="[METRIC]",
+    help="Take the best checkpoint of a run that is kept: by METRIC, or else by keep_best or the loss.",
+)  # fmt: skip
 
 
 @click.command(cls=JobCommand)
@@ -30,12 +39,14 @@ def train(
 
 @click.command(cls=JobCommand)
 @click.argument("checkpoint", type=PathOrUrl())
+@_best
 @config_options("framework", "task", "device", "on_changed_data", defaults=False)
 @click.option("--output", type=PathOrUrl(), metavar="FILE",
               help="JSON Lines file to append to; RUN_DIR/evaluations.jsonl if not given.")  # fmt: skip
 def evaluate(
     checkpoint: Path | str,
     output: Path | str | None,
+    best: str | None,
     assignments: tuple[str, ...],
     debug: bool,
     **options: Any,
@@ -46,14 +57,14 @@ def evaluate(
     Evaluation works with any number of workers and in either framework. Fields that are not given have the
     values of the checkpoint.
     """
-    from hvdtrain.jobs.serving.checkpoint import Call
     from hvdtrain.jobs.serving.evaluate import evaluate_checkpoint
 
-    evaluate_checkpoint(Call(checkpoint, given_layers(assignments, options)), output)
+    evaluate_checkpoint(_call(checkpoint, best, given_layers(assignments, options)), output)
 
 
 @click.command(cls=JobCommand)
 @click.argument("checkpoint", type=PathOrUrl())
+@_best
 @click.option("--to", "format_name", required=True, type=click.Choice(list(EXPORT_FORMATS)),
               help="Export format, which determines the framework.")  # fmt: skip
 @click.option("--output", type=PathOrUrl(), metavar="PATH",
@@ -66,6 +77,7 @@ def export(
     format_name: str,
     output: Path | str | None,
     force: bool,
+    best: str | None,
     assignments: tuple[str, ...],
     debug: bool,
     **options: Any,
@@ -75,15 +87,17 @@ def export(
     CHECKPOINT is a checkpoint directory, or a run directory for its newest good checkpoint, or a URL of one.
     The export is loaded back and compared with the model.
     """
-    from hvdtrain.jobs.serving.checkpoint import Call
     from hvdtrain.jobs.serving.export import export_checkpoint
 
-    done = export_checkpoint(Call(checkpoint, given_layers(assignments, options)), format_name, output, force)
+    done = export_checkpoint(
+        _call(checkpoint, best, given_layers(assignments, options)), format_name, output, force
+    )
     click.echo(printable(done.describe()))
 
 
 @click.command(cls=JobCommand)
 @click.argument("checkpoint", type=PathOrUrl())
+@_best
 @click.option("--output", required=True, type=PathOrUrl(), metavar="FILE",
               help="File to write to, .npz or .parquet.")  # fmt: skip
 @click.option("--split", type=click.Choice(["train", "eval", "predict"]),
@@ -96,6 +110,7 @@ def predict(
     output: Path | str,
     split: str | None,
     force: bool,
+    best: str | None,
     assignments: tuple[str, ...],
     debug: bool,
     **options: Any,
@@ -106,10 +121,9 @@ def predict(
     Prediction works with any number of workers and in either framework. The rows have the order of the task's
     data.
     """
-    from hvdtrain.jobs.serving.checkpoint import Call
     from hvdtrain.jobs.serving.predict import predict_checkpoint
 
-    predict_checkpoint(Call(checkpoint, given_layers(assignments, options)), output, split, force)
+    predict_checkpoint(_call(checkpoint, best, given_layers(assignments, options)), output, split, force)
 
 
 @click.command("import", cls=JobCommand)
@@ -143,3 +157,10 @@ def import_(
     choice = Choice(only, skip, options=("--only", "--skip"))
     done = import_file(Call(weights, given_layers(assignments, options)), output, choice)
     click.echo(printable(done.describe()))
+
+
+def _call(checkpoint: Path | str, best: str | None, layers: list[Layer]) -> "Call":
+    """Return a checkpoint, of a run the best one if that is wanted, and the layers of its config."""
+    from hvdtrain.jobs.serving.checkpoint import Call, chosen_checkpoint
+
+    return Call(chosen_checkpoint(checkpoint, True if best == "keep_best" else best or False), layers)

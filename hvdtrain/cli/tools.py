@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -234,6 +235,25 @@ def drill(debug: bool, **options: Any) -> None:
     from hvdtrain.tools.drill.command import run_drill
 
     sys.exit(run_drill(options))
+
+
+@click.command()
+@click.argument("page", required=False)
+@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+def docs(page: str | None, debug: bool) -> None:
+    """Show a page of the documentation; without PAGE, list the pages."""
+    folder = Path(__file__).parents[1] / "docs"
+    pages = {path.stem: path.read_text() for path in sorted(folder.glob("*.md"))}
+    if page is None:
+        for name, text in pages.items():
+            click.echo(f"{name:16}{text.splitlines()[0].lstrip('# ')}")
+        return
+    name = Path(page).stem
+    if name not in pages:
+        close = get_close_matches(name, pages, n=1)
+        hint = f"Did you mean {close[0]!r}? " if close else ""
+        raise UsageError(f"there is no page {page!r}", f"{hint}`hvdtrain docs` lists the pages.")
+    click.echo_via_pager(pages[name])
 
 
 @click.command("build-horovod")

@@ -139,7 +139,7 @@ def check_installed(names: Collection[str]) -> None:
         if row.package and (found is None or found.origin is None):
             raise ConfigError(
                 f"track {name}: the package {row.package} is not installed",
-                f"python -m pip install 'hvdtrain[{row.package}]', on each host of the job. Or leave it out, "
+                f"python -m pip install {row.package}, on each host of the job. Or leave it out, "
                 f"and send the run later: python -m hvdtrain track RUN --to {name}",
             )
 

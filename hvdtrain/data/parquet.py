@@ -150,7 +150,7 @@ def _footer(path: str) -> tuple[list[_Group], list[tuple[str, str]]]:
     try:
         import pyarrow.parquet as pq
     except ImportError:
-        raise DataError(f"{path} needs pyarrow", "pip install 'hvdtrain[parquet]'") from None
+        raise DataError(f"{path} needs pyarrow", "pip install pyarrow") from None
     try:
         with open_file(path) as file:
             found = pq.ParquetFile(file)

@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from hvdtrain.workers.activity import ACTIVITY
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "abfs": "az"}
+_PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
 PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):(?!\d+/)\S*@")  # passwords may have a / or an @ in them
 TOKEN = re.compile(r"\b((?:https?|s3a?|gs|gcs)://)[^/@\s:?#]+@", re.I)  # others name users and containers so
 _SECRETS = re.compile(r"([?&][\w.-]*(?:sig|signature|token|credential|secret|key)[\w.-]*=)[^&\s\"'>]+", re.I)
@@ -131,8 +131,8 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
     Raises:
         StoreError: If the package for it is not installed, or it cannot be reached.
     """
-    extra = _EXTRAS.get(scheme_of(url))
-    remedy = f"pip install 'hvdtrain[{extra}]'" if extra else "Install the package that it needs."
+    package = _PACKAGES.get(scheme_of(url))
+    remedy = f"pip install {package}" if package else "Install the package that it needs."
     try:
         from fsspec.core import url_to_fs
 

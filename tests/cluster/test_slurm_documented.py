@@ -1,4 +1,4 @@
-"""The Slurm section of docs/clusters.md, its commands in order on a real Slurm."""
+"""The Slurm section of docs/slurm.md, its commands in order on a real Slurm."""
 
 import json
 import re
@@ -31,10 +31,8 @@ def slurm(shared):
 
 
 def scripts(folder: Path) -> list[str]:
-    """Give the section's shell blocks, in order."""
-    text = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
-    (folder / "section.md").write_text(text.partition("\n## Slurm\n")[2].partition("\n## ")[0])
-    return [block.text for block in blocks(folder / "section.md") if block.language == "bash"]
+    """Return the page's shell blocks, in order."""
+    return [block.text for block in blocks(ROOT / "docs" / "slurm.md") if block.language == "bash"]
 
 
 def said_by(slurm: Slurm, script: str, folder: Path, job: str = "") -> str:

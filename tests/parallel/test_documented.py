@@ -9,7 +9,11 @@ from support import pool
 from support.documents import ROOT, can_run_here, hvdtrain_commands, named_files
 from support.jobs import Result, run
 
-PAGES = ("README.md", "docs/running.md", "docs/tasks.md")
+PAGES = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ("running", "run-output", "failures", "tasks", "data", "augmentation",
+                                     "losses", "metrics", "training-steps", "state")),
+)  # fmt: skip
 STEPS = 5
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 from support import pool
-from support.documents import ROOT, hvdtrain_commands
+from support.documents import ROOT, hvdtrain_commands, named_files
 from support.jobs import Result, run
 from support.serving import trained
 
@@ -49,3 +49,22 @@ def test_the_page_on_checkpoints(tmp_path):
     evaluated = [line["epoch"] for line in map(json.loads, metrics) if line["phase"] == "eval"]
     assert [round(epoch) for epoch in evaluated] == [1, 2, 3, 4, 5]
     assert (tmp_path / "runs" / "tuned" / "summary.json").is_file()
+
+
+def test_the_tutorial(tmp_path):
+    page = ROOT / "docs" / "tutorial.md"
+    for name, text in named_files(page).items():
+        (tmp_path / name).write_text(text)
+    assert run(["python", "make_table.py"], tmp_path).returncode == 0
+    for words in hvdtrain_commands(page):
+        if "host1:8,host2:8" not in words:
+            trains = words[0] == "horovodrun" and "prove" not in words
+            result = pool.documented(tuple(words), tmp_path) if trains else run(words, tmp_path)
+            assert result.returncode == 0, f"{words}\n{result.output[-3000:]}"
+    assert json.loads((tmp_path / "runs" / "wine" / "summary.json").read_text())["epochs"] == 16
+    evaluated = json.loads((tmp_path / "runs" / "wine" / "evaluations.jsonl").read_text())
+    assert evaluated["accuracy"] > 0.9
+    assert np.load(tmp_path / "wine.npz")["outputs"].shape == (45, 3)
+    best = f"wine-step-{evaluated['step']:08d}.onnx"
+    assert (tmp_path / "runs" / "wine" / "exports" / best).is_file()
+    assert (tmp_path / "report.html").is_file()

@@ -45,7 +45,7 @@ def test_training_keeps_the_best_by_a_member_of_a_collection(tmp_path):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_task_of_the_documents_trains(framework, tmp_path):
-    (tmp_path / "answers.py").write_text(named_files(ROOT / "docs" / "tasks.md")["answers.py"])
+    (tmp_path / "answers.py").write_text(named_files(ROOT / "docs" / "metrics.md")["answers.py"])
     words = ["--framework", framework, "--task", "answers.py:Answers", "--device", "cpu", "--run-dir", "run"]
     case = "support.cases:command_line"
     assert call(Key(framework, "mpi", 2), case, tmp_path, words=words).values == [0, 0]

@@ -157,3 +157,12 @@ def test_the_job_loads_no_framework_before_it_knows_which():
         & HEAVY
         == set()
     )
+
+
+def test_pages_of_the_documentation_are_listed_and_shown(invoke):
+    listed = invoke("docs").output
+    assert "tutorial        Tutorial" in listed
+    assert invoke("docs", "docs/prove.md").output.startswith("# Prove")
+    unknown = invoke("docs", "prov")
+    assert isinstance(unknown.exception, UsageError)
+    assert "'prove'" in unknown.exception.remedy

@@ -118,4 +118,4 @@ def test_a_package_of_a_store_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(DataError) as refused:
         hvdtrain.open_parquet("gs://bucket/data", inputs="x", targets="n")
-    assert refused.value.remedy == "pip install 'hvdtrain[gs]'"
+    assert refused.value.remedy == "pip install gcsfs"

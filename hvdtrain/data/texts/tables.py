@@ -117,7 +117,7 @@ def _parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSample
         from pyarrow import parquet
     except ImportError:
         raise DataError(
-            f"{path} needs pyarrow, which is not installed", "pip install 'hvdtrain[parquet]'"
+            f"{path} needs pyarrow, which is not installed", "pip install pyarrow"
         ) from None
     errors = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
     number = 0

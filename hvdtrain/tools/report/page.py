@@ -36,7 +36,7 @@ def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
     if find_spec("bokeh") is None:
         raise UsageError(
             "report: Bokeh, which draws the curves, is not installed",
-            "Install it: python -m pip install 'hvdtrain[report]'.",
+            "Install it: python -m pip install bokeh.",
         )
     if output.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"-o {output}: the name must end in .html")
