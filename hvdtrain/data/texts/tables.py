@@ -116,9 +116,7 @@ def _parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSample
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise DataError(
-            f"{path} needs pyarrow, which is not installed", "pip install pyarrow"
-        ) from None
+        raise DataError(f"{path} needs pyarrow, which is not installed", "pip install pyarrow") from None
     errors = (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError)
     number = 0
     try:
