@@ -100,6 +100,9 @@ class Sender:
         self._log, self._path = run_dir / METRICS_FILE, run_dir / FOLDER / f"{name}.json"
         self._tracker: Tracker | None = None
         self._run: TrackedRun | None = None  # while it is open
+        self.is_over, self.is_done = threading.Event(), False  # whether training is, and all is sent
+        self.ending = ("", "")  # how the run ended, before it is over
+        self.problem, self._shown_place = "", ""  # why the last attempt failed
         self._sent = _read(self._path, _Sent) or _Sent()
         self._offset = 0
         lines = self._unsent(self._sent.lines)  # fewer, if the log was cut back
@@ -122,6 +125,41 @@ class Sender:
         self._check()
         tracker.end(status, error)
         self._run = None
+
+    def run(self) -> None:
+        """Send until the run is over, and then how it ended; an error that is the user's ends it."""
+        wait = 0.0
+        with suppress(HvdtrainError, Abandoned):
+            while not self.is_over.wait(wait):
+                is_sent = self._try(self.send)
+                wait = _POLL_SECONDS if is_sent else min(_LONGEST_WAIT, max(_POLL_SECONDS, 2 * wait))
+            for _ in range(_LAST_ATTEMPTS if self.ending[0] else 1):  # another worker sends what is left
+                if self._try(lambda: self.end(*self.ending)):
+                    self.is_done = True
+                    return
+                time.sleep(_POLL_SECONDS)
+
+    def _try(self, step: Callable[[], None]) -> bool:
+        """Do a step of sending; note when the tracker fails, and when it answers."""
+        before = self.problem
+        try:
+            step()
+            self.problem = ""
+        except Abandoned:
+            raise
+        except Exception as error:
+            self.problem = describe_error(error)
+            if not before:
+                self.note(f"{self.problem}; training continues")
+            if isinstance(error, HvdtrainError):  # until the user changes something
+                raise
+            return False
+        if before:
+            self.note("it answers again, and has all that was logged meanwhile")
+        if self._shown_place != self.place:
+            self._shown_place = self.place
+            self.note(f"this run is {self.place}")
+        return True
 
     def describe_unsent(self, problem: str) -> str:
         """Return what is not sent of a run whose job is over and why, and the command that sends it."""
@@ -213,7 +251,9 @@ class JobTracking(Callback):
     ) -> None:
         self._run_dir, self._tracking_id, self._facts = run_dir, tracking_id, facts
         self._with_checkpoints = with_checkpoints
-        self._threads = [_SenderThread(Sender(run_dir, name, self._say)) for name in names]
+        self._senders = [Sender(run_dir, name, self._say) for name in names]
+        # daemons: a process ends although a server is awaited
+        self._threads = [threading.Thread(target=sender.run, daemon=True) for sender in self._senders]
         self._note: Callable[[str], None] | None = None
 
     def on_start(self, context: RunContext) -> None:
@@ -224,88 +264,38 @@ class JobTracking(Callback):
         try:
             note_start(self._run_dir, TrackedRun(id=self._tracking_id, began_seconds=began, facts=facts))
         except OSError as error:
-            self._threads = []
+            self._senders = self._threads = []
             self._say(f"trackers: nothing of this run is sent: {error}; training continues")
         for thread in self._threads:
             thread.start()
 
     def on_checkpoint(self, step: int, path: Path) -> None:
         """Have the checkpoint sent; it takes the place of one that was not sent yet."""
-        for thread in self._threads if self._with_checkpoints else ():
-            thread.sender.checkpoint = path
+        for sender in self._senders if self._with_checkpoints else ():
+            sender.checkpoint = path
 
     def on_end(self, summary: Summary) -> None:
         """Note how the run ended; without this, another worker continues it."""
-        for thread in self._threads:
-            thread.ending = summary.status, summary.error or ""
+        for sender in self._senders:
+            sender.ending = summary.status, summary.error or ""
 
     def close(self) -> None:
         """Wait some seconds until all is sent, and say what is not."""
         begun = time.monotonic()
-        for thread in self._threads:
-            thread.is_over.set()
-        for thread in self._threads:
-            seconds = LAST_SECONDS if thread.ending[0] else _LEFT_SECONDS
+        for sender in self._senders:
+            sender.is_over.set()
+        for sender, thread in zip(self._senders, self._threads, strict=True):
+            seconds = LAST_SECONDS if sender.ending[0] else _LEFT_SECONDS
             if thread.ident is not None:  # it was started
                 thread.join(max(0.0, begun + seconds - time.monotonic()))
-            thread.sender.is_abandoned.set()
-            if thread.ending[0] and not thread.is_done:
-                reason = thread.problem or f"after {seconds:g} s"
-                thread.sender.note(thread.sender.describe_unsent(reason))
-        self._threads, self._note = [], None
+            sender.is_abandoned.set()
+            if sender.ending[0] and not sender.is_done:
+                sender.note(sender.describe_unsent(sender.problem or f"after {seconds:g} s"))
+        self._senders, self._threads, self._note = [], [], None
 
     def _say(self, text: str) -> None:
         if (note := self._note) is not None:  # the report is not closed
             note(text)
-
-
-class _SenderThread(threading.Thread):
-    """Sends to one tracker until its run is over. A daemon: a process ends although a server is awaited."""
-
-    def __init__(self, sender: Sender) -> None:
-        super().__init__(name=f"tracker {sender.title}", daemon=True)
-        self.sender, self.is_over = sender, threading.Event()
-        self.ending, self.is_done = (
-            ("", ""),
-            False,
-        )  # how the run ended, before it is over; whether all is sent
-        self.problem = ""  # why the last attempt failed
-        self._shown_place = ""
-
-    def run(self) -> None:
-        """Send until the run is over, and then how it ended; an error that is the user's ends it."""
-        wait = 0.0
-        with suppress(HvdtrainError, Abandoned):
-            while not self.is_over.wait(wait):
-                is_sent = self._try(self.sender.send)
-                wait = _POLL_SECONDS if is_sent else min(_LONGEST_WAIT, max(_POLL_SECONDS, 2 * wait))
-            for _ in range(_LAST_ATTEMPTS if self.ending[0] else 1):  # another worker sends what is left
-                if self._try(lambda: self.sender.end(*self.ending)):
-                    self.is_done = True
-                    return
-                time.sleep(_POLL_SECONDS)
-
-    def _try(self, step: Callable[[], None]) -> bool:
-        """Do a step of sending; note when the tracker fails, and when it answers."""
-        note, before = self.sender.note, self.problem
-        try:
-            step()
-            self.problem = ""
-        except Abandoned:
-            raise
-        except Exception as error:
-            self.problem = describe_error(error)
-            if not before:
-                note(f"{self.problem}; training continues")
-            if isinstance(error, HvdtrainError):  # until the user changes something
-                raise
-            return False
-        if before:
-            note("it answers again, and has all that was logged meanwhile")
-        if self._shown_place != self.sender.place:
-            self._shown_place = self.sender.place
-            note(f"this run is {self._shown_place}")
-        return True
 
 
 def describe_error(error: Exception) -> str:

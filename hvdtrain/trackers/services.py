@@ -93,14 +93,12 @@ def row_of(line: bytes, began_seconds: float) -> Row | None:
 
 def without_password(text: str) -> str:
     """Return a text for files and messages: its addresses have no user, password and query."""
-    return _ADDRESS.sub(_shown, text)
 
+    def shown(address: re.Match[str]) -> str:
+        before, _, query = address[0].partition("?")
+        return "..." if "@" in query else before.rpartition("@")[2]  # it may be the password's question mark
 
-def _shown(address: re.Match[str]) -> str:
-    before, _, query = address[0].partition("?")
-    if "@" in query:  # the question mark may be one of the password's
-        return "..."
-    return before.rpartition("@")[2]
+    return _ADDRESS.sub(shown, text)
 
 
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", UNSAVED: "FAILED"}  # any other end is KILLED

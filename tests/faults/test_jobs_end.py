@@ -78,7 +78,7 @@ def test_a_run_directory_that_is_replaced_ends_the_job_and_is_not_written_to(tmp
         (run / "other").touch()
         ending = ended(job, tmp_path)
     assert ending.returncode == 3
-    assert ending.output.count("was replaced by another one while training; training stopped at step") == 1
+    assert ending.output.count("replaced by another one while training; training stopped at step") == 1
     assert [path.name for path in run.iterdir()] == ["other"]
     summary = json.loads((moved / "summary.json").read_text())
     assert summary["status"] == "failed"
