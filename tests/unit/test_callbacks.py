@@ -1,6 +1,5 @@
 """Callbacks: which are taken, when they are called, and what an exception in one does."""
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,16 +237,6 @@ def test_a_callback_of_keras_is_refused():
     own = type("Mine", (type("Callback", (), members),), {})
     with pytest.raises(TaskError, match="Mine is one of Keras's"):
         find_callbacks(SimpleNamespace(callbacks=[own()]), "my.py:Task")
-
-
-def test_an_object_without_any_of_the_methods_is_refused():
-    with pytest.raises(TaskError) as raised:
-        find_callbacks(SimpleNamespace(callbacks=[threading.Event()]), "my.py:Task")
-    assert str(raised.value) == (
-        "callback Event has none of the methods that are called\n"
-        "They are on_start, on_step, on_window, on_evaluation, on_checkpoint, on_workers_changed, on_end; "
-        "docs/callbacks.md describes them."
-    )
 
 
 @pytest.mark.parametrize(("name", "meant"), [("on_evaluaton", "on_evaluation"), ("on_steps", "on_step")])

@@ -38,26 +38,6 @@ def test_a_logged_window_has_the_fields_of_the_contract(plain, tmp_path, clock):
     ]
 
 
-def test_an_evaluation_has_the_fields_of_the_contract(plain, tmp_path):
-    plain.report.on_start(10, 0)
-    plain.step(6)
-    plain.report.on_evaluation(step_info(6), MEANS, 3000.0)
-    assert records(tmp_path) == [
-        {
-            "phase": "eval",
-            "step": 6,
-            "samples": 24,
-            "epoch": 1.5,
-            "loss": 0.5,
-            "accuracy": 0.75,
-            "learning_rate": 0.03125,
-            "samples_per_second": 3000.0,
-            "workers": 2,
-            "seconds": 0.0,
-        }
-    ]
-
-
 @pytest.fixture
 def events(monkeypatch):
     """Reads a folder's scalars with TensorBoard's own reader, without TensorFlow."""

@@ -11,7 +11,6 @@ from hvdtrain.config import Config
 from hvdtrain.config.layers import read_file, resolve
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.jobs.run_directory.folder import open_run
-from hvdtrain.metrics import StepInfo
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +43,6 @@ def refused(size: int = 3, **fields: object) -> Exception:
 def test_the_resolved_config_is_in_the_directory():
     opened(run_dir="run", seed=3)
     assert resolve([read_file(Path("run/config.yaml"))]) == config(seed=3)
-
-
-def test_a_directory_that_exists_and_holds_no_run_is_used(folder):
-    (folder / "run").mkdir()
-    (folder / "run" / "notes.txt").write_text("mine")
-    opened(run_dir="run")
-    assert (folder / "run" / "notes.txt").read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoints"])
@@ -105,22 +97,10 @@ def gone_on(size: int, step: int, **fields: object) -> list[tuple]:
     return outcomes
 
 
-def test_a_run_that_goes_on_keeps_its_directory(earlier):
-    assert {path for _, path in gone_on(3, 2)} == {Path("run")}
-
-
 def test_a_run_that_goes_on_has_logs_up_to_its_step(earlier):
     gone_on(2, 2)
     logs = [earlier / "metrics.jsonl", *(earlier / "indices").iterdir()]
     assert [log.read_text() for log in logs] == [lines(1, 2)] * 3
-
-
-def test_a_run_that_goes_on_adds_to_its_log(earlier):
-    ((report, _),) = on_every_rank(["here"], lambda workers: open_run(config(run_dir="run"), workers, 2))
-    report.on_window(StepInfo(3, 8, 12, 0.1, 1, 0.1, 0.0), {"loss": 0.5}, 1.0)
-    report.close()
-    written = (earlier / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in written] == [1, 2, 3]
 
 
 def test_a_run_that_goes_on_has_its_new_config_and_no_old_summary(earlier):

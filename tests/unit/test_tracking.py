@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from support.watching import MEANS, run_context, step_info, summary
 
-from hvdtrain.config import Config, Layer
-from hvdtrain.config.layers import resolve
+from hvdtrain.config import Config
 from hvdtrain.config.values import check_installed
 from hvdtrain.errors import ConfigError, UsageError
 from hvdtrain.jobs import track
@@ -97,11 +96,6 @@ def checkpoint(run_dir, monkeypatch):
     return folder
 
 
-def test_a_wrong_name_is_refused_with_the_right_ones():
-    with pytest.raises(ConfigError, match="track: there is no tracker 'mlfow'; there are mlflow, wandb, "):
-        resolve([Layer("options", {"framework": "torch", "track": ("mlfow",)})])
-
-
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch):
     monkeypatch.setattr("hvdtrain.config.values.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="track wandb: the package wandb is not installed") as refused:
@@ -116,14 +110,6 @@ def test_a_line_is_numbers_by_phase():
     assert (row.step, row.seconds) == (8, 112.0)
     assert list(row.values) == ["train/loss", "train/slowest_rank", "samples", "epoch"]
     assert row.values["train/loss"] != row.values["train/loss"]  # NaN
-
-
-def test_a_change_of_the_workers_is_numbers():
-    text = line(4, phase="event", pause_seconds=2.5, left=["rank 2 on h2"], generation=3)
-    row = row_of(text.encode(), 0.0)
-    assert row is not None
-    assert (row.values["event/workers"], row.values["event/pause_seconds"]) == (2.0, 2.5)
-    assert "event/generation" not in row.values
 
 
 @pytest.mark.parametrize(
@@ -243,20 +229,6 @@ def wait_for(condition) -> None:
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)
-
-
-def test_a_job_is_sent_while_it_trains_and_its_end(job, run_dir, tracker, checkpoint):
-    tracking, notes = job()
-    write(run_dir, 1)
-    wait_for(lambda: tracker.rows)
-    tracking.on_checkpoint(1, checkpoint)
-    tracking.on_end(summary(status="failed", error="x"))
-    tracking.close()
-    assert tracker.ends == ["step-1", "failed"]
-    assert notes == ["MLflow: this run is here"]
-    run = read_tracked_run(run_dir)
-    assert run.facts == {"step": 4, "workers": 2, "hosts": ["h1"]}
-    assert abs(run.began_seconds + 2.5 - time.time()) < 60
 
 
 def test_a_tracker_that_hangs_costs_nothing_but_some_seconds_at_the_end(job, run_dir, tracker, monkeypatch):

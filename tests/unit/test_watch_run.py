@@ -24,22 +24,6 @@ def steps(records):
     return [record["step"] for record in records]
 
 
-def test_new_lines_come_when_they_are_whole(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    log = LogFollower(path)
-    assert log.poll() == ([], None)
-    path.write_text(lines_of(window(10)))
-    assert steps(log.poll()[0]) == [10]
-    text = lines_of(window(20))
-    with path.open("a") as file:
-        file.write(text[:20])
-        file.flush()
-        assert log.poll() == ([], None)
-        file.write(text[20:])
-    assert steps(log.poll()[0]) == [20]
-    assert log.poll() == ([], None)
-
-
 def test_a_log_that_is_cut_back_is_read_anew_even_if_it_has_grown_since(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines_of(*(window(step) for step in (10, 20, 30))))
@@ -103,17 +87,6 @@ def test_a_run_whose_lock_is_held_trains_and_one_that_was_killed_is_lost(tmp_pat
     assert standing.kind is Kind.KILLED
     assert "no job holds the lock" in standing.text
     assert (run / ".lock").read_bytes() == before, "looking changes nothing"
-
-
-def test_a_run_has_ended_when_its_job_has_let_go_of_it(tmp_path, hold):
-    run = make_run(tmp_path, window(40))
-    job = hold(run)
-    assert StandingWatch(run).look(0.0).kind is Kind.RUNNING
-    job.communicate()
-    standing = StandingWatch(run).look(0.0)
-    assert (standing.kind, standing.text) == (
-        Kind.ENDED, "completed; 40 steps in 8.0 s; loss 0.2000, accuracy 0.9000",
-    )  # fmt: skip
 
 
 def test_a_run_that_goes_on_has_not_ended_by_the_summary_before(tmp_path, hold):

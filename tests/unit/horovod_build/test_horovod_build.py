@@ -145,9 +145,3 @@ def test_an_interrupted_check_keeps_the_wheel_but_not_the_installation(steps, ca
         steps.build()
     assert cache.wheel(the_plan.key)
     assert steps.installed is None
-
-
-def test_another_horovod_on_the_path_is_an_error(steps, monkeypatch):
-    monkeypatch.setattr(building, "installed_build", lambda: None)
-    with pytest.raises(HorovodBuildError, match="another Horovod is found before it"):
-        steps.build()

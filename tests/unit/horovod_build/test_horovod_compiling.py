@@ -15,28 +15,6 @@ from hvdtrain.horovod_build.processes import run_logged
 GPU = gpu.Gpu(Path("/cuda"), "13.0", Path("/nccl/include"), Path("/nccl/lib/libnccl.so.2"), "2.28.9")
 
 
-def test_the_first_errors_are_shown_with_their_surroundings():
-    noise = [
-        f"[ {number % 100}%] Building CXX object {number}.o -Werror=format-security" for number in range(2000)
-    ]
-    lines = [
-        *noise,
-        "In file included from a.cc:1:",
-        "b.h:9:1: error: 'uint8_t' does not name a type",
-        "  9 | uint8_t x;",
-    ]
-    lines += [
-        *noise,
-        *(f"c.cc:{number}: error: another" for number in range(100)),
-        "error: subprocess-exited-with-error",
-    ]
-    digest = compiling.error_digest(lines)
-    assert "In file included from a.cc:1:\n  b.h:9:1: error: 'uint8_t'" in digest
-    assert "  9 | uint8_t x;" in digest
-    assert digest.endswith("... and 98 more.")
-    assert len(digest.splitlines()) < 30
-
-
 def test_the_users_own_variables_do_not_reach_the_build(the_plan, tmp_path, monkeypatch):
     for name in ("HOROVOD_WITH_MXNET", "HOROVOD_CPU_OPERATIONS", "CMAKE_BUILD_TYPE", "CCL_ROOT", "MAKELEVEL"):
         monkeypatch.setenv(name, "x")
