@@ -29,7 +29,10 @@ class AppendFile:
     ) -> None:
         self.path = path
         self._may_write = may_write
-        self._descriptor: int | None = _open_to_append(path, follow)
+        flags = os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        self._descriptor: int | None = (
+            os.open(path, flags | os.O_WRONLY, 0o666) if follow else open_no_link(path, flags)
+        )
         # one attribute, so that a signal's exception cannot come between its parts
         self._size_and_waiting = (os.fstat(self._descriptor).st_size, b"")
 
@@ -70,13 +73,6 @@ class AppendFile:
                 self.append(b"")
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def _open_to_append(path: Path, follow: bool) -> int:
-    flags = os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    if follow:
-        return os.open(path, flags | os.O_WRONLY, 0o666)
-    return open_no_link(path, flags)
 
 
 def open_no_link(path: Path, flags: int) -> int:

@@ -147,15 +147,11 @@ class RecentRecords:
         """Keep a record; the oldest is dropped for it."""
         self._records.append(record)
 
-    def up_to(self, step: float) -> list[dict[str, Any]]:
-        """Return the records of steps up to this one, in order."""
-        return [record for record in self._records if record["step"] <= step]
-
     def lacking_in(self, tail: Sequence[Mapping[str, Any]], step: float = math.inf) -> list[dict[str, Any]]:
         """Return the records up to a step that the end of the log lacks; of steps that this end covers."""
         known = {key_of(record) for record in tail}
         first = -1 if len(tail) < TAIL else min(record["step"] for record in tail)
-        return [one for one in self.up_to(step) if one["step"] > first and key_of(one) not in known]
+        return [one for one in self._records if first < one["step"] <= step and key_of(one) not in known]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return iter(self._records)

@@ -264,7 +264,7 @@ class JobTracking(Callback):
         try:
             note_start(self._run_dir, TrackedRun(id=self._tracking_id, began_seconds=began, facts=facts))
         except OSError as error:
-            self._senders = self._threads = []
+            self._senders, self._threads = [], []
             self._say(f"trackers: nothing of this run is sent: {error}; training continues")
         for thread in self._threads:
             thread.start()

@@ -88,7 +88,9 @@ def collect(transport: Transport, options: CheckOptions, host_info: dict[str, An
             rates = [result["gflops"] for result in results if result and "gflops" in result]
             if len(rates) < 2 or min(rates) >= _RETRY_BELOW * median(rates):
                 break
-        for first, second in pairs_of(leaders):  # one pair at a time, to avoid interference
+        # one pair at a time, to avoid interference; of many hosts, those with the first one
+        firsts = leaders if len(leaders) <= _MAX_HOSTS_ALL_PAIRS else leaders[:1]
+        for first, second in [pair for pair in combinations(leaders, 2) if pair[0] in firsts]:
             tried = (all_links[first] or {}).get(str(second)) or {}
             working = [endpoints[second][name] for name, link in tried.items() if not link["error"]]
             is_timed = working and transport.index == first
@@ -147,12 +149,6 @@ def compute() -> dict[str, Any]:
     except (OSError, ValueError) as error:
         return {"error": f"the compute benchmark failed: {type(error).__name__}"}
     return result
-
-
-def pairs_of(agents: list[int]) -> list[tuple[int, int]]:
-    """Return the pairs of agents that time messages: all, or of many those with the first one."""
-    first = agents if len(agents) <= _MAX_HOSTS_ALL_PAIRS else agents[:1]
-    return [pair for pair in combinations(agents, 2) if pair[0] in first]
 
 
 def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:

@@ -37,7 +37,7 @@ from hvdtrain.tools.doctor.ssh import Coordinator, PipeTransport, SshOptions, ru
 from hvdtrain.tools.doctor.transports import Transport, open_transport, wait_until
 
 _START_SECONDS = 60.0
-_ALLREDUCE_SECONDS, _SIZE_SECONDS, _REPEATS = 120.0, 0.4, 20
+_ALLREDUCE_SECONDS, _REPEATS = 120.0, (20, 20, 20, 5, 2)  # repeats of an all-reduce of each size
 _STEP_SECONDS = 20.0
 _DISCOVERY_RUNS, _DISCOVERY_SECONDS = 3, 2.0
 _END_SECONDS = 2.0  # until a child that took too long has ended, or rank 0 has printed
@@ -249,24 +249,17 @@ def _measure(framework: str, speed: bool) -> dict[str, Any]:
     hvd = import_module(FRAMEWORKS[framework].horovod)
     hvd.init()
 
-    def tensor(size: int, value: float = 0.0) -> Any:
-        array = np.full(size // 4, value, "float32")
-        if framework == "torch":
-            return import_module("torch").from_numpy(array)
-        return import_module("tensorflow").constant(array)
-
+    tensor = (
+        import_module("torch").from_numpy if framework == "torch" else import_module("tensorflow").constant
+    )
     seconds: dict[str, float] = {}
-    for size in SIZES if speed else SIZES[:1]:
-        message, repeats = tensor(size), _REPEATS
+    for size, repeats in zip(SIZES if speed else SIZES[:1], _REPEATS, strict=False):
+        message = tensor(np.zeros(size // 4, "float32"))
         taken: list[float] = []
-        while len(taken) < repeats:
+        for _ in range(1 + repeats):  # the first one includes negotiation
             start = time.perf_counter()
             hvd.allreduce(message, op=hvd.Sum, name=f"hvdtrain.doctor.{size}")
             taken.append(time.perf_counter() - start)
-            if len(taken) == 1:  # it includes negotiation; all workers must agree on the number of repeats
-                own = max(2, min(_REPEATS, int(_SIZE_SECONDS / max(taken[0], 1e-6))))
-                least = hvd.allreduce(tensor(4, own), op=hvd.Min, name="hvdtrain.doctor.repeats")
-                repeats = int(np.asarray(least)[0])
         seconds[str(size)] = median(taken[1:])
     controller = "MPI" if hvd.mpi_enabled() else "Gloo"
     return {"seconds": seconds, "workers": hvd.size(), "controller": controller}

@@ -31,7 +31,8 @@ _MAX_LISTENERS = 4  # interfaces of a host that are tried
 _PROGRAM_SECONDS = 15
 # interfaces of containers and virtual machines, which lead to no other host
 _VIRTUAL = re.compile(r"(lo$|docker|br-|veth|virbr|vmnet|cni|flannel|cali|cilium|lxc|lxd|podman|kube|dummy)")
-_GPU_FIELDS = ("index", "name", "memory.total", "driver_version")
+# of a card, with the fields of nvidia-smi
+_CARD = {"name": "name", "memory_mib": "memory.total", "driver": "driver_version"}
 
 
 class _Listener(socketserver.ThreadingTCPServer):
@@ -188,17 +189,12 @@ def _gpus() -> dict[str, Any]:
     if (program := shutil.which("nvidia-smi")) is None:
         return {"cards": [], "error": ""}
     with contextlib.suppress(OSError):
-        words = [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader,nounits"]
+        words = [program, f"--query-gpu={','.join(_CARD.values())}", "--format=csv,noheader,nounits"]
         done = run_limited(words, _PROGRAM_SECONDS)
         if done.code == 0:
-            return {"cards": parse_cards(done.output), "error": ""}
+            rows = [[word.strip() for word in line.split(",")] for line in done.output.splitlines()]
+            cards = [dict(zip(_CARD, row, strict=True)) for row in rows if len(row) == len(_CARD)]
+            return {"cards": cards, "error": ""}
         if done.code is not None:
             return {"cards": [], "error": (done.output + done.errors).strip().partition("\n")[0][:200]}
     return {"cards": [], "error": "nvidia-smi does not respond"}
-
-
-def parse_cards(text: str) -> list[dict[str, str]]:
-    """Parse the output of nvidia-smi: a line per card with index, name, memory in MiB, driver."""
-    rows = [[word.strip() for word in line.split(",")] for line in text.splitlines()]
-    names = ("name", "memory_mib", "driver")
-    return [dict(zip(names, row[1:], strict=True)) for row in rows if len(row) == len(_GPU_FIELDS)]

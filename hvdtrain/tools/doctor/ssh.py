@@ -30,6 +30,8 @@ _PREFIX = "hvdtrain-doctor:"  # of each line for the coordinator; login scripts 
 # the variables that decide which Python runs; never the whole environment, which may contain secrets
 _PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 _NO_PYTHON, _NO_HVDTRAIN = "hvdtrain-doctor: no python", "No module named hvdtrain"
+_FIRST = "host info"  # the first step
+_LATE = "Check if it is overloaded, or a file system hangs: ssh {host} uptime. To wait longer: --timeout."
 _CLOSED = (
     "sshd closed the connection",
     "See sshd's log there (journalctl -u ssh): the account's shell, a limit, or a ban may be the cause.",
@@ -228,13 +230,8 @@ class Coordinator:
                 index, message = self._received.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
                 for index in waiting:
-                    name, late = (
-                        agents[index].name,
-                        f"it did not answer in time (step: {step or 'host info'})",
-                    )
-                    check = f"Check if it is overloaded, or a file system hangs: ssh {name} uptime."
-                    remedy = f"{check} To wait longer: --timeout."
-                    self.problems[index] = Finding(name, "doctor", "fail", late, remedy)
+                    name, late = agents[index].name, f"it did not answer in time (step: {step or _FIRST})"
+                    self.problems[index] = Finding(name, "doctor", "fail", late, _LATE.format(host=name))
                     kill_group(agents[index].process)
                 live -= waiting
                 break
@@ -247,7 +244,7 @@ class Coordinator:
                 if message is None:
                     self.problems[index] = agents[index].explain_failure()
                 continue
-            if not step and "host info" in self.answers:
+            if not step and _FIRST in self.answers:
                 until = time.monotonic() + message["timeout_seconds"]
             step, values[index] = message["step"], message["value"]
         return step, values

@@ -15,7 +15,7 @@ from hvdtrain.callbacks import EVENT, TRAIN
 from hvdtrain.checkpoints.remote.fetched import FetchedRun
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting import stored_runs as stored
-from hvdtrain.reporting.comparison import LogState
+from hvdtrain.reporting.compare import LogState
 from hvdtrain.reporting.lock_state import LockState, look_at_lock
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import (

@@ -20,7 +20,7 @@ from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.checkpoints.verification import read_manifest, verify
 from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.reporting import stored_runs
-from hvdtrain.reporting.comparison import FACTS, Row, differing_fields, metric_names, row_of
+from hvdtrain.reporting.compare import FACTS, Row, differing_fields, metric_names, row_of
 from hvdtrain.reporting.jsonl import write_whole
 from hvdtrain.reporting.stored_runs import StoredRun, find_runs, metric_text, number_text, plain
 from hvdtrain.storage.text import counted, url_of
