@@ -38,8 +38,6 @@ JOBS = {
     (4, "gradients", 1): 1.5,
     (2, "none", 2): 2.0,
 }
-# so that each worker makes the parameters of its stage alone
-WITHOUT_MEMORY = {"stage_balance": "memory", "initial_parameters": "portable"}
 
 
 class Watch(hvdtrain.Callback):
@@ -104,7 +102,9 @@ def train(framework, job, limit, folder, options) -> dict[str, int]:
         optimizer="adamw",
         shard=shard,
         stages=stages,
-        **({"accumulate": 4, "batch_size": 2, **WITHOUT_MEMORY} if stages > 1 else {"batch_size": 8}),
+        **(
+            {"accumulate": 4, "batch_size": 2, "stage_balance": "memory"} if stages > 1 else {"batch_size": 8}
+        ),
         steps=steps,
         device="cpu",
         threads=1,

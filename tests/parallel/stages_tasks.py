@@ -87,18 +87,6 @@ class Gpt(Tokens):
         return gpt.tf_blocks(model)
 
 
-class WithoutMemory(Gpt):
-    """A GPT that is divided only if its parameters have no memory."""
-
-    def torch_blocks(self, model):
-        assert all(parameter.is_meta for parameter in model.parameters())
-        return super().torch_blocks(model)
-
-    def tf_blocks(self, model):
-        assert all(variable._value is None for variable in model.variables)
-        return super().tf_blocks(model)
-
-
 class Bert(Tokens):
     """A BERT, between whose blocks two tensors lead, of which one are booleans."""
 

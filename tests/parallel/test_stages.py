@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.jobs import FRAMEWORKS, LIMIT_SECONDS, Run, launcher, run, started
+from support.jobs import LIMIT_SECONDS, Run, launcher, run, started
 from support.pool import GROUPS, command, shared_run
 
 TASKS = str(Path(__file__).with_name("stages_tasks.py"))
@@ -77,14 +77,6 @@ def test_stages_draw_the_curve_of_one_worker(framework, name, workers, stages):
     np.testing.assert_allclose(evaluated(found, "accuracy"), evaluated(expected, "accuracy"), rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_model_that_is_made_without_memory_draws_the_curve_of_one_worker(framework):
-    """The task's blocks fail if parameters have memory."""
-    options = (*ALL, "--set", "initial_parameters=portable")
-    found = trained(framework, 2, 2, *task("WithoutMemory"), *options, "--set", "stage_balance=memory")
-    assert difference(found, trained(framework, 1, 1, *task("Gpt"), *options)) < TOLERANCE
-
-
 @pytest.mark.parametrize(("framework", "workers", "stages"), [("torch", 3, 3)])
 def test_a_resnet_draws_the_curve_of_whole_models(framework, workers, stages):
     options = (*task("ResNet"), "--sync-batch-norm", "--steps", "3")
@@ -100,6 +92,11 @@ def test_each_optimizer_draws_its_curve(framework, optimizer):
     options = (*task("Gpt"), "--optimizer", optimizer, "--learning-rate", "0.01", "--precision", "fp32")
     found, expected = trained(framework, 2, 2, *options), trained(framework, 1, 1, *options)
     assert difference(found, expected) < TOLERANCE
+
+
+def test_keras_layers_whose_outputs_depend_on_what_they_move():
+    found = trained("tf", 2, 2, *task("Spectral"), *STAY)
+    assert difference(found, trained("tf", 1, 1, *task("Spectral"))) < TOLERANCE
 
 
 @pytest.mark.parametrize(("framework", "name"), [("torch", "Bert"), ("tf", "NoParameters")])
@@ -215,18 +212,6 @@ def test_what_needs_the_whole_model_refuses_stages(name, options, tmp_path):
 )
 def test_what_cannot_be_split_is_refused_with_the_reason(framework, name, options, said, tmp_path):
     assert said in refused(tmp_path, framework, name, *options)
-
-
-def test_what_keras_layers_move_late_is_said(tmp_path):
-    words = ["--framework", "tf", *BASE, *task("Spectral"), "--stages", "2", *STAY, "--accumulate", "2"]
-    made = command(2, MPI, "tf", *words, "--check", cwd=tmp_path)
-    assert made.returncode == 0, made.output
-    assert "note" in made.output
-    assert "the forward passes of stage 1 move sequential/norm_of_dense0/" in made.output
-    assert "values up to 2 micro-batches old" in made.output
-    assert re.search(
-        r"\n  stages +1 replica of 2 stages; .*\n +stage 1: .*\n +stage 2: blocks? 2", made.output
-    )
 
 
 @pytest.mark.parametrize("framework", ["tf"])

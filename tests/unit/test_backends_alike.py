@@ -49,15 +49,8 @@ OWN_NAMES = {
     "torch/task_model.py": {"check_parts", "foreign_leaf"},
     # PyTorch takes the parameters of a loss with the model's
     "tensorflow/task_model.py": {"take_loss", "device_name", "use_device"},
-    "torch/stages/model.py": {
-        "give_memory",  # on a device, where TensorFlow's variables are made anyway
-        "is_plain",  # variables of Keras stay the same ones
-        "copies",  # nothing changes a tensor of TensorFlow
-    },
-    "tensorflow/stages/model.py": {
-        "give_memory",
-        "check_it_draws_nothing",  # PyTorch's generators are set
-    },
+    "torch/stages/model.py": {"copies"},  # nothing changes a tensor of TensorFlow
+    "tensorflow/stages/model.py": {"check_it_draws_nothing"},  # PyTorch's generators are set
     "torch/reduction/sharded_parameters.py": {"memory_of"},  # parts are views
     "tensorflow/state/model_state.py": {"walk"},
     "tensorflow/steps/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter

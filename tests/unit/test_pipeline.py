@@ -107,9 +107,8 @@ def test_places_of_workers():
     assert (layout.replicas, layout.replica, layout.stage) == (2, 1, 1)
     assert not layout.is_first
     assert not layout.is_last
-    assert layout.ranks_of_stage(1) == [1, 4]
-    assert layout.ranks_of_stages([0, 2]) == [0, 2, 3, 5]
-    assert layout.ranks_of_replica() == [3, 4, 5]
+    assert layout.ranks_of([1]) == [1, 4]
+    assert layout.ranks_of([0, 2]) == [0, 2, 3, 5]
     assert layout.describe() == "stage 2 of 3 of replica 1"
     with pytest.raises(ConfigError, match="the job has 6 workers"):
         Layout.of(workers, 4)

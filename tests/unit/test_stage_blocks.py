@@ -1,4 +1,4 @@
-"""Blocks of models: those of Keras models compute what these do; models without memory."""
+"""Blocks of models: those of Keras models compute what these do."""
 
 from types import SimpleNamespace
 
@@ -6,12 +6,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import torch
 
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
-from hvdtrain.backends.tensorflow.stages import model as tf_stages
 from hvdtrain.backends.tensorflow.stages.model import StageModel, blocks_of
-from hvdtrain.backends.torch.stages import model as torch_stages
 from hvdtrain.errors import TaskError
 from hvdtrain.models import bert, convnet, gpt, lstm, mlp, resnet
 
@@ -73,20 +70,3 @@ def test_a_functional_model_without_blocks_is_refused_with_the_remedy():
     model = convnet.tf_model((8, 8, 1), 10)
     with pytest.raises(TaskError, match=r"a Functional, cannot be divided into stages"):
         blocks_of(SimpleNamespace(), model)
-
-
-def test_a_value_that_a_keras_model_is_given_while_it_has_no_memory_is_known():
-    with tf_stages.parameters_without_memory() as are_changed:
-        model = sequential(LAYERS["batch norm"]())
-        assert not are_changed()
-        model.layers[1].moving_mean.assign(np.ones(8))
-    assert are_changed()
-
-
-def test_a_model_of_pytorch_is_made_without_memory():
-    with torch_stages.parameters_without_memory():
-        model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 4))
-    assert all(parameter.is_meta for parameter in model.parameters())
-    torch_stages.give_memory(list(model)[:1], torch.device("cpu"))
-    assert [p.is_meta for p in model.parameters()] == [False] * 2 + [True] * 4
-    assert model[1].running_var.tolist() == [1, 1, 1]

@@ -1,53 +1,13 @@
 """Models that cannot be split, in either framework, and the errors of their blocks."""
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from hvdtrain.backends.records import Shapes
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.storage.text import counted
 from hvdtrain.workers.user_errors import where_raised
-
-
-def shapes_of_stages(
-    fields: Iterable[Any], owners: Sequence[Sequence[int]], shapes: Shapes, stages: int
-) -> list[dict[str, tuple[int, ...]]]:
-    """Return the shapes of the trainable parameters of each stage, by portable name.
-
-    Args:
-        fields: the model's portable arrays.
-        owners: the stages that have each of them.
-        shapes: of the trainable ones.
-        stages: number of stages.
-    """
-    found: list[dict[str, tuple[int, ...]]] = [{} for _ in range(stages)]
-    for field, having in zip(fields, owners, strict=True):
-        if field.name in shapes:
-            for stage in having:
-                found[stage][field.name] = shapes[field.name]
-    return found
-
-
-def describe_stages(firsts: Sequence[int], blocks: int, shapes: Sequence[Shapes]) -> list[str]:
-    """Return what each stage has, as text.
-
-    Args:
-        firsts: the first block of each stage.
-        blocks: number of blocks.
-        shapes: of the trainable parameters of each stage.
-    """
-    ends = [*firsts[1:], blocks]
-    lines = []
-    for stage, (first, end, of_stage) in enumerate(zip(firsts, ends, shapes, strict=True), 1):
-        which = f"block {first}" if end == first + 1 else f"blocks {first} to {end - 1}"
-        count = sum(map(math.prod, of_stage.values()))
-        lines.append(f"stage {stage}: {which}, {counted(count, 'parameter')}")
-    return lines
-
 
 Outputs = Callable[[bool], Sequence[Any]]
 
@@ -65,32 +25,27 @@ _OF_GRAPHS = {
 
 
 def gives_blocks(task: Any, framework: str) -> bool:
-    """Return whether a task says what the blocks of its model are.
-
-    Args:
-        task: the task.
-        framework: "torch" or "tf".
-    """
+    """Return whether a task says what the blocks of its model are."""
     return getattr(task, FRAMEWORKS[framework].blocks_method, None) is not None
 
 
 def given_blocks(task: Any, model: Any, framework: str, kinds: Any) -> list[Any]:
-    """Return the blocks of a model that its task gives.
-
-    Args:
-        task: the task.
-        model: the model.
-        framework: "torch" or "tf".
-        kinds: the class or classes of lists that are taken.
+    """Return the blocks of a model that its task gives, in a list of one of some classes.
 
     Raises:
         TaskError: If it gives none, or something else.
     """
-    name = type(model).__name__
+    method, name = FRAMEWORKS[framework].blocks_method, type(model).__name__
     if not gives_blocks(task, framework):
-        raise _cannot_be_cut(framework, f"a {name}")
+        raise TaskError(
+            f"the model, a {name}, cannot be divided into stages: {_CAN_BE_CUT[framework]}; of other models, "
+            "the task says what their blocks are",
+            f"Give the task {method}(model): a list of the modules or layers that are called one after the "
+            f"other, or hvdtrain.Block(function, *parts) of several{_OF_GRAPHS[framework]}.",
+            everywhere=True,
+        )
     try:
-        given = getattr(task, FRAMEWORKS[framework].blocks_method)(model)
+        given = getattr(task, method)(model)
     except Exception as error:
         problem = f"it fails for the model, a {name}: {type(error).__name__}: {error}"
         raise wrong_blocks(framework, problem) from error
@@ -103,13 +58,13 @@ def given_blocks(task: Any, model: Any, framework: str, kinds: Any) -> list[Any]
     return blocks
 
 
-def _cannot_be_cut(framework: str, found: str) -> TaskError:
-    method = FRAMEWORKS[framework].blocks_method
+def wrong_blocks(framework: str, problem: str) -> TaskError:
+    """Return the error of blocks that a task gives and that do not make up its model."""
     return TaskError(
-        f"the model, {found}, cannot be divided into stages: {_CAN_BE_CUT[framework]}; of other models, the "
-        "task says what their blocks are",
-        f"Give the task {method}(model): a list of the modules or layers that are called one after the "
-        f"other, or hvdtrain.Block(function, *parts) of several{_OF_GRAPHS[framework]}.",
+        f"{FRAMEWORKS[framework].blocks_method}(): {problem}",
+        "The blocks, called one after the other, must compute what the model does, and each parameter "
+        "must be in one of them. hvdtrain.Block(function, *parts) names the modules or layers that a "
+        "function uses.",
         everywhere=True,
     )
 
@@ -123,16 +78,45 @@ def loss_has_parameters() -> TaskError:
     )
 
 
-def wrong_blocks(framework: str, problem: str) -> TaskError:
-    """Return the error of blocks that a task gives and that do not make up its model."""
-    method = FRAMEWORKS[framework].blocks_method
-    return TaskError(
-        f"{method}(): {problem}",
-        "The blocks, called one after the other, must compute what the model does, and each parameter "
-        "must be in one of them. hvdtrain.Block(function, *parts) names the modules or layers that a "
-        "function uses.",
-        everywhere=True,
-    )
+def owners_of(
+    framework: str, fields: Sequence[Any], tensors: Callable[[Any], Iterable[Any]], blocks: Sequence[Any]
+) -> list[list[int]]:
+    """Return for each portable array of a model the blocks that have it.
+
+    Args:
+        framework: "torch" or "tf".
+        fields: the portable arrays.
+        tensors: returns the tensors of an array.
+        blocks: for each block, the identities of the tensors that it has.
+
+    Raises:
+        TaskError: If a block has a part of one, or no block has one.
+    """
+    owners = []
+    for field in fields:
+        held = [[id(tensor) in own for tensor in tensors(field)] for own in blocks]
+        having = [number for number, has in enumerate(held) if any(has)]
+        if not having:
+            raise wrong_blocks(framework, f"no block has the model's {field.path.replace('/', '.')}")
+        if not all(all(held[number]) for number in having):
+            raise wrong_blocks(framework, f"a block has only a part of {field.path}")
+        owners.append(having)
+    return owners
+
+
+def check_one_owner(path: str, stages: Sequence[int]) -> None:
+    """Check that what changes without a gradient, such as the statistics of batch norm, is in one stage.
+
+    Raises:
+        TaskError: If it is in several.
+    """
+    if len(stages) > 1:
+        raise TaskError(
+            f"{path} is in blocks of the stages {', '.join(str(stage + 1) for stage in stages)}, each of "
+            "which would move it on its own",
+            "Use the layer in one block only, or in blocks of one stage (stage_cuts).",
+            everywhere=True,
+        )
 
 
 def check_outputs(framework: str, of_model: Outputs, of_blocks: Outputs) -> str:
@@ -181,20 +165,11 @@ def _is_close(expected: Any, found: Any) -> bool:
 
 
 def uses_another_stage(path: str) -> TaskError:
-    """Return the error of a block that computes with what a block of another stage has.
-
-    Args:
-        path: its portable path.
-    """
+    """Return the error of a block that computes with a tensor, by its path, of a block of another stage."""
     return TaskError(
         f"a block of the model uses {path} of a block of another stage, which this worker does not have",
         "hvdtrain.Block(function, *parts) names the modules or layers that a function uses.",
     )
-
-
-def several_calls() -> TaskError:
-    """Return the error of a loss that calls the model more than once."""
-    return TaskError("the task's loss calls the model several times", "With stages, it has to call it once.")
 
 
 class _FirstCall(BaseException):
@@ -222,6 +197,24 @@ def first_call(
         arguments, named = call.args
         return arguments, named
     raise TaskError("the task's loss does not call the model", "With stages, it has to call it once.")
+
+
+def called_once(compute: Callable[[], Any]) -> Callable[..., Any]:
+    """Return what a loss may call once in place of the model, with any arguments.
+
+    It raises TaskError when it is called again.
+    """
+    calls: list[None] = []
+
+    def run(*_: Any, **__: Any) -> Any:
+        calls.append(None)
+        if len(calls) > 1:
+            raise TaskError(
+                "the task's loss calls the model several times", "With stages, it has to call it once."
+            )
+        return compute()
+
+    return run
 
 
 def has_no_part(name: str, model_has_it: bool) -> Exception:

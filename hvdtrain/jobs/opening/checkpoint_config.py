@@ -107,8 +107,7 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     # training's optimizer and its options: one that keeps nothing
     values |= {"optimizer": "sgd", "momentum": 0.0, "parameter_groups": []}
     if merged.get("stages") not in (None, 1):
-        # each worker makes the parameters of its stage alone
-        values |= {"stage_balance": "memory", "initial_parameters": "portable"}
+        values["stage_balance"] = "memory"
     if task is not None and not same_task(trained_on, str(task)):
         values.pop("task_options", None)  # they are another constructor's
     return [Layer(f"checkpoint {found.path}", values), *given]

@@ -10,7 +10,7 @@ from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.reduction.sharded import Sharded
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import OwnSegment, ShardedParameters
 from hvdtrain.backends.tensorflow.state.model_state import Field
-from hvdtrain.backends.tensorflow.steps.update import Update
+from hvdtrain.backends.tensorflow.steps.update import Update, all_agree
 
 Tensor = Any
 
@@ -84,9 +84,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
         factor = tf.minimum(tf.ones((), tf.float64), self._clip_norm / (norm + 1e-6))  # as clip_by_norm
         return [part * tf.cast(factor, part.dtype) for part in gradients]
 
-    def _agreed(self, is_finite: Tensor) -> Tensor:
-        lost = 1.0 - tf.cast(is_finite, tf.float32)
-        return tf.equal(hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow"), 0.0)
+    _agreed = staticmethod(all_agree)
 
     def _own_gradients(self, gradients: Sequence[Tensor]) -> list[tuple[OwnSegment, Tensor]]:
         return [

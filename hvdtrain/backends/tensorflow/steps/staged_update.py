@@ -1,74 +1,74 @@
 """The stages of a step in TensorFlow if each worker has a part of the model's layers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from hvdtrain.backends.pipeline.stage_step import SharedUpdate
+from hvdtrain.backends.pipeline.groups import Layout, StageReducer
 from hvdtrain.backends.pipeline.state import StateOfStage
-from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
-from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.update import Update
-from hvdtrain.backends.workers import group_of
+from hvdtrain.backends.tensorflow.steps.update import Update, all_agree
+from hvdtrain.backends.tensorflow.traced_workers import FixedSize
+
+Tensor = Any
 
 
 class StagedState(StateOfStage, TrainingState):
     """Model and optimizer of one stage as a part of a portable state; the arguments are its bases'."""
 
-    def broadcast(self, others: list[Any]) -> None:
-        """Collective. Copy what the first of those workers has that have the same to the others.
+    def replicated(self) -> Iterator[tuple[str, Any]]:
+        """Return all tensors that replicas have, with the path of the model's tensor that they belong to."""
+        return (
+            (field.path, field.variable) for field in [*self.model.fields, *self.ema.fields, *self._slots]
+        )
 
-        Args:
-            others: variables that belong to no parameter, such as counts of steps.
-        """
-        by_owners: dict[tuple[int, ...], list[Any]] = {(self._layout.stage,): list(others)}
-        for field in [*self.model.fields, *self.ema.fields, *self._slots]:
-            having = tuple(self._owners.get(field.path, [self._layout.stage]))
-            by_owners.setdefault(having, []).append(field.variable)
-        for having, variables in sorted(by_owners.items()):
-            group = self._groups.of(having)
-            if group.size > 1:
-                first = self._layout.ranks_of_stage(having[0])[0]
-                label = f"stage.{'.'.join(map(str, having))}"
-                broadcast_variables(variables, first, group_of(group), label)
+    @staticmethod
+    def copy(tensors: Sequence[Any], root: int, group: Mapping[str, Any], label: str) -> None:
+        """Collective in a group. Copy a rank's variables to the others."""
+        broadcast_variables(tensors, root, group, label)
 
 
-Tensor = Any
+class StagedReducer(StageReducer):
+    """Sums the gradients of a stage; see ``StageReducer``."""
+
+    def finish(self, gradients: Sequence[Tensor], vector: Tensor = None) -> tuple[list[Tensor], Tensor]:
+        """Collective. Return the sum of each gradient over those that have it, and of a vector over all."""
+        sums = self.sums(gradients)
+        with marked("hvdtrain.metrics"):
+            return sums, hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
 
 
-class StagedUpdate(SharedUpdate, Update):
-    """The update of a step of a split model: this worker updates the parameters of its stage."""
+class StagedUpdate(Update):
+    """The update of a step of a split model: this worker updates the parameters of its stage.
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
+    Args:
+        layout: the place of this worker.
+        counted_elsewhere: the paths of the parameters that are an earlier stage's in the gradient's norm.
+        *arguments: those of ``Update``.
+        workers: not used: the update waits for all workers of the job.
+        **options: those of ``Update``.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        counted_elsewhere: Collection[str],
+        *arguments: Any,
+        workers: object,
+        **options: Any,
+    ) -> None:
+        self._layout, self._counted_elsewhere = layout, counted_elsewhere
         self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, workers=FixedSize(layout.size), **options)
 
     @property
     def parameters(self) -> list[Any]:
         """The trainable parameters of this stage, one for each gradient."""
         return self._parameters
-
-    def begin(self) -> None:
-        """Forget whatever a step that failed has begun. Local: no collective."""
-        for reducer, fields in self._parts():
-            reducer.attach({field.path: field.variable for field in fields})
-
-    def reduce(self, gradients: Sequence[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
-        """Collective. Return the sums of gradients over those that have them, and of the vector over all."""
-        by_path = {field.path: g for field, g in zip(self._fields, gradients, strict=True)}
-        for reducer, fields in self._parts():
-            sums, _ = reducer.finish([by_path[field.path] for field in fields])
-            by_path |= {field.path: total for field, total in zip(fields, sums, strict=True)}
-        with marked("hvdtrain.metrics"):
-            vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")
-        reduced = [by_path[field.path] for field in self._fields]
-        self._waits_for = [*reduced, vector]
-        return reduced, vector
 
     def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
         """Collective, with a loss scale. As without stages; the workers agree on whether to skip."""
@@ -84,7 +84,7 @@ class StagedUpdate(SharedUpdate, Update):
         squares = [
             tf.reduce_sum(tf.square(tf.cast(gradient, tf.float64)))
             for field, gradient in zip(self._fields, gradients, strict=True)
-            if self._shared.get(field.path, (None, True))[1]
+            if field.path not in self._counted_elsewhere
         ]
         # of a constant, TensorFlow would work out the sum when it compiles the step (see ``dense``)
         own = tf.add_n([tf.cast(self._zero.read_value(), tf.float64), *squares])
@@ -102,9 +102,10 @@ class StagedUpdate(SharedUpdate, Update):
         if gradients:
             super().update(gradients, learning_rate)
 
-    def _agreed(self, is_finite: Tensor) -> Tensor:
-        lost = 1.0 - tf.cast(is_finite, tf.float32)
-        return tf.equal(hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow"), 0.0)
+    def _with_reached(self, vector: Tensor) -> Tensor:
+        return vector  # which has the same numbers in all stages
 
-    def _parts(self) -> list[tuple[GradientReducer, list[Field]]]:
-        return self._parts_of(self._fields)
+    def _without_reached(self, vector: Tensor) -> Tensor:
+        return vector
+
+    _agreed = staticmethod(all_agree)

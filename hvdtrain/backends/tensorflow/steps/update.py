@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.reduction import GradientReducer
@@ -189,7 +190,8 @@ class Update:
         }
         return vector[:end]
 
-    def _agreed(self, is_finite: Tensor) -> Tensor:
+    @staticmethod
+    def _agreed(is_finite: Tensor) -> Tensor:
         """Return whether the gradients of all workers are finite; here, all have the same."""
         return is_finite
 
@@ -202,3 +204,9 @@ class Update:
             tf.control_dependencies([tf.group(*self._waits_for)]) if self._waits_for else nullcontext()
         )
         return context
+
+
+def all_agree(is_finite: Tensor) -> Tensor:
+    """Collective. Return whether something holds on all workers of the job."""
+    lost = 1.0 - tf.cast(is_finite, tf.float32)
+    return tf.equal(hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow"), 0.0)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdtrain.backends.pipeline.checks import several_calls
+from hvdtrain.backends.pipeline.checks import called_once
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
-from hvdtrain.backends.torch.batches import TorchBatch
+from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.losses import Values
 from hvdtrain.backends.torch.precision import autocast
@@ -21,19 +21,11 @@ from hvdtrain.backends.torch.stages.model import (
     call_of,
     copies,
     float_tensors,
-    form_of,
     from_message,
     to_message,
 )
 from hvdtrain.data.order import mix
-from hvdtrain.workers.seeding import (
-    host_generators,
-    random_state_kept,
-    restore_host_generators,
-)
-
-# a buffer that a forward pass has moved: the mapping that has it, its name and its values before
-_Moved = tuple[dict[str, torch.Tensor | None], str, torch.Tensor]
+from hvdtrain.workers.seeding import host_generators, random_state_kept, restore_host_generators
 
 
 @dataclass(frozen=True)
@@ -41,56 +33,29 @@ class _Kept:
     """What the backward pass of a micro-batch needs to compute its forward pass again."""
 
     received: Message | None  # what the stage was given; None in the first stage
-    moved: Sequence[_Moved]  # the buffers that the forward pass has moved
+    # the buffers that the forward pass has moved: the mapping that has one, its name, its values before
+    moved: Sequence[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]]
     generators: tuple[Any, Any]  # the state of the generators of Python and numpy before it
 
 
-class StagePasses:
+class StagePasses(StagePassesBase):
     """What a worker computes of the micro-batches of a step.
-
-    Between its forward and its backward pass, a micro-batch takes the memory of what the stage was given: the
-    backward pass computes the forward pass again, from the same buffers, such as the statistics of batch
-    norm, and with the same random numbers. Buffers move once, in the forward pass.
 
     Args:
         computation: what steps compute; its model has the blocks of this worker's stage.
         layout: the place of this worker.
-        whole: the model that the stage is of.
         update: the update of the stage.
-
-    Attributes:
-        place: the micro-batch that ``evaluate`` computes next.
-        sums: what the micro-batches add up to in the last stage: the weighted sums of loss and metrics.
-        last_values: the rows of loss and metrics of the last micro-batch, and its weights.
+        whole: the model that the stage is of.
     """
 
-    def __init__(self, computation: Computation, layout: Layout, whole: torch.nn.Module, update: Any) -> None:
-        self._computation, self._layout, self._update = computation, layout, update
-        self._form, self._whole = form_of(whole), whole
-        # a loss of the task's own may draw random numbers before it calls the model
-        self._loss_may_draw = not computation.is_one_call
-        self._batch: TorchBatch | None = None
-        self._kept: dict[int, _Kept] = {}
-        self.place = 0
-        self.sums: torch.Tensor | None = None
-        self.last_values: tuple[torch.Tensor, torch.Tensor] | None = None
+    def __init__(self, computation: Computation, layout: Layout, update: Any, whole: torch.nn.Module) -> None:
+        super().__init__(computation, layout, update)
+        self._called = Called(whole)
 
-    def begin(self, batch: TorchBatch, training: bool) -> None:
-        """Begin a step.
-
-        Args:
-            batch: its batch.
-            training: whether the loss is that of training.
-        """
-        self._batch, self.place, self.sums, self.last_values = batch, 0, None, None
-        self._kept.clear()
-        computation = self._computation
-        computation.enter_mode(training)
-        self._objective = computation.train_objective if training else computation.eval_objective
-
-    def samples(self, place: int) -> int:
-        """Return the number of samples that are computed of a micro-batch, which has no padding."""
-        return len(self._counted(place)[1])
+    def begin(self, batch: Any, training: bool) -> None:
+        """Begin a step, or the evaluation of a batch."""
+        super().begin(batch, training)
+        self._computation.enter_mode(training)
 
     def forward(self, place: int, received: Message | None) -> Message:
         """Compute the outputs for a micro-batch; keep what the stage was given."""
@@ -115,9 +80,9 @@ class StagePasses:
         """Add a micro-batch's part to the gradients; return the gradients of what the stage was given."""
         kept = self._kept.pop(place)
         with _as_before(kept):
-            arguments, named = self._call(place, kept.received)
-            leaves = self._leaves(arguments)
-            outputs = float_tensors(self._computed(place, (arguments, named)))
+            call = self._call(place, kept.received)
+            leaves = self._leaves(call)
+            outputs = float_tensors(self._computed(place, call))
         gradients = from_message(received, self._computation.device)
         pairs = [
             (output, gradient)
@@ -134,75 +99,58 @@ class StagePasses:
 
     def compute_loss(self, place: int, received: Message | None) -> Message | None:
         """Do both passes of a micro-batch in the last stage."""
-        arguments, _ = self._call(place, received)
-        leaves = self._leaves(arguments)
-        weights, gradient_weights = self._counted(place)[1:]
-        update = self._update
-        losses, own, rows = self._values(place, arguments)
-        scaled = update.scale(gradient_weights)
-        update.backward(losses, scaled if own is None else scaled * own)
-        self._add(rows.detach(), weights)
+        call = self._call(place, received)
+        leaves = self._leaves(call)
+        _, weights, gradient_weights = self._counted(place)
+        losses, own, rows = self._values(place, call)
+        scaled = self._update.scale(gradient_weights)
+        self._update.backward(losses, scaled if own is None else scaled * own)
+        self._add(rows.detach(), weights, torch.mv(rows.detach(), weights))
         return self._gradients_of(leaves)
 
     def evaluate(self, received: Message | None) -> Message | None:
         """Compute the outputs for a micro-batch; in the last stage, the metrics."""
-        place, self.place = self.place, self.place + 1
+        place = self._next_place()
         with torch.no_grad():
-            arguments, named = self._call(place, received)
+            call = self._call(place, received)
             if not self._layout.is_last:
-                return to_message(self._computed(place, (arguments, named)))
-            self._add(self._values(place, arguments).rows, self._counted(place)[1])
+                return to_message(self._computed(place, call))
+            rows, weights = self._values(place, call).rows, self._counted(place)[1]
+            self._add(rows, weights, torch.mv(rows, weights))
         return None
 
     def taken(self) -> Any:
         """Return what the last micro-batch gave to metrics of a whole evaluation, in the last stage."""
         return self._computation.evaluation.take()
 
-    def _call(self, place: int, received: Message | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _call(self, place: int, received: Message | None) -> Call:
         """Return what the stage is called with."""
         if received is not None:
             return (from_message(received, self._computation.device),), {}
         with self._drawing_alike(place):
-            return call_of(self._objective, self._counted(place)[0], self._form, self._whole)
+            return call_of(self._objective, self._counted(place)[0], self._called)
 
-    def _computed(self, place: int, call: tuple[tuple[Any, ...], dict[str, Any]]) -> Any:
+    def _computed(self, place: int, call: Call) -> Any:
         """Return the outputs of the stage."""
         computation = self._computation
         computation.batch_norm.weights = self._counted(place)[1]
-        self._seed(place)
+        # so that the backward pass of the micro-batch draws the same as its forward pass
+        computation.seed_step(self._batch.step, place)
         with autocast(computation.precision, computation.device):
             return computation.model(*copies(call[0]), **copies(call[1]))
 
-    def _values(self, place: int, arguments: tuple[Any, ...]) -> Values:
+    def _values(self, place: int, call: Call) -> Values:
         """Return losses and values of the samples of a micro-batch, in the last stage."""
-        computation, calls = self._computation, list[Any]()
         micro_batch, weights, _ = self._counted(place)
-        computation.batch_norm.weights = weights
-
-        def run(*_: Any, **__: Any) -> Any:
-            calls.append(None)
-            if len(calls) > 1:
-                raise several_calls()
-            self._seed(place)
-            return computation.model(*copies(arguments))
-
-        with self._drawing_alike(place), autocast(computation.precision, computation.device):
-            losses, metrics = self._objective(Called(run, self._form, self._whole), micro_batch)
-        return computation.values({"loss": losses, **metrics}, len(weights))
-
-    def _add(self, rows: torch.Tensor, weights: torch.Tensor) -> None:
-        self.last_values = rows, weights
-        sums = torch.mv(rows, weights)
-        self.sums = sums if self.sums is None else self.sums + sums
+        self._called.run = called_once(lambda: self._computed(place, call))
+        with self._drawing_alike(place), autocast(self._computation.precision, self._computation.device):
+            losses, metrics = self._objective(self._called, micro_batch)
+        values: Values = self._computation.values({"loss": losses, **metrics}, len(weights))
+        return values
 
     def _counted(self, place: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        assert self._batch is not None  # a step has begun
-        return self._batch.counted(place)
-
-    def _seed(self, place: int) -> None:
-        """Seed what a micro-batch draws, so that its backward pass draws the same as its forward pass."""
-        assert self._batch is not None
-        self._computation.seed_step(self._batch.step, place)
+        found: tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor] = self._batch.counted(place)
+        return found
 
     @contextmanager
     def _drawing_alike(self, place: int) -> Iterator[None]:
@@ -210,11 +158,10 @@ class StagePasses:
 
         The first one computes it up to the call of the model, and the last one all of it.
         """
-        if not self._loss_may_draw:
+        if self._computation.is_one_call:  # a loss of the task's own may draw before it calls the model
             yield
             return
-        assert self._batch is not None
-        first = self._layout.ranks_of_replica()[0]
+        first = self._layout.rank - self._layout.stage
         seed = mix(self._computation.config.seed, self._batch.step, first, place, 1) >> 1
         with random_state_kept():
             self._computation.seed(seed)
@@ -222,11 +169,11 @@ class StagePasses:
             np.random.seed(seed & 0xFFFFFFFF)
             yield
 
-    def _leaves(self, arguments: Sequence[Any]) -> list[torch.Tensor]:
+    def _leaves(self, call: Call) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""
         if self._layout.is_first:
             return []
-        return [tensor.requires_grad_() for tensor in float_tensors(list(arguments))]
+        return [tensor.requires_grad_() for tensor in float_tensors(list(call[0]))]
 
     def _gradients_of(self, leaves: Sequence[torch.Tensor]) -> Message | None:
         return None if self._layout.is_first else to_message([leaf.grad for leaf in leaves])

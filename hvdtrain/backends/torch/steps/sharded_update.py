@@ -7,7 +7,6 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.reduction.flat import laid_out_as
 from hvdtrain.backends.torch.reduction.sharded import Sharded
 from hvdtrain.backends.torch.reduction.sharded_parameters import (
@@ -17,7 +16,7 @@ from hvdtrain.backends.torch.reduction.sharded_parameters import (
     memory_of,
 )
 from hvdtrain.backends.torch.state.model_state import Entry
-from hvdtrain.backends.torch.steps.update import Update
+from hvdtrain.backends.torch.steps.update import Update, all_agree
 from hvdtrain.host.cores import keep_freed
 
 
@@ -118,14 +117,6 @@ class ShardedGradientsUpdate(ShardedUpdate):
         self._clock.reduced()
         return self._without_reached(vector)
 
-    def unscale_or_skip(self, vector: torch.Tensor) -> bool:
-        """Collective, with a loss scale. As without sharding; the workers agree on whether to skip."""
-        if self.loss_scale is None:
-            return True
-        is_finite = self.loss_scale.unscale(self._sums, self._agreed)
-        vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)
-        return is_finite
-
     def clip(self) -> None:
         """Collective, if the config has a norm. Scale the gradients so that it is their largest norm."""
         if self._clip_norm is None:
@@ -146,10 +137,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
     def _gradients(self) -> list[torch.Tensor]:
         return self._sums
 
-    @staticmethod
-    def _agreed(is_finite: bool) -> bool:
-        lost = torch.tensor([0.0 if is_finite else 1.0])
-        return not hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow").item()
+    _agreed = staticmethod(all_agree)
 
 
 def _dense(parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

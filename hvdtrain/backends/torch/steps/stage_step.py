@@ -1,6 +1,6 @@
 """The step of a worker that has a stage of a split model. ``tensorflow/`` has the same."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -8,119 +8,106 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import sample_values
-from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.pipeline.checks import (
-    gives_blocks,
-    loss_has_parameters,
-)
-from hvdtrain.backends.pipeline.pipeline import Blocks, Call
+from hvdtrain.backends.pipeline.checks import loss_has_parameters
+from hvdtrain.backends.pipeline.pipeline import Call
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
-from hvdtrain.backends.pipeline.state import check_one_owner
-from hvdtrain.backends.portable.initial_values import has_initial_value
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
-from hvdtrain.backends.torch.computation import Computation
-from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
 from hvdtrain.backends.torch.precision import cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.stages.model import (
+    Called,
     StageModel,
     blocks_of,
-    bytes_of,
     call_of,
     check_blocks,
-    form_of,
     free_others,
-    give_memory,
-    is_plain,
-    owners_of,
-    parameters_without_memory,
     seconds_of,
+    tensors_of,
 )
 from hvdtrain.backends.torch.stages.passes import StagePasses
-from hvdtrain.backends.torch.state.model_state import Entry, ModelState
-from hvdtrain.backends.torch.steps.staged_update import StagedState, StagedUpdate
+from hvdtrain.backends.torch.state.model_state import Field, ModelState
+from hvdtrain.backends.torch.steps.parts import Parts
+from hvdtrain.backends.torch.steps.plain_step import PlainStep
+from hvdtrain.backends.torch.steps.staged_update import StagedReducer, StagedState, StagedUpdate
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import LOSS, check_compiler, compiled, make_model
 from hvdtrain.backends.workers import peer_errors
-from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.data.order import mix
-from hvdtrain.errors import TaskError
-from hvdtrain.workers.agreement import Workers
 
 
-class StageStep(StageStepBase):
-    """The part of a step that a worker with a stage of the model does.
+class StageStep(StageStepBase, PlainStep):
+    """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-        device: where this worker computes.
-    """
-
-    collectives, pending, state_kind, hvd = HorovodCollectives, TorchPending, StagedState, hvd
+    framework, pending = "torch", TorchPending
+    parts_of_stage = StagedState, StagedUpdate, StagedReducer
     state: StagedState
-
-    def __init__(self, task: Any, config: Config, workers: Workers, device: torch.device) -> None:
-        super().__init__(config, workers)
-        self._task, self._config = task, config
-        self.computation = Computation(task, config, workers, device)
 
     def make_model(self, batch: HostBatch | None) -> ModelState:
         """Collective. Make this worker's stage of the task's model; return its tensors."""
         task, config, computation = self._task, self._config, self.computation
-        model, blocks, is_whole = self._whole_model()
+        model = self._whole = make_model(task)
+        blocks = blocks_of(task, model)
         if getattr(model, LOSS, model) in (getattr(task, "torch_loss", None), getattr(task, "loss", None)):
             raise loss_has_parameters()
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
-        owners_of(ModelState(model, Renaming(task, "torch")).fields, [blocks])  # each parameter is in one
-        seen = batch if is_whole else None
-        division = self._division(model, blocks, seen, is_given=gives_blocks(task, "torch"))
-        self._firsts = division.firsts(config, self.workers)
-        stages = division.of_stages(self._firsts)
-        own = stages[self.layout.stage]
-        give_memory(own, computation.device)
         whole = ModelState(model, Renaming(task, "torch"))
-        owners = owners_of(whole.fields, stages)
-        is_own = self.split(
-            whole.fields, whole.trainable_fields(), owners, len(blocks), lambda field: field.tensor_paths
-        )
-        check_one_owner({e.path: self.owners[e.path] for e in whole.entries if not _is_parameter(e)})
-        tensors = whole.part(is_own)
+        own, tensors = self.divide(model, blocks, whole, batch)
         free_others(whole, own)
-        computation.batch_norm = BatchNormSync(self.groups.own)
-        self._batch_norms = len(find_batch_norms(model))
+        computation.batch_norm = BatchNormSync(self.near)
+        self.batch_norms = len(find_batch_norms(model))
         if config.sync_batch_norm:
             computation.batch_norm.take_over(model)
-        computation.model, self._whole = self._stage_model(own, model), model
+        computation.model = StageModel(own, model).to(computation.device)
+        if self.layout.is_last:
+            cast_outputs_to_fp32(computation.model, config.precision)
+        if config.compile:
+            check_compiler(computation.device, self.workers.host)
+            compiled(computation.model)
         computation.wrap.float_bits = float_bits_of(computation.model)
-        return tensors
+        found: ModelState = tensors
+        return found
 
-    def begin_updates(self, shared: Mapping[str, tuple[GradientReducer, bool]]) -> None:
-        """Make the update of the stage and its passes."""
-        parts = self.parts
-        self.update = StagedUpdate(
-            self.layout,
-            shared,
-            parts.trainable,
-            parts.optimizers[MAIN],
-            parts.reducer,
-            parts.ema,
-            parts.clock,
-            clip_norm=parts.config.clip_norm,
-            loss_scale=parts.loss_scale,
-        )
-        self.passes = StagePasses(self.computation, self.layout, self._whole, self.update)
+    @staticmethod
+    def tensors_of(field: Field) -> Sequence[torch.Tensor]:
+        """Return the tensors of a portable array."""
+        return field.tensors
+
+    @staticmethod
+    def identities_of(block: Any) -> set[int]:
+        """Return the identities of the tensors that a block has."""
+        return set(tensors_of([block]))
+
+    @staticmethod
+    def is_parameter(model: torch.nn.Module, field: Field) -> bool:
+        """Return whether a portable array changes by gradients alone."""
+        return all(isinstance(tensor, torch.nn.Parameter) for tensor in field.tensors)
+
+    @staticmethod
+    def differs(model: torch.nn.Module) -> bool:
+        """Return whether a sequential model may compute something else than its parts one after the other."""
+        return type(model).forward is not torch.nn.Sequential.forward
+
+    def call_for(self, model: torch.nn.Module, batch: HostBatch) -> Call:
+        """Return what the loss calls the model with for the first micro-batch of a batch."""
+        micro_batch = self.computation.wrap(batch).micro_batches[0]
+        on_host = {name: tensor.cpu() for name, tensor in micro_batch.items()}
+        return call_of(self.computation.train_objective, on_host, Called(model))
+
+    check_blocks = staticmethod(check_blocks)
+    seconds_of = staticmethod(seconds_of)
+
+    def attach(self, parts: Parts) -> None:
+        """Take the parts of the step. Local: no collective."""
+        super().attach(parts)
+        self.passes = StagePasses(self.computation, self.layout, self.update, self._whole)
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the tensors of the first replica to the others."""
         scale = self.parts.loss_scale
-        self.state.broadcast(self.parts.optimizers[MAIN])
+        self.state.broadcast()
         if scale is not None:
             scale.follow(hvd.broadcast_(scale.to_broadcast(), root, "hvdtrain.loss_scale"))
 
@@ -165,82 +152,12 @@ class StageStep(StageStepBase):
                 self.update.zero_grad()
                 self.update.begin()
         else:
-            self.pipeline.evaluate(passes)
-            if self.layout.is_last:
-                rows = batch.samples.rows(0, passes.samples(0))
-                computation.evaluation.try_out(passes.taken(), rows)
-            self.pipeline.messenger.flush()
+            self.try_out(batch)
         if passes.last_values is None:
             return {}
-        found, weights = passes.last_values
-        return sample_values(
-            computation.names, computation.weighted, found.cpu().numpy(), weights.cpu().numpy()
-        )
-
-    def forget(self) -> None:
-        """Forget whatever a step that failed has begun. Local: no collective."""
-        super().forget()
-        self.update.zero_grad()
+        rows, weights = (values.cpu().numpy() for values in passes.last_values)
+        return sample_values(computation.names, computation.weighted, rows, weights)
 
     def own_form(self, training: bool) -> Form:
         """Return the names of the sums that the last step or evaluation had, if this is the last stage."""
         return self.computation.names, self.computation.weighted
-
-    def _whole_model(self) -> tuple[torch.nn.Module, list[Any], bool]:
-        """Return the task's model, its blocks and whether its parameters have their values.
-
-        With ``stage_balance`` memory and initial values by name, it is made without memory for parameters,
-        if these values are known of all parameters.
-        """
-        task, config = self._task, self._config
-        if config.stage_balance == "memory" and config.initial_parameters == "portable":
-            try:
-                with parameters_without_memory():
-                    model = make_model(task)
-                    blocks = blocks_of(task, model)
-                fields = ModelState(model, Renaming(task, "torch")).fields
-            except (TaskError, NotImplementedError, RuntimeError):  # it uses values of parameters
-                fields = []
-            drawn = [field for field in fields if any(tensor.is_meta for tensor in field.tensors)]
-            if (
-                fields
-                and all(has_initial_value(field.name, field.shape) for field in drawn)
-                and all(is_plain(parameter) for parameter in model.parameters() if parameter.is_meta)
-            ):
-                return model, blocks, False
-            torch.manual_seed(mix(config.seed, 0) >> 1)
-        model = make_model(task)
-        return model, blocks_of(task, model), True
-
-    def _division(
-        self, model: torch.nn.Module, blocks: Sequence[Any], batch: HostBatch | None, is_given: bool
-    ) -> Blocks:
-        """Return what divides the blocks of a model, which the task gives or which are its modules."""
-
-        def call() -> Call | None:
-            if batch is None:
-                return None
-            micro_batch = self.computation.wrap(batch).micro_batches[0]
-            on_host = {name: tensor.cpu() for name, tensor in micro_batch.items()}
-            return call_of(self.computation.train_objective, on_host, form_of(model), model)
-
-        def check(call: Call) -> None:
-            if is_given or type(model).forward is not torch.nn.Sequential.forward:
-                self.notes.append(check_blocks(blocks, model, *call))
-
-        return Blocks(blocks, call, check, lambda call: seconds_of(blocks, *call), lambda: bytes_of(blocks))
-
-    def _stage_model(self, own: Sequence[Any], whole: torch.nn.Module) -> StageModel:
-        """Return the blocks of this worker's stage on its device, changed as the config requests."""
-        config, device = self._config, self.computation.device
-        model = StageModel(own, whole).to(device)
-        if self.layout.is_last:
-            cast_outputs_to_fp32(model, config.precision)
-        if config.compile:
-            check_compiler(device, self.workers.host)
-            compiled(model)
-        return model
-
-
-def _is_parameter(entry: Entry) -> bool:
-    return isinstance(entry.tensor, torch.nn.Parameter)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter, is_
 
+import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.reduction import GradientReducer
@@ -91,7 +92,15 @@ class Update:
         Raises:
             TaskError: If something else has changed them, such as a task that calls ``backward`` itself.
         """
-        self._differentiate(partial(losses.backward, gradient_weights))
+        self.differentiate(partial(losses.backward, gradient_weights))
+
+    def differentiate(self, run: Callable[[], object]) -> None:
+        """Do a backward pass of any kind, which adds a micro-batch's part to the gradients."""
+        self._check_unchanged()
+        run()
+        self._passes -= 1
+        if self._passes:
+            self._seen = self._look()
 
     def fill_in_unused(self) -> list[str]:
         """Set zero gradients for the parameters that no micro-batch reached, and return their names.
@@ -131,7 +140,7 @@ class Update:
         """
         if self.loss_scale is None:
             return True
-        is_finite = self.loss_scale.unscale(self._gradients())
+        is_finite = self.loss_scale.unscale(self._gradients(), self._agreed)
         vector[OVERFLOW_INDEX] = float(self.loss_scale.is_exhausted)
         return is_finite
 
@@ -183,14 +192,6 @@ class Update:
         """Take the weights into their moving average."""
         self._ema.update(self._ema.share(step))
 
-    def _differentiate(self, run: Callable[[], object]) -> None:
-        """Do a backward pass of any kind, which adds a micro-batch's part to the gradients."""
-        self._check_unchanged()
-        run()
-        self._passes -= 1
-        if self._passes:
-            self._seen = self._look()
-
     def _with_reached(self, vector: torch.Tensor) -> torch.Tensor:
         """Return a step's vector with a 1 for each parameter that has a gradient here, 0 for the others."""
         reached = vector.new_ones(len(self._parameters))
@@ -239,3 +240,14 @@ class Update:
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+
+    @staticmethod
+    def _agreed(is_finite: bool) -> bool:
+        """Return whether the gradients of all workers are finite; here, all have the same."""
+        return is_finite
+
+
+def all_agree(is_finite: bool) -> bool:
+    """Collective. Return whether something holds on all workers of the job."""
+    lost = torch.tensor([0.0 if is_finite else 1.0])
+    return not hvd.allreduce(lost, op=hvd.Sum, name="hvdtrain.overflow").item()
