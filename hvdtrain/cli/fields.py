@@ -10,7 +10,7 @@ import click
 import hvdtrain
 from hvdtrain.config import Config, Layer, is_nullable
 from hvdtrain.config.layers import parse_assignments, read_file
-from hvdtrain.config.options import NULL, FieldChoice, OrNull
+from hvdtrain.config.options import GROUPS, NULL, FieldChoice, OrNull
 from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
@@ -34,9 +34,8 @@ class _TrainByDefault(click.Group):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_options(ctx, formatter)
-        with formatter.section("Options of train, the default command"):
-            rows = [row for option in self.commands["train"].params if (row := option.get_help_record(ctx))]
-            formatter.write_dl(rows)
+        train = self.commands["train"]
+        train.format_options(click.Context(train, parent=ctx), formatter)
 
 
 @click.group(
@@ -56,17 +55,7 @@ def cli() -> None:
 
 
 # config fields that have their own option; --set sets any field
-OPTIONS = (
-    "framework", "task", "epochs", "steps", "batch_size", "global_batch_size", "accumulate",
-    "learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "warmup_epochs",
-    "warmup_steps", "optimizer",
-    "weight_decay", "momentum", "clip_norm", "compression", "overlap", "shard", "stages", "sync_every",
-    "outer_optimizer", "outer_learning_rate", "outer_momentum", "label_smoothing", "mixup", "cutmix",
-    "ema_decay", "early_stopping", "precision", "sync_batch_norm", "checkpoint_activations", "compile",
-    "device", "read_workers", "on_bad_sample", "check_data", "on_changed_data", "seed", "run_dir", "resume",
-    "init", "init_only", "init_skip", "log_every", "eval_every", "save_every", "keep_last", "keep_best",
-    "on_save_error", "stall_timeout", "profile", "track", "track_checkpoints",
-)  # fmt: skip
+OPTIONS = tuple(name for names in GROUPS.values() for name in names)
 
 # what is given once for each part of a field
 _PART_METAVARS = {"track": "NAME"}

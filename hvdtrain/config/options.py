@@ -16,6 +16,22 @@ from hvdtrain.host.start_reports import report_begin
 from hvdtrain.storage.files import check_url, expand_path
 from hvdtrain.storage.urls import is_url, shown
 
+# the options of train, as its help shows them
+GROUPS = {
+    "Task and data": ("framework", "task", "check_data", "on_changed_data", "read_workers", "on_bad_sample",
+                      "mixup", "cutmix", "seed"),
+    "Length": ("epochs", "steps", "early_stopping"),
+    "Batch": ("batch_size", "global_batch_size", "accumulate"),
+    "Learning rate and optimizer": ("learning_rate", "lr_scaling", "base_batch_size", "lr_schedule",
+                                    "warmup_epochs", "warmup_steps", "optimizer", "weight_decay", "momentum",
+                                    "clip_norm", "label_smoothing", "ema_decay"),
+    "Workers": ("compression", "overlap", "shard", "stages", "sync_every", "outer_optimizer",
+                "outer_learning_rate", "outer_momentum", "sync_batch_norm", "stall_timeout"),
+    "Device and precision": ("device", "precision", "checkpoint_activations", "compile", "profile"),
+    "Saving and resuming": ("run_dir", "resume", "init", "init_only", "init_skip", "save_every", "keep_last",
+                            "keep_best", "on_save_error"),
+    "Evaluation and logging": ("eval_every", "log_every", "track", "track_checkpoints"),
+}  # fmt: skip
 NULL = object()  # what an option given as null has; one that is not given has None
 
 
@@ -33,6 +49,20 @@ class JobCommand(click.Command):
         make_output_tolerant()
         report_begin(launched_rank())
         return super().invoke(ctx)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command's own options, and those of train by what they are for, or where they are."""
+        options = (one for one in self.get_params(ctx) if isinstance(one, click.Option))
+        records = {one.name: one.get_help_record(ctx) for one in options}
+        groups = {title: [records.pop(name, None) for name in names] for title, names in GROUPS.items()}
+        if self.name != "train" and all(map(all, groups.values())):
+            groups = {}
+            formatter.write_paragraph()
+            formatter.write_text("It takes all options of train, too: python -m hvdtrain train --help")
+        for title, rows in ({"Options": [*records.values()]} | groups).items():
+            if shown := [row for row in rows if row]:
+                with formatter.section(title):
+                    formatter.write_dl(shown)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments."""
