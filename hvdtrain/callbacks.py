@@ -356,11 +356,11 @@ def _check(callback: Any) -> None:
         if any(kind.__module__.startswith("keras.") for kind in type(callback).__mro__):
             raise TaskError(
                 f"callback {name_of(callback)} is one of Keras's, whose methods are not called",
-                "docs/coming-from.md has the options that do the same, docs/callbacks.md how to write one.",
+                "`hvdtrain docs coming-from` has options that do the same; see `hvdtrain docs callbacks`.",
             )
         raise TaskError(
             f"callback {name_of(callback)} has none of the methods that are called",
-            f"They are {', '.join(HOOKS)}; docs/callbacks.md describes them.",
+            f"They are {', '.join(HOOKS)}; `hvdtrain docs callbacks` describes them.",
         )
     for name in dir(callback):
         close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.8)

@@ -208,7 +208,7 @@ def task_spec(task: object) -> str:
     if name is None or module is None:
         raise TaskError(
             f"task must be the class of a task, an instance of one, or a name; found a {type(task).__name__}",
-            "docs/tasks.md lists what a task needs: its data, its model and its loss.",
+            "`hvdtrain docs tasks` lists what a task needs: its data, its model and its loss.",
         )
     if module.__name__ == "__main__" and getattr(module, "__file__", None):
         return f"{module.__file__}:{name}"

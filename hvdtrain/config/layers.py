@@ -77,10 +77,10 @@ def _check_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> N
             unknown.append((f"{layer.source}: there is no field {name!r}", hint))
     if len(unknown) == 1:
         problem, hint = unknown[0]
-        raise ConfigError(problem, hint or "docs/config.md lists every field.")
+        raise ConfigError(problem, hint or "`hvdtrain docs config` lists every field.")
     if unknown:
         lines = [f"{problem}. {hint}" if hint else problem for problem, hint in unknown]
-        raise ConfigError("\n".join(lines), "docs/config.md lists every field.")
+        raise ConfigError("\n".join(lines), "`hvdtrain docs config` lists every field.")
 
 
 def _check_writable(config: Config, sources: Mapping[str, str]) -> None:

@@ -83,7 +83,7 @@ def as_dataset(
         return source  # type: ignore[no-any-return]
     raise DataError(
         f"data must be arrays or have __len__ and __getitem__, found a {type_name(source)}",
-        "docs/tasks.md lists what can be wrapped.",
+        "`hvdtrain docs data` lists what can be wrapped.",
     )
 
 

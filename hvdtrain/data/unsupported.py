@@ -9,7 +9,7 @@ from hvdtrain.storage.text import counted
 
 _STREAM = (
     "It is a stream: wrap it, hvdtrain.stream(data, length=...), or give arrays, or an object with __len__ "
-    "and __getitem__ that returns one sample, which allow more (docs/streams.md)"
+    "and __getitem__ that returns one sample, which allow more (`hvdtrain docs streams`)"
 )
 # by package and class, which may be a base class: what to do
 _REMEDIES = {

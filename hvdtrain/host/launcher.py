@@ -270,7 +270,7 @@ def _remedy(launch: Launch, build: str) -> str:
     if launch.launcher == SRUN:
         return (
             "Start with `srun --mpi=pmix`. `srun --mpi=list` says whether this cluster has it; "
-            "docs/clusters.md says what else works."
+            "`hvdtrain docs clusters` says what else works."
         )
     if build:
         start += f", or with the mpirun of {build}, which Horovod was built with"

@@ -80,8 +80,8 @@ def test_task_options_of_all_sources_come_together():
         ("sede", "Did you mean 'seed'?"),
         ("LR", "Did you mean 'learning_rate'?"),
         ("--num-workers", "Did you mean 'read_workers'?"),
-        ("qqq", "docs/config.md lists every field."),
-        (3, "docs/config.md lists every field."),
+        ("qqq", "`hvdtrain docs config` lists every field."),
+        (3, "`hvdtrain docs config` lists every field."),
     ],
 )
 def test_an_unknown_field_is_named_with_its_source_and_a_hint(name, hint):

@@ -162,7 +162,10 @@ def test_options_that_do_not_fit_are_named(task_class, options, said):
 @pytest.mark.parametrize("missing", ["train_data", "eval_data"])
 def test_a_task_without_data_is_named(missing):
     task_class = type("Part", (Base,), {missing: None})
-    assert why(task_class, {}) == f"task it has no method {missing}()\ndocs/tasks.md lists what a task needs."
+    assert (
+        why(task_class, {})
+        == f"task it has no method {missing}()\n`hvdtrain docs tasks` lists what a task needs."
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hvdtrain.workers.seeding import random_state_kept
 
 # name to values, (samples,) or one number of all of them; and weights of the same shape, if they have some
 GivenArrays = Mapping[str, tuple[NDArray[Any], NDArray[Any] | None]]
-_PAGE = "docs/global-losses.md shows losses over the global batch."
+_PAGE = "`hvdtrain docs global-losses` shows losses over the global batch."
 
 
 def all_gather(tensor: Any, positions: bool = False) -> Any:

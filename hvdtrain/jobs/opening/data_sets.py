@@ -246,7 +246,7 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
         task = task_class(**options)
     for name in ("train_data", "eval_data"):
         if not callable(getattr(task, name, None)):
-            hint = _hint_at(task, name) or "docs/tasks.md lists what a task needs."
+            hint = _hint_at(task, name) or "`hvdtrain docs tasks` lists what a task needs."
             raise TaskError(f"task {spec} has no method {name}()", hint)
     wanted = FRAMEWORKS[framework].model_method
     if not callable(getattr(task, wanted, None)):

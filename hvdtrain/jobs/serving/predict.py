@@ -260,5 +260,5 @@ def _by_sample(outputs: Rows, samples: int, done: _Done) -> dict[str, NDArray[An
         else:
             kept[name] = array
     if not kept:
-        raise TaskError("the model gives no output by sample", "See docs/serving.md on torch_serve.")
+        raise TaskError("the model gives no output by sample", "See `hvdtrain docs serving` on torch_serve.")
     return kept

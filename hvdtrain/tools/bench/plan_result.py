@@ -26,7 +26,7 @@ _GOOD = 0.9  # of a step, what computing takes if nothing limits a job
 _HEAD = ("workers", "hosts", "samples/s", "efficiency", *PART_NAMES)
 _NOTES = (
     "efficiency is relative to workers of full hosts that wait for nobody; likely parts of a step are in ms",
-    "not predicted: hosts that differ, and how many samples a training needs (docs/scaling.md)",
+    "not predicted: hosts that differ, and how many samples a training needs (`hvdtrain docs scaling`)",
 )
 _LIMITS = {  # by the part: what it is, and what helps
     "data": ("waiting for data", ("more reader processes (--read-workers)",)),
