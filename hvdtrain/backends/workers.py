@@ -241,6 +241,7 @@ _TEXTS = (
     "Horovod background",
     "Horovod collectives aborted",
     "gloo/transport",
+    " failed in Horovod: ",  # a call of MPI
 )
 # what Horovod says to all workers of operations that the workers request differently, or twice at a time
 _MISMATCH = re.compile(

@@ -137,12 +137,18 @@ def do_in_time(work: Callable[[], None], seconds: float = _CLOSE_SECONDS) -> Non
 
 def end_at_once(event: WatchEvent, stacks: str, on_worker_lost: Callable[[str], None]) -> None:
     """Report what the watch noticed and end this process, from a thread: the main one may wait for ever."""
-    if not isinstance(event, Told | Abandoned):
-        _write_down_in_time(on_worker_lost, event.problem)
-        if stacks:
-            _show(stacks)
+
+    def speak() -> None:
+        _show(stacks)
         _say(PeerLostError(event.problem, event.remedy), output_rank(), debug=False)
         _flush()
+
+    if not isinstance(event, Told | Abandoned):
+        try:  # first, since mpirun may kill this process in 0.3 s; in a thread, since nobody may read it
+            do_in_time(speak)
+        except RuntimeError:  # no thread can be started
+            speak()
+        _write_down_in_time(on_worker_lost, event.problem)
     exit_at_once(EXIT_ENVIRONMENT)
 
 

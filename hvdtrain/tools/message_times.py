@@ -10,6 +10,7 @@ from typing import Any
 
 from hvdtrain.backends.reduction.local_steps import in_parts
 from hvdtrain.backends.reduction.low_rank import matrix_shape
+from hvdtrain.backends.reduction.shards import LEAST_BYTES as LEAST_EARLY_BYTES
 from hvdtrain.backends.reduction.shards import divide
 from hvdtrain.config import Config
 from hvdtrain.config.values import compression_of, rank_of
@@ -36,6 +37,10 @@ class Way:
     small: int = 0  # messages of few bytes in addition: the metrics of the step
     agreements: int = 1  # how often all wait until every worker is ready for the next messages
     every: int = 1  # steps from one exchange to the next
+    # bytes of the messages that are sent during the backward pass, between hosts and where the job overlaps
+    # within one; none if it never does
+    early: Sequence[int] = ()
+    passes: int = 1  # backward passes of a step: messages are sent in the last
 
 
 def way_of(config: Config, shapes: Shapes, *, on_gpu: bool) -> Way:
@@ -44,16 +49,28 @@ def way_of(config: Config, shapes: Shapes, *, on_gpu: bool) -> Way:
         slots = 2 if config.optimizer in ("adamw", "lamb") else int(bool(config.momentum))
         return local_steps(shapes, config.sync_every, slots)
     rank = rank_of(config.compression)
-    return buffers(shapes, config.compression, on_gpu=on_gpu) if rank is None else low_rank(shapes, rank)
+    if rank is not None:
+        return low_rank(shapes, rank)
+    is_xla = config.compile and config.framework == "tf"
+    overlap = "false" if is_xla else config.overlap
+    return buffers(shapes, config.compression, on_gpu=on_gpu, overlap=overlap, passes=config.accumulate)
 
 
-def buffers(shapes: Shapes, compression: str = "none", *, on_gpu: bool = False) -> Way:
+def buffers(
+    shapes: Shapes, compression: str = "none", *, on_gpu: bool = False, overlap: str = "auto", passes: int = 1
+) -> Way:
     """Return the way of gradients in buffers; in fp32 the metrics travel with them."""
     sizes = {str(number): 4 * prod(shape) for number, shape in enumerate(shapes)}
-    buckets = divide(dict(reversed(sizes.items())), on_gpu)
     number_bytes = compression_of(compression).number_bytes
-    sent = tuple(sum(sizes[name] for name in names) * number_bytes // 4 for names in buckets)
-    return Way(compression, sent, small=int(number_bytes != 4))
+
+    def messages(are_early: bool) -> tuple[int, ...]:
+        buckets = divide(dict(reversed(sizes.items())), are_early)
+        return tuple(sum(sizes[name] for name in names) * number_bytes // 4 for names in buckets)
+
+    overlaps = overlap == "true" or (overlap == "auto" and on_gpu)
+    may_overlap = overlaps or (overlap == "auto" and sum(sizes.values()) >= 2 * LEAST_EARLY_BYTES)
+    early = messages(True) if may_overlap else ()
+    return Way(compression, messages(overlaps), small=int(number_bytes != 4), early=early, passes=passes)
 
 
 def low_rank(shapes: Shapes, rank: int) -> Way:

@@ -140,7 +140,7 @@ def test_no_more_digits_are_said_than_the_range_supports(spread, said):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", '{"version": 3, "measurements": []}', '{"measurements": [{}]}', "1"]
+    "text", ["", "[]", '{"version": 4, "measurements": []}', '{"measurements": [{}]}', "1"]
 )
 def test_other_files_are_refused(text, tmp_path):
     path = tmp_path / "other.json"
@@ -151,7 +151,7 @@ def test_other_files_are_refused(text, tmp_path):
 
 def test_files_of_other_versions_are_refused(measured):
     measured.write_text(json.dumps(json.loads(measured.read_text()) | {"version": 2}))
-    with pytest.raises(UsageError, match="version 2 is not known here, only 3"):
+    with pytest.raises(UsageError, match="version 2 is not known here, only 4"):
         read_documents(measured)
     with pytest.raises(UsageError, match="No such file"):
         read_documents(measured.with_name("missing.json"))

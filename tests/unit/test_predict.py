@@ -16,7 +16,6 @@ from hvdtrain.tools.bench.forecast import (
     counts_for,
     explained,
     forecast,
-    halving_volume_factor,
     parts_of,
     rest_of,
     unexplained,
@@ -58,14 +57,14 @@ def test_what_is_no_link_is_refused(text):
         parse_link(text)
 
 
-@pytest.mark.parametrize(("controller", "factor"), [("Gloo", 1.0), ("MPI", 1.4)])
-def test_bytes_on_a_link_take_their_bits_and_headers(controller, factor):
+@pytest.mark.parametrize("controller", ["Gloo", "MPI"])
+def test_bytes_on_a_link_take_their_bits_and_headers(controller):
     # 6.3 M numbers over 1 GbE: 215 ms at 2 workers and 404 ms at 16
     way = replace(MEASURED.way, sizes=(4 * 6_300_000,))
     measured = replace(MEASURED, way=way, controller=controller, byte=sure(0.0))
     for workers, seconds in ((2, 0.215), (16, 0.404)):
         found = parts_of(measured, Cluster(workers, 1, Link("1gbit", 1e9))).transfer
-        assert found == pytest.approx(factor * seconds, rel=0.03)
+        assert found == pytest.approx(seconds, rel=0.03)
     low, high = (
         parts_of(measured, Cluster(2, 1, Link("1gbit", 1e9)), end).transfer for end in ("low", "high")
     )
@@ -107,18 +106,34 @@ def test_the_measured_number_of_workers_takes_what_was_measured():
 HOP = 0.5 * 1e-3 / 5  # half of the smallest sum is that of 1.5 agreements and a sum, of two hops each
 
 
+LINK = parse_link("10gbit/1ms")
+
+
 @pytest.mark.parametrize(("slots", "share"), [(1, 1.0), (8, 2 / 16)])
 def test_of_a_ring_the_hops_within_hosts_are_local(slots, share):
-    parts = parts_of(MEASURED, Cluster(16, slots, parse_link("10gbit/1ms")))
+    small = replace(MEASURED, way=replace(MEASURED.way, sizes=(4096,)))
+    parts = parts_of(small, Cluster(16, slots, LINK))
     hop = share * 1e-3 + (1 - share) * HOP
     assert parts.latency == pytest.approx(1e-3 - 5 * HOP + 2.5 * 30 * hop)
 
 
+def test_a_large_message_is_summed_within_hosts_and_then_between_them():
+    agreement = replace(MEASURED, way=replace(MEASURED.way, sizes=()))
+    clusters = [Cluster(16, slots, LINK) for slots in (8, 1)]
+    few, many = (parts_of(MEASURED, one).latency - parts_of(agreement, one).latency for one in clusters)
+    assert few == pytest.approx(2 * 7 * HOP + 2 * 1e-3)
+    assert many == pytest.approx(30 * 1e-3)
+    inside, outside = 2 * 7 / 8 * SIZE / MIB * 1e-3, SIZE * 8 / 1e10 / 0.95
+    copied = SIZE / MIB * 1e-3 / 8
+    found = parts_of(MEASURED, clusters[0]).transfer
+    assert found == pytest.approx(inside + max(copied, outside) + min(copied, outside) / 2)
+
+
 def test_of_a_tree_few_hops_follow_one_another():
-    measured = replace(MEASURED, controller="MPI")
-    found = parts_of(measured, Cluster(512, 1, parse_link("10gbit/1ms")), "low")
+    measured = replace(MEASURED, controller="MPI", way=replace(MEASURED.way, sizes=(4096,)))
+    found = parts_of(measured, Cluster(512, 1, LINK), "low")
     assert found.latency == pytest.approx(1e-3 + 9e-3 + 18e-3), "at the low end hops of a host take nothing"
-    few, many = (parts_of(measured, Cluster(16, n, parse_link("10gbit/1ms"))).latency for n in (8, 1))
+    few, many = (parts_of(measured, Cluster(16, n, LINK)).latency for n in (8, 1))
     assert few < many
 
 
@@ -130,29 +145,51 @@ def test_hosts_are_reached_over_their_link():
     assert parts_of(on_gpu, Cluster(4, 1, FAST)).transfer == pytest.approx(outside), "NCCL moves the bytes"
 
 
-def test_mpi_sends_more_if_the_hosts_with_a_worker_each_are_no_power_of_two():
-    assert [halving_volume_factor(n) for n in (1, 2, 3, 4, 6)] == [0, 1, 3, 1.5, 3.5]
-    link = Link("100mbit", 1e8)
-    for workers, slots, times in ((3, 1, 3 / (4 / 3)), (4, 1, 1), (6, 2, 1)):
-        gloo, mpi = (
-            parts_of(replace(MEASURED, controller=name), Cluster(workers, slots, link)).transfer
-            for name in ("Gloo", "MPI")
-        )
-        assert mpi / gloo == pytest.approx(1.4 * times, rel=0.1)
-
-
 def test_a_measured_network_does_not_hide_its_slow_hops_among_those_within_hosts():
     measured = replace(MEASURED, workers=8, hosts=2, slots=4, controller="MPI")
     agreement = replace(measured, way=replace(MEASURED.way, sizes=()))
     few, many = (parts_of(agreement, Cluster(count, 4)).latency for count in (8, 512))
-    hop = 0.5 * 1e-3 / (1.5 * 3 + math.sqrt(6 * 14))
-    assert many - few == pytest.approx(1.5 * 6 * 3 * hop), "128 hosts are reached in seven hops, not one"
+    hop = 0.5 * 1e-3 / (1.5 * 1 + math.sqrt(2 * 14 / 4))
+    assert many - few == pytest.approx(1.5 * 6 * hop), "128 hosts are reached in seven hops, not one"
 
 
 def test_local_steps_share_what_is_exchanged():
     rare = replace(MEASURED, way=local_steps(SHAPES, 10**9, 0), step=sure(21.5e-3))
     parts = parts_of(rare, Cluster(512, 1, FAST))
     assert parts.latency + parts.transfer == pytest.approx(0.0, abs=1e-6)
+
+
+def test_between_hosts_messages_are_sent_during_the_backward_pass():
+    way = buffers([(512, 1024)] * 4)
+    assert (way.sizes, way.early) == ((8 * MIB,), (2 * MIB,) * 4)
+    assert not buffers([(512, 512)]).early
+    assert not buffers([(512, 1024)] * 4, overlap="false").early
+    assert buffers([(512, 1024)] * 4, overlap="true").sizes == way.early
+    measured = replace(MEASURED, way=way)
+    assert not parts_of(measured, Cluster(2, 2)).overlap
+    slow, fast = (parts_of(measured, Cluster(2, 1, Link("any", bits))) for bits in (1e9, 1e12))
+    assert slow.overlap == pytest.approx(-0.6 * 20e-3), "three fifths of computing"
+    assert fast.overlap == pytest.approx(-0.75 * (fast.latency + fast.transfer)), "all but the last message"
+    twice = replace(measured, way=replace(way, passes=2))
+    assert parts_of(twice, Cluster(2, 1, Link("1gbit", 1e9))).overlap == pytest.approx(-0.3 * 20e-3)
+
+
+def test_a_step_between_two_hosts_takes_what_was_measured():
+    """benchmarks/README.md, between hosts: alone 55, 25 and 191 ms, link 237, 200 and 318 ms."""
+    for compute, seconds, measured_seconds in (
+        (55e-3, 237e-3, 266e-3),
+        (25e-3, 200e-3, 220e-3),
+        (191e-3, 318e-3, 422e-3),
+    ):
+        size = int(seconds * 1e9 / 8 * 0.95)
+        way = buffers([(size // 32,)] * 8)
+        job = replace(
+            MEASURED, way=way, data=sure(0.0), compute=sure(compute), slowest=sure(0.0), byte=sure(0.0),
+            smallest=sure(1e-4), step=sure(compute),
+        )  # fmt: skip
+        found = forecast(job, Cluster(2, 1, parse_link("1gbit"))).step
+        assert found.median == pytest.approx(measured_seconds, rel=0.1)
+        assert found.low <= measured_seconds <= found.high
 
 
 def test_overlap_hides_as_much_as_was_measured():
@@ -169,7 +206,8 @@ def test_one_worker_exchanges_nothing():
 
 @pytest.mark.parametrize(("step", "error"), [(21.5e-3, 0.0), (24e-3, 0.0), (20e-3, 0.075)])
 def test_a_gpu_may_hide_any_part_of_the_exchange(step, error):
-    assert unexplained(replace(MEASURED, on_gpu=True, step=sure(step))) == pytest.approx(error, abs=1e-3)
+    way = replace(MEASURED.way, early=MEASURED.way.sizes)
+    assert unexplained(replace(MEASURED, way=way, step=sure(step))) == pytest.approx(error, abs=1e-3)
 
 
 def test_numbers_of_workers_are_powers_of_two_and_all_slots():

@@ -107,13 +107,21 @@ def _wait(test: Callable[[], Any]) -> Any:
     MPI's own wait would keep a core busy that another worker may need.
     """
     tries = 0
-    while not (found := test()):
+    while not (found := _tried(test)):
         tries += 1
         if tries < _BUSY_TRIES:
             os.sched_yield()
         else:
             time.sleep(_PAUSE_SECONDS)
     return found
+
+
+def _tried(test: Callable[[], Any]) -> Any:
+    """Return what ``test`` does; the exception of mpi4py, a RuntimeError, becomes that of a lost worker."""
+    try:
+        return test()
+    except RuntimeError as error:
+        raise PeerLostError("a message between stages failed: another worker ended", str(error)) from error
 
 
 def _pieces(buffers: Sequence[Bytes]) -> list[Bytes]:

@@ -14,17 +14,31 @@ ENDS = ("median", "low", "high")
 MOST_WORKERS = 64  # unless the user names a number of hosts
 # messages of an agreement that a sum waits for: its own, and what is left of the one under way
 _AGREEMENTS = Spread(1.5, 1.0, 2.0)
-_OVERLAP = Spread(0.5, 0.0, 1.0)  # of the shorter of two transfers, what the longer one does not hide
+_SHORTER = Spread(0.5, 0.0, 1.0)  # of the link's and the memory's time, what the longer one does not hide
 _OF_HOPS = Spread(0.5, 0.0, 1.0)  # of the smallest sum: what grows with the hops of its messages
+_BACKWARD = Spread(0.6, 0.7, 0.3)  # of computing: when messages may be sent that do not wait for its end
 # of 1538 bytes on the wire, 1448 are a message's; some interfaces and shapers count fewer of the others
-_PAYLOAD = Spread(0.95, 0.94, 0.96)
-# how many times as long the bytes take as the link needs for them: see benchmarks/README.md and docs/bench.md
-SATURATION = {
-    "Gloo": Spread(1.0, 1.0, 1.5),
-    "MPI": Spread(1.4, 1.0, 1.9),
-    "NCCL": Spread(1.0, 1.0, 1.7),  # not measured: between a ring that fills the link and the worst of MPI
-}
+_PAYLOAD = Spread(0.95, 0.96, 0.94)
+# how many times as long the bytes take as the link needs for them, on CPUs and on GPUs (not measured)
+_SATURATION = {False: Spread(1.0, 1.0, 1.5), True: Spread(1.0, 1.0, 1.7)}
+_LARGE_BYTES = (
+    2**18
+)  # for each host: smaller messages are summed over all workers in one level, over MPI by MPI
 _BLOM = 0.375  # Blom 1958: the expected largest of N normal numbers lies near the quantile of this offset
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Where workers run; without a link, in the network that was measured."""
+
+    workers: int
+    slots: int
+    link: Link | None = None
+
+    @property
+    def hosts(self) -> int:
+        """Number of hosts."""
+        return -(-self.workers // self.slots)
 
 
 @dataclass(frozen=True)
@@ -77,23 +91,9 @@ class Measured:
         return f"{self.controller} with NCCL" if self.on_gpu else self.controller
 
     @property
-    def is_ring(self) -> bool:
-        """Whether sums are known to go round a ring: Gloo's do, MPI and NCCL choose."""
-        return self.controller == "Gloo" and not self.on_gpu
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Where the workers of a prediction run; without a link, in the network that was measured."""
-
-    workers: int
-    slots: int
-    link: Link | None = None
-
-    @property
-    def hosts(self) -> int:
-        """Number of hosts."""
-        return -(-self.workers // self.slots)
+    def cluster(self) -> Cluster:
+        """Where it was measured."""
+        return Cluster(self.workers, self.slots)
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,14 @@ class Parts:
     slowest: float = 0.0  # waiting for the slowest worker
     latency: float = 0.0  # the messages of all-reduces, without their bytes
     transfer: float = 0.0  # the bytes of all-reduces
-    # what the measured step has in addition to its parts: copies if positive, overlap if negative
+    overlap: float = 0.0  # what of both is hidden behind the backward pass: zero or negative
+    # what the measured step has in addition to its parts: copies if positive, more overlap if negative
     rest: float = 0.0
 
     @property
     def step(self) -> float:
         """The whole step: what is exchanged costs nothing at best."""
-        exchange = max(0.0, self.latency + self.transfer + self.rest)
+        exchange = max(0.0, self.latency + self.transfer + self.overlap + self.rest)
         return self.data + self.compute + self.slowest + exchange
 
     @property
@@ -187,18 +188,19 @@ def rest_of(measured: Measured) -> Spread:
 
 def explained(measured: Measured) -> Parts:
     """Return the parts that the measured step should have, without what is left over."""
-    return _without_rest(measured, Cluster(measured.workers, measured.slots), "median")
+    return _without_rest(measured, measured.cluster, "median")
 
 
 def unexplained(measured: Measured) -> float:
     """Return by what share the measured step and its parts differ.
 
-    On a GPU the backward pass may hide any part of the exchange.
+    A backward pass during which messages are sent may hide any part of the exchange.
     """
     parts, step = explained(measured), measured.step.median
     predicted = parts.step
-    if measured.on_gpu:
-        predicted = min(max(step, parts.data + parts.compute + parts.slowest), predicted)
+    if _messages(measured, measured.cluster)[1]:
+        longest = replace(parts, overlap=0.0).step
+        predicted = min(max(step, parts.data + parts.compute + parts.slowest), longest)
     return max(predicted / step, step / predicted) - 1
 
 
@@ -207,12 +209,29 @@ def _without_rest(measured: Measured, cluster: Cluster, end: str) -> Parts:
     if cluster.workers == 1:
         return Parts(data, compute)
     way = measured.way
-    growth = getattr(waiting_growth(measured.workers, cluster.workers), end)
-    agreement, of_sum = _latencies(measured, cluster, end)
-    latency = way.agreements * agreement + (len(way.sizes) + way.small) * of_sum
-    transfer = sum(_transfer(measured, size, cluster, end) for size in way.sizes)
-    slowest = getattr(measured.slowest, end) * growth
-    return Parts(data, compute, slowest, latency / way.every, transfer / way.every)
+    slowest = getattr(measured.slowest, end) * getattr(waiting_growth(measured.workers, cluster.workers), end)
+    sizes, is_early = _messages(measured, cluster)
+    agreement, large, small = _latencies(measured, cluster, end)
+    agreements = way.agreements
+    if is_early:  # messages that are ready while others are sent are agreed upon together
+        agreements = {"median": min(2, len(sizes)), "low": 1, "high": len(sizes)}[end]
+    count = sum(size >= _LARGE_BYTES * cluster.hosts for size in sizes)
+    latency = agreements * agreement + count * large + (len(sizes) - count + way.small) * small
+    latency /= way.every
+    transfer = sum(_transfer(measured, size, cluster, end) for size in sizes) / way.every
+    hidden = 0.0
+    if is_early:  # the last message waits for the last gradient
+        before_last = (latency + transfer) * (1 - sizes[-1] / sum(sizes))
+        hidden = min(before_last, getattr(_BACKWARD, end) * compute / way.passes)
+    return Parts(data, compute, slowest, latency, transfer, -hidden)
+
+
+def _messages(measured: Measured, cluster: Cluster) -> tuple[list[int], bool]:
+    """Return the bytes of a step's messages, and whether they are sent during the backward pass."""
+    own, early = list(measured.way.sizes), list(measured.way.early)
+    if early and cluster.hosts > 1:
+        return early, True
+    return own, bool(early) and own == early
 
 
 def waiting_growth(before: int, workers: int) -> Spread:
@@ -235,55 +254,92 @@ def volume_factor(workers: int) -> float:
     return 2 * (workers - 1) / workers
 
 
-def halving_volume_factor(workers: int) -> float:
-    """Return the same of MPI's halving and doubling (Rabenseifner's algorithm).
+@dataclass(frozen=True)
+class _Hops:
+    """Messages that follow one another: within hosts, and from host to host."""
 
-    If the number of workers is no power of two, the others' data goes to them first and the sum back last.
+    inside: float
+    between: float
+
+    def __add__(self, other: "_Hops") -> "_Hops":
+        return _Hops(self.inside + other.inside, self.between + other.between)
+
+    def times(self, factor: float) -> "_Hops":
+        return _Hops(self.inside * factor, self.between * factor)
+
+    def seconds(self, hop: "_Hops") -> float:
+        return self.inside * hop.inside + self.between * hop.between
+
+
+def _ring(cluster: Cluster) -> _Hops:
+    hops, hosts = 2 * (cluster.workers - 1), cluster.hosts
+    share = hosts / cluster.workers if hosts > 1 else 0.0
+    return _Hops(hops * (1 - share), hops * share)
+
+
+def _tree(cluster: Cluster) -> _Hops:
+    far, all_hops = ((count - 1).bit_length() for count in (cluster.hosts, cluster.workers))
+    return _Hops(all_hops - far, far)
+
+
+def _levels(measured: Measured, cluster: Cluster) -> tuple[int, int]:
+    """Return over how many workers of a host, and then over how many hosts, a large message is summed.
+
+    In one level, 1 and the number of workers: on GPUs, and where hosts have different numbers of workers.
     """
-    power = 2 ** (workers.bit_length() - 1)
-    return volume_factor(power) + (0 if power == workers else 2)
+    if cluster.hosts == 1:
+        return cluster.workers, 1
+    is_flat = measured.on_gpu or cluster.workers % cluster.slots
+    return (1, cluster.workers) if is_flat else (cluster.slots, cluster.hosts)
 
 
-def _ring(workers: int) -> int:
-    return 2 * (workers - 1)
+def _agreement_hops(measured: Measured, cluster: Cluster) -> _Hops:
+    return _tree(cluster) if measured.controller == "MPI" else _ring(cluster)
 
 
-def _tree(workers: int) -> int:
-    return max(0, workers - 1).bit_length()
+def _small_hops(measured: Measured, cluster: Cluster, end: str) -> _Hops:
+    """Return the hops of a small sum: Gloo's goes round a ring, MPI and NCCL choose."""
+    ring, tree = _ring(cluster), _tree(cluster).times(2)
+    if measured.controller == "Gloo" and not measured.on_gpu:
+        return ring
+    likely = _Hops(math.sqrt(tree.inside * ring.inside), math.sqrt(tree.between * ring.between))
+    return {"median": likely, "low": tree, "high": ring}[end]
 
 
-def _latencies(measured: Measured, cluster: Cluster, end: str) -> tuple[float, float]:
-    """Return seconds of an agreement, with what does not grow with the workers, and of a sum's hops."""
-    before, agreements = measured.workers, getattr(_AGREEMENTS, end)
-    by_mpi = measured.controller == "MPI"
-    most = _ring(before)
-    hops = most if measured.is_ring else math.sqrt(min(2 * _tree(before), most) * most)
-    hops += agreements * (_tree(before) if by_mpi else most)
+def _latencies(measured: Measured, cluster: Cluster, end: str) -> tuple[float, float, float]:
+    """Return seconds of an agreement and what does not grow with the workers, of a large and a small sum."""
+    before, agreements = measured.cluster, getattr(_AGREEMENTS, end)
     smallest = getattr(measured.smallest, end)
-    local = crossing = getattr(_OF_HOPS, end) * smallest / hops
-    if cluster.link is not None and cluster.hosts > 1:
-        crossing = max(local, getattr(cluster.link.latency, end))
-    far = _tree(cluster.hosts)
-    share = cluster.hosts / cluster.workers if cluster.hosts > 1 else 0.0
-    ring = _ring(cluster.workers) * (share * crossing + (1 - share) * local)
-    tree = far * crossing + (_tree(cluster.workers) - far) * local
-    if measured.hosts > 1 and end != "low":  # of the hops of a tree that were measured, those within hosts
-        tree = far * local * _tree(before) / _tree(measured.hosts)  # are short
-    least = ring if measured.is_ring else min(2 * tree, ring)
-    summing = {"median": math.sqrt(least * ring), "low": least, "high": ring}[end]
-    return smallest - local * hops + agreements * (tree if by_mpi else ring), summing
+    of_hops = getattr(_OF_HOPS, end) * smallest
+    hops = _small_hops(measured, before, "median")
+    hops += _agreement_hops(measured, before).times(agreements)
+    if before.hosts == 1 or end == "low":
+        local = crossing = of_hops / (hops.inside + hops.between)
+        if cluster.link is not None and cluster.hosts > 1:
+            crossing = max(local, getattr(cluster.link.latency, end))
+    else:  # of the hops that were measured, those within hosts are short
+        local, crossing = 0.0, of_hops / hops.between
+    hop = _Hops(local, crossing)
+    agreement = _agreement_hops(measured, cluster).times(agreements).seconds(hop)
+    small = large = _small_hops(measured, cluster, end).seconds(hop)
+    if cluster.hosts > 1 and not measured.on_gpu:
+        inside, hosts = _levels(measured, cluster)
+        large = _Hops(2 * (inside - 1), 2 * (hosts - 1)).seconds(hop)
+    return smallest - of_hops + agreement, large, small
 
 
 def _transfer(measured: Measured, size: int, cluster: Cluster, end: str) -> float:
-    """Return seconds that a buffer's bytes take."""
-    ratio = volume_factor(cluster.workers) / volume_factor(measured.workers)
-    inside = getattr(measured.byte, end) * size * ratio
-    if cluster.link is None or cluster.hosts == 1:
-        return float(inside)
-    # with several workers on each host, han sums within hosts first; the low end is a ring
-    transport = "NCCL" if measured.on_gpu else measured.controller
-    is_halved = transport == "MPI" and cluster.slots == 1 and end != "low"
-    sent = (halving_volume_factor if is_halved else volume_factor)(cluster.workers) * size
-    payload = getattr(_PAYLOAD, {"low": "high", "high": "low"}.get(end, end))
-    outside = getattr(SATURATION[transport], end) * 8 * sent / cluster.link.bits_per_second / payload
-    return float(max(inside, outside) + getattr(_OVERLAP, end) * min(inside, outside))
+    """Return seconds that a buffer's bytes take: within the hosts, and then between them."""
+    inside, hosts = _levels(measured, cluster)
+    memory = getattr(measured.byte, end) * size
+    if cluster.link is None and measured.hosts > 1:  # the network that was measured
+        return float(memory * volume_factor(hosts) / volume_factor(_levels(measured, measured.cluster)[1]))
+    memory /= volume_factor(measured.workers)
+    within = memory * volume_factor(inside)
+    if hosts == 1:
+        return float(within)
+    assert cluster.link is not None
+    copied = memory * volume_factor(hosts) / inside
+    sent = 8 * size * volume_factor(hosts) / cluster.link.bits_per_second / getattr(_PAYLOAD, end)
+    sent *= getattr(_SATURATION[measured.on_gpu], end)
+    return float(within + max(copied, sent) + getattr(_SHORTER, end) * min(copied, sent))

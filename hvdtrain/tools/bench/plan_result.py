@@ -21,7 +21,7 @@ from hvdtrain.tools.bench.forecast import (
 from hvdtrain.tools.bench.options import USUAL_LINKS, Link, PlanOptions
 from hvdtrain.tools.spread import Spread, in_digits
 
-VERSION = 3  # of the documents
+VERSION = 4  # of the documents
 _GOOD = 0.9  # of a step, what computing takes if nothing limits a job
 _HEAD = ("workers", "hosts", "samples/s", "efficiency", *PART_NAMES)
 _NOTES = (
@@ -103,7 +103,8 @@ class Table:
         if parts.compute >= _GOOD * parts.step:
             return "", 1 - parts.compute / parts.step
         exchange = parts.latency + parts.transfer
-        shown = max(0.0, exchange + parts.rest) / exchange if parts.rest < 0 < exchange else 1.0
+        hidden = parts.overlap + min(0.0, parts.rest)
+        shown = max(0.0, exchange + hidden) / exchange if exchange else 1.0
         factors = {"latency": shown, "transfer": shown}
         costs = {name: factors.get(name, 1.0) * getattr(parts, name) for name in _LIMITS}
         name = max(costs, key=lambda name: costs[name])
