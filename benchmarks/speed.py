@@ -61,8 +61,8 @@ def job(controller: str, name: str) -> Measured:
     step = Spread(*(getattr(compute, end) + getattr(encoding, end) for end in ("median", "low", "high")))
     return Measured(
         workers=2, hosts=1, slots=2, controller=controller, on_gpu=False, samples=32.0 * times,
-        way=WAYS.get(name, SMALL), step=step, data=NOTHING, compute=compute, slowest=NOTHING, smallest=NOTHING,
-        byte=NOTHING,
+        way=WAYS.get(name, SMALL), step=step, data=NOTHING, compute=compute, slowest=NOTHING,
+        smallest=NOTHING, byte=NOTHING,
     )  # fmt: skip
 
 
