@@ -15,34 +15,6 @@ from hvdtrain.reporting.jsonl import AppendFile
 from hvdtrain.reporting.records import cut_log
 
 
-@pytest.fixture
-def file(tmp_path):
-    opened = AppendFile(tmp_path / "log")
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def disk(monkeypatch):
-    """A disk with room for ``disk.room`` more bytes; None for no limit."""
-
-    class Disk:
-        room: int | None = None
-
-        def write(self, descriptor, data) -> int:
-            if self.room is None:
-                return write(descriptor, data)
-            if self.room == 0:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            count = write(descriptor, data[: self.room])
-            self.room -= count
-            return count
-
-    write, made = os.write, Disk()
-    monkeypatch.setattr(logs.os, "write", made.write)
-    return made
-
-
 @given(rooms=st.lists(st.integers(0, 12) | st.none(), max_size=8))
 def test_whatever_the_disk_does_no_record_is_lost_torn_or_twice(tmp_path_factory, rooms):
     path, write = tmp_path_factory.mktemp("logs") / "log", os.write
