@@ -181,7 +181,7 @@ _VALUE_WIDTH = 48  # of a config field that differs
 _PARTS = re.compile(r"[^/_ ]*[/_ ]?")
 
 
-def tables_of(rows: Sequence[Mapping[str, str]], facts: Sequence[str], width: int) -> list[Table]:
+def _tables_of(rows: Sequence[Mapping[str, str]], facts: Sequence[str], width: int) -> list[Table]:
     """Return tables with all columns, as many to a table as have room in a line, and the facts in each."""
     groups: list[list[str]] = [[]]
     short = [{**row, RUN: row[RUN][:_NAME_WIDTH]} for row in rows]
@@ -200,14 +200,14 @@ def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str], facts: Seq
     table.add_column(RUN, overflow="fold")
     for name in columns:
         side: Literal["left", "right"] = "left" if name in facts else "right"
-        title = Text("\n".join(title_lines(name)), justify=side)  # a Text is not parsed as markup
+        title = Text("\n".join(_title_lines(name)), justify=side)  # a Text is not parsed as markup
         table.add_column(title, justify=side, no_wrap=True, overflow="ellipsis", max_width=_CELL_WIDTH)
     for row in rows:
         table.add_row(Text(row[RUN]), *(Text(row[name]) for name in columns))
     return table
 
 
-def title_lines(name: str) -> list[str]:
+def _title_lines(name: str) -> list[str]:
     """Return a column's title in lines, broken after spaces, slashes and underscores if need be."""
     lines = [""]
     for part in _PARTS.findall(name):
@@ -218,20 +218,12 @@ def title_lines(name: str) -> list[str]:
     return [piece for line in pieces for piece in line]
 
 
-def shortened(value: str) -> str:
+def _shortened(value: str) -> str:
     """Return a value with its middle left out if it is long; ``--csv`` has all of it."""
     if len(value) <= _VALUE_WIDTH:
         return value
     half = (_VALUE_WIDTH - 3) // 2
     return f"{value[:half]}...{value[-half:]}"
-
-
-def paragraph(head: str, text: str, width: int, indent: int) -> list[str]:
-    """Return a text after a head in lines, all but the first of which are indented."""
-    wrapped = textwrap.wrap(text, max(20, width - indent), break_on_hyphens=False) or [""]
-    if len(head) > indent:
-        return [head.rstrip(), *(" " * indent + line for line in wrapped)]
-    return [f"{head:<{indent}}{wrapped[0]}", *(" " * indent + line for line in wrapped[1:])]
 
 
 # the short facts that differ are columns of the table, the others stand below it
@@ -248,7 +240,7 @@ def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     rows, notes = _read(run_dirs, sort)
     console = Console()
     facts = [name for name in _COLUMNS if name not in common_facts(rows)]
-    for table in tables_of([_cells(row, facts, _columns(rows)) for row in rows], facts, console.width):
+    for table in _tables_of([_cells(row, facts, _columns(rows)) for row in rows], facts, console.width):
         console.print(table)
     common = ", ".join(f"{name} {value}" for name, value in common_facts(rows).items() if value)
     lines = [f"{'in all runs: ' if len(rows) > 1 else ''}{common}"] if common else []
@@ -332,10 +324,17 @@ def _differences(rows: Sequence[Row], width: int) -> list[str]:
     indent = max(min(len(row.name), width // 3) for row in rows) + 4
     lines = ["what differs:"]
     for row in rows:
-        parts = [f"{fact} {shortened(row.facts[fact])}" for fact in facts if row.facts.get(fact)]
-        parts += [f"{key} {shortened(row.config[key] or 'null')}" for key in fields if key in row.config]
+        parts = [f"{fact} {_shortened(row.facts[fact])}" for fact in facts if row.facts.get(fact)]
+        parts += [f"{key} {_shortened(row.config[key] or 'null')}" for key in fields if key in row.config]
         text = ", ".join(parts) or "its config is unknown"
-        lines += paragraph(f"  {row.name:<{indent - 4}}  ", text, width, indent)
+        head, space = f"  {row.name:<{indent - 4}}  ", " " * indent
+        if len(head) > indent:  # a long name has a line of its own
+            lines.append(head.rstrip())
+            head = space
+        room = max(20, width - indent) + indent
+        lines += textwrap.wrap(
+            text, room, initial_indent=head, subsequent_indent=space, break_on_hyphens=False
+        )
     return lines
 
 

@@ -64,7 +64,11 @@ class AppendFile:
     def sync(self) -> None:
         """Wait until what was appended is on the disk. May be called in another thread."""
         if (descriptor := self._descriptor) is not None:
-            os.fsync(descriptor)
+            try:
+                os.fsync(descriptor)
+            except OSError:
+                if descriptor == self._descriptor:  # it was not closed meanwhile
+                    raise
 
     def close(self) -> None:
         """Write what waits, if that can be now, and close the file; nothing if it is closed."""

@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -53,8 +53,10 @@ class RunFolder:
         self.replaced = (
             f"the run directory {self._path} was removed or replaced by another one while training"
         )
-        moved = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
-        return moved if self._is_at(moved) else None
+        with suppress(OSError):  # it is closed
+            moved = Path(os.readlink(f"/proc/self/fd/{self._descriptor}"))
+            return moved if self._is_at(moved) else None
+        return None
 
     def may_write(self) -> bool:
         """Return whether this process may write files now."""

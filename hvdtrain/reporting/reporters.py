@@ -29,19 +29,15 @@ class _Log(Callback):
         self._file, self._folder, self._note_error = file, folder, WriteErrors(note)
 
     def on_window(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        """Write a window."""
         self.write("train", step, values)
 
     def on_evaluation(self, step: StepInfo, metrics: Mapping[str, float]) -> None:
-        """Write an evaluation."""
         self.write("eval", step, metrics)
 
     def write(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> None:
-        """Write values by name."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _check(self, error: OSError | None) -> None:
