@@ -145,4 +145,5 @@ class _Copies(Callback):
         self.run_dir = context.run_dir
 
     def on_evaluation(self, step, metrics):
-        shutil.copytree(self.run_dir, "copy", dirs_exist_ok=True)
+        ignored = shutil.ignore_patterns("checkpoints")  # which the saver changes meanwhile
+        shutil.copytree(self.run_dir, "copy", ignore=ignored, dirs_exist_ok=True)
