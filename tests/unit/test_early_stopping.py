@@ -24,12 +24,10 @@ def after(values, rule=LOSS):
     ("rule", "values", "expected"),
     [
         (LOSS, [], (None, None, 0)),
-        (LOSS, [0.5], (0.5, 10, 0)),
         (LOSS, [0.5, 0.6], (0.5, 10, 1)),
         (LOSS, [0.5, 0.5], (0.5, 10, 1)),
         (LOSS, [0.5, 0.6, 0.4], (0.4, 30, 0)),
         (LOSS, [math.nan, math.inf], (None, None, 2)),
-        (LOSS, [math.nan, 0.5], (0.5, 20, 0)),
         (LOSS, [0.5, math.nan], (0.5, 10, 1)),
         (ACCURACY, [0.5, 0.6, 0.4], (0.6, 20, 1)),
     ],

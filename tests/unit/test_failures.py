@@ -8,7 +8,6 @@ import pytest
 
 from hvdtrain.elastic.watch.liveness import HostLost
 from hvdtrain.errors import (
-    AgreementError,
     ConfigError,
     Interrupted,
     NonFiniteLossError,
@@ -76,13 +75,11 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
     ("error", "code"),
     [
         (ConfigError("x"), 2),
-        (AgreementError("x"), 3),
         (PeerLostError("x"), 3),
         (TrainingError("x"), 4),
         (Interrupted(signal.SIGINT), 130),
         (Interrupted(signal.SIGTERM), 143),
         (RuntimeError("x"), 1),
-        (KeyboardInterrupt(), 1),
     ],
     ids=repr,
 )

@@ -141,13 +141,10 @@ DEFAULT = OwnRates("AdamW", 1e-3, is_default=True)
     ("given", "own", "expected"),
     [
         (None, None, LEARNING_RATES["sgd"]),
-        (0.3, None, 0.3),
         (None, OWN, 1e-3),
-        (None, GROUPS, 1e-3),
         (None, DEFAULT, 1e-3),
         (1e-3, OWN, 1e-3),
         (0.001000000047, OWN, 0.001000000047),
-        (1e-3, GROUPS, 1e-3),
         (0.02, DEFAULT, 0.02),
         (0.02, OwnRates("Adafactor", None, is_default=True), 0.02),
     ],

@@ -154,10 +154,7 @@ def test_a_named_one_that_is_damaged_is_refused_although_there_are_others(tmp_pa
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({}, ()),
         ({"batch_size": 64}, ("batch_size 32 -> 64",)),
-        ({"momentum": 0.5}, ("momentum 0.9 -> 0.5",)),
-        ({"framework": "tf"}, ("framework torch -> tf",)),
         ({"epochs": None, "steps": 500}, ("epochs 1 -> none", "steps none -> 500")),
         ({"clip_norm": 1.0}, ("clip_norm none -> 1",)),
         ({"save_every": 10, "keep_best": "loss"}, ("save_every 1epoch -> 10", "keep_best none -> loss:min")),
