@@ -35,7 +35,7 @@ from hvdtrain.errors import DataError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.data_identity import DATA, METHODS
 from hvdtrain.session import Session
-from hvdtrain.storage.text import counted
+from hvdtrain.storage.text import counted, some
 from hvdtrain.task import MEMBERS, Arrays, GivenTask, did_you_mean
 from hvdtrain.workers.user_errors import task_errors
 
@@ -139,12 +139,9 @@ def _open_set(
 
 
 def find_merged(datasets: Mapping[str, Any]) -> DataError | None:
-    """Return the error of data of 64 bits of which different values become equal in the 32 bits of the model.
-
-    Local: no collective. Workers may find different errors, as each reads samples for a few seconds only.
-
-    Arrays in which there are none are converted then, once.
-    """
+    """Return the error of data of 64 bits of which different values become equal in 32 bits."""
+    # Local. Workers may find different errors, as each reads samples for a few seconds only. Arrays in which
+    # there are none are converted then, once.
     for what, dataset in datasets.items():
         with all_bits():
             arrays = _wide_arrays(dataset)
@@ -175,18 +172,15 @@ def align_columns(
             wanted = list(expected.get(name, own))
             if own == wanted:
                 continue
-            differences = [
-                f"{words} {', '.join(map(repr, columns[:8]))}{', ...' if len(columns) > 8 else ''}"
-                for words, columns in (
-                    ("not", [column for column in wanted if column not in own]),
-                    ("but", [column for column in own if column not in wanted]),
-                )
-                if columns
-            ]
-            if differences:
+            missing, extra = (
+                [c for c in one if c not in other] for one, other in ((wanted, own), (own, wanted))
+            )
+            if missing or extra:
+                lacks = f"not {some(map(repr, missing), 8)}" if missing else ""
+                has = f"but {some(map(repr, extra), 8)}" if extra else ""
                 problem = f"{name!r} of the {what} has other columns than that of {whose}"
                 raise DataError(
-                    f"{problem}: {', '.join(differences)}",
+                    f"{problem}: {', '.join(filter(None, [lacks, has]))}",
                     "Give both the same columns; their order does not matter.",
                     everywhere=True,
                 )
