@@ -162,7 +162,11 @@ class LearningRate:
             part = min(since_warmup / length, 1.0)
             return self._between(1 - part if self.schedule == "linear" else _half_cosine(part))
         if self.schedule == "one_cycle":
-            return _one_cycle(min(epoch / self.total_epochs, 1.0))
+            part = min(epoch / self.total_epochs, 1.0)
+            if part < _ONE_CYCLE_RISE:
+                return 1 + (ONE_CYCLE_FIRST - 1) * _half_cosine(part / _ONE_CYCLE_RISE)
+            fall = _half_cosine((part - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
+            return ONE_CYCLE_LAST + (1 - ONE_CYCLE_LAST) * fall
         if self.schedule == "step":
             return float(self.step_factor ** sum(epoch >= boundary for boundary in self.step_epochs))
         if self.schedule == "cyclic":
@@ -178,14 +182,6 @@ class LearningRate:
 ONE_CYCLE_FIRST = 1 / 25
 ONE_CYCLE_LAST = ONE_CYCLE_FIRST / 1e4
 _ONE_CYCLE_RISE = 0.3
-
-
-def _one_cycle(part: float) -> float:
-    """Return one_cycle's fraction of the peak when this part of the training is done."""
-    if part < _ONE_CYCLE_RISE:
-        return 1 + (ONE_CYCLE_FIRST - 1) * _half_cosine(part / _ONE_CYCLE_RISE)
-    fall = _half_cosine((part - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
-    return ONE_CYCLE_LAST + (1 - ONE_CYCLE_LAST) * fall
 
 
 def _half_cosine(part: float) -> float:

@@ -116,7 +116,10 @@ def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
     if run.result.note:
         yield f"computation of the {run.what}", run.result.note
     outputs = _array_of(run)
-    takers = [run.named_loss] if run.named_loss == "binary_cross_entropy" else _metrics_of_logits(run)
+    takers = [run.named_loss] if run.named_loss == "binary_cross_entropy" else []
+    if not run.named_loss:  # of a loss that is a function, the metrics that a sigmoid before them makes wrong
+        wrong = _WRONG_OF["sigmoid"]
+        takers = [f"metrics[{name!r}]" for name, kind in run.named_metrics.items() if kind in wrong]
     if (
         takers
         and run.what.startswith("training")
@@ -146,12 +149,6 @@ def _failure(run: Pass, other: Pass | None, error: Exception) -> HvdtrainError:
     lines.append("--debug shows the traceback.")
     problem = f"the first batch of the {run.what} fails: {where_raised(error, own_only=True)}"
     return TaskError(problem, "\n  ".join(lines))
-
-
-def _metrics_of_logits(run: Pass) -> list[str]:
-    """Return the named metrics that a sigmoid before them makes wrong, of a loss that is a function."""
-    kinds = {} if run.named_loss else run.named_metrics
-    return [f"metrics[{name!r}]" for name, kind in kinds.items() if kind in _WRONG_OF["sigmoid"]]
 
 
 def _hints(run: Pass) -> Iterator[str]:

@@ -86,22 +86,15 @@ def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
             )
         rate = own.base
     elif own.base is not None and not own.is_default and not math.isclose(rate, own.base, rel_tol=1e-6):
+        distinct = [f"{one:g}" for one in dict.fromkeys(own.base * factor for factor in own.factors)]
+        rates = distinct[0] if len(distinct) == 1 else f"groups with {' and '.join(distinct)}"
         raise ConfigError(
-            f"learning_rate is {rate:g}, and the task's own optimizer, {own.optimizer}, has {_rates(own)}",
+            f"learning_rate is {rate:g}, and the task's own optimizer, {own.optimizer}, has {rates}",
             "Leave learning_rate out to train with the optimizer's, or make the optimizer without a rate of "
             "its own. In PyTorch, lr_scale of a parameter group is a multiple of learning_rate.",
             everywhere=True,
         )
     return config.model_copy(update={"learning_rate": rate})
-
-
-def _rates(own: OwnRates) -> str:
-    """Return the learning rates of an optimizer, as text."""
-    base = own.base or 0.0
-    distinct = dict.fromkeys(base * factor for factor in own.factors)
-    if len(distinct) == 1:
-        return f"{base:g}"
-    return f"groups with {' and '.join(f'{rate:g}' for rate in distinct)}"
 
 
 _SAME_SAMPLE = (
