@@ -81,8 +81,7 @@ def train(
 def run_job(
     layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any] = (), *, from_python: bool = False
 ) -> Summary:
-    """Resolve the configuration, make the task and train it."""
-    # Collective.
+    """Collective. Resolve the configuration, make the task and train it."""
     with interruptible() as signals, seeded_frameworks(), start_explained():
         job = prepare(layers, task_class)
         watching = Watching()
