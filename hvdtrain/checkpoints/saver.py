@@ -239,12 +239,7 @@ class BackgroundSaver(Saver):
             return storage.write(self._folder, state, manifest, self._check_folder)
 
     def _check_folder(self) -> None:
-        """Follow a run directory that was moved.
-
-        Raises:
-            FileNotFoundError: If it was removed and another directory has its name, or if this process may
-                not write any more.
-        """
+        """Follow a run directory that was moved."""
         if (run_folder := self._report.folder) is None:
             return
         where = run_folder.check()

@@ -138,11 +138,7 @@ def unfinished(folder: Path, name: str) -> Path:
 
 
 def put_in_place(beside: Path, path: Path) -> Path:
-    """Give a checkpoint that is whole its name, and return it; one of that name is replaced.
-
-    Raises:
-        OSError: If it cannot be renamed.
-    """
+    """Give a checkpoint that is whole its name, and return it; one of that name is replaced."""
     if path.exists():
         remove(path)
     beside.rename(path)
@@ -160,11 +156,7 @@ def is_of_optimizer(name: str) -> bool:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, good or not, the newest last.
-
-    Raises:
-        OSError: If the folder cannot be read.
-    """
+    """Return the checkpoints in a folder, good or not, the newest last."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=step_of)
@@ -206,11 +198,7 @@ def retain(folder: Path, keep: set[Path]) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete a checkpoint; one that is half deleted has another name.
-
-    Raises:
-        OSError: If it cannot be renamed.
-    """
+    """Delete a checkpoint; one that is half deleted has another name."""
     removed = path.with_name(f"{_REMOVED}{path.name}")
     path.rename(removed)
     _remove(removed)

@@ -46,10 +46,6 @@ class LocalFetch:
 
         The replacement of a sample depends on its index alone, so it is the same on every worker and
         for any number of workers and readers.
-
-        Raises:
-            BadSampleError: If a sample cannot be read and ``skip`` is false.
-            DataError: If too many in a row cannot be read.
         """
         try:
             return fetch(self.dataset, indices, keys), []

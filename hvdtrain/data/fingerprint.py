@@ -167,11 +167,7 @@ def is_same(one: str, other: str) -> bool:
 
 
 def _numbers_of(digest_text: str) -> list[float]:
-    """Return the numbers after the hash in a digest.
-
-    Raises:
-        ValueError: If something else follows it, or there is none.
-    """
+    """Return the numbers after the hash in a digest."""
     _, *numbers = digest_text.split()
     return [float(number) for number in numbers]
 

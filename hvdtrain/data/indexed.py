@@ -19,12 +19,7 @@ _PICKLES = ("pkl", "pickle", "pyd", "pt", "pth")
 
 
 def decode_file(kind: str, data: bytes, where: str) -> Any:
-    """Return the content of a file of a sample: an array, a number, text, what JSON holds, or its bytes.
-
-    Raises:
-        BadSampleError: If it cannot be decoded.
-        DataError: If it is a pickle: loading one runs what is in it.
-    """
+    """Return the content of a file of a sample: an array, a number, text, what JSON holds, or its bytes."""
     last = kind.rpartition(".")[2]
     if last in _PICKLES:
         raise DataError(
@@ -43,9 +38,6 @@ def image(data: bytes) -> NDArray[Any]:
     """Return an image as (height, width, 3), or (height, width, 1) if it is grey.
 
     Grey images of 16 bits have their values, as int32; others are uint8.
-
-    Raises:
-        OSError: If it is damaged; Pillow has an error of its own for one that is far too large.
     """
     from PIL import Image
 
@@ -85,11 +77,7 @@ class Records:
         return int(self._firsts[-1])
 
     def _place(self, index: int) -> tuple[int, int]:
-        """Return the part of a record, and its number there.
-
-        Raises:
-            IndexError: If there is no such record.
-        """
+        """Return the part of a record, and its number there."""
         if not 0 <= index < len(self):
             raise IndexError(f"there are {len(self)} {self._what}; found {index}")
         part = int(np.searchsorted(self._firsts, index, side="right")) - 1

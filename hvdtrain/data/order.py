@@ -184,9 +184,6 @@ class BatchPlan:
         accumulate: micro-batches per worker and step.
         micro: samples per worker and micro-batch, which all slots together must hold; by default as few as
             possible.
-
-    Raises:
-        ValueError: If the slots do not hold the batch.
     """
 
     global_batch: int

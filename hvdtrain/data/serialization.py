@@ -24,9 +24,6 @@ def copy_to_shared_memory(array: NDArray[Any]) -> int:
 
     Returns:
         A file descriptor, which those processes must inherit.
-
-    Raises:
-        OSError: If there is not enough memory.
     """
     number = os.memfd_create("hvdtrain", os.MFD_CLOEXEC)
     try:
@@ -113,11 +110,7 @@ _NUMBER = struct.Struct("<Q")
 
 
 def send(connection: socket.socket, value: Any) -> None:
-    """Send an object.
-
-    Raises:
-        OSError: If the other side has closed the connection.
-    """
+    """Send an object."""
     buffers: list[pickle.PickleBuffer] = []
     head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     parts = [buffer.raw() for buffer in buffers]
@@ -128,11 +121,7 @@ def send(connection: socket.socket, value: Any) -> None:
 
 
 def receive(connection: socket.socket) -> Any:
-    """Return the next object, waiting for it if necessary.
-
-    Raises:
-        EOFError: If the other side has closed the connection.
-    """
+    """Return the next object, waiting for it if necessary."""
     (count,) = _NUMBER.unpack(_receive_bytes(connection, _NUMBER.size))
     table = _receive_bytes(connection, count * _NUMBER.size)
     head, *sizes = [_NUMBER.unpack_from(table, k * _NUMBER.size)[0] for k in range(count)]

@@ -87,11 +87,7 @@ class StreamPart:
             )
 
     def check_pass(self, epoch: int, found: int) -> None:
-        """Check the number of samples of a whole pass, and remember it.
-
-        Raises:
-            DataError: If it is none, or not what was declared.
-        """
+        """Check the number of samples of a whole pass, and remember it."""
         self.check_length(epoch, found)
         if found == 0:
             raise DataError(

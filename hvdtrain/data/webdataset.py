@@ -42,10 +42,6 @@ def _files(path: str, mode: Literal["r:", "r|*"]) -> Iterator[tuple[TarFile, str
 
     As webdataset has it, a sample's files follow one another and have a name in common, and their kind
     follows its first dot.
-
-    Raises:
-        DataError: If a sample has two files of one kind.
-        TarError, EOFError, OSError, zlib.error: If the tar is damaged or cut.
     """
     key, kinds = "", set[str]()
     with open_file(path) as file, tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as tar:

@@ -1,67 +1,73 @@
-"""Models for images, chosen by name."""
+"""Built-in models, chosen by name, and the methods of a task whose model is one of them."""
 
+from types import ModuleType
 from typing import Any
 
 from hvdtrain.errors import TaskError
 from hvdtrain.models import convnet, mlp, resnet
 
-NAMES = ("mlp", "convnet", "resnet18", "resnet34", "resnet50")
+NAMES = ("mlp", "convnet", "resnet18", "resnet34", "resnet50")  # of models for images
 _CIFAR_BELOW = 64  # pixels of the shorter side: the stem does not shrink smaller images
 
 
-def image_blocks(framework: str, name: str, model: Any) -> list[Any]:
-    """Return the blocks of a model.
+class BuiltIn:
+    """A task whose models are those of a module of this package."""
 
-    Args:
-        framework: "torch" or "tf".
-        name: one of ``NAMES``.
-        model: what ``image_model`` returned for it.
-    """
-    module: Any = {"mlp": mlp, "convnet": convnet}.get(name, resnet)
-    blocks: list[Any] = getattr(module, f"{framework}_blocks")(model)
-    return blocks
+    def _built_in(self) -> tuple[Any, dict[str, Any]]:
+        """Return the module, and the arguments of its ``torch_model`` and ``tf_model``."""
+        raise NotImplementedError
+
+    def torch_model(self) -> Any:
+        """Return the PyTorch model."""
+        module, sizes = self._built_in()
+        return module.torch_model(**sizes)
+
+    def torch_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the PyTorch model."""
+        blocks: list[Any] = self._built_in()[0].torch_blocks(model)
+        return blocks
+
+    def tf_model(self) -> Any:
+        """Return its Keras twin."""
+        module, sizes = self._built_in()
+        return module.tf_model(**sizes)
+
+    def tf_blocks(self, model: Any) -> list[Any]:
+        """Return the blocks of the Keras model."""
+        blocks: list[Any] = self._built_in()[0].tf_blocks(model)
+        return blocks
 
 
-def image_model(
-    framework: str, name: str, image_shape: tuple[int, int, int], classes: int, activation: str = "relu"
-) -> Any:
-    """Return a model that classifies images.
+def image_module(name: str) -> ModuleType:
+    """Return the module of a model for images, by its name, which is one of ``NAMES``."""
+    return {"mlp": mlp, "convnet": convnet}.get(name, resnet)
 
-    Args:
-        framework: "torch" or "tf".
-        name: one of ``NAMES``.
-        image_shape: height, width, channels.
-        classes: number of classes.
-        activation: activation of ResNets, "relu" or "silu"; the other models use SiLU.
 
-    Raises:
-        TaskError: If there is no model of that name, or it cannot take images of this shape.
+def image_sizes(
+    name: str, image_shape: tuple[int, int, int], classes: int, activation: str = "relu"
+) -> dict[str, Any]:
+    """Return the sizes of a model that classifies images of a shape (height, width, channels).
+
+    ``activation`` is that of ResNets, "relu" or "silu"; the other models use SiLU.
     """
     if name not in NAMES:
         raise TaskError(f"there is no model {name!r} for images", f"Choose one of {', '.join(NAMES)}.")
     height, width, _ = image_shape
-    options: dict[str, Any] = {"classes": classes}
     if name == "mlp":
-        module: Any = mlp
-        options["input_shape"] = image_shape
-    elif name == "convnet":
-        if height % 2 or width % 2:
-            raise TaskError(
-                f"convnet: height and width of the images must be even; these are {height}x{width}",
-                "Crop or resize them, or use resnet18.",
-            )
-        module, options["image_shape"] = convnet, image_shape
-    else:
+        return {"classes": classes, "input_shape": image_shape}
+    sizes: dict[str, Any] = {"classes": classes, "image_shape": image_shape}
+    if name != "convnet":
         stem = "cifar" if min(height, width) < _CIFAR_BELOW else "imagenet"
-        module, options = (
-            resnet,
-            {
-                **options,
-                "image_shape": image_shape,
-                "depth": int(name.removeprefix("resnet")),
-                "stem": stem,
-                "activation": activation,
-            },
+        return {**sizes, "depth": int(name.removeprefix("resnet")), "stem": stem, "activation": activation}
+    if height % 2 or width % 2:
+        raise TaskError(
+            f"convnet: height and width of the images must be even; these are {height}x{width}",
+            "Crop or resize them, or use resnet18.",
         )
-    build = module.torch_model if framework == "torch" else module.tf_model
-    return build(**options)
+    return sizes
+
+
+def image_model(framework: str, name: str, image_shape: tuple[int, int, int], classes: int) -> Any:
+    """Return a model of ``image_sizes`` for "torch" or "tf"."""
+    sizes, module = image_sizes(name, image_shape, classes), image_module(name)
+    return module.torch_model(**sizes) if framework == "torch" else module.tf_model(**sizes)

@@ -21,9 +21,6 @@ def check_url(url: str) -> str:
     """Return the URL of a folder or an object as a user gives it, without slashes at its end.
 
     The scheme is in small letters, so that one place has one name.
-
-    Raises:
-        ValueError: If it is none, or has a password or a token in it.
     """
     if not _URL.fullmatch(url) or "::" in url:
         raise ValueError(f"{shown(url)} is no URL such as s3://bucket/folder")
@@ -38,11 +35,7 @@ def check_url(url: str) -> str:
 
 
 def check_is_no_lost_url(path: str) -> None:
-    """Check that a path is not what ``pathlib.Path`` makes of a URL.
-
-    Raises:
-        ValueError: If it is, with what to write instead.
-    """
+    """Check that a path is not what ``pathlib.Path`` makes of a URL."""
     if _ONE_SLASH.fullmatch(path):
         scheme, _, inside = path.partition(":/")
         raise ValueError(
@@ -55,12 +48,7 @@ _VARIABLE = re.compile(r"\$(?:\{([^}]*)\}|(\w+))")
 
 
 def expand_path(text: str) -> str:
-    """Return a path with ``~``, ``~user``, ``$NAME`` and ``${NAME}`` replaced.
-
-    Raises:
-        ValueError: If a variable is not set, or there is no such user: the text would be taken for a name;
-            or if it is a URL that lost a slash, or a path that the system cannot have.
-    """
+    """Return a path with ``~``, ``~user``, ``$NAME`` and ``${NAME}`` replaced."""
     if "\0" in text:
         raise ValueError("a path cannot contain a null character")
     check_is_no_lost_url(text)
@@ -83,11 +71,7 @@ def expand_path(text: str) -> str:
 
 
 def _check_is_possible(path: str) -> None:
-    """Check that there can be a file of a path.
-
-    Raises:
-        ValueError: If a name in it or all of it is too long, or links in it lead to themselves.
-    """
+    """Check that there can be a file of a path."""
     try:
         os.stat(path)
     except OSError as error:
@@ -96,11 +80,7 @@ def _check_is_possible(path: str) -> None:
 
 
 def expand_task(spec: str) -> str:
-    """Return a task's spec with its path expanded, if it names a file.
-
-    Raises:
-        ValueError: as ``expand_path`` does.
-    """
+    """Return a task's spec with its path expanded, if it names a file."""
     place, colon, name = spec.rpartition(":")
     if colon and place.endswith(".py"):
         return f"{expand_path(place)}:{name}"
@@ -127,22 +107,12 @@ class NotAFileError(OSError):
 
 
 def regular_size(path: Path) -> int:
-    """Return the size of a file in bytes.
-
-    Raises:
-        NotAFileError: If it is a pipe, a device or a folder.
-        OSError: If there is none.
-    """
+    """Return the size of a file in bytes."""
     return _size_of(path, path.stat())
 
 
 def open_regular(path: Path, follow: bool = True) -> BufferedReader:
-    """Open a file for reading.
-
-    Raises:
-        NotAFileError: If it is a pipe, a device or a folder, or a link that must not be followed.
-        OSError: If it cannot be opened.
-    """
+    """Open a file for reading."""
     if not follow and path.is_symlink():
         raise not_followed(path)
     regular_size(path)  # before it is opened: a device may do something then
@@ -157,12 +127,7 @@ def open_regular(path: Path, follow: bool = True) -> BufferedReader:
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """Return the content of a file.
-
-    Raises:
-        NotAFileError: If it is a pipe, a device or a folder, or has more bytes than that.
-        OSError: If it cannot be read.
-    """
+    """Return the content of a file."""
     with open_regular(path) as file:
         content = file.read(limit_bytes + 1)
         size = max(len(content), os.fstat(file.fileno()).st_size)
@@ -172,11 +137,7 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
 
 
 def check_link(folder: Path, root: Path) -> None:
-    """Check that a folder in another one is no symbolic link that leads out of it.
-
-    Raises:
-        NotAFileError: If it is one.
-    """
+    """Check that a folder in another one is no symbolic link that leads out of it."""
     if folder.is_symlink() and not folder.resolve().is_relative_to(root.resolve()):
         raise NotAFileError(
             errno.ELOOP, f"it is a link that leads out of {root}, which is not followed", str(folder)

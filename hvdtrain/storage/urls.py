@@ -126,11 +126,7 @@ def name(url: str) -> str:
 
 
 def file_system(url: str, **options: Any) -> tuple[Any, str]:
-    """Return fsspec's file system for a URL, and the path in it.
-
-    Raises:
-        StoreError: If the package for it is not installed, or it cannot be reached.
-    """
+    """Return fsspec's file system for a URL, and the path in it."""
     package = _PACKAGES.get(scheme_of(url))
     remedy = f"pip install {package}" if package else "Install the package that it needs."
     try:
@@ -150,11 +146,7 @@ def info(url: str) -> ObjectInfo:
 
 
 def entries(url: str) -> list[ObjectInfo]:
-    """Return the objects and folders of a folder, sorted by name; none if there is no such folder.
-
-    Raises:
-        MissingBucketError: If there is no such bucket, as far as the store says so.
-    """
+    """Return the objects and folders of a folder, sorted by name; none if there is no such folder."""
     try:
         found = request(url, "listed", "ls", detail=True)
     except MissingBucketError:
@@ -217,11 +209,7 @@ def remove(url: str, is_folder: bool = False) -> None:
 
 
 def request(url: str, done: str, method: str, *arguments: Any, **options: Any) -> Any:
-    """Return what a method of fsspec's file system returns for a URL.
-
-    Raises:
-        StoreError: saying what failed.
-    """
+    """Return what a method of fsspec's file system returns for a URL."""
     if method in _WRITES and scheme_of(url) in READ_ONLY:
         raise StorePermissionError(f"{shown(url)} cannot be {done}: http:// and https:// are only read")
     system, path = file_system(url, **_options_of(url))
@@ -305,7 +293,6 @@ def download(url: str, path: Path) -> None:
 
     Raises:
         MissingObjectError: If there is no such object.
-        OSError: If it cannot be read, or the file not be written.
     """
     from fsspec.callbacks import Callback
 
@@ -324,8 +311,6 @@ def upload(path: Path, url: str) -> None:
 
     Raises:
         ChangedObjectError: If the store has another number of bytes.
-        StoreError: If it cannot be written.
-        OSError: If the file cannot be read.
     """
     from fsspec.callbacks import Callback
 
@@ -341,9 +326,6 @@ def append_line(url: str, line: bytes) -> None:
     S3 refuses that if another process has written the object since it was read; then it is read again. With
     other stores, and servers that do not know the condition, the line of a process that writes in the same
     moment may be lost.
-
-    Raises:
-        StoreError: If it cannot be read or written.
     """
     for number in range(_TRIES):
         try:

@@ -1,7 +1,6 @@
 """Classification of the texts of a table by an encoder or an LSTM, trained from scratch."""
 
 from pathlib import Path
-from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +10,7 @@ from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.texts.labelled import ByteEncoder, Encoder, WordEncoder, read_tables, split
 from hvdtrain.data.texts.tables import Table
 from hvdtrain.models import bert, lstm
+from hvdtrain.models.choose import BuiltIn
 from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 from hvdtrain.tasks import _options as options
@@ -19,7 +19,7 @@ LEVELS = ("words", "bytes")
 MODELS = ("bert", "lstm")
 
 
-class ClassifyText:
+class ClassifyText(BuiltIn):
     """Classify the texts of a CSV, TSV, JSONL or Parquet file.
 
     Args:
@@ -122,26 +122,8 @@ class ClassifyText:
         """Return the evaluation data, of the same form."""
         return self._part(self._eval) if len(self._eval) else None
 
-    def torch_model(self) -> Any:
-        """Return the PyTorch model."""
-        return self._module().torch_model(**self._sizes)
-
-    def torch_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the PyTorch model."""
-        blocks: list[Any] = self._module().torch_blocks(model)
-        return blocks
-
-    def tf_model(self) -> Any:
-        """Return its Keras twin."""
-        return self._module().tf_model(**self._sizes)
-
-    def tf_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the Keras model."""
-        blocks: list[Any] = self._module().tf_blocks(model)
-        return blocks
-
-    def _module(self) -> ModuleType:
-        return bert if self._model == "bert" else lstm
+    def _built_in(self) -> tuple[Any, dict[str, Any]]:
+        return bert if self._model == "bert" else lstm, self._sizes
 
     def _part(self, rows: NDArray[np.int64]) -> ArrayDataset:
         return ArrayDataset({name: values[rows] for name, values in self._arrays.items()})

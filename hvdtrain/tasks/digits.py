@@ -13,9 +13,10 @@ import numpy as np
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.errors import DataError
 from hvdtrain.models import convnet
+from hvdtrain.models.choose import BuiltIn
 
 
-class Digits:
+class Digits(BuiltIn):
     """Classify scikit-learn's handwritten digits with a small convolutional net.
 
     Args:
@@ -53,21 +54,8 @@ class Digits:
         """Return the evaluation data, of the same form."""
         return ArrayDataset(self._eval)
 
-    def torch_model(self) -> Any:
-        """Return the PyTorch model."""
-        return convnet.torch_model(image_shape=(8, 8, 1), classes=10)
-
-    def torch_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the PyTorch model."""
-        return convnet.torch_blocks(model)
-
-    def tf_model(self) -> Any:
-        """Return its Keras twin."""
-        return convnet.tf_model(image_shape=(8, 8, 1), classes=10)
-
-    def tf_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the Keras model."""
-        return convnet.tf_blocks(model)
+    def _built_in(self) -> tuple[Any, dict[str, Any]]:
+        return convnet, {"image_shape": (8, 8, 1), "classes": 10}
 
 
 task = Digits

@@ -20,7 +20,7 @@ from hvdtrain.data.images.sources import (
     reading,
 )
 from hvdtrain.errors import DataError
-from hvdtrain.models.choose import NAMES, image_blocks, image_model
+from hvdtrain.models.choose import NAMES, BuiltIn, image_module, image_sizes
 from hvdtrain.tasks import _options as options
 
 FORMS = ("auto", "idx", "folder", "cifar", "npz")
@@ -79,7 +79,7 @@ ACTIVATIONS = ("relu", "silu")
 _PADDING_DIVISOR = 8  # crop pads by 1/8 of the shorter side: 4 pixels for 32x32, as is common
 
 
-class Images:
+class Images(BuiltIn):
     """Classify images with one of the built-in models.
 
     Args:
@@ -172,25 +172,9 @@ class Images:
         source = self._found.train if apart is None else apart
         return ImageData(source, self._held_out, self._size, self._normalisation)
 
-    def torch_model(self) -> Any:
-        """Return the PyTorch model."""
-        return self._build("torch")
-
-    def torch_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the PyTorch model."""
-        return image_blocks("torch", self._model, model)
-
-    def tf_model(self) -> Any:
-        """Return its Keras twin."""
-        return self._build("tf")
-
-    def tf_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the Keras model."""
-        return image_blocks("tf", self._model, model)
-
-    def _build(self, framework: str) -> Any:
+    def _built_in(self) -> tuple[Any, dict[str, Any]]:
         shape = (*self._size, self._found.train.channels)
-        return image_model(framework, self._model, shape, self._classes, self._activation)
+        return image_module(self._model), image_sizes(self._model, shape, self._classes, self._activation)
 
 
 task = Images

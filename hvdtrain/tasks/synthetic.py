@@ -1,17 +1,19 @@
 """Fixed random data of any shape, to measure training speed; there is nothing to learn in it."""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, ClassVar
 
 from hvdtrain.data.drawn import RandomSamples
 from hvdtrain.errors import TaskError
 from hvdtrain.models import bert, choose, gpt, lstm
+from hvdtrain.models.choose import BuiltIn
 from hvdtrain.tasks import _options as options
 
-TEXT_MODELS: dict[str, Any] = {"gpt": gpt, "bert": bert, "lstm": lstm}
+TEXT_MODELS: dict[str, ModuleType] = {"gpt": gpt, "bert": bert, "lstm": lstm}
 
 
-class Synthetic:
+class Synthetic(BuiltIn):
     """Train a built-in model on random numbers.
 
     Args:
@@ -95,27 +97,16 @@ class Synthetic:
         """Return the evaluation data, of the same form, from the next seed."""
         return self._eval
 
-    def torch_model(self) -> Any:
-        """Return the PyTorch model."""
-        return self._build("torch")
-
-    def torch_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the PyTorch model."""
-        return self._blocks("torch", model)
-
-    def tf_model(self) -> Any:
-        """Return its Keras twin."""
-        return self._build("tf")
-
-    def tf_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the Keras model."""
-        return self._blocks("tf", model)
-
-    def _blocks(self, framework: str, model: Any) -> list[Any]:
+    def _built_in(self) -> tuple[Any, dict[str, Any]]:
         if self._model not in TEXT_MODELS:
-            return choose.image_blocks(framework, self._model, model)
-        blocks: list[Any] = getattr(TEXT_MODELS[self._model], f"{framework}_blocks")(model)
-        return blocks
+            sizes = choose.image_sizes(self._model, self._shape, self._classes)
+            return choose.image_module(self._model), sizes
+        names = ("vocabulary", "layers", "channels") if self._model == "lstm" else tuple(self._sizes)
+        sizes = {name: self._sizes[name] for name in names}
+        return TEXT_MODELS[self._model], sizes if self._model == "gpt" else {
+            **sizes,
+            "classes": self._classes,
+        }
 
     def _samples(self, size: int, seed: int) -> RandomSamples:
         is_text = self._model in TEXT_MODELS
@@ -126,16 +117,6 @@ class Synthetic:
             classes=None if self._model == "gpt" else self._classes,
             seed=seed,
         )
-
-    def _build(self, framework: str) -> Any:
-        if self._model not in TEXT_MODELS:
-            return choose.image_model(framework, self._model, self._shape, self._classes)
-        sizes = dict(self._sizes)
-        if self._model == "lstm":
-            sizes = {name: sizes[name] for name in ("vocabulary", "layers", "channels")}
-        if self._model != "gpt":
-            sizes["classes"] = self._classes
-        return getattr(TEXT_MODELS[self._model], f"{framework}_model")(**sizes)
 
 
 task = Synthetic

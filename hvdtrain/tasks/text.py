@@ -12,12 +12,13 @@ from hvdtrain.data.texts.files import (
 )
 from hvdtrain.errors import DataError
 from hvdtrain.models import gpt
+from hvdtrain.models.choose import BuiltIn
 from hvdtrain.tasks import _options as options
 
 LEVELS = ("characters", "bytes")
 
 
-class Text:
+class Text(BuiltIn):
     """Learn the next character (or byte) of a text from those before it.
 
     Args:
@@ -105,21 +106,8 @@ class Text:
         """Return the evaluation data: consecutive windows; an incomplete last one is left out."""
         return self._eval
 
-    def torch_model(self) -> Any:
-        """Return the PyTorch model."""
-        return gpt.torch_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)
-
-    def torch_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the PyTorch model."""
-        return gpt.torch_blocks(model)
-
-    def tf_model(self) -> Any:
-        """Return its Keras twin."""
-        return gpt.tf_model(vocabulary=self._tokens.vocabulary, context=self._context, **self._sizes)
-
-    def tf_blocks(self, model: Any) -> list[Any]:
-        """Return the blocks of the Keras model."""
-        return gpt.tf_blocks(model)
+    def _built_in(self) -> tuple[Any, dict[str, Any]]:
+        return gpt, {"vocabulary": self._tokens.vocabulary, "context": self._context, **self._sizes}
 
     def _check_length(self, purpose: str, length: int) -> None:
         if length < self._context + 1:

@@ -6,7 +6,6 @@ from support.image_files import digits, in_colour, write
 
 import hvdtrain
 from hvdtrain.data import Augmented, Crop, Flip, RandomResizedCrop
-from hvdtrain.data.augment import uniform
 from hvdtrain.data.datasets import fetch
 from hvdtrain.data.feed import Reader, Shard
 from hvdtrain.data.order import BatchPlan, ShuffledOrder, sample_keys
@@ -53,17 +52,6 @@ def test_a_random_resized_crop_takes_parts_of_the_areas_and_aspects_that_are_ask
     assert (aspect > 0.48).all()
     assert (aspect < 2.1).all()
     assert len(np.unique(boxes, axis=0)) > 0.95 * COUNT
-
-
-def test_the_numbers_drawn_are_even_and_independent():
-    keys = sample_keys(np.arange(20_000), 3, 0)
-    one, other = uniform(keys, 0), uniform(keys, 1)
-    for numbers in (one, other):
-        assert numbers.min() >= 0
-        assert numbers.max() < 1
-        counts = np.histogram(numbers, 20, (0, 1))[0]
-        assert abs(counts - 1000).max() < 150
-    assert abs(np.corrcoef(one, other)[0, 1]) < 0.03
 
 
 def test_any_data_set_can_be_augmented_and_only_its_images_are():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.bad_samples import LocalFetch
-from hvdtrain.data.datasets import signature
 from hvdtrain.data.feed import Feed, Reader, Shard
 from hvdtrain.data.order import BatchPlan, SequentialOrder, ShuffledOrder
 from hvdtrain.errors import BadSampleError, DataError
@@ -49,14 +48,6 @@ def test_the_next_readable_one_stands_in(data):
 def test_too_many_in_a_row_are_an_error_of_the_data_set(size):
     with pytest.raises(DataError, match=r"samples in a row cannot be read, from sample 3: photos/3\.png"):
         LocalFetch(Damaged(range(size), size), skip=True)(np.asarray([3]))
-
-
-def test_a_data_set_whose_first_sample_is_bad_can_be_opened():
-    fetch = LocalFetch(Damaged(), skip=True)
-    assert signature(Damaged(), "data", lambda i: fetch(i)[0]) == {
-        "inputs": "float32[2]",
-        "targets": "int64[]",
-    }
 
 
 def told(plan: BatchPlan, rank: int, replaces: bool) -> tuple[list, list, list, int]:

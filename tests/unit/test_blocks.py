@@ -22,15 +22,6 @@ def test_every_sample_comes_once_per_epoch(sizes, mixed, seed, epoch):
     assert sorted(found.tolist()) == list(range(size))
 
 
-@given(
-    sizes=SIZES, mixed=st.integers(1, 5), positions=st.lists(st.integers(0, 2000), min_size=1, max_size=20)
-)
-def test_indices_do_not_depend_on_what_is_asked_together(sizes, mixed, positions):
-    order = order_of(sizes, mixed)
-    together = order.indices(np.asarray(positions))
-    assert together.tolist() == [int(order.indices(np.asarray([p]))[0]) for p in positions]
-
-
 @pytest.mark.parametrize("mixed", [1, 3])
 def test_a_window_has_samples_of_few_blocks(mixed):
     order, blocks = order_of([10] * 12, mixed), 12 // mixed

@@ -72,15 +72,6 @@ def said(outcomes) -> str:
     return text
 
 
-def test_the_first_sample_that_differs_is_named_with_ranks_and_hosts():
-    outcomes = identified(values(), values(12, 199), values())
-    assert said(outcomes) == (
-        "the workers disagree before training:\n  sample 12 of the training data differs under 'inputs': "
-        "one value on rank 0 (a) and 1 more, another on rank 1 (b)"
-    )
-    assert "Do not shard it: hvdtrain shards the data itself. Seed a random split" in outcomes[0].remedy
-
-
 def test_a_note_says_that_evaluations_are_read_at_random():
     """The same for what a collate draws; augmented training data are as they should be."""
     data = {"inputs": [[1.0, 2.0]] * SIZE, "targets": np.arange(SIZE)}
@@ -95,28 +86,12 @@ def test_a_note_says_that_evaluations_are_read_at_random():
     assert notes[0].startswith("reading the evaluation data draws random numbers from a global generator")
 
 
-def test_keys_that_change_are_left_out_with_a_note_on_every_worker():
-    outcomes = identified(Changing(), Changing())
-    note = "every reading of the training data gives other values under 'inputs', which are not compared"
-    assert [data.notes for data, _ in outcomes] == [(note,), (note,)]
-
-
 def test_later_samples_are_compared_on_request():
     assert len({len(data.notes) for data, _ in identified(values(), values(100))}) == 1
     text = said(identified(values(), values(100), check_data=13))
     assert text.startswith("the workers disagree before training:\n  sample 100 of the training data differs")
     text = said(identified(values(), values(), evaluation=[values(), values(100)], check_data=13))
     assert "sample 100 of the evaluation data" in text
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_sample_that_changes_with_every_reading_is_found_on_request(workers):
-    outcomes = identified(*(Changing(only=100) for _ in range(workers)), check_data=25)
-    text = said(outcomes)
-    assert text.startswith(
-        "every reading of sample 100 of the training data gives another value under 'inputs'"
-    )
-    assert "rank " in text
 
 
 def job_data(train, evaluation=None) -> JobData:

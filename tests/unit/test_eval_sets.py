@@ -5,17 +5,14 @@ import json
 import numpy as np
 import pytest
 from support import numpy_backend
-from support.fakes import FakeBackend, dataset, make_loop_session, on_every_rank, one_worker
+from support.fakes import FakeBackend, dataset, make_loop_session, one_worker
 from support.numpy_backend import NumpyDigits
 from support.watching import records
 
 from hvdtrain import EvalSets
-from hvdtrain.config import Config
-from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.eval_sets import check_not_bare_sets
 from hvdtrain.early_stopping import RESERVED
-from hvdtrain.errors import AgreementError, BadSampleError, CheckpointError, ConfigError, DataError, TaskError
-from hvdtrain.jobs.opening.data_identity import identify_data
+from hvdtrain.errors import BadSampleError, CheckpointError, ConfigError, DataError, TaskError
 from hvdtrain.loop import run
 from hvdtrain.reporting import compare
 from hvdtrain.step_end import evaluate
@@ -118,17 +115,6 @@ def test_a_skipped_sample_is_named_with_its_set(tmp_path):
     ]
     assert session.data.skipped.count == 2
     assert session.services.report.bad_samples == [("eval", 0, 2)]
-
-
-def test_a_sample_that_differs_between_workers_is_named_with_its_set():
-    def identify(workers):
-        other = {"inputs": np.full(3, workers.rank, np.float32), "targets": np.zeros(3)}
-        sets = EvalSets(validation=as_dataset(ARRAYS), noisy=as_dataset(other))
-        return identify_data(workers, {"eval_data": sets}, Config(framework="torch", epochs=1))
-
-    for error in on_every_rank(["a", "b"], identify):
-        assert isinstance(error, AgreementError)
-        assert "sample 0 of the evaluation set 'noisy' differs under 'inputs'" in error.problem
 
 
 class Sets(NumpyDigits):

@@ -1,7 +1,5 @@
 """Feeding: the batches read ahead are those that would be fetched on the spot."""
 
-import threading
-
 import numpy as np
 import pytest
 from support.fakes import dataset
@@ -43,27 +41,11 @@ def test_batches_equal_what_is_fetched_directly(make, plan, rank):
             np.testing.assert_array_equal(array.reshape(direct[name].shape), direct[name])
 
 
-@pytest.mark.parametrize("make", [dataset, one_by_one])
-def test_arrays_have_an_axis_of_micro_batches(make):
-    first = batches(make(48), SequentialOrder(48), Shard(BatchPlan(24, 2, accumulate=3), 0, 0, 0, 48))[0]
-    assert first.arrays["inputs"].shape == (3, 4, 1)
-    assert first.arrays["targets"].shape == first.weights.shape == first.indices.shape == (3, 4)
-    assert first.weights.dtype == np.float32
-
-
 def test_the_last_step_is_padded_with_weight_zero():
     last = batches(dataset(10), SequentialOrder(10), Shard(BatchPlan(4, 1), 0, 0, 0, 10))[-1]
     assert last.weights.tolist() == [[1, 1, 0, 0]]
     assert last.total_weight == 2
     assert last.arrays["targets"].tolist() == [[8, 9, 8, 8]]  # padding repeats the first of the step
-
-
-def test_the_weights_of_all_workers_add_up_to_the_total_weight():
-    plan = BatchPlan(50, 3)
-    parts = [batches(dataset(120), ShuffledOrder(120, 0), Shard(plan, rank, 0, 0, 120)) for rank in range(3)]
-    for step in zip(*parts, strict=True):
-        assert sum(batch.weights.sum() for batch in step) == step[0].total_weight
-    assert [step[0].total_weight for step in zip(*parts, strict=True)] == [50, 50, 20]
 
 
 def test_a_feed_begins_where_progress_stands():
@@ -72,12 +54,6 @@ def test_a_feed_begins_where_progress_stands():
     rest = batches(dataset(10), order, Shard(plan, 0, first_step=3, first_sample=12, last_sample=40))
     assert [batch.step for batch in rest] == [batch.step for batch in whole[3:]]
     assert [batch.indices.tolist() for batch in rest] == [batch.indices.tolist() for batch in whole[3:]]
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_batches_come_in_order_at_any_number_of_threads(threads):
-    found = batches(one_by_one(200), SequentialOrder(200), Shard(BatchPlan(2, 1), 0, 0, 0, 200), threads)
-    assert [int(batch.arrays["targets"][0, 0]) for batch in found] == list(range(0, 200, 2))
 
 
 class Unreadable(Exception):
@@ -110,39 +86,6 @@ def test_what_a_data_set_raises_surfaces_where_its_batch_is_taken():
     assert (
         where_raised(caught.value) == f"{__file__}, line {line}: Unreadable: sample 13 of photos (sample 13)"
     )
-
-
-@pytest.mark.parametrize("taken", [0, 1, 1000])
-def test_leaving_a_feed_stops_its_threads(taken):
-    before = set(threading.enumerate())
-    share = Shard(BatchPlan(1, 1), 0, 0, 0, 1000)
-    with Feed(Reader(one_by_one(1000), SequentialOrder(1000), share), 2) as feed:
-        for _ in zip(range(taken), feed, strict=False):
-            pass
-    left = set(threading.enumerate()) - before
-    for thread in left:
-        thread.join(timeout=60)
-    assert [thread.name for thread in left if thread.is_alive()] == []
-
-
-def test_reading_ahead_is_bounded():
-    """A slow step must not fill the memory."""
-    read, enough = [], threading.Event()
-
-    class Counting:
-        def __len__(self) -> int:
-            return 1000
-
-        def __getitem__(self, index: int) -> dict:
-            read.append(index)
-            if len(read) >= 5:
-                enough.set()
-            return {"inputs": np.zeros(1, np.float32)}
-
-    with Feed(Reader(Counting(), SequentialOrder(1000), Shard(BatchPlan(1, 1), 0, 0, 0, 1000)), 2) as feed:
-        next(iter(feed))
-        assert enough.wait(60)
-    assert len(read) < 50
 
 
 class Augmented(ArrayDataset):

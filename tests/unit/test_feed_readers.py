@@ -18,11 +18,9 @@ from hvdtrain.data.order import BatchPlan, ShuffledOrder
 from hvdtrain.data.readers import Readers
 from hvdtrain.errors import (
     BadSampleError,
-    EnvironmentFault,
     HvdtrainError,
     TaskError,
 )
-from hvdtrain.workers.user_errors import RaisedInReader
 
 SIZE = 40
 
@@ -144,21 +142,6 @@ def test_arrays_in_a_file_are_opened_and_others_lie_once_for_all_readers(tmp_pat
             maps = [Path(f"/proc/{pid}/maps").read_text() for pid in readers.pids]
     np.testing.assert_array_equal(found["inputs"], mapped[[4, 11], ::2].astype(np.float32))
     assert all("inputs.npy" in text and "memfd:hvdtrain" in text for text in maps)
-
-
-def fetch_of(index: int, skip: bool = False):
-    with Readers({"data": Ill()}, 1, skip) as readers:
-        return readers.fetch_from("data")(np.asarray([0, index]), None)
-
-
-def test_a_data_set_that_leaves_a_reader_is_an_exception_of_the_task():
-    with Readers({"data": Ill()}, 1) as readers, pytest.raises(RaisedInReader, match=r"SystemExit: 0$"):
-        readers.fetch_from("data")(np.asarray([6]), None)
-
-
-def test_a_killed_reader_is_an_error_of_the_machine():
-    with pytest.raises(EnvironmentFault, match=r"reader process \d+ was killed"):
-        fetch_of(3)
 
 
 def test_readers_end_although_a_sample_hangs():

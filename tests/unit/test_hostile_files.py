@@ -40,10 +40,6 @@ def bounded():
     signal.signal(signal.SIGALRM, before)
 
 
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
-
-
 def test_a_log_that_is_a_link_is_not_cut(tmp_path):
     (tmp_path / "mine").write_text('{"step": 1}\n{"step": 2}\n')
     (tmp_path / "log").symlink_to(tmp_path / "mine")

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from support.image_files import digits, idx_bytes, in_colour, write_cifar, write_folder, write_idx
+from support.image_files import digits, idx_bytes, write_folder, write_idx
 
 from hvdtrain.errors import DataError
 from hvdtrain.tasks.images import Images
@@ -13,7 +13,6 @@ IMAGES, LABELS = digits()[0][:COUNT], digits()[1][:COUNT]
 ALL = np.arange(COUNT)
 
 REFUSED = {
-    "no path": (lambda p: {"path": p / "x"}, DataError, "x does not exist"),
     "nothing known": (
         lambda p: {"path": p},
         DataError,
@@ -23,11 +22,6 @@ REFUSED = {
         lambda p: {"path": _file(p / "train-images-idx3-ubyte", idx_bytes(IMAGES)).parent},
         DataError,
         "there is no file of labels beside .*train-images-idx3-ubyte",
-    ),
-    "unequal counts": (
-        lambda p: {"path": write_idx(p, IMAGES, LABELS[:150])},
-        DataError,
-        "images-idx3-ubyte contains 200 images, but .*labels-idx1-ubyte contains 150 labels",
     ),
     "swapped files": (
         lambda p: {
@@ -41,29 +35,10 @@ REFUSED = {
         DataError,
         r"labels-idx1-ubyte, byte 25 \(sample 17\): label 9 is out of range; there are 9 classes",
     ),
-    "a label that is new in the evaluation": (
-        lambda p: {"path": write_idx(write_idx(p, IMAGES, LABELS), IMAGES[:5], LABELS[:5] + 8, "t10k")},
-        DataError,
-        "t10k-labels-idx1-ubyte, byte .* is out of range; there are 10 classes",
-    ),
-    "cifar's label": (
-        lambda p: {"path": write_cifar(p, in_colour(IMAGES), LABELS + (ALL == 7) * 10)},
-        DataError,
-        r"data_batch_1.bin, byte 21,511 \(record 7\): label \d+ is out of range; there are 10 classes",
-    ),
     "idx cut short": (
         lambda p: {"path": _cut(write_idx(p, IMAGES, LABELS) / "train-images-idx3-ubyte", 100).parent},
         DataError,
         "is truncated.*the header declares 200 x 8 x 8 = 12,800 bytes",
-    ),
-    "more than declared": (
-        lambda p: {
-            "path": _file(
-                write_idx(p, IMAGES, LABELS) / "train-labels-idx1-ubyte", idx_bytes(LABELS) + b"xy"
-            ).parent
-        },
-        DataError,
-        "does not fit its header: .*200 = 200 bytes from byte 8, and there are 2 bytes more",
     ),
     "floats": (
         lambda p: {"path": _npz(p, x_train=IMAGES / 255, y_train=LABELS)},
@@ -74,11 +49,6 @@ REFUSED = {
         lambda p: {"path": _npz(p, images=np.zeros((5, 3, 8, 8), np.uint8), labels=LABELS[:5])},
         DataError,
         "with 1 or 3 channels, found 5 x 3 x 8 x 8",
-    ),
-    "a strange class": (
-        lambda p: {"path": _strange_class(p)},
-        DataError,
-        "val/zebra: the training images have no class 'zebra'",
     ),
     "sizes that differ": (
         lambda p: {"path": _two_sizes(p)},
@@ -99,12 +69,6 @@ def _cut(path, by):
 
 def _npz(folder, **arrays):
     np.savez(folder / "a.npz", **arrays)
-    return folder
-
-
-def _strange_class(folder):
-    write_folder(folder / "train", IMAGES, LABELS)
-    (folder / "val" / "zebra").mkdir(parents=True)
     return folder
 
 

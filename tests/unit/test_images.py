@@ -92,14 +92,6 @@ def test_one_set_is_split_by_a_seed_without_overlap(tmp_path):
     assert sorted(parts[2][0] + parts[2][1]) == by_content(fetch(whole.train_data(), ALL))
 
 
-def test_mean_and_deviation_are_those_of_the_training_images(tmp_path):
-    task = Images(path=write("idx", tmp_path, IMAGES, LABELS), eval_fraction=0)
-    inputs = fetch(task.train_data(), ALL)["inputs"]
-    assert abs(inputs.mean()) < 1e-5
-    assert abs(inputs.std() - 1) < 1e-5
-    assert task.describe().endswith(f"mean {(IMAGES / 255).mean():.4g}, std {(IMAGES / 255).std():.4g}")
-
-
 @pytest.mark.parametrize(
     ("image", "expected"),
     [

@@ -73,11 +73,6 @@ def test_what_cannot_be_mixed_is_refused(inputs, options, said):
         batch_of([0, 1], inputs=inputs, **options)
 
 
-def test_a_stream_is_refused():
-    with pytest.raises(DataError, match="found a stream"):
-        Mixed(hvdtrain.stream(lambda: iter([(1.0, 2)]), length=1), 0.2, 0.0)
-
-
 @pytest.mark.parametrize("framework", ["torch", "tf"])
 def test_the_loss_is_that_of_both_by_their_shares_and_weights(framework):
     cast, tensor = FUNCTIONS[framework]

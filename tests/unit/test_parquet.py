@@ -1,7 +1,5 @@
 """Parquet by row group: the rows that were written, in a bounded number of decoded row groups."""
 
-import pickle
-
 import numpy as np
 import pytest
 
@@ -41,14 +39,6 @@ def test_rows_are_those_that_were_written(tmp_path):
     assert found["grid"][0].tolist() == [[39, 1], [2, 3]]
     assert blocks_of(data).sizes == (10, 10, 5, 10, 5)
     assert data[7]["targets"] == 7
-
-
-def test_another_process_reads_the_same(tmp_path):
-    data = hvdtrain.open_parquet(write(tmp_path), inputs="x", targets="y")
-    copy = pickle.loads(pickle.dumps(data))
-    np.testing.assert_array_equal(
-        copy.batch(np.asarray([3, 33]))["inputs"], data.batch(np.asarray([3, 33]))["inputs"]
-    )
 
 
 @pytest.mark.parametrize(

@@ -29,16 +29,6 @@ def test_results_are_in_order_although_reads_overtake_each_other(threads, count)
     assert_threads_end()
 
 
-def test_reads_run_at_the_same_time():
-    both = threading.Barrier(2, timeout=60)
-
-    def read(index: int) -> int:
-        both.wait()  # raises unless another thread comes here, too
-        return index
-
-    assert list(read_ahead(read, 8, threads=2)) == list(range(8))
-
-
 @pytest.mark.parametrize("threads", [1, 3])
 def test_no_more_is_read_than_two_reads_ahead_of_what_the_threads_do(threads):
     begun: list[int] = []

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 from support.fakes import FakeReport, one_worker
-from support.states import contents, equal, make_record, make_state, names
+from support.states import equal, make_record, make_state, names
 
 from hvdtrain.checkpoints import saver as saving
 from hvdtrain.checkpoints import storage, verification
-from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
+from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.early_stopping import MetricGoal
 
 
@@ -77,14 +77,6 @@ def disk(monkeypatch):
 
     monkeypatch.setattr(storage.os, "fsync", fsync)
     return lambda number: setattr(state, "error", number and OSError(number, os.strerror(number)))
-
-
-def test_what_is_saved_is_a_checkpoint(job):
-    job.backend.value = 3.0
-    job.save(7)
-    found = verification.verify(job.folder / "step-00000007")
-    assert found.manifest.step == 7
-    assert equal(found.read(), make_state(3.0))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -162,16 +154,6 @@ def test_another_thread_leaves_the_report_to_the_one_that_trains(job):
     assert [step for step, _ in job.report.checkpoints] == [7]
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(job):
-    job.backend.go_on.clear()
-    job.saver.save(job.backend, make_record(7))
-    assert job.saver.poll() is False
-    assert job.saver.newest is None
-    job.backend.go_on.set()
-    job.saver.finish()
-    assert job.saver.newest is not None
-
-
 def test_a_checkpoint_has_the_state_of_its_step_however_late_it_is_written(job):
     job.backend.go_on.clear()
     job.backend.value = 1.0
@@ -199,25 +181,6 @@ def test_the_next_save_waits_for_the_one_in_flight(job, monkeypatch):
     job.saver.finish()
     assert most == [1] * 8
     assert len(names(job.folder)) == 8
-
-
-@pytest.fixture
-def slow(job, monkeypatch):
-    """Has each look at the clock take a second, and what is in flight end when it is waited for."""
-    ticks = iter(range(1000))
-    monkeypatch.setattr(saving, "_REPORTED_WAIT_SECONDS", 0.1)
-    monkeypatch.setattr(saving.time, "perf_counter", lambda: float(next(ticks)))
-    return job
-
-
-def test_an_end_that_cannot_wait_says_what_is_not_written(slow):
-    slow.backend.go_on.clear()
-    slow.saver.save(slow.backend, make_record(7))
-    slow.saver.finish(0.0)
-    assert slow.report.notes == ["the checkpoint of step 7 was not written within 1.0 s"]
-    assert slow.saver.newest is None
-    slow.backend.go_on.set()
-    slow.saver.finish()
 
 
 def test_the_log_is_on_the_disk_before_the_checkpoint(job):
@@ -263,29 +226,6 @@ def test_what_was_best_before_this_job_is_still_the_best(tmp_path):
     assert names(tmp_path) == ["step-00000002", "step-00000004"]
 
 
-def test_a_failure_is_said_with_what_is_still_good(job, disk):
-    job.save(7)
-    disk(errno.ENOSPC)
-    job.save(1200)
-    good = job.folder / "step-00000007"
-    assert job.report.notes == [
-        f"cannot write the checkpoint of step 1,200: No space left on device; {good} is whole; "
-        "training continues, the next save tries again"
-    ]
-    assert job.saver.failures == ["step 1,200: No space left on device"]
-    assert job.saver.newest == good
-
-
-def test_a_failure_leaves_older_ones_as_they_were(tmp_path, disk):
-    job = Job(tmp_path, keep_last=1)
-    job.save(7)
-    before = contents(tmp_path)
-    disk(errno.ENOSPC)
-    job.save(9)
-    assert contents(tmp_path) == before
-    assert names(tmp_path) == ["step-00000007"]
-
-
 def test_the_next_save_tries_again(job, disk):
     disk(errno.ENOSPC)
     job.save(7)
@@ -294,16 +234,6 @@ def test_the_next_save_tries_again(job, disk):
     assert job.saver.newest == job.folder / "step-00000008"
     assert job.saver.failures == ["step 7: No space left on device"]
     assert names(job.folder) == ["step-00000008"]
-
-
-def test_a_log_that_cannot_be_synced_is_a_failure(job):
-    def refuse():
-        raise OSError(errno.EIO, "Input/output error")
-
-    job.report.sync = refuse
-    job.save(7)
-    assert job.saver.failures == ["step 7: Input/output error"]
-    assert not job.folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -319,15 +249,6 @@ def test_a_snapshot_that_cannot_be_read_is_a_failure(job, error):
     assert job.saver.newest == job.folder / "step-00000008"
 
 
-def test_a_snapshot_that_cannot_be_taken_ends_the_job_with_its_error(job):
-    def fail(spool):
-        raise RuntimeError("no such slot")
-
-    job.backend.gather_state = fail
-    with pytest.raises(RuntimeError, match="no such slot"):
-        job.saver.save(job.backend, make_record(7))
-
-
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_failure_asks_to_stop_where_the_config_says_so(tmp_path, disk, stop):
     job = Job(tmp_path, stop_on_error=stop)
@@ -339,19 +260,3 @@ def test_a_failure_asks_to_stop_where_the_config_says_so(tmp_path, disk, stop):
     ending = "training stops" if stop else "training continues, the next save tries again"
     # on a busy machine, a note on how long the checkpoint of step 7 took comes before
     assert [note.endswith(ending) for note in job.report.notes][-1:] == [True]
-
-
-def test_a_metric_that_is_no_number_is_no_record_of_json(job):
-    """The session gives null for it; what would not be JSON must not be written."""
-    job.save(7, metrics={"accuracy": math.nan})
-    (failure,) = job.saver.failures
-    assert failure.startswith("step 7: ValueError: Out of range float values are not JSON compliant")
-    assert names(job.folder) == []
-
-
-def test_the_saver_of_other_ranks_does_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    saver = Saver()
-    saver.save(Backend(), make_record(7))
-    saver.finish(1.0)
-    assert (saver.poll(), saver.newest, saver.failures, names(tmp_path)) == (False, None, [], [])

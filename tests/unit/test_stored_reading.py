@@ -1,7 +1,6 @@
 """Runs and checkpoints in an object store, for those who read them from elsewhere."""
 
 import json
-import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -87,17 +86,6 @@ def test_one_without_a_manifest_does_not_exist_and_a_damaged_one_is_passed_over(
     for named in ("3", "2"):
         with pytest.raises(CheckpointError, match=f"step-0000000{named}"):
             fetched.locate(f"{url}/checkpoints/step-0000000{named}")
-
-
-def test_what_is_fetched_over_connections_that_are_cut_is_whole(store, url, tmp_path):
-    numbers = random.Random(1)
-    for _ in range(4):
-        store.proxy.cut_after_answered_bytes, store.proxy.cuts_left = numbers.randrange(2000), 2
-        assert equal(fetched.locate(url).read(), make_state(3))
-        store.proxy.heal()
-        copies = [path for path in (tmp_path / "cache" / "reading").rglob("*") if path.is_file()]
-        assert {path.parent.name for path in copies} == {"step-00000003"}
-    assert store.proxy.cuts >= 4
 
 
 def test_a_run_of_elsewhere_is_compared_and_reported(store, url, tmp_path):

@@ -116,13 +116,6 @@ def test_what_every_worker_reads_has_one_order_at_any_number_of_workers():
     assert sorted(first + rest) == list(range(SIZE))
 
 
-def test_workers_whose_shards_end_have_padding_and_the_others_go_on():
-    found = steps(lambda: from_shards([range(30), range(30, 34)]), 2, last=34, global_batch=8)
-    lengths = sorted([[len(part) for part in step] for step in found], reverse=True)
-    assert sorted(map(max, lengths)) == [2, 4, 4, 4, 4, 4, 4, 4]
-    assert sum(min(pair) == 0 for pair in lengths) == 7
-
-
 @pytest.mark.parametrize("last_step", [1, 4, 9, 10, 11, 12, 21])
 def test_dealt_shards_end_at_a_step(last_step):
     found = steps(from_shards, 2, last=12 * last_step, last_step=last_step)
@@ -240,17 +233,6 @@ def rows(first_sample):
             return list(feed)
 
     return list(zip(*on_every_rank(["here"] * 2, read), strict=True))
-
-
-def test_an_error_of_the_source_comes_at_its_place():
-    def broken():
-        yield from map(sample, range(30))
-        raise ValueError("disk")
-
-    part = StreamPart(hvdtrain.stream(broken), BatchPlan(4, 1), 0, last_sample=100)
-    seen = []
-    with pytest.raises(ValueError, match="disk"), StreamFeed(part, None) as feed:
-        seen += [batch.step for batch in feed]
 
 
 def test_a_stream_is_a_data_set_of_which_the_first_sample_is_read(monkeypatch):

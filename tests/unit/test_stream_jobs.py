@@ -8,9 +8,7 @@ import pytest
 from support.numpy_backend import Mlp
 
 import hvdtrain
-from hvdtrain.data.datasets import as_dataset
-from hvdtrain.errors import CheckpointError, ConfigError, DataError
-from hvdtrain.jobs.opening.data_sets import streams_of
+from hvdtrain.errors import CheckpointError, DataError
 
 SIZE, EVAL_SIZE = 50, 23
 
@@ -108,16 +106,3 @@ def test_a_place_beyond_a_length_is_refused(train):
 
     with pytest.raises(CheckpointError, match="on 50 samples; the training data now has 60"):
         train(task_class=Other, batch_size=10, steps=12, resume="auto")
-
-
-def test_what_a_stream_cannot_do_is_refused(train):
-    said = "the training data, a stream whose length is not declared, cannot be used with epochs"
-    with pytest.raises(ConfigError, match=said):
-        train(task_class=Undeclared, epochs=2)
-
-
-def test_streams_are_found_among_all_data():
-    data, other = as_dataset(hvdtrain.stream(samples(0, 5), length=5)), as_dataset(np.zeros(3))
-    assert streams_of(data, None) == {"training data": data}
-    assert streams_of(other, data) == {"evaluation data": data}
-    assert streams_of(other, other) == {}

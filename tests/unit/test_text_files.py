@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from hvdtrain.data.texts import files as characters
 from hvdtrain.data.texts.files import CharacterTokens, MappedFiles, Windows
@@ -37,15 +35,6 @@ def test_every_window_holds_the_characters_that_stand_there(tmp_path, small_part
         assert ["".join(chr(tokens.characters[t]) for t in row) for row in read] == [
             whole[s : s + length] for s in starts
         ]
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), max_size=4))
-def test_any_text_comes_back(tmp_path_factory, texts):
-    whole = "".join(texts)
-    paths = written(tmp_path_factory.mktemp("texts"), [*texts, "end"])
-    tokens = CharacterTokens(MappedFiles(paths))
-    read = tokens.read(np.zeros(1, np.int64), len(whole) + 3)[0]
-    assert "".join(chr(tokens.characters[token]) for token in read) == whole + "end"
 
 
 def test_bytes_are_read_across_files(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hvdtrain.data.datasets import fetch
-from hvdtrain.errors import DataError, HvdtrainError, TaskError
+from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.jobs.opening.data_sets import make_task
 from hvdtrain.task import built_in_names, load_task_class
 
@@ -15,16 +15,6 @@ NAMES = ("text", "classify-text", "synthetic")
 
 def made(name, **options):
     return make_task(load_task_class(name), name, options, "torch")
-
-
-@pytest.fixture
-def table(tmp_path):
-    path = tmp_path / "mails.csv"
-    kinds = ("ham", "spam")
-    path.write_text(
-        "text,label\n" + "".join(f"mail {i} of {kinds[i % 2]},{kinds[i % 2]}\n" for i in range(40))
-    )
-    return path
 
 
 @pytest.fixture
@@ -43,12 +33,6 @@ def test_built_in_tasks_go_by_names_with_dashes():
         load_task_class("-options")
 
 
-def test_text_needs_no_file_of_ones_own():
-    task = made("text")
-    assert "Python 3" in task.describe()
-    assert len(task.train_data()) > 10_000
-
-
 def test_the_end_of_a_text_evaluates_and_does_not_train(tmp_path):
     path = tmp_path / "numbers.txt"
     path.write_bytes(bytes(range(1, 101)) * 10)
@@ -60,15 +44,6 @@ def test_the_end_of_a_text_evaluates_and_does_not_train(tmp_path):
     seen = fetch(evaluation, np.arange(len(evaluation)))
     assert bytes(seen["inputs"].reshape(-1).astype(np.uint8)) == whole[750 : 750 + 27 * 9]
     assert bytes(seen["targets"].reshape(-1).astype(np.uint8)) == whole[751 : 751 + 27 * 9]
-
-
-def test_classify_text_gives_tokens_and_class_numbers(table):
-    task = made("classify-text", path=str(table), context=8)
-    batch = fetch(task.train_data(), np.arange(36))
-    assert (batch["inputs"].dtype, batch["inputs"].shape) == (np.int32, (36, 8))
-    assert (batch["targets"].dtype, set(batch["targets"])) == (np.int64, {0, 1})
-    # the fourth word of each text is its class
-    assert len({(row[4], target) for row, target in zip(batch["inputs"], batch["targets"], strict=True)}) == 2
 
 
 @pytest.mark.parametrize("model", ["mlp", "convnet", "resnet18", "gpt", "bert", "lstm"])
@@ -100,13 +75,3 @@ def test_options_that_do_not_fit_are_refused(name, options, said, monkeypatch, t
     with pytest.raises(HvdtrainError) as caught:
         made(name, **options)
     assert said in str(caught.value)
-
-
-def test_a_text_shorter_than_a_window_says_what_is_needed(tmp_path):
-    path = tmp_path / "short.txt"
-    path.write_text("x" * 500)
-    with pytest.raises(
-        DataError, match="has 500 characters, of which 50 are for evaluation; a window needs 65"
-    ):
-        made("text", path=str(path))
-    assert len(made("text", path=str(path), eval_fraction=0).train_data()) == 7

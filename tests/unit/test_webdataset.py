@@ -2,7 +2,6 @@
 
 import io
 import json
-import pickle
 
 import numpy as np
 import pytest
@@ -64,19 +63,6 @@ def test_the_index_is_made_once_and_again_when_a_tar_changes(tmp_path, cache, mo
     for kept in cache.glob("*.npz"):
         kept.write_text("{")
     assert len(hvdtrain.open_webdataset(tmp_path, inputs="png")) == 21
-
-
-def test_files_and_urls_are_read_together(tmp_path):
-    fsspec = pytest.importorskip("fsspec")
-    write_tar(tmp_path / "a.tar", range(3))
-    fsspec.filesystem("memory").pipe("/mixed/b.tar", write_tar(tmp_path / "b.tar", range(3, 6)).read_bytes())
-    data = hvdtrain.open_webdataset([tmp_path / "a.tar", "memory://mixed/b.tar"], inputs="png", targets="cls")
-    assert fetch(data, np.asarray([4, 0, 5, 2]))["targets"].tolist() == [4, 0, 5, 2]
-
-
-def test_another_process_reads_the_same(tmp_path):
-    data = open_three(tmp_path)
-    assert pickle.loads(pickle.dumps(data))[11]["targets"] == 11
 
 
 @pytest.mark.parametrize(

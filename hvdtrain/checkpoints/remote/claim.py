@@ -57,7 +57,6 @@ class Claim:
 
         Raises:
             EnvironmentFault: If another job has it, naming it.
-            StoreError: If the store cannot be read or written.
         """
         found, tag = self._read()
         if found and not self._has_ended(found):

@@ -98,8 +98,6 @@ class RunStore:
             ConfigError: If there is a run that the job does not continue.
             CheckpointError: If the checkpoint that was named is missing or damaged, or all in the store are.
             EnvironmentFault: If another job has the run directory.
-            StoreError: If the store cannot be read or written.
-            OSError: If the working copy cannot be written.
         """
         self._scratch.mkdir(parents=True, exist_ok=True)
         claims = [""]
@@ -228,12 +226,7 @@ class RunStore:
         self._problem = reason
 
     def round(self, *, is_last: bool = False) -> None:
-        """Upload what there is to upload now; with ``is_last`` the logs, too, whenever that was done last.
-
-        Raises:
-            StoreError: If the store does not answer, or another job has the run directory.
-            OSError: If something cannot be read or written here.
-        """
+        """Upload what there is to upload now; with ``is_last`` the logs, too, whenever that was done last."""
         assert self.claim is not None
         if not self._has_begun:
             self.claim.writer = self.claim.id

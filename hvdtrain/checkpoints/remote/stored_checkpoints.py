@@ -53,7 +53,6 @@ class StoredCheckpoints:
         Raises:
             CorruptCheckpoint: If one byte of it is not as it was written.
             EnvironmentFault: If another version of hvdtrain wrote it.
-            StoreError: If the store cannot be read.
         """
         content, place = self._content(checkpoint), shown(join(self.url, checkpoint))
         return None if content is None else manifests.parse(content, MANIFEST_FILE, place)
@@ -103,8 +102,6 @@ class StoredCheckpoints:
 
         Raises:
             CorruptCheckpoint: If it is not what was written.
-            StoreError: If the store cannot be read.
-            OSError: If it cannot be written here.
         """
         folder.mkdir(parents=True, exist_ok=True)
         partial = storage.unfinished(folder, checkpoint)
@@ -127,8 +124,6 @@ class StoredCheckpoints:
 
         Raises:
             CorruptCheckpoint: If what is in the directory is not what was written.
-            StoreError: If the store does not have it whole.
-            OSError: If a file cannot be read.
         """
         manifest = verification.verify(source).manifest
         content, place = (source / MANIFEST_FILE).read_bytes(), join(self.url, source.name)
@@ -150,11 +145,7 @@ class StoredCheckpoints:
         self.known[source.name] = manifest
 
     def set_aside(self, checkpoint: str) -> str:
-        """Rename a checkpoint so that nobody takes it for one; return its new name.
-
-        Raises:
-            StoreError: If that fails; it is then still there, or there are copies of its files.
-        """
+        """Rename a checkpoint so that nobody takes it for one; return its new name."""
         taken = {name(one.url) for one in entries(self.url)}
         new, number = f"set-aside-{checkpoint}", 1
         while new in taken:

@@ -42,11 +42,7 @@ class FolderSource:
         return self._root / os.fsdecode(bytes(self._names[index]))
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
-        """Return images; see :class:`ImageSource`.
-
-        Raises:
-            BadSampleError: If a file cannot be read, naming the file and the reason.
-        """
+        """Return images; see :class:`ImageSource`."""
         result = np.empty((len(indices), *size, self.channels), np.uint8)
         for place, index in enumerate(indices.tolist()):
             with _opened(self._path(index)) as image:
@@ -86,11 +82,7 @@ class FolderSource:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """Return a context with an image whose header has been read.
-
-    Raises:
-        BadSampleError: If Pillow raises an exception while the image is open, naming the file.
-    """
+    """Return a context with an image whose header has been read."""
     try:
         with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
             _check_header(path, image, os.fstat(file.fileno()).st_size)

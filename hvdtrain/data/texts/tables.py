@@ -124,18 +124,12 @@ def _parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSample
             open_regular(path) as source,
             parquet.ParquetFile(source, page_checksum_verification=True) as file,
         ):
-            schema = file.schema_arrow
-            check_columns(path, schema.names, (text, label))
-            _check_type(path, text, schema.field(text).type, _is_text(pa, schema.field(text).type), "text")
-            kind = schema.field(label).type
-            fits = _is_text(pa, kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
-            _check_type(path, label, kind, fits, "text or whole numbers")
+            check_columns(path, file.schema_arrow.names, (text, label))
             for batch in file.iter_batches(_ROWS, columns=[text, label], use_threads=False):
-                texts, labels = batch.column(text), batch.column(label)
-                for i in range(batch.num_rows):
+                for pair in zip(batch.column(text), batch.column(label), strict=True):
                     number += 1
                     try:
-                        yield Row(f"row {number}", texts[i].as_py(), labels[i].as_py())
+                        yield Row(f"row {number}", *(value.as_py() for value in pair))
                     except UnicodeDecodeError as error:
                         yield BadSampleError(f"{path}, row {number}: not UTF-8: {error.reason}")
     except errors as error:
@@ -143,17 +137,6 @@ def _parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSample
             raise
         message = " ".join(str(error).split())[:200]
         raise DataError(f"{path} cannot be read as Parquet, after row {number}: {message}") from None
-
-
-def _is_text(pa: Any, kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _check_type(path: Path, column: str, kind: Any, fits: bool, rule: str) -> None:
-    if not fits:
-        raise DataError(f"{path}: column {column!r} must hold {rule}, found {kind}")
 
 
 Reader = Callable[[Path, str, str], Iterator[Row | BadSampleError]]
@@ -178,12 +161,7 @@ class Table:
     left_out: list[BadSampleError] = field(default_factory=list)
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
-        """Yield the place, the text and the label of each valid row.
-
-        Raises:
-            BadSampleError: If a row is invalid and ``bad_rows`` is "error".
-            DataError: If the file cannot be read.
-        """
+        """Yield the place, the text and the label of each valid row."""
         if not self.path.exists():
             raise DataError(
                 f"{self.path} does not exist (looked in {Path.cwd()})", "Correct task_options.path."

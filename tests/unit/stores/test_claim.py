@@ -6,12 +6,11 @@ import socket
 import threading
 
 import pytest
-from support.store_jobs import Job
 
 from hvdtrain.checkpoints.remote import claim
 from hvdtrain.checkpoints.remote.claim import CLAIM_FILE, Claim
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.storage.urls import StoreError, StorePermissionError
+from hvdtrain.storage.urls import StoreError
 
 
 def put(store, host="h9", **fields):
@@ -66,12 +65,6 @@ def test_a_job_that_gives_no_sign_of_life_is_succeeded_at_once_if_it_ended_on_th
     assert len(notes) == waits
 
 
-def test_the_job_before_on_this_host_is_succeeded_at_once(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(claim, "FRESH_SECONDS", 600.0)
-    Job(store, tmp_path / "copy")  # which was killed
-    Job(store, tmp_path / "copy", "auto")
-
-
 def test_of_two_that_claim_at_once_the_last_has_it(store, monkeypatch):
     monkeypatch.setattr(claim.time, "sleep", lambda seconds: put(store))
     with pytest.raises(EnvironmentFault, match="in use by another job: process 77 on h9"):
@@ -99,9 +92,3 @@ def test_a_claim_that_was_removed_is_made_again(store):
     own.update()
     assert claimed(store)["id"] == own.id
     assert not own.lost
-
-
-def test_no_permission_to_write_is_found_at_the_start(store):
-    store.fail(lambda method, path: method == "pipe_file", PermissionError("Access Denied"))
-    with pytest.raises(StorePermissionError, match=r"hvdtrain.claim cannot be written: Access Denied"):
-        Claim(store.url).acquire()

@@ -1,25 +1,12 @@
 """Runs in a store that another job, of this host or another, goes on with."""
 
 import pytest
-from support.states import contents
 from support.store_jobs import Job, stored
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
 from hvdtrain.errors import CheckpointError, ConfigError
 from hvdtrain.storage.urls import StoreError
-
-
-def test_another_host_resumes_from_the_store_alone(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    path = job.save(2)
-    job.round(is_last=True)
-    job.killed()
-    elsewhere = Job(store, tmp_path / "elsewhere", "auto", start=None)
-    assert elsewhere.uploader.newest == storage.name_of(2)
-    assert contents(elsewhere.folder / "checkpoints" / path.name) == contents(path)
-    assert (elsewhere.folder / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
 
 
 def test_what_was_not_uploaded_is_uploaded_by_the_next_job_of_this_host(store, tmp_path):
@@ -98,17 +85,6 @@ def test_a_damaged_checkpoint_is_passed_over_until_the_run_goes_on(store, tmp_pa
     other.round()
     assert ("set aside as set-aside-step-00000002" in " ".join(other.notes)) is exists
     assert stored(store) == [1]
-
-
-def test_a_named_checkpoint_that_is_damaged_is_an_error(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    job.end()
-    store.put("checkpoints/step-00000001/model.safetensors", b"")
-    with pytest.raises(CheckpointError, match="step-00000001 is damaged"):
-        Job(store, tmp_path / "elsewhere", storage.name_of(1))
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint .*step-00000009"):
-        Job(store, tmp_path / "third", storage.name_of(9))
 
 
 def test_a_run_of_which_no_checkpoint_verifies_does_not_begin_anew(store, tmp_path):

@@ -27,19 +27,6 @@ def test_retention_deletes_only_what_this_run_wrote(store, tmp_path):
     assert not any("step-00000003" in name for name in store.objects())
 
 
-def test_the_checkpoint_that_was_resumed_from_by_name_stays(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(5)
-    job.end()
-    name = storage.name_of(5)
-    job = Job(store, tmp_path / "elsewhere", name, start=5, keep_last=1, spared=(name,))
-    for step in (6, 7):
-        job.save(step)
-        storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / storage.name_of(step)})
-        job.round()
-    assert stored(store) == [5, 7]
-
-
 def test_the_best_checkpoint_stays_also_if_another_host_resumes(store, tmp_path):
     goal = MetricGoal("loss", highest=False)
     job = Job(store, tmp_path / "copy", keep_last=1, goal=goal)
@@ -68,19 +55,6 @@ def test_nothing_is_deleted_before_what_is_kept_is_whole(store, tmp_path):
     store.heal()
     job.round()
     assert stored(store) == [2]
-
-
-def test_what_a_former_job_wrote_when_it_came_back_is_removed_in_its_turn(store, tmp_path):
-    job = Job(store, tmp_path / "copy", keep_last=1)
-    folder = job.folder / "checkpoints"
-    for step in (1, 2, 3):
-        job.save(step)
-        storage.retain(folder, {folder / storage.name_of(step)})
-        manifest = (folder / storage.name_of(step) / "trainer.json").read_bytes()
-        job.round()
-        if step == 2:
-            store.put("checkpoints/step-00000001/trainer.json", manifest)
-    assert stored(store) == [3]
 
 
 def test_where_deleting_is_refused_uploads_continue(store, tmp_path):
@@ -113,3 +87,16 @@ def test_the_store_does_not_fill_up_while_uploads_lag_behind(store, tmp_path):
     store.heal()
     assert stored(store) == [11]
     assert max(most) <= 2
+
+
+def test_the_checkpoint_that_was_resumed_from_by_name_stays(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(5)
+    job.end()
+    name = storage.name_of(5)
+    job = Job(store, tmp_path / "elsewhere", name, start=5, keep_last=1, spared=(name,))
+    for step in (6, 7):
+        job.save(step)
+        storage.retain(job.folder / "checkpoints", {job.folder / "checkpoints" / storage.name_of(step)})
+        job.round()
+    assert stored(store) == [5, 7]

@@ -106,12 +106,6 @@ def test_a_job_that_is_cut_off_writes_nothing_over_its_successor(store, tmp_path
     assert store.objects() == before
 
 
-def test_a_job_that_ends_before_it_trains_leaves_the_store_as_it_was(store, tmp_path):
-    job = Job(store, tmp_path / "copy", start=None)
-    job.uploader.close(0.0)
-    assert store.objects() == {}
-
-
 def test_a_log_that_grows_while_it_is_uploaded_is_uploaded_again(store, tmp_path):
     job = Job(store, tmp_path / "copy")
     job.save(1)
@@ -140,16 +134,6 @@ def test_a_damaged_checkpoint_here_is_not_uploaded_and_does_not_hold_up_others(s
     assert stored(store) == [1]
     assert "step-00000002 is damaged and is not uploaded" in " ".join(job.notes)
     assert not job.uploader.is_done()
-
-
-def test_a_step_that_is_saved_again_is_uploaded_again(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    job.save(1)
-    job.round()
-    path = job.save(1, value=9.0)
-    assert job.uploader.unfinished() == [path.name]
-    job.round()
-    assert contents(fetched(store, path, tmp_path / "fetched")) == contents(path)
 
 
 def save_in(run_store, step):
@@ -181,20 +165,6 @@ def test_what_a_job_writes_is_whole_when_it_was_waited_for_and_its_copy_goes(tmp
     assert third.newest == "step-00000003"
 
 
-def test_what_cannot_be_uploaded_is_not_awaited_and_named(tmp_path):
-    run_store = RunStore(f"file://{tmp_path}/store", tmp_path / "copy")
-    run_store.begin("")
-    run_store.start(None)
-    (tmp_path / "store/checkpoints").write_text("no folder")
-    save_in(run_store, 3)
-    said: list[str] = []
-    assert not run_store.flush(lambda: (1.0, 60.0), said.append)
-    assert run_store.failing_seconds > 0.0
-    assert not run_store.close(60.0)
-    assert "/checkpoints" in run_store.problem()
-    assert "training continues, what it writes stays in" in said[0]
-
-
 def test_a_working_copy_stays_if_it_holds_what_is_not_uploaded(store, tmp_path):
     folder = tmp_path / "copy"
     job = Job(store, folder)
@@ -208,3 +178,13 @@ def test_a_working_copy_stays_if_it_holds_what_is_not_uploaded(store, tmp_path):
     said = saver.close(1.0)
     assert folder.is_dir()
     assert all(name in said for name in (".hydra/config.yaml", "poetry.lock", "link"))
+
+
+def test_a_step_that_is_saved_again_is_uploaded_again(store, tmp_path):
+    job = Job(store, tmp_path / "copy")
+    job.save(1)
+    job.round()
+    path = job.save(1, value=9.0)
+    assert job.uploader.unfinished() == [path.name]
+    job.round()
+    assert contents(fetched(store, path, tmp_path / "fetched")) == contents(path)
