@@ -17,9 +17,6 @@ def load_backend(config: Config, membership: Membership | None = None) -> Backen
     """Import a framework's backend and start its Horovod.
 
     Collective. A process has one backend: each framework brings a native library of its own.
-
-    Raises:
-        EnvironmentFault: If the device or the launcher does not fit, or a library is missing.
     """
     framework = FRAMEWORKS[config.framework]
     if framework.flag == "torch":

@@ -92,9 +92,6 @@ class ParameterGroups:
 
     Attributes:
         options: the options of each parameter that is trained.
-
-    Raises:
-        ConfigError: If a pattern matches no parameter, or only those of earlier patterns.
     """
 
     def __init__(self, config: Config, shapes: Shapes, own_optimizer: str = "") -> None:

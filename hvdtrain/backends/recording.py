@@ -139,19 +139,11 @@ class StepRecorder(Protocol):
     timeline: "HorovodTimeline"
 
     def start(self) -> None:
-        """Start the framework's profiler.
-
-        Raises:
-            Exception: If it cannot start: another one runs, for example.
-        """
+        """Start the framework's profiler."""
         ...
 
     def stop(self) -> Operations:
-        """Stop the framework's profiler and return what it recorded.
-
-        Raises:
-            Exception: If what it recorded cannot be read.
-        """
+        """Stop the framework's profiler and return what it recorded."""
         ...
 
     def busy(self) -> Busy | None:
@@ -188,11 +180,7 @@ class HorovodTimeline:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Begin to record.
-
-        Raises:
-            Exception: If Horovod cannot; the text says why.
-        """
+        """Begin to record."""
         if (given := os.environ.get(_TIMELINE, "")) != _DYNAMIC:
             raise RuntimeError(f"{_TIMELINE} is {given!r}: {_ELSEWHERE}")
         folder = tempfile.TemporaryDirectory(prefix="hvdtrain-timeline-", ignore_cleanup_errors=True)
@@ -204,11 +192,7 @@ class HorovodTimeline:
         self._folder = folder
 
     def stop(self) -> list[dict[str, Any]]:
-        """Stop recording, and return the events as Horovod wrote them; none if it was not started.
-
-        Raises:
-            Exception: If they cannot be read.
-        """
+        """Stop recording, and return the events as Horovod wrote them; none if it was not started."""
         if self._folder is None:
             return []
         folder, self._folder = self._folder, None

@@ -94,9 +94,6 @@ class ReplicaState:
     Args:
         tensors: returns the tensors as they are now, in the same order on all workers.
         is_whole: whether they are those of the whole model, and not of a stage.
-
-    Raises:
-        TaskError: If ``state_reductions`` has another form or does not fit the model.
     """
 
     def __init__(

@@ -54,10 +54,6 @@ def start_horovod(
 
     MPI waits for ever for a worker that does not arrive, and that wait cannot be given up: the process
     ends with exit code 3 when the time is over.
-
-    Raises:
-        EnvironmentFault: If Horovod cannot start, or start again, or sees not all processes of a launcher.
-        HorovodBuildError: If the job is elastic and Horovod was built without what that needs.
     """
     if _ended:
         raise EnvironmentFault(

@@ -32,9 +32,6 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
     """Collective. Let Horovod see the workers of torchrun: set its variables, and start the rendezvous.
 
     If torchrun is killed, the workers that it started get SIGTERM, so that they save and end.
-
-    Raises:
-        EnvironmentFault: If the workers cannot find each other, or have no common key.
     """
     end_with_parent(None)
     rank, (interface, address) = int(environ["RANK"]), _own_interface(environ)
@@ -78,11 +75,7 @@ def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[s
 
 
 def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
-    """Return the key, as another rank.
-
-    Raises:
-        EnvironmentFault: If there is none, another user offers it, or the user set another one.
-    """
+    """Return the key, as another rank."""
     own = environ.get(KEY_VARIABLE)
     file, key = rank_0.get("key_file"), rank_0.get("key")
     if bool(own) == bool(file or key):

@@ -24,20 +24,13 @@ def abort_collectives(reason: str) -> None:
 
     Local, and may be called from every thread. The thread that waits gets Horovod's error, or ValueError from
     ``hvd.init()``. Collectives fail until the next ``hvd.init()``. Over MPI nothing happens.
-
-    Raises:
-        HorovodBuildError: If the Horovod that is loaded was built without this.
     """
     for library in _libraries():
         function(library)(reason[:_MOST_CHARACTERS].encode(errors="replace"))
 
 
 def function(library: Any) -> Any:
-    """Return the function of a Horovod library that gives up collectives.
-
-    Raises:
-        HorovodBuildError: If the library was built without it.
-    """
+    """Return the function of a Horovod library that gives up collectives."""
     try:
         return library.horovod_abort
     except AttributeError:
@@ -102,9 +95,6 @@ class HorovodWorkers:
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
         membership: this worker's part in an elastic job; None in other jobs.
-
-    Raises:
-        EnvironmentFault: If a launcher started several processes that Horovod does not see.
     """
 
     def __init__(

@@ -24,8 +24,6 @@ with h5py.File("old.weights.h5", "w") as file:
     file.attrs["layer_names"] = np.array([b"conv1"])
 with zipfile.ZipFile("no_weights.keras", "w") as archive:
     archive.writestr("config.json", "{}")
-with zipfile.ZipFile("bomb.keras", "w", zipfile.ZIP_DEFLATED) as archive:
-    archive.writestr("model.weights.h5", bytes(50_000_000))
 with zipfile.ZipFile("damaged_lzma.keras", "w", zipfile.ZIP_LZMA) as archive:
     archive.writestr("model.weights.h5", bytes(1000))
 damaged = bytearray(Path("damaged_lzma.keras").read_bytes())

@@ -52,7 +52,6 @@ BAD = {
     "tf": {
         "cut.weights.h5": "is damaged or no file of weights",
         "cut.keras": "is damaged or no file of weights",
-        "bomb.keras": "model.weights.h5 in it has 50,000,000 bytes; with the optimizer's state, this model's",
         "damaged_lzma.keras": "is damaged or no file of weights",
         "no_weights.keras": "is damaged or no file of weights",
         "other.weights.h5": "missing: layers/conv2d_1/vars/0 (3, 3, 32, 64)",

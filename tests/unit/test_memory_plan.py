@@ -57,18 +57,6 @@ def test_sharded_state_counts_once_over_all_workers(fields, copies):
     )
 
 
-def test_splitting_is_advised_with_its_figure():
-    def advised(workers=4, **fields):
-        config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
-        found = memory_plan(SHAPES, config, micro_batch=16, workers=workers)
-        return [text for text in found.remedies if text.startswith("--stages")]
-
-    assert advised() == ["--stages 4: about 3.0 MiB less, if the model's blocks can be divided evenly"]
-    assert (
-        advised(workers=1) == advised(sync_every=4) == advised(shard="optimizer") == advised(stages=2) == []
-    )
-
-
 def test_sharding_is_advised_where_it_saves_with_its_figure():
     def advised(workers=4, **fields):
         config = Config(**{"framework": "torch", "optimizer": "adamw", **fields})
@@ -120,22 +108,6 @@ def test_what_is_resident_and_what_comes_add_up():
     text = found.describe()
     assert "activations 64.0 MiB (3.5 MiB a sample), kernels 2.0 MiB, saving 5.0 MiB" in text
     assert "besides" not in text
-
-
-def test_a_job_needs_at_least_what_it_has_taken():
-    found = measured_plan(peak=900)
-    assert found.total_bytes == 900 * MEBIBYTE
-    assert found.describe().endswith("; 900 MiB were taken until now")
-    assert found.exceeds(100 * MEBIBYTE) == (
-        "the job needs about 900 MiB per worker, and each worker of this host may take 100 MiB"
-    )
-
-
-def test_remedies_have_figures_when_activations_are_known():
-    remedies = measured_plan().remedies
-    assert remedies[0].endswith("micro-batches of half the size, 28.0 MiB less")
-    assert remedies[1].endswith("not kept, at most 64.0 MiB less")
-    assert remedies[2].endswith("most activations take half of it, up to 32.0 MiB less")
 
 
 def test_a_checkpoint_takes_copies_and_the_larger_file():

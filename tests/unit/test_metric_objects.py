@@ -82,32 +82,6 @@ def by_torchmetrics(metric, preds, targets):
     return float(metric.compute())
 
 
-class LargestError(torchmetrics.Metric):
-    def __init__(self):
-        super().__init__()
-        self.add_state("largest", torch.tensor(0.0), dist_reduce_fx="max")
-
-    def update(self, preds, target):
-        self.largest = torch.maximum(self.largest, (preds - target).abs().max())
-
-    def compute(self):
-        return self.largest
-
-
-class Product(torchmetrics.Metric):
-    """A reduction of its own that can be merged: a product of all ratios."""
-
-    def __init__(self):
-        super().__init__()
-        self.add_state("product", torch.tensor(1.0), dist_reduce_fx=lambda of_all: of_all.prod(0))
-
-    def update(self, preds, target):
-        self.product = self.product * (1 + 0.01 * (preds - target)).prod()
-
-    def compute(self):
-        return self.product
-
-
 TORCH = {
     "f1 of logits": (classification.BinaryF1Score(), "binary_cross_entropy", SCORES, YES),
     "auroc of all samples": (classification.BinaryAUROC(), "binary_cross_entropy", SCORES, YES),
@@ -119,14 +93,12 @@ TORCH = {
     "sums": (regression.R2Score(), "mse", NUMBERS, NUMBERS + LOGITS[:, :2]),
     "ranks": (regression.SpearmanCorrCoef(), "mse", SCORES, SCORES + YES),
     "states of workers side by side": (regression.PearsonCorrCoef(), "mse", SCORES, SCORES + YES),
-    "largest": (LargestError(), "mse", SCORES, YES),
     "a mean that is constant": (
         torchmetrics.image.PeakSignalNoiseRatio(data_range=5.0),
         "mse",
         NUMBERS,
         NUMBERS + 0.1,
     ),
-    "own reduction": (Product(), "mse", SCORES, YES),
     "composed": (regression.MeanSquaredError() + regression.MeanAbsoluteError(), "mse", SCORES, YES),
     "axis of length 1": (regression.MeanAbsoluteError(), "mse", SCORES[:, None], YES),
 }
@@ -185,26 +157,6 @@ def test_keras_over_workers(name, workers):
     alone.update_state(targets, outputs if prepared is None else prepared(outputs))
     expected = float(alone.result())
     assert evaluated("tf", metric, (outputs, targets), loss, workers) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("framework", ["torch", "tf"])
-def test_what_an_object_is_given_can_be_chosen(framework):
-    metric = hvdtrain.MetricObject(
-        torch=lambda: classification.MulticlassAccuracy(CLASSES, average=None),
-        tf=keras.metrics.F1Score,
-        preds=lambda outputs, batch: batch["others"],
-        targets=lambda outputs, batch: (
-            batch["targets"].argmax(-1) if framework == "torch" else batch["targets"]
-        ),
-        result=lambda value: value[1],
-    )
-    found = evaluated(framework, metric, (LOGITS, ONE_HOT))
-    chosen = LOGITS.argmax(-1)
-    right = ((chosen == 1) & (LABELS == 1)).sum()
-    expected = right / (LABELS == 1).sum()
-    if framework == "tf":
-        expected = 2 * right / ((LABELS == 1).sum() + (chosen == 1).sum())
-    assert found == pytest.approx(expected)
 
 
 def test_classes_on_the_last_axis_are_moved_for_torchmetrics():
@@ -274,20 +226,6 @@ class Largest(keras.metrics.Metric):
         return self.largest
 
 
-class LastBatch(torchmetrics.Metric):
-    """Its reduction is right over workers, and its update forgets the batches before."""
-
-    def __init__(self):
-        super().__init__()
-        self.add_state("value", torch.tensor(0.0), dist_reduce_fx="mean")
-
-    def update(self, preds, target):
-        self.value = (preds - target).abs().mean()
-
-    def compute(self):
-        return self.value
-
-
 class RunningMean(torchmetrics.Metric):
     def __init__(self):
         super().__init__()
@@ -313,7 +251,6 @@ class KerasMeanOfMeans(keras.metrics.MeanMetricWrapper):
 EQUAL = np.ones(SAMPLES, "float32")
 REFUSED = {
     "mean of means": ("torch", MeanOfMeans(), "the same batch in two parts"),
-    "last batch": ("torch", LastBatch(), "the same batch in two parts"),
     "hidden state": ("torch", Hidden(), "for a batch, and .* for the same batch in two parts"),
     "no state": ("torch", Stateless(), "has no state that torchmetrics knows of"),
     "aggregator": ("torch", torchmetrics.MeanMetric(), "takes values and weights"),

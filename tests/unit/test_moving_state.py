@@ -99,20 +99,6 @@ def test_a_buffer_that_begins_to_move_later_is_found(size, by_data, later):
     assert differing(model, before) == []
 
 
-def test_what_is_large_is_copied_when_it_moves_and_frozen_weights_never(monkeypatch):
-    model = Model()
-    moving = MovingState(model, model.trainable())
-    moving.keep()
-    copied = []
-    monkeypatch.setattr(moving, "_copy", lambda places: copied.append({place.name for place in places}))
-    for _ in range(3):
-        moving.keep()
-    in_place(model)
-    moving.keep()
-    statistics = {"running_mean", "running_var", "num_batches_tracked"}
-    assert copied == [statistics] * 3 + [statistics | {"table"}]
-
-
 @pytest.mark.parametrize("move", ["in place", "by data", "new data"])
 def test_frozen_weights_that_move_are_as_before_from_their_second_step(move):
     def change():

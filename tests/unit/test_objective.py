@@ -7,11 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from hvdtrain.backends.objective.counting import check_weighted
 from hvdtrain.backends.objective.gathering import find_comparing
 from hvdtrain.backends.objective.logits import bad_target, check_comparable
-from hvdtrain.backends.objective.objective import check_per_sample, has_own_values, make_objective
-from hvdtrain.errors import TaskError
+from hvdtrain.backends.objective.objective import make_objective
+from hvdtrain.errors import ConfigError, TaskError
 
 
 class Array(str):
@@ -41,40 +40,10 @@ def test_metrics_cannot_have_the_names_of_other_numbers(name):
         make_objective(own, "tf", TABLE)(model, BATCH)
 
 
-@pytest.mark.parametrize(
-    ("returned", "found"),
-    [
-        (3.5, "a float"),
-        (None, "a NoneType"),
-        ((1.0, 2.0), "a tuple of (float, float)"),
-        ((1.0,), "a tuple of (float)"),
-        ({"loss": 1}, "a dict"),
-        ([1.0, {}, {}], "a list of (float, dict, dict)"),
-    ],
-)
-@pytest.mark.parametrize(
-    ("framework", "per_sample"),
-    [
-        ("torch", "of torch.nn.functional with reduction='none'"),
-        ("tf", "that of a function such as keras.losses.mean_squared_error(targets, outputs)"),
-    ],
-)
-def test_an_own_loss_that_returns_no_pair_is_told_what_to_return(framework, per_sample, returned, found):
-    own = {f"{framework}_loss": lambda model, batch: returned}
-    objective = make_objective(SimpleNamespace(**own), framework, TABLE)
-    with pytest.raises(TaskError) as caught:
-        objective(model, BATCH)
-    assert str(caught.value) == (
-        f"{framework}_loss must return (loss per sample, {{metric: value per sample}}); found {found}\n"
-        f"Return (loss, {{}}) if there are no metrics, and a loss per sample: {per_sample}."
-    )
-
-
-@pytest.mark.parametrize("shape", [(), (3,), (4, 1), (4, 4)])
-def test_another_shape_than_one_value_per_sample_is_named(shape):
-    with pytest.raises(TaskError) as caught:
-        check_per_sample("loss", shape, 4)
-    assert caught.value.problem == f"loss must give one value per sample, shape (4,); found shape {shape}"
+@pytest.mark.parametrize("loss", ["accuracy", print])
+def test_label_smoothing_of_another_loss_is_refused(loss):
+    with pytest.raises(ConfigError, match="label_smoothing acts on the named loss cross_entropy"):
+        make_objective(SimpleNamespace(loss=loss), "tf", TABLE, 0.1)
 
 
 @pytest.mark.parametrize(("outputs", "targets"), [((4, 3), (4,)), ((4, 2), (4, 3)), ((4, 2, 3), (4, 3, 2))])
@@ -83,31 +52,6 @@ def test_shapes_that_would_broadcast_are_refused(outputs, targets):
         TaskError, match=r"mse compares the model's outputs .* with targets .*: shapes differ"
     ):
         check_comparable("mse", outputs, targets)
-
-
-@pytest.mark.parametrize("shape", [(), (4,), (None,)])
-def test_a_value_and_a_weight_for_each_sample_or_one_of_each_pass(shape):
-    check_weighted("the loss", shape, shape, shape[0] if shape else 4)
-
-
-@pytest.mark.parametrize(("values", "weights"), [((4,), ()), ((), (4,)), ((3,), (3,)), ((4, 1), (4, 1))])
-def test_values_and_weights_of_other_shapes_are_named(values, weights):
-    with pytest.raises(TaskError) as caught:
-        check_weighted("the loss", values, weights, 4)
-    assert caught.value.problem.endswith(f"found {values} and {weights}")
-
-
-@pytest.mark.parametrize(
-    ("task", "may"),
-    [
-        (SimpleNamespace(loss="cross_entropy", metrics={"a": "accuracy"}, tf_loss=print), False),
-        (SimpleNamespace(loss="cross_entropy", torch_loss=print), True),
-        (SimpleNamespace(loss=print), True),
-        (SimpleNamespace(loss="mse", metrics={"a": print}), True),
-    ],
-)
-def test_functions_of_a_task_may_look_at_all_rows_of_a_batch(task, may):
-    assert has_own_values(task, "torch") == may
 
 
 @pytest.mark.parametrize(

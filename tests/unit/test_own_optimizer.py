@@ -73,21 +73,6 @@ def test_a_scheduler_of_pytorch_is_refused(name, options):
         of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
 
 
-@pytest.mark.parametrize(
-    ("returned", "found", "remedy"),
-    [
-        ([torch.optim.SGD([BODY])], "found list", "Return one optimizer, for all parameters. Several are"),
-        ((torch.optim.SGD([BODY]), object()), "found tuple", "Return the optimizer alone; set the schedule"),
-        (Lion, "found <class '", r"Return an instance: Lion\(\.\.\.\), with the arguments that it requires"),
-        ("adam", "found 'adam'", ""),
-    ],
-)
-def test_what_is_no_optimizer_is_shown_with_what_to_return(returned, found, remedy):
-    task = SimpleNamespace(torch_optimizer=lambda parameters: returned)
-    with pytest.raises(TaskError, match=rf"torch_optimizer\(\) must give an optimizer, {found}.*\n?{remedy}"):
-        of_torch.choose_optimizer(task, Config(framework="torch"), SimpleNamespace(entries=[]), {})
-
-
 def test_a_rate_of_zero_is_refused():
     with pytest.raises(TaskError, match="has the learning rate 0, which must be greater than 0"):
         of_groups({}, {}, lr=0.0)

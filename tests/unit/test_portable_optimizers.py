@@ -2,9 +2,8 @@
 
 import numpy as np
 import pytest
-from support.twins import RANDOM, KerasSide, TorchSide, assert_same, keras, optimizer_part, torch
+from support.twins import RANDOM, KerasSide, TorchSide, assert_same, keras, torch
 
-from hvdtrain.backends.torch.state.tensors import fill_slots
 from hvdtrain.errors import TaskError
 
 nn, layers = torch.nn, keras.layers
@@ -93,16 +92,6 @@ def test_a_fresh_build_goes_on_bit_by_bit(name):
         assert torch.equal(found[key], value), key
 
 
-@pytest.mark.parametrize("name", OWN)
-def test_a_used_optimizer_takes_a_state_too(name):
-    side, other = torch_side(OWN[name]), torch_side(OWN[name])
-    train(side)
-    train(other, 5)
-    state = side.read()
-    other.write(state)
-    assert_same(other.read(), state)
-
-
 def test_slots_are_laid_out_as_their_parameters():
     side = torch_side(OWN["adamw"])
     train(side, 1)
@@ -159,17 +148,6 @@ def test_a_refused_state_changes_nothing():
     assert all(p.grad is None for p in fresh.module.parameters())
 
 
-def test_making_slots_changes_neither_weights_nor_options():
-    side = torch_side(OWN["sgd"])
-    before = side.read()
-    side.optimizer.param_groups[0]["lr"] = 5.0
-    side.state.make_slots()
-    after = side.read()
-    assert_same({name: after[name] for name in before}, before)
-    assert side.optimizer.param_groups[0]["lr"] == 5.0
-    assert optimizer_part(after)
-
-
 def test_an_optimizer_that_keeps_lists_is_refused_by_name():
     side = torch_side(lambda p: torch.optim.LBFGS(p, max_iter=2))
 
@@ -192,13 +170,6 @@ def test_what_an_optimizer_keeps_for_no_parameter_is_refused():
         side.read()
 
 
-def test_an_optimizer_that_needs_a_closure_cannot_take_slots():
-    side, fresh = torch_side(OWN["nadam"]), torch_side(torch.optim.LBFGS)
-    train(side, 1)
-    with pytest.raises(TaskError, match="the slots of LBFGS cannot be made"):
-        fresh.write(side.read())
-
-
 def test_frozen_parameters_have_no_slots():
     side = torch_side(OWN["adamw"])
     side.module.conv.weight.requires_grad_(False)
@@ -209,14 +180,6 @@ def test_frozen_parameters_have_no_slots():
     assert "optimizer/first_moment/conv/kernel" not in state
     fresh.write(state)
     assert_same(fresh.read(), state)
-
-
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_hvdtrains_own_optimizers_have_zeros_from_the_start(name):
-    side = torch_side(OWN[name])
-    fill_slots(side.optimizer)
-    assert optimizer_part(side.read())
-    assert all(not value.any() for value in optimizer_part(side.read()).values())
 
 
 def keras_side(make):

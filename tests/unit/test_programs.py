@@ -9,7 +9,7 @@ import pytest
 
 from hvdtrain.backends.portable.program import make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
-from hvdtrain.backends.portable.recording import Call, Recording, outputs_of, record_serving
+from hvdtrain.backends.portable.recording import Call, Recording, record_serving
 from hvdtrain.backends.portable.trees import Tensors, named_outputs
 from hvdtrain.errors import TaskError
 
@@ -87,23 +87,6 @@ def test_what_the_loss_computes_has_the_name_of_the_parameter():
     assert check(made, double).notes == (
         "x: computed by the task's loss from the batch, before it calls the model",
     )
-
-
-def test_nested_inputs_have_the_names_of_their_keys():
-    def model(batch):
-        return batch["text"]["ids"] + batch["image"]["ids"] + batch["text"]["mask"]
-
-    batches = [
-        {"text": {"ids": array(size, 3), "mask": array(size, 3)}, "image": {"ids": array(size, 3)}}
-        for size in SIZES
-    ]
-    recordings = [
-        Recording(batch, size, [Call((batch,), {}, model(batch))])
-        for batch, size in zip(batches, SIZES, strict=True)
-    ]
-    made = make_program(recordings, model, inspect.signature(model), NUMPY, "")
-    assert [one.name for one in made.inputs] == ["text_ids", "mask", "image_ids"]
-    assert check(made, model).difference == 0
 
 
 def test_axes_whose_length_differs_between_batches_are_dynamic():
@@ -222,17 +205,6 @@ def test_a_function_for_serving_takes_what_it_reads_and_gets_no_labels():
     made = make_program(recordings, served, inspect.signature(served), NUMPY, "")
     assert [one.name for one in made.inputs] == ["a", "b"]
     assert check(made, served).outputs == ("sum (batch, 3)",)
-
-
-def test_predictions_are_those_without_labels():
-    def predicted(model):
-        batch = {"inputs": array(2, 3), "targets": array(2)}
-        found = recording(model, lambda model, batch: model(batch["inputs"], batch["targets"]), batch)
-        return outputs_of(found, model, inspect.signature(model), NUMPY, "")
-
-    np.testing.assert_array_equal(predicted(changed_by_labels)["outputs"], array(2, 3))
-    with pytest.raises(TaskError, match="'y' has no default"):
-        predicted(needs_labels)
 
 
 Pair = namedtuple("Pair", ["mean", "spread"])

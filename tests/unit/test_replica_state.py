@@ -9,7 +9,7 @@ from support.fakes import on_every_rank
 
 from hvdtrain.backends.common import check_replicas
 from hvdtrain.backends.replica_state import ReplicaState, StateTensor
-from hvdtrain.errors import ReplicaDriftError, TaskError
+from hvdtrain.errors import ReplicaDriftError
 
 
 class Collectives:
@@ -66,31 +66,6 @@ def replicas(work, size=3, **reductions):
     return on_every_rank(["here"] * size, on_rank)
 
 
-def test_batch_norm_is_averaged_other_state_is_rank_0s_and_the_rest_stays():
-    def work(workers, arrays, state):
-        state.expect(workers.allgather_object({"model/queue": workers.rank}))
-        arrays["norm/mean"] += workers.rank
-        arrays["queue"] += workers.rank + 1
-        assert state.combine() == []
-        return arrays
-
-    for arrays in replicas(work):
-        assert arrays["norm/mean"].tolist() == [1, 1]
-        assert (arrays["queue"] == 1).all()
-        assert (arrays["table"] == np.float32(0.1)).all()
-
-
-def test_what_each_worker_has_counted_is_added_once():
-    def work(workers, arrays, state):
-        for _ in range(2):
-            arrays["seen"] += 4
-            state.combine()
-        state.combine()
-        return int(arrays["seen"][0])
-
-    assert replicas(work, seen="sum") == [5 + 2 * 3 * 4] * 3
-
-
 def test_what_changes_later_on_all_workers_is_combined_and_named():
     def work(workers, arrays, state):
         arrays["queue"] += workers.rank + 1
@@ -129,17 +104,6 @@ def test_state_that_one_worker_has_no_more_is_left_as_it_is():
         assert (arrays["norm/mean"] == 1).all()
 
 
-def test_state_of_different_sizes_is_refused_by_all_workers():
-    def work(workers, arrays, state):
-        if workers.rank == 1:
-            state.tensors[1] = tensor("queue", np.ones(7, np.float32))
-        state.combine()
-
-    for error in replicas(work):
-        assert isinstance(error, TaskError)
-        assert "queue has 16 bytes on rank 0 and 28 on rank 1" in error.problem
-
-
 def test_frozen_weights_are_read_only_once_something_has_written_to_them():
     def work(workers, arrays, state):
         written, reads, weight = [0], [], np.ones(2, np.float32)
@@ -153,16 +117,6 @@ def test_frozen_weights_are_read_only_once_something_has_written_to_them():
         return state.combine(), weight.tolist()
 
     assert replicas(work) == [(["model/frozen"], [2, 2])] * 3
-
-
-def test_in_an_elastic_job_one_worker_shows_what_training_changes_for_all():
-    def work(workers, arrays, state):
-        workers.is_elastic = True
-        state.expect([{"model/queue": 7}])
-        return state.describe()
-
-    for said in replicas(work, size=2):
-        assert "queue: each worker has its own" in said
 
 
 def test_pytorch_shows_what_was_written_to_and_leaves_out_caches_of_another_shape():

@@ -61,14 +61,6 @@ def test_a_worker_that_never_arrives_ends_the_process(monkeypatch, capsys):
     assert "different builds of Horovod: `python -m hvdtrain doctor` compares them" in said
 
 
-def test_a_start_in_time_is_left_alone(monkeypatch):
-    monkeypatch.setenv("HOROVOD_START_TIMEOUT", "0.1")
-    monkeypatch.setattr(os, "_exit", pytest.fail)
-    monkeypatch.setattr(start, "HorovodWorkers", lambda hvd, *of_job: hvd)
-    start_horovod(horovod(lambda: None), None)
-    threading.Event().wait(0.2)
-
-
 @pytest.mark.parametrize(("given", "seconds"), [(None, 60), ("300", 300), ("2.5", 2.5)])
 def test_the_limit_is_that_of_horovodrun(given, seconds):
     environ = {} if given is None else {"HOROVOD_START_TIMEOUT": given}

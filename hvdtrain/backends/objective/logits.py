@@ -51,11 +51,7 @@ _PLAIN = {
 
 
 def named_loss(loss: Any, framework: str) -> tuple[Any, dict[str, Any]]:
-    """Return the name of what a loss object computes, and its options; other losses as they are.
-
-    Raises:
-        TaskError: If it is the name "model", or a library's loss that no named loss equals.
-    """
+    """Return the name of what a loss object computes, and its options; other losses as they are."""
     if isinstance(loss, str) and loss == "model":
         raise TaskError(
             "loss 'model' is not known: the loss that a model returns is a mean over the batch, but over "
@@ -195,11 +191,7 @@ _OF_ONE_LOGIT = {"cross_entropy": "binary_cross_entropy", "accuracy": "binary_ac
 def class_axis_of(
     name: str, outputs: tuple[int, ...], targets: tuple[int, ...], class_axis: int | None = None
 ) -> int:
-    """Return the axis of the classes in logits: the last one, or 1 as in PyTorch's convolutions.
-
-    Raises:
-        TaskError: If neither fits, or both do and the task does not say which; if there is one class.
-    """
+    """Return the axis of the classes in logits: the last one, or 1 as in PyTorch's convolutions."""
     axis = _fitting_axis(name, outputs, targets, class_axis)
     if outputs[axis] == 1:
         other = _OF_ONE_LOGIT.get(name)

@@ -105,11 +105,7 @@ def logged_names(metrics: Any, task: Any, framework: str) -> list[str]:
 
 
 def taken_objects(name: str, value: Any, task: Any, framework: str) -> list[TakenObject]:
-    """Return the objects of a task's metric: one, or those of a collection.
-
-    Raises:
-        TaskError: If the object is one of the other framework, or cannot be used.
-    """
+    """Return the objects of a task's metric: one, or those of a collection."""
     given = value if isinstance(value, MetricObject) else MetricObject(**{_framework_of(value): value})
     metric = _own_object(name, given, framework)
     members = {name: metric}

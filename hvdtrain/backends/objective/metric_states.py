@@ -103,12 +103,7 @@ class RowsState:
         self._indices = [np.empty(0, np.int64)]
 
     def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
-        """Add a micro-batch.
-
-        Raises:
-            TaskError: If the update does not return a row of numbers for each sample, with names and shapes
-                as before; if the rows of all samples would take too much memory.
-        """
+        """Add a micro-batch."""
         given = self._updated(outputs, batch, len(rows.indices))
         layout = {key: (str(array.dtype), array.shape[1:]) for key, array in given.items()}
         if not self._layout:

@@ -94,10 +94,6 @@ def make_objective(
         label_smoothing: part of the target that loss cross_entropy spreads over all classes.
         mixed: makes of a loss that of mixed samples; None if samples are not mixed.
         watch: is called with the model's outputs and the batch as the loss is given it.
-
-    Raises:
-        TaskError: If a loss or metric is neither a known name nor a function.
-        ConfigError: If there is label smoothing and the loss is not the named cross_entropy.
     """
     own: Objective | None = getattr(task, f"{framework}_loss", None)
     if own is not None:

@@ -32,11 +32,7 @@ def select(
     choice: Choice,
     other_names: Mapping[str, Collection[str]] | None = None,
 ) -> Selection:
-    """Choose what a model takes of some weights. What the patterns choose must fit exactly.
-
-    Raises:
-        CheckpointError: If a pattern matches nothing, a chosen array does not fit, or nothing is taken.
-    """
+    """Choose what a model takes of some weights. What the patterns choose must fit exactly."""
     names = _Names(other_names or {})
     _check_patterns(source, choice, names.all_of([*expected, *found]))
     against = {name: choice.reason_against(names.of(name)) for name in (*expected, *found)}

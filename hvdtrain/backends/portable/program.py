@@ -79,11 +79,7 @@ def make_program(
     tensors: Tensors,
     remedy: str,
 ) -> Program:
-    """Make the program of a model from what was recorded.
-
-    Raises:
-        TaskError: If the loss does not make one call, with tensors and constants, on every batch.
-    """
+    """Make the program of a model from what was recorded."""
     read = [read_call(recording, signature, tensors, remedy) for recording in recordings]
     first = read[0]
     for other in read[1:]:

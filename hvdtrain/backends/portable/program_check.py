@@ -1,15 +1,28 @@
 """Writing a program with as many dynamic axes as its model allows, and comparing it with the model."""
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
+from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE, compare
-from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput
-from hvdtrain.backends.portable.trees import Tensors
+from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, make_program
+from hvdtrain.backends.portable.recording import (
+    Call,
+    ModelCalledError,
+    Recording,
+    outputs_of,
+    record_batches,
+    record_serving,
+)
+from hvdtrain.backends.portable.trees import Tensors, leaves
 from hvdtrain.backends.records import Exported
+from hvdtrain.data.feed import HostBatch
 
 Named = Mapping[str, Any]
 
@@ -232,3 +245,69 @@ def _notes(program: Program) -> Iterator[str]:
 def _listed(numbers: Sequence[int]) -> str:
     *others, last = [f"{number:,}" for number in numbers]
     return f"{', '.join(others)} and {last}" if others else last
+
+
+@dataclass(frozen=True)
+class ModelCalls:
+    """How a framework calls a model that is in evaluation, and records what a task's loss does with it."""
+
+    tensors: Tensors  # functions of the framework
+    method: str  # the model's method whose signature says how it is called
+    in_evaluation: Callable[[Any], Any]  # returns what is called in place of the model
+    # (model, calls, elsewhere, is_one_call) -> a context with what a loss is given for the model: it records
+    # calls, and uses of parts outside of these; if there is one call, that raises ModelCalledError
+    watched: Callable[[Any, list[Call], list[str], bool], AbstractContextManager[Any]]
+    batch_of: Callable[[HostBatch], Mapping[str, Any]]  # returns a batch as the task's loss takes it
+    remedy: str  # what to do if the call cannot be served
+
+    def recorded(
+        self,
+        model: Any,
+        objective: Objective,
+        batch: Mapping[str, Any],
+        serve: Callable[..., Any] | None = None,
+        is_one_call: bool = False,
+    ) -> Recording:
+        """Return what the task's loss, or its function for serving, does with the model on one batch."""
+        size = int(next(leaf for _, leaf in leaves(batch, self.tensors.is_tensor)).shape[0])
+        if serve is not None:
+            return record_serving(serve, self.in_evaluation(model), batch, size)
+        calls: list[Call] = []
+        elsewhere: list[str] = []
+        result = None
+        with self.watched(model, calls, elsewhere, is_one_call) as called, suppress(ModelCalledError):
+            result = objective(called, batch)
+        return Recording(batch, size, calls, elsewhere, result)
+
+    def predicted(
+        self,
+        model: Any,
+        objective: Objective,
+        batch: Mapping[str, Any],
+        serve: Callable[..., Any] | None = None,
+        is_one_call: bool = False,
+    ) -> dict[str, Any]:
+        """Return the outputs of the model, or of the task's function for serving, for one batch by name."""
+        recording = self.recorded(model, objective, batch, serve, is_one_call)
+        function = getattr(model, self.method) if serve is None else partial(serve, model)
+        signature = inspect.signature(function)
+        return outputs_of(recording, self.in_evaluation(model), signature, self.tensors, self.remedy)
+
+    def export(  # noqa: PLR0917 - those of export_program
+        self,
+        model: Any,
+        objective: Objective,
+        batches: Sequence[HostBatch],
+        serve: Callable[..., Any] | None,
+        otherwise: str,
+        write: Callable[[Program, Callable[..., Any], tuple[ProgramInput, ...]], Written],
+    ) -> Exported:
+        """Write the call of a model that its task makes as a program, load it back and compare outputs."""
+        called = self.in_evaluation(model)
+        served = called if serve is None else partial(serve, called)
+        signature = inspect.signature(getattr(model, self.method) if serve is None else served)
+        recordings = record_batches(
+            lambda batch: self.recorded(model, objective, self.batch_of(batch), serve), batches
+        )
+        program = make_program(recordings, served, signature, self.tensors, f"{self.remedy} {otherwise}")
+        return write_and_compare(program, served, self.tensors, partial(write, program, served))

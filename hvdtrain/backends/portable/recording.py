@@ -83,11 +83,7 @@ def outputs_of(
     tensors: Tensors,
     remedy: str,
 ) -> dict[str, Any]:
-    """Return the outputs of the only call of the model, by name; without labels, if the loss gives it some.
-
-    Raises:
-        TaskError: If there is another number of calls, it needs labels, or it returns no tensor.
-    """
+    """Return the outputs of the only call of the model by name; without labels, if the loss gives it some."""
     call = _only_call(recording, remedy)
     outputs, bound = call.outputs, signature.bind(*call.args, **call.kwargs)
     sources = {id(leaf): path for path, leaf in leaves(recording.batch, tensors.is_tensor)}
@@ -141,11 +137,7 @@ class ReadCall:
 
 
 def read_call(recording: Recording, signature: inspect.Signature, tensors: Tensors, remedy: str) -> ReadCall:
-    """Return the call that was recorded on one batch, with slots for its tensors and without labels.
-
-    Raises:
-        TaskError: If there is not one call, or it has arguments that are no tensors and no constants.
-    """
+    """Return the call that was recorded on one batch, with slots for its tensors and without labels."""
     call = _only_call(recording, remedy)
     bound = signature.bind(*call.args, **call.kwargs)
     sources = {id(leaf): path for path, leaf in leaves(recording.batch, tensors.is_tensor)}

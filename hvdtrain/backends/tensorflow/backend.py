@@ -55,12 +55,7 @@ _WARM_UP_RATE = 1e-6
 
 
 def start(config: Config, membership: Membership | None = None) -> "TensorFlowBackend":
-    """Collective. Start Horovod, bind this worker's device and set its threads.
-
-    Raises:
-        EnvironmentFault: If the device is missing, Keras runs on another framework, TensorFlow
-            was used already or the launcher does not fit.
-    """
+    """Collective. Start Horovod, bind this worker's device and set its threads."""
     if keras.backend.backend() != "tensorflow":
         raise EnvironmentFault(
             f"Keras was imported with the {keras.backend.backend()} backend before hvdtrain started",

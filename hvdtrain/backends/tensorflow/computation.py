@@ -44,7 +44,7 @@ from hvdtrain.backends.tensorflow.objective.losses import (
     weigh,
 )
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32, float_bits_of, precision_of
-from hvdtrain.backends.tensorflow.program import predicted, to_numpy
+from hvdtrain.backends.tensorflow.program import CALLS, to_numpy
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync
@@ -271,7 +271,7 @@ class Computation:
         return {name: to_numpy(tensor) for name, tensor in outputs.items()}
 
     def _predicted(self, arrays: Any) -> dict[str, Tensor]:
-        return predicted(self.called, self.objective, arrays, self.serve, self.is_one_call)
+        return CALLS.predicted(self.called, self.objective, arrays, self.serve, self.is_one_call)
 
     def _eval_sums(self, arrays: Any, weights: Tensor) -> tuple[Tensor, Seen]:
         rows = self.per_sample(arrays, weights, training=False).rows

@@ -16,10 +16,10 @@ import numpy as np
 
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective.objective import Objective
-from hvdtrain.backends.portable.files import ZIP_ERRORS, check_fit, compare
+from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.records import Exported
-from hvdtrain.backends.tensorflow.program import TENSORS, batch_of, export_program, recorded
+from hvdtrain.backends.tensorflow.program import CALLS, TENSORS, export_program
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.task_model import take_loss
 from hvdtrain.data.feed import HostBatch
@@ -27,8 +27,6 @@ from hvdtrain.errors import CheckpointError, TaskError
 
 Model = Any
 
-_MOST_TIMES = 10  # optimizers keep several numbers for each weight
-_SPARE_BYTES = 1_000_000  # of an HDF5 file's own structure
 _EXACT = ("float32", "float64", "int32", "int64", "uint32")
 _WEIGHTS_FILE = "model.weights.h5"  # in a .keras file, which is a zip archive
 
@@ -47,8 +45,8 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     """
     if format_name == "keras":
         model.save(path)
-        batch = batch_of(batches[0])
-        pair = (recorded(one, objective, batch) for one in (model, _load_back(path)))
+        batch = CALLS.batch_of(batches[0])
+        pair = (CALLS.recorded(one, objective, batch) for one in (model, _load_back(path)))
         return compare(*(one.arrays(TENSORS) for one in pair))
     return export_program(model, objective, path, batches, serve)
 
@@ -76,14 +74,11 @@ def load_weights_file(
     """Load a file of weights into a model; say what was understood.
 
     Of a .keras file the weights are read, and nothing that says how to build a model.
-
-    Raises:
-        CheckpointError: If it is damaged, of an older Keras, or does not fit.
     """
     with tempfile.TemporaryDirectory() as folder:
         own = Path(folder) / "own.weights.h5"
         model.save_weights(own)
-        file = _weights_in(path, Path(folder), _MOST_TIMES * own.stat().st_size + _SPARE_BYTES)
+        file = _weights_in(path, Path(folder))
         try:
             expected, found = _shapes(own), _shapes(file)
             needed = not choice.is_all or expected != found
@@ -170,25 +165,15 @@ def _layer_names(path: Path) -> dict[str, str]:
     return names
 
 
-def _weights_in(path: Path, folder: Path, limit_bytes: int) -> Path:
-    """Return the .weights.h5 file that a file is or holds; one that unpacks to more bytes is refused."""
+def _weights_in(path: Path, folder: Path) -> Path:
+    """Return the .weights.h5 file that a file is or holds."""
     if path.suffix != ".keras":
         return path
-    inside = folder / "file.weights.h5"
     try:
         with zipfile.ZipFile(path) as archive:
-            size = archive.getinfo(_WEIGHTS_FILE).file_size
-            if size > limit_bytes:
-                raise CheckpointError(
-                    f"{path}: {_WEIGHTS_FILE} in it has {size:,} bytes; with the optimizer's state, this "
-                    f"model's weights have at most {limit_bytes:,}",
-                    "Import it with the task that has its model.",
-                )
-            archive.extract(_WEIGHTS_FILE, folder)
-            (folder / _WEIGHTS_FILE).rename(inside)
-    except ZIP_ERRORS as error:
+            return Path(archive.extract(_WEIGHTS_FILE, folder))
+    except Exception as error:  # several kinds, by how the archive is damaged or packed
         raise _damaged(path, error) from None
-    return inside
 
 
 def _damaged(path: Path, error: Exception) -> CheckpointError:

@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,25 +16,15 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.objective import Objective
-from hvdtrain.backends.portable.program import Program, ProgramInput, make_program
-from hvdtrain.backends.portable.program_check import Written, write_and_compare
-from hvdtrain.backends.portable.recording import (
-    Call,
-    ModelCalledError,
-    Recording,
-    outputs_of,
-    record_batches,
-    record_serving,
-)
-from hvdtrain.backends.portable.trees import Tensors, leaves
+from hvdtrain.backends.portable.program import Program, ProgramInput
+from hvdtrain.backends.portable.program_check import ModelCalls, Written
+from hvdtrain.backends.portable.recording import Call, ModelCalledError
+from hvdtrain.backends.portable.trees import Tensors
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.data.feed import HostBatch
 
 Model = Any
-
-_SERVE = "Give the task tf_serve(model, batch), which returns the outputs to serve."
-_REMEDY = f"{_SERVE} Or export the whole model: --to keras."
 
 
 def export_program(
@@ -44,72 +34,22 @@ def export_program(
     batches: Sequence[HostBatch],
     serve: Callable[..., Any] | None,
 ) -> Exported:
-    """Write the call of a model that its task makes as a program, load it back and compare outputs.
-
-    Raises:
-        TaskError: If the task does not make one call that a program can have.
-    """
-    called = Phase(model, training=False)
-    served = called if serve is None else partial(serve, called)
-    signature = inspect.signature(model.call if serve is None else served)
-    recordings = record_batches(lambda batch: recorded(model, objective, batch_of(batch), serve), batches)
-    program = make_program(recordings, served, signature, TENSORS, _REMEDY)
-    return write_and_compare(program, served, TENSORS, partial(_write_program, program, model, served, path))
-
-
-def recorded(
-    model: Model,
-    objective: Objective,
-    tensors: Mapping[str, Any],
-    serve: Callable[..., Any] | None = None,
-    is_one_call: bool = False,
-) -> Recording:
-    """Return what the task's loss, or its function for serving, does with the model on one batch."""
-    size = int(next(leaf for _, leaf in leaves(tensors, TENSORS.is_tensor)).shape[0])
-    if serve is not None:
-        return record_serving(serve, Phase(model, training=False), tensors, size)
-    watched = _Watched(model, is_one_call)
-    result = None
-    with suppress(ModelCalledError):
-        result = objective(watched, tensors)
-    return Recording(tensors, size, watched.calls, watched.elsewhere, result)
-
-
-def predicted(
-    model: Model,
-    objective: Objective,
-    tensors: Mapping[str, Any],
-    serve: Callable[..., Any] | None = None,
-    is_one_call: bool = False,
-) -> dict[str, Any]:
-    """Return the outputs of the model, or of the task's function for serving, for one batch by name.
-
-    Raises:
-        TaskError: If the task's loss does not call the model once.
-    """
-    recording = recorded(model, objective, tensors, serve, is_one_call)
-    signature = inspect.signature(model.call if serve is None else partial(serve, model))
-    return outputs_of(recording, Phase(model, training=False), signature, TENSORS, _SERVE)
-
-
-def batch_of(batch: HostBatch) -> dict[str, Any]:
-    """Return a batch as the task's loss takes it."""
-    return {name: tf.convert_to_tensor(array[0]) for name, array in batch.arrays.items()}
+    """Write the call of a model that its task makes as a program, load it back and compare outputs."""
+    write, otherwise = partial(_write_program, model, path), "Or export the whole model: --to keras."
+    return CALLS.export(model, objective, batches, serve, otherwise, write)
 
 
 class _Watched(Phase):
     """A model in evaluation whose calls, and uses of its parts outside of these, are recorded."""
 
-    def __init__(self, model: Model, is_one_call: bool) -> None:
+    def __init__(self, model: Model, calls: list[Call], elsewhere: list[str], is_one_call: bool) -> None:
         super().__init__(model, training=False)
-        self._is_one_call = is_one_call
-        self.calls: list[Call] = []
-        self.elsewhere: list[str] = []
+        self._is_one_call, self._calls, self._elsewhere = is_one_call, calls, elsewhere
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model and record the call."""
         outputs = super().__call__(*args, **kwargs)
-        self.calls.append(Call(args, kwargs, outputs))
+        self._calls.append(Call(args, kwargs, outputs))
         if self._is_one_call:
             raise ModelCalledError
         return outputs
@@ -117,7 +57,7 @@ class _Watched(Phase):
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
         if isinstance(value, keras.Layer) or inspect.ismethod(value):
-            self.elsewhere.append(name)
+            self._elsewhere.append(name)
         return value
 
 
@@ -131,13 +71,21 @@ def to_numpy(tensor: Any) -> NDArray[Any]:
 
 
 TENSORS = Tensors(_is_tensor, to_numpy, tf.concat)
+CALLS = ModelCalls(
+    TENSORS,
+    "call",
+    in_evaluation=partial(Phase, training=False),
+    watched=lambda *watching: nullcontext(_Watched(*watching)),
+    batch_of=lambda batch: {name: tf.convert_to_tensor(array[0]) for name, array in batch.arrays.items()},
+    remedy="Give the task tf_serve(model, batch), which returns the outputs to serve.",
+)
 
 
 def _write_program(
-    program: Program,
     model: Model,
-    served: Callable[..., Any],
     path: Path,
+    program: Program,
+    served: Callable[..., Any],
     inputs: tuple[ProgramInput, ...],
 ) -> Written:
     """Write the program with dynamic axes, and load it back."""

@@ -49,11 +49,7 @@ class BatchNormSync:
         self._group = group_of(workers)
 
     def take_over(self, model: Layer, every: bool = True) -> None:
-        """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
-
-        Raises:
-            TaskError: naming a layer that computes in a way of its own.
-        """
+        """Make a model's batch-norm layers normalise over all workers; their state stays as it is."""
         for path, layer in find_batch_norms(model).items():
             kind = type(layer)
             if not (every or (getattr(layer, "synchronized", False) and self._workers.may_reduce)):

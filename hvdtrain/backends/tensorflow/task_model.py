@@ -67,11 +67,7 @@ def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def choose_device(wanted: str, workers: HorovodWorkers) -> str:
-    """Return the device of this worker, chosen by its rank on the host. Local: no collective.
-
-    Raises:
-        EnvironmentFault: If there is no GPU, or not one for each worker of the host.
-    """
+    """Return the device of this worker, chosen by its rank on the host. Local: no collective."""
     cards = tf.config.list_physical_devices("GPU")
     if wanted == "cpu" or (wanted == "auto" and not cards):
         tf.config.set_visible_devices([], "GPU")
@@ -100,12 +96,7 @@ def device_name(device: str) -> str:
 
 
 def use_device(config: Config, workers: HorovodWorkers) -> str:
-    """Bind this worker's device, set its threads and return the device. Local: no collective.
-
-    Raises:
-        EnvironmentFault: If the device is missing or cannot compute in the config's precision, or TensorFlow
-            was used already.
-    """
+    """Bind this worker's device, set its threads and return the device. Local: no collective."""
     threads = config.threads or threads_per_worker(workers.local_size)
     try:
         device = choose_device(config.device, workers)
@@ -132,11 +123,7 @@ LOSS = "loss"  # the name in the model of a loss that has variables
 
 
 def make_model(task: Any, config: Config, batch_norm: BatchNormSync | None = None) -> keras.Model:
-    """Return the task's model, changed as the config requests.
-
-    Raises:
-        TaskError: If the task gives something else, or a model without weights.
-    """
+    """Return the task's model, changed as the config requests."""
     with autocast(config.precision):
         model = task.tf_model()
     if not isinstance(model, keras.Model):

@@ -43,11 +43,7 @@ _WARM_UP_RATE = 1e-6
 
 
 def start(config: Config, membership: Membership | None = None) -> "TorchBackend":
-    """Collective. Start Horovod, bind this worker's device and set its threads.
-
-    Raises:
-        EnvironmentFault: If the device is missing or the launcher does not fit.
-    """
+    """Collective. Start Horovod, bind this worker's device and set its threads."""
     workers = start_horovod(hvd, HorovodCollectives(), membership, has_groups=config.stages > 1)
     device = choose_device(config.device, workers)
     check_precision(config.precision, device.type == "cuda", workers.host)

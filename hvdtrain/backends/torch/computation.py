@@ -22,7 +22,7 @@ from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS, HorovodColle
 from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import NAMED, Values, check_values, weigh
 from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
-from hvdtrain.backends.torch.program import predicted, to_numpy
+from hvdtrain.backends.torch.program import CALLS, to_numpy
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import check_compiler, compiled, make_model
@@ -202,7 +202,9 @@ class Computation:
         found: dict[str, list[NDArray[Any]]] = {}
         with torch.no_grad(), autocast(self.precision, self.device), self.gathering.alone():
             for micro_batch in batch.micro_batches:
-                outputs = predicted(self.model, self.objective, micro_batch, self.serve, self.is_one_call)
+                outputs = CALLS.predicted(
+                    self.model, self.objective, micro_batch, self.serve, self.is_one_call
+                )
                 for name, tensor in outputs.items():
                     found.setdefault(name, []).append(to_numpy(tensor.cpu()))
         return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective.objective import Objective
-from hvdtrain.backends.portable.files import check_fit, check_torch_file, compare
+from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.records import Exported
-from hvdtrain.backends.torch.program import TENSORS, batch_of, export_program, recorded
+from hvdtrain.backends.torch.program import CALLS, TENSORS, export_program
 from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.backends.torch.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
+from hvdtrain.storage.files import open_regular
 
 # keys under which training scripts keep the weights among other things
 _KEYS = ("state_dict", "model", "model_state_dict", "module")
@@ -72,7 +73,7 @@ def _load(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
 def _outputs(model: torch.nn.Module, batch: HostBatch, objective: Objective) -> list[NDArray[Any]]:
     torch.manual_seed(0)  # a model that computes with random numbers gets the same ones again
     with torch.no_grad():
-        return recorded(model, objective, batch_of(batch)).arrays(TENSORS)
+        return CALLS.recorded(model, objective, CALLS.batch_of(batch)).arrays(TENSORS)
 
 
 def _write_safetensors(model: torch.nn.Module, path: Path) -> None:
@@ -90,11 +91,7 @@ def _write_safetensors(model: torch.nn.Module, path: Path) -> None:
 def load_weights_file(
     model: torch.nn.Module, path: Path, choice: Choice = ALL_WEIGHTS, fields: Sequence[Field] = ()
 ) -> str:
-    """Load a file of weights into a model; say what was understood.
-
-    Raises:
-        CheckpointError: If it cannot be read without running code, or does not fit.
-    """
+    """Load a file of weights into a model; say what was understood."""
     found, notes = _unwrapped(_read_weights(path), path)
     expected = model.state_dict()
     # a count that PyTorch keeps since 0.4.1 and nothing here reads
@@ -134,10 +131,8 @@ def _read_weights(path: Path) -> dict[str, Any]:
             from safetensors.torch import load_file
 
             return dict(load_file(path))
-        check_torch_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
+        with open_regular(path) as file:
+            found = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} is refused: to read it, code that it names would have to run ({_reason(error)})",

@@ -5,7 +5,7 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,23 +16,14 @@ from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective.objective import Objective
-from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, make_program
-from hvdtrain.backends.portable.program_check import Written, write_and_compare
-from hvdtrain.backends.portable.recording import (
-    Call,
-    ModelCalledError,
-    Recording,
-    outputs_of,
-    record_batches,
-    record_serving,
-)
-from hvdtrain.backends.portable.trees import Tensors, leaves
+from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput
+from hvdtrain.backends.portable.program_check import ModelCalls, Written
+from hvdtrain.backends.portable.recording import Call, ModelCalledError
+from hvdtrain.backends.portable.trees import Tensors
 from hvdtrain.backends.records import Exported
 from hvdtrain.data.feed import HostBatch
 
 _EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie next to it
-_SERVE = "Give the task torch_serve(model, batch), which returns the outputs to serve."
-_REMEDY = f"{_SERVE} Or export the weights: --to safetensors."
 
 
 def export_program(  # noqa: PLR0917 - passed on by export_model as they are
@@ -43,65 +34,19 @@ def export_program(  # noqa: PLR0917 - passed on by export_model as they are
     batches: Sequence[HostBatch],
     serve: Callable[..., Any] | None,
 ) -> Exported:
-    """Write the call of a model that its task makes as a program, load it back and compare outputs.
-
-    Raises:
-        TaskError: If the task does not make one call that a program can have.
-    """
-    served = model if serve is None else partial(serve, model)
-    signature = inspect.signature(model.forward if serve is None else served)
+    """Write the call of a model that its task makes as a program, load it back and compare outputs."""
+    write, otherwise = (
+        partial(_write_program, model, format_name, path),
+        "Or export the weights: --to safetensors.",
+    )
     with torch.no_grad():
-        recordings = record_batches(lambda batch: recorded(model, objective, batch_of(batch), serve), batches)
-        program = make_program(recordings, served, signature, TENSORS, _REMEDY)
-        write = partial(_write_program, program, model, served, format_name, path)
-        return write_and_compare(program, served, TENSORS, write)
-
-
-def recorded(
-    model: torch.nn.Module,
-    objective: Objective,
-    tensors: Mapping[str, Any],
-    serve: Callable[..., Any] | None = None,
-    is_one_call: bool = False,
-) -> Recording:
-    """Return what the task's loss, or its function for serving, does with the model on one batch."""
-    size = int(next(leaf for _, leaf in leaves(tensors, TENSORS.is_tensor)).shape[0])
-    if serve is not None:
-        return record_serving(serve, model, tensors, size)
-    calls: list[Call] = []
-    elsewhere: list[str] = []
-    result = None
-    with _watched(model, calls, elsewhere, is_one_call), suppress(ModelCalledError):
-        result = objective(model, tensors)
-    return Recording(tensors, size, calls, elsewhere, result)
-
-
-def predicted(
-    model: torch.nn.Module,
-    objective: Objective,
-    tensors: Mapping[str, Any],
-    serve: Callable[..., Any] | None = None,
-    is_one_call: bool = False,
-) -> dict[str, Any]:
-    """Return the outputs of the model, or of the task's function for serving, for one batch by name.
-
-    Raises:
-        TaskError: If the task's loss does not call the model once.
-    """
-    recording = recorded(model, objective, tensors, serve, is_one_call)
-    signature = inspect.signature(model.forward if serve is None else partial(serve, model))
-    return outputs_of(recording, model, signature, TENSORS, _SERVE)
-
-
-def batch_of(batch: HostBatch) -> dict[str, torch.Tensor]:
-    """Return a batch as the task's loss takes it."""
-    return {name: torch.from_numpy(np.array(array[0])) for name, array in batch.arrays.items()}
+        return CALLS.export(model, objective, batches, serve, otherwise, write)
 
 
 @contextmanager
 def _watched(
     model: torch.nn.Module, calls: list[Call], elsewhere: list[str], is_one_call: bool
-) -> Iterator[None]:
+) -> Iterator[torch.nn.Module]:
     """Return a context in which calls of the model, and of its parts outside of these, are recorded."""
     running: list[torch.nn.Module] = []
     arguments: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -125,7 +70,7 @@ def _watched(
             before = partial(enter, name)
             handles.enter_context(module.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
             handles.enter_context(module.register_forward_hook(leave, with_kwargs=True))
-        yield
+        yield model
 
 
 def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
@@ -136,6 +81,14 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 TENSORS = Tensors(lambda value: isinstance(value, torch.Tensor), to_numpy, torch.cat)
+CALLS = ModelCalls(
+    TENSORS,
+    "forward",
+    in_evaluation=lambda model: model,
+    watched=_watched,
+    batch_of=lambda batch: {name: torch.from_numpy(np.array(a[0])) for name, a in batch.arrays.items()},
+    remedy="Give the task torch_serve(model, batch), which returns the outputs to serve.",
+)
 
 
 class _Program(torch.nn.Module):
@@ -157,11 +110,11 @@ class _Program(torch.nn.Module):
 
 
 def _write_program(  # noqa: PLR0917 - the first of them are bound
-    program: Program,
     model: torch.nn.Module,
-    served: Callable[..., Any],
     format_name: str,
     path: Path,
+    program: Program,
+    served: Callable[..., Any],
     inputs: tuple[ProgramInput, ...],
 ) -> Written:
     """Write the program with dynamic axes if the model allows them, and load it back."""

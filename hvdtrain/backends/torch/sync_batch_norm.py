@@ -38,11 +38,7 @@ class BatchNormSync:
         self._group = group_of(workers)
 
     def take_over(self, model: torch.nn.Module) -> None:
-        """Make a model's batch-norm layers normalise over all workers; their state stays as it is.
-
-        Raises:
-            TaskError: naming a layer that computes in a way of its own.
-        """
+        """Make a model's batch-norm layers normalise over all workers; their state stays as it is."""
         for path, layer in find_batch_norms(model).items():
             kind = type(layer)
             plain = kind.forward in (_BatchNorm.forward, torch.nn.SyncBatchNorm.forward)

@@ -59,11 +59,7 @@ def compiled(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def choose_device(wanted: str, workers: HorovodWorkers) -> torch.device:
-    """Return the device of this worker, chosen by its rank on the host. Local: no collective.
-
-    Raises:
-        EnvironmentFault: If there is no GPU, or not one for each worker of the host.
-    """
+    """Return the device of this worker, chosen by its rank on the host. Local: no collective."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -63,9 +63,6 @@ class ModelState:
 
     Attributes:
         fields: the variables as portable arrays, each once, in the model's order.
-
-    Raises:
-        TaskError: If two variables have one name, or ``state_names`` does not fit the model.
     """
 
     def __init__(self, model: Layer, renaming: Renaming) -> None:

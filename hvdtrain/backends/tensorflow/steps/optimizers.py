@@ -231,12 +231,7 @@ def choose_optimizer(
 
 
 def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_optimizer") -> OwnRates:
-    """Return the learning rate of a task's optimizer: one, as Keras has no parameter groups.
-
-    Raises:
-        TaskError: If it is a schedule or a function, or not a positive number; or if the optimizer keeps a
-            moving average of the weights, which only ``model.fit`` would use.
-    """
+    """Return the learning rate of a task's optimizer: one, as Keras has no parameter groups."""
     inner = optimizer
     while getattr(inner, "inner_optimizer", None) is not None:  # one that scales losses
         inner = inner.inner_optimizer
@@ -258,11 +253,7 @@ def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_opti
 
 
 def make_optimizers(task: Any, model: keras.Model, tensors: ModelState) -> NamedOptimizers:
-    """Make the optimizers of a task that names several, each with the parameters that it trains.
-
-    Raises:
-        TaskError: If it gives something else, or not exactly one of them trains each trainable parameter.
-    """
+    """Make the optimizers of a task that names several, each with the parameters that it trains."""
     method, given = "tf_optimizers", task.tf_optimizers(model)
     pairs = given if isinstance(given, Mapping) else {}
     for name, pair in pairs.items():

@@ -120,9 +120,6 @@ class ModelState:
 
     Attributes:
         entries: the tensors, each once, in the model's order.
-
-    Raises:
-        TaskError: If two tensors have one name, or ``state_names`` does not fit the model.
     """
 
     def __init__(self, model: nn.Module, renaming: Renaming) -> None:
@@ -184,11 +181,7 @@ class ModelState:
         return (f for f in self.fields if any(id(t) in trainable for t in f.tensors))
 
     def freeze(self, names: Collection[str]) -> None:
-        """Take the parameters of these portable names out of what training changes.
-
-        Raises:
-            ConfigError: If one is a part of a tensor of which another part is not among them.
-        """
+        """Take the parameters of these portable names out of what training changes."""
         frozen = {id(t): field.name for field in self.fields if field.name in names for t in field.tensors}
         for field in self.fields:
             shared = [frozen[id(t)] for t in field.tensors if id(t) in frozen and field.name not in names]

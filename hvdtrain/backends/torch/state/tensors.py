@@ -142,9 +142,6 @@ def try_step(
     """Let an optimizer that keeps nothing yet take a step with the gradients that are there.
 
     What it keeps is undone. The parameters are not: the caller has copies of them, or needs them no more.
-
-    Raises:
-        TaskError: If it fails, as one does that needs a closure or gradients of another kind.
     """
     inner = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
     optimizers = [optimizer, *inner]

@@ -108,9 +108,6 @@ class TrainingState(CommonState):
         """Load portable state, having checked all of it.
 
         A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
-
-        Raises:
-            TaskError: If the state does not fit, or an optimizer's cannot be made.
         """
         ema_fields = self.ema.fields if has_ema(state) else []
         outer_fields = self._outer_fields if has_outer(state) else []

@@ -234,12 +234,7 @@ def _factors(
 def choose_optimizer(
     task: Any, config: Config, model: ModelState, options: Mapping[str, ParameterOptions]
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of a job, for the model's trainable parameters.
-
-    Raises:
-        TaskError: If the task gives something else than an optimizer, or one with a scheduler.
-        ConfigError: If parameters that are parts of one tensor have different options.
-    """
+    """Make the optimizer of a job, for the model's trainable parameters."""
     parameters = [entry.tensor for entry in model.entries if entry.trainable]
     if hasattr(task, "torch_optimizer"):
         optimizer = task.torch_optimizer(parameters)
@@ -282,9 +277,6 @@ def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:
 
     From then on, a group's ``lr_scale`` is its rate relative to the base: its own rate / the base, times
     the ``lr_scale`` that the task gave it.
-
-    Raises:
-        TaskError: If a scheduler is attached to it, or the base is not a positive number.
     """
     groups = optimizer.param_groups
     if any("initial_lr" in group for group in groups):  # every scheduler of PyTorch writes this
@@ -308,11 +300,7 @@ def take_own_rates(optimizer: torch.optim.Optimizer) -> OwnRates:
 def make_optimizers(
     task: Any, model: torch.nn.Module, tensors: ModelState
 ) -> dict[str, torch.optim.Optimizer]:
-    """Make the optimizers of a task that names several.
-
-    Raises:
-        TaskError: If it gives something else, or not exactly one of them trains each trainable parameter.
-    """
+    """Make the optimizers of a task that names several."""
     method = "torch_optimizers"
     by_name = check_named_optimizers(task.torch_optimizers(model), torch.optim.Optimizer, method)
     known = {id(entry.tensor) for entry in tensors.entries}

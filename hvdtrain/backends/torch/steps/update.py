@@ -87,11 +87,7 @@ class Update:
         return gradient_weights if self.loss_scale is None else gradient_weights * self.loss_scale.factor
 
     def backward(self, losses: torch.Tensor, gradient_weights: torch.Tensor) -> None:
-        """Add a micro-batch's part to the gradients; the reducer may begin with those that are complete.
-
-        Raises:
-            TaskError: If something else has changed them, such as a task that calls ``backward`` itself.
-        """
+        """Add a micro-batch's part to the gradients; the reducer may begin with those that are complete."""
         self.differentiate(partial(losses.backward, gradient_weights))
 
     def differentiate(self, run: Callable[[], object]) -> None:
