@@ -11,10 +11,10 @@ from typing import Any, Protocol, cast, runtime_checkable
 
 from numpy.typing import NDArray
 
-from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.recording import StepRecorder
 from hvdtrain.backends.records import (
     BackendInfo,
+    Choice,
     DeviceMemory,
     DryRun,
     Exported,

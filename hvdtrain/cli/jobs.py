@@ -150,7 +150,7 @@ def import_(
     WEIGHTS is a file that PyTorch or Keras saved, or its URL. Training starts from the checkpoint with
     --init.
     """
-    from hvdtrain.backends.choice import Choice
+    from hvdtrain.backends.records import Choice
     from hvdtrain.jobs.serving.checkpoint import Call
     from hvdtrain.jobs.serving.weights import import_file
 

@@ -6,7 +6,7 @@ from unittest import mock
 import numpy as np
 
 from hvdtrain.backends import load_backend
-from hvdtrain.backends.objective import metric_states
+from hvdtrain.backends.objective import stateful_metrics
 from hvdtrain.config import Layer
 from hvdtrain.data.training_data import TrainingData
 from hvdtrain.jobs.opening.setup import open_together
@@ -42,17 +42,17 @@ def gathered(framework: str) -> None:
     backend = load_backend(prepare([Layer("options", {"framework": framework, **FIELDS})]).config)
     workers = backend.workers
     value = {"rows": np.arange(5 * workers.rank) + 0.5, "flags": [np.zeros(workers.rank, bool)]}
-    with mock.patch.object(metric_states, "_CHUNK_BYTES", 32):
-        found = metric_states.on_rank_zero(value, workers, _collectives(framework))
+    with mock.patch.object(stateful_metrics, "_CHUNK_BYTES", 32):
+        found = stateful_metrics.on_rank_zero(value, workers, _collectives(framework))
     assert len(found) == (workers.size if workers.rank == 0 else 0)
     for rank, of_worker in enumerate(found):
         np.testing.assert_array_equal(of_worker["rows"], np.arange(5 * rank) + 0.5)
         np.testing.assert_array_equal(of_worker["flags"][0], np.zeros(rank, bool))
 
 
-def _collectives(framework: str) -> metric_states.Collectives:
+def _collectives(framework: str) -> stateful_metrics.Collectives:
     if framework == "torch":
-        from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
+        from hvdtrain.backends.torch.objective.metric_objects import HorovodCollectives
     else:
-        from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
+        from hvdtrain.backends.tensorflow.objective.metric_objects import HorovodCollectives
     return HorovodCollectives()

@@ -47,7 +47,7 @@ def main() -> None:
 
 def _import_framework(flag: str) -> None:
     """Import a framework, if it is one, as hvdtrain does; later collections leave out what is there then."""
-    from hvdtrain.backends.choice import quick_imports
+    from hvdtrain.backends import quick_imports
     from hvdtrain.host.frameworks import FRAMEWORKS
 
     if flag not in FRAMEWORKS:

@@ -7,8 +7,8 @@ import pytest
 from support.twins import KerasHolder, KerasSide, TorchHolder, TorchSide, assert_same, keras, torch
 
 from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, share_of_new, without_ema
-from hvdtrain.backends.tensorflow.state import ema as keras_ema
-from hvdtrain.backends.torch.state import ema as torch_ema
+from hvdtrain.backends.tensorflow.state import moving_state as keras_ema
+from hvdtrain.backends.torch.state import moving_state as torch_ema
 from hvdtrain.errors import TaskError
 
 X = np.zeros((1, 4, 3), np.float32)

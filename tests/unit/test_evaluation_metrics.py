@@ -9,8 +9,7 @@ import sklearn.metrics as reference
 
 import hvdtrain
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.objective.metric_states import RowsState
-from hvdtrain.backends.objective.stateful_metrics import Rows
+from hvdtrain.backends.objective.stateful_metrics import Rows, RowsState
 from hvdtrain.errors import TaskError
 
 torch = pytest.importorskip("torch")
@@ -24,12 +23,12 @@ ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda v: v, allgather_
 @pytest.fixture(params=["torch", "tf"])
 def side(request):
     if request.param == "torch":
-        from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS
+        from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
 
         return SimpleNamespace(
             name="torch", functions=FUNCTIONS, tensor=lambda a: torch.from_numpy(np.array(a))
         )
-    from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS
+    from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
 
     return SimpleNamespace(name="tf", functions=FUNCTIONS, tensor=tf.constant)
 

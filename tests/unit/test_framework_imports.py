@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hvdtrain.backends.choice import quick_imports
+from hvdtrain.backends import quick_imports
 from hvdtrain.host.frameworks import FRAMEWORKS
 
 PACKAGE, USER = "package_of_this_test", "package_of_this_test.heavy"
@@ -75,7 +75,7 @@ def test_keras_has_the_wrappers_that_are_postponed():
     """In a process of its own: here Keras may have been imported already."""
     script = """
 import sys
-from hvdtrain.backends.choice import quick_imports
+from hvdtrain.backends import quick_imports
 with quick_imports({postponed}):
     import keras
 assert "sklearn" not in sys.modules, "nothing is saved"
@@ -97,7 +97,7 @@ atexit.register(lambda: print(gc.get_freeze_count() > 0))  # registered first, i
 sys.argv = ["hvdtrain"]
 sys.modules["triton"] = types.ModuleType("triton")
 sys.modules["triton"].__version__ = "{version}"
-from hvdtrain.backends.choice import quick_imports
+from hvdtrain.backends import quick_imports
 with quick_imports([]):
     import wave
 """

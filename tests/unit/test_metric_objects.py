@@ -29,10 +29,10 @@ NUMBERS = RANDOM.randn(SAMPLES, 2).astype("float32") + 3
 
 def side_of(framework):
     if framework == "torch":
-        from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS
+        from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
 
         return FUNCTIONS, lambda array: torch.from_numpy(np.array(array))
-    from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS
+    from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
 
     return FUNCTIONS, tf.constant
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.twins import keras, torch
 
-from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.names import Renaming
+from hvdtrain.backends.records import Choice
 from hvdtrain.backends.tensorflow.export import load_weights_file as load_keras
 from hvdtrain.backends.tensorflow.state.model_state import ModelState as KerasState
 from hvdtrain.backends.torch.export import load_weights_file as load_torch

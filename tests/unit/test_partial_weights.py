@@ -5,8 +5,8 @@ import pytest
 from support.fakes import FakeBackend, on_every_rank, one_worker
 from support.states import make_record, make_state, saved
 
-from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.partial import select
+from hvdtrain.backends.records import Choice
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError

@@ -9,8 +9,7 @@ import pytest
 
 from hvdtrain.backends.portable.program import make_program
 from hvdtrain.backends.portable.program_check import Written, write_and_compare
-from hvdtrain.backends.portable.recording import Call, Recording, record_serving
-from hvdtrain.backends.portable.trees import Tensors, named_outputs
+from hvdtrain.backends.portable.recording import Call, Recording, Tensors, named_outputs, record_serving
 from hvdtrain.errors import TaskError
 
 NUMPY = Tensors(lambda value: isinstance(value, np.ndarray), np.asarray, np.concatenate)

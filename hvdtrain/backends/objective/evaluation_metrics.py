@@ -6,14 +6,16 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.backends.objective.metric_objects import is_metric_object
-from hvdtrain.backends.objective.metric_states import Collectives, RowsState, on_rank_zero
 from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions, named_metric
 from hvdtrain.backends.objective.stateful_metrics import (
+    Collectives,
     GatheredMetric,
     Rows,
+    RowsState,
     StatefulMetric,
     SumMetric,
     as_number,
+    on_rank_zero,
 )
 from hvdtrain.early_stopping import check_metric_names
 from hvdtrain.errors import HvdtrainError, TaskError

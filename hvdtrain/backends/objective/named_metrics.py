@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
 from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
-from hvdtrain.backends.objective.metric_states import ToNumpy
-from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, StatefulMetric, SumMetric
+from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, StatefulMetric, SumMetric, ToNumpy
 from hvdtrain.errors import TaskError
 
 Array = NDArray[Any]

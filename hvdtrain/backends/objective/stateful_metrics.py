@@ -1,12 +1,19 @@
 """Metrics of a whole evaluation: what users write, and what a backend keeps of one while it evaluates."""
 
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hvdtrain.backends.workers import Sized, group_of, peer_errors
+from hvdtrain.errors import TaskError
+from hvdtrain.workers import wire
+from hvdtrain.workers.agreement import Workers
 
 # (outputs, batch) -> name to tensor (samples, ...)
 Update = Callable[[Any, Any], Mapping[str, Any]]
@@ -106,3 +113,169 @@ def as_number(value: Any) -> float | None:
         return None
     array = np.asarray(value)
     return float(array.reshape(())) if array.size == 1 and array.dtype.kind in "fiub" else None
+
+
+_CHUNK_BYTES = 1 << 26  # of one worker that travel at once
+
+ToNumpy = Callable[[Any], NDArray[Any]]
+# by name, the type and the shape of a row
+Layout = dict[str, tuple[str, tuple[int, ...]]]
+# of a worker: the layout, arrays of rows by name, and each row's index in the data set
+_Part = tuple[Layout, dict[str, NDArray[Any]], NDArray[np.int64]]
+
+
+class Collectives(ABC):
+    """How objects, as bytes, and the states of metrics move between workers.
+
+    Args:
+        workers: some of the job's workers, among which they move; None for all.
+    """
+
+    hvd: ClassVar[Any]  # Horovod's binding of the framework
+    to_tensor: ClassVar[Any]  # returns an array as a tensor
+    on_host: ClassVar[Any] = nullcontext  # returns a context in which tensors lie in the host's memory
+
+    def __init__(self, workers: Sized | None = None) -> None:
+        self._workers = workers
+        self._group = group_of(workers)
+
+    @abstractmethod
+    def is_under_way(self) -> bool:
+        """Return whether this worker began an operation that it has not waited for."""
+
+    def join(self, data: NDArray[np.uint8], name: str = "hvdtrain.objects") -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks, on every worker."""
+        with peer_errors(), self.on_host():
+            joined = self.hvd.allgather(self.to_tensor(data), name=name, **self._group)
+        return np.asarray(joined.numpy())
+
+    def sum(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Collective. Return the sum of the workers' vectors; of the model's statistics."""
+        with peer_errors(), self.on_host():
+            name = "hvdtrain.statistics"
+            summed = self.hvd.allreduce(self.to_tensor(vector), op=self.hvd.Sum, name=name, **self._group)
+        return np.asarray(summed.numpy())
+
+    def gather(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Collective. Return the workers' bytes in the order of ranks on rank 0, and none on others."""
+        splits = np.zeros(self.hvd.size() if self._workers is None else self._workers.size, np.int32)
+        splits[0] = len(data)
+        with peer_errors(), self.on_host():
+            sent = self.to_tensor(data), self.to_tensor(splits)
+            gathered, _ = self.hvd.alltoall(*sent, name="hvdtrain.metric_rows", **self._group)
+        return np.asarray(gathered.numpy())
+
+
+def on_rank_zero(value: Any, workers: Workers, collectives: Collectives) -> list[Any]:
+    """Collective. Return the values of all workers on rank 0, and none on others.
+
+    Bytes travel in chunks: an allgather would need the memory of all values on every worker, and Horovod
+    counts the bytes of one operation in 32 bits.
+    """
+    if workers.size == 1:
+        return [value]
+    data = np.frombuffer(bytearray(wire.encode(value)), np.uint8)
+    sizes = workers.allgather_object(len(data))
+    found = [np.empty(size if workers.rank == 0 else 0, np.uint8) for size in sizes]
+    for begin in range(0, max(sizes), _CHUNK_BYTES):
+        chunk = collectives.gather(data[begin : begin + _CHUNK_BYTES])
+        for array in found if workers.rank == 0 else ():
+            own = array[begin : begin + _CHUNK_BYTES]
+            own[...], chunk = chunk[: len(own)], chunk[len(own) :]
+    return [wire.decode(array.data) for array in found] if workers.rank == 0 else []
+
+
+class RowsState:
+    """A ``SumMetric`` or ``GatheredMetric`` in an evaluation; a sum is kept as a single row.
+
+    Args:
+        metric: what the user or a named metric gives.
+        to_numpy: returns a tensor of the framework as an array.
+    """
+
+    def __init__(self, name: str, metric: SumMetric | GatheredMetric, to_numpy: ToNumpy) -> None:
+        self._name, self._metric, self._to_numpy = name, metric, to_numpy
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget all batches."""
+        self._layout: Layout = {}
+        self._rows: dict[str, list[NDArray[Any]]] = {}
+        self._indices = [np.empty(0, np.int64)]
+
+    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
+        """Add a micro-batch."""
+        given = self._updated(outputs, batch, len(rows.indices))
+        layout = {key: (str(array.dtype), array.shape[1:]) for key, array in given.items()}
+        if not self._layout:
+            self._check_memory(given, rows.total)
+        self._check_stays(self._layout or layout, layout)
+        self._layout = layout
+        for key, array in given.items():
+            kept, counted = self._rows.setdefault(key, []), array[rows.is_counted]  # a copy of the buffer
+            if isinstance(self._metric, SumMetric):
+                kept[:] = [sum(kept, counted.sum(0, dtype=np.float64, keepdims=True))]
+            else:
+                kept.append(counted)
+        if isinstance(self._metric, GatheredMetric):
+            self._indices.append(rows.indices[rows.is_counted])
+
+    def parts(self) -> _Part:
+        """Return the state of this worker."""
+        rows = {key: np.concatenate(self._rows.pop(key)) for key in list(self._rows)}
+        return self._layout, rows, np.concatenate(self._indices)
+
+    def compute(self, of_workers: list[_Part]) -> Any:
+        """Return the metric's value, of sums or of rows in the order of the data set."""
+        layout = of_workers[0][0]
+        for other, _, _ in of_workers:
+            self._check_stays(layout, other)
+        rows = {key: np.concatenate([part[1].pop(key) for part in of_workers]) for key in layout}
+        if isinstance(self._metric, SumMetric):
+            return self._metric.compute({key: array.sum(0) for key, array in rows.items()})
+        order = np.argsort(np.concatenate([indices for _, _, indices in of_workers]), kind="stable")
+        return self._metric.compute({key: array[order] for key, array in rows.items()})
+
+    def _updated(self, outputs: Any, batch: Mapping[str, Any], samples: int) -> dict[str, NDArray[Any]]:
+        given = self._metric.update(outputs, batch)
+        if not isinstance(given, Mapping) or not given:
+            raise TaskError(
+                f"metrics[{self._name!r}]: update must return a mapping of names to tensors (samples, ...); "
+                f"found {'an empty one' if isinstance(given, Mapping) else type(given).__name__}",
+                'Return such as {"right": right}, with a row for each sample.',
+            )
+        arrays = {str(key): np.asarray(self._to_numpy(value)) for key, value in given.items()}
+        for key, array in arrays.items():
+            if array.shape[:1] != (samples,) or array.dtype.kind not in "fiub":
+                raise TaskError(
+                    f"metrics[{self._name!r}]: update must return a row of numbers for each sample, shape "
+                    f"({samples}, ...); found {array.dtype} {array.shape} for {key!r}",
+                    "Add up over all axes but the first, and not over samples: hvdtrain does that.",
+                )
+        return arrays
+
+    def _check_stays(self, before: Layout, now: Layout) -> None:
+        if before != now:
+            raise TaskError(
+                f"metrics[{self._name!r}]: update returned {before} for one batch, and {now} for another",
+                "Return the same names, types and shapes for every batch: pad all samples to one length, or "
+                "add up over the axis that differs.",
+            )
+
+    def _check_memory(self, given: Mapping[str, NDArray[Any]], total: int) -> None:
+        """Check that the rows of all samples fit into the memory that a metric may take on rank 0."""
+        of_sample = sum(array.nbytes // max(1, len(array)) for array in given.values())
+        if isinstance(self._metric, GatheredMetric) and of_sample * total > self._metric.max_bytes:
+            raise TaskError(
+                f"metrics[{self._name!r}] would gather {in_units(of_sample * total)} on rank 0: "
+                f"{of_sample:,} bytes for each of {total:,} samples; it may take "
+                f"{in_units(self._metric.max_bytes)}",
+                "Return fewer or smaller numbers for each sample, compute it from sums (hvdtrain.SumMetric), "
+                "or, if rank 0 has the memory, give hvdtrain.GatheredMetric(update, compute, max_bytes=...).",
+            )
+
+
+def in_units(size: int) -> str:
+    """Return a number of bytes with its unit."""
+    unit, power = ("GiB", 30) if size >= 1 << 27 else ("MiB", 20) if size >= 1 << 17 else ("KiB", 10)
+    return f"{size / (1 << power):.3g} {unit}"

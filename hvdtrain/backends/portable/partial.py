@@ -7,8 +7,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from hvdtrain.backends.choice import Choice, matches
-from hvdtrain.backends.records import Shapes
+from hvdtrain.backends.records import Choice, Shapes, matches
 from hvdtrain.errors import CheckpointError
 from hvdtrain.workers.wire_types import travels
 

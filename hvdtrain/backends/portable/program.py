@@ -10,8 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE, compare
-from hvdtrain.backends.portable.recording import ReadCall, Recording, Slot, check_equal, filled, read_call
-from hvdtrain.backends.portable.trees import Tensors, leaves, named_outputs
+from hvdtrain.backends.portable.recording import (
+    ReadCall,
+    Recording,
+    Slot,
+    Tensors,
+    check_equal,
+    filled,
+    leaves,
+    named_outputs,
+    read_call,
+)
 from hvdtrain.errors import TaskError
 
 BATCH, LENGTH = "batch", "length"  # names of dynamic axes

@@ -16,11 +16,12 @@ from hvdtrain.backends.portable.recording import (
     Call,
     ModelCalledError,
     Recording,
+    Tensors,
+    leaves,
     outputs_of,
     record_batches,
     record_serving,
 )
-from hvdtrain.backends.portable.trees import Tensors, leaves
 from hvdtrain.backends.records import Exported
 from hvdtrain.data.feed import HostBatch
 

@@ -12,10 +12,10 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import Backend, ModelFiles, PendingState
-from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.records import (
     BackendInfo,
+    Choice,
     DeviceMemory,
     DryRun,
     Exported,
@@ -28,7 +28,7 @@ from hvdtrain.backends.tensorflow import probes
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.export import export_model, load_weights_file, plain_model
 from hvdtrain.backends.tensorflow.functions import with_micro_batches
-from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
+from hvdtrain.backends.tensorflow.objective.metric_objects import HorovodCollectives
 from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.replica_state import StateTensors
 from hvdtrain.backends.tensorflow.state.moving_state import MovingState

@@ -33,7 +33,6 @@ from hvdtrain.backends.tensorflow.functions import (
     of_counted,
     phase_of_layers,
 )
-from hvdtrain.backends.tensorflow.objective.evaluation import FUNCTIONS, HorovodCollectives
 from hvdtrain.backends.tensorflow.objective.gathering import Gathering
 from hvdtrain.backends.tensorflow.objective.losses import (
     NAMED,
@@ -43,6 +42,7 @@ from hvdtrain.backends.tensorflow.objective.losses import (
     masks_within,
     weigh,
 )
+from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS, HorovodCollectives
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32, float_bits_of, precision_of
 from hvdtrain.backends.tensorflow.program import CALLS, to_numpy
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState

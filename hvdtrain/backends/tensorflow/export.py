@@ -14,11 +14,10 @@ import h5py
 import keras
 import numpy as np
 
-from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
-from hvdtrain.backends.records import Exported
+from hvdtrain.backends.records import ALL_WEIGHTS, Choice, Exported
 from hvdtrain.backends.tensorflow.program import CALLS, TENSORS, export_program
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.task_model import take_loss

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.program import Program, ProgramInput
 from hvdtrain.backends.portable.program_check import ModelCalls, Written
-from hvdtrain.backends.portable.recording import Call, ModelCalledError
-from hvdtrain.backends.portable.trees import Tensors
+from hvdtrain.backends.portable.recording import Call, ModelCalledError, Tensors
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
 from hvdtrain.data.feed import HostBatch

@@ -10,17 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import Backend, ModelFiles, PendingState
-from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.options import check_precision
-from hvdtrain.backends.records import BackendInfo, DeviceMemory, DryRun, Exported, ModelInfo
+from hvdtrain.backends.records import BackendInfo, Choice, DeviceMemory, DryRun, Exported, ModelInfo
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.steps import choose_step
 from hvdtrain.backends.torch import probes
 from hvdtrain.backends.torch.batches import TorchBatch
 from hvdtrain.backends.torch.export import export_model, load_weights_file, plain_model
-from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
+from hvdtrain.backends.torch.objective.metric_objects import HorovodCollectives
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.replica_state import StateTensors
 from hvdtrain.backends.torch.state.moving_state import MovingState

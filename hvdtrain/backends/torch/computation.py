@@ -18,9 +18,9 @@ from hvdtrain.backends.reduction.local_steps import LoneWorker
 from hvdtrain.backends.step_metrics import NO_SIGNALS, NUMBERS_AFTER_SUMS, PartialSums
 from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
-from hvdtrain.backends.torch.objective.evaluation import FUNCTIONS, HorovodCollectives
 from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import NAMED, Values, check_values, weigh
+from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS, HorovodCollectives
 from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import CALLS, to_numpy
 from hvdtrain.backends.torch.state.model_state import ModelState

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 
-from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
-from hvdtrain.backends.records import Exported
+from hvdtrain.backends.records import ALL_WEIGHTS, Choice, Exported
 from hvdtrain.backends.torch.program import CALLS, TENSORS, export_program
 from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.backends.torch.task_model import without_loss

@@ -10,11 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.choice import Choice
 from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, without_ema
 from hvdtrain.backends.portable.names import OF_LAYERS, is_private
 from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
-from hvdtrain.backends.records import PortableState, Shapes, StatePart
+from hvdtrain.backends.records import Choice, PortableState, Shapes, StatePart
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.digest import describe_changes
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.backends.base import Backend, model_files
-from hvdtrain.backends.choice import ALL_WEIGHTS, Choice
+from hvdtrain.backends.records import ALL_WEIGHTS, Choice
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config, Layer

@@ -1,8 +1,10 @@
-"""Objects of Keras in an evaluation; ``torch/objective/metric_objects.py`` does the same for torchmetrics."""
+"""Objects of Keras in an evaluation, and what else it needs; ``torch/`` has the same for torchmetrics."""
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
+import horovod.tensorflow as hvd
 import keras
 import numpy as np
 import tensorflow as tf
@@ -11,8 +13,9 @@ from numpy.typing import NDArray
 from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.logits import class_axis_of
 from hvdtrain.backends.objective.metric_objects import TakenObject, in_call_order, is_same_but_units
-from hvdtrain.backends.objective.stateful_metrics import Rows, StatefulMetric
-from hvdtrain.backends.tensorflow.objective.losses import mask_of, with_mask
+from hvdtrain.backends.objective.named_metrics import MetricFunctions
+from hvdtrain.backends.objective.stateful_metrics import Collectives, Rows, StatefulMetric
+from hvdtrain.backends.tensorflow.objective.losses import classes_last, cross_entropy, mask_of, with_mask
 from hvdtrain.backends.tensorflow.program import to_numpy
 
 Tensor = Any
@@ -198,3 +201,26 @@ def _library_names(metric: Any) -> list[str]:
     bases = ("Metric", "Mean", "KerasSaveable", "MeanMetricWrapper")
     kinds = [kind for kind in type(metric).__mro__ if kind.__module__.startswith("keras.")]
     return [kind.__name__ for kind in kinds if kind.__name__ not in bases]
+
+
+class HorovodCollectives(Collectives):
+    """How objects, as bytes, and the states of metrics move between workers."""
+
+    hvd = hvd
+    to_tensor = staticmethod(tf.constant)
+    on_host = staticmethod(partial(tf.device, "CPU"))
+
+    def is_under_way(self) -> bool:
+        """Return whether this worker began an operation that it has not waited for: steps wait for theirs."""
+        return False
+
+
+FUNCTIONS = MetricFunctions(
+    "tf",
+    as_array,
+    object_states,
+    cross_entropy,
+    classes_last,
+    argmax=partial(tf.argmax, axis=-1),
+    mask_of=mask_of,
+)

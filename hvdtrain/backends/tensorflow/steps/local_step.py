@@ -21,8 +21,8 @@ from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.precision import LossScale
-from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
 from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers

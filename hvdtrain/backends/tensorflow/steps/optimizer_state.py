@@ -16,8 +16,8 @@ from hvdtrain.backends.portable.names import check_unique
 from hvdtrain.backends.portable.training_state import CommonState
 from hvdtrain.backends.records import PortableState, StateArrays
 from hvdtrain.backends.reduction.local_steps import has_outer
-from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState, TensorFlowSnapshot
+from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.steps.formulas import SGD
 
 

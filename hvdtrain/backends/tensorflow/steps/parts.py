@@ -13,8 +13,8 @@ from hvdtrain.backends.tensorflow.precision import LossScale, new_loss_scale
 from hvdtrain.backends.tensorflow.probes import count_frozen
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, make_shards
 from hvdtrain.backends.tensorflow.replica_state import TrainedSet
-from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.steps.optimizers import (
     NamedOptimizers,

@@ -22,7 +22,7 @@ from hvdtrain.backends.tensorflow.functions import (
     native,
     of_counted,
 )
-from hvdtrain.backends.tensorflow.objective.evaluation import HorovodCollectives
+from hvdtrain.backends.tensorflow.objective.metric_objects import HorovodCollectives
 from hvdtrain.backends.tensorflow.probes import find_comparing, values_of_first
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState

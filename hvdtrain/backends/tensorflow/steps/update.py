@@ -11,8 +11,8 @@ from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
 from hvdtrain.backends.tensorflow.precision import LossScale, own_scale, scaled, unscaled
-from hvdtrain.backends.tensorflow.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.state.model_state import Field
+from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.step_clock import StepClock
 from hvdtrain.backends.tensorflow.steps.optimizer_state import slots_by_parameter
 from hvdtrain.backends.tensorflow.traced_workers import Sized

@@ -1,10 +1,12 @@
-"""Objects of torchmetrics in an evaluation; as in ``tensorflow/objective/metric_objects.py``."""
+"""Objects of torchmetrics in an evaluation, and what else it needs; as in ``tensorflow/``."""
 
 from collections.abc import Iterator
 from typing import Any
 
+import horovod.torch as hvd
 import numpy as np
 import torch
+from horovod.torch import mpi_ops
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -12,7 +14,9 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.logits import class_axis_of
 from hvdtrain.backends.objective.metric_objects import TakenObject, in_call_order, is_same_but_units
-from hvdtrain.backends.objective.stateful_metrics import StatefulMetric
+from hvdtrain.backends.objective.named_metrics import MetricFunctions
+from hvdtrain.backends.objective.stateful_metrics import Collectives, StatefulMetric
+from hvdtrain.backends.torch.objective.losses import classes_last, cross_entropy
 from hvdtrain.backends.torch.program import to_numpy
 from hvdtrain.data.unsupported import has_class
 
@@ -167,3 +171,25 @@ class ObjectState(shared.ObjectState):
                     of_workers = torch.stack([tensor(array) for array in values])
                     value = of_workers if reduce is None else reduce(of_workers)
                 yield path, name, reduction, value
+
+
+class HorovodCollectives(Collectives):
+    """How objects, as bytes, and the states of metrics move between workers."""
+
+    hvd = hvd
+    to_tensor = staticmethod(torch.from_numpy)
+
+    def is_under_way(self) -> bool:
+        """Return whether this worker began an operation that it has not waited for: Horovod keeps those."""
+        return bool(mpi_ops._handle_map)
+
+
+FUNCTIONS = MetricFunctions(
+    "torch",
+    as_array,
+    object_states,
+    cross_entropy,
+    classes_last,
+    argmax=lambda outputs: outputs.argmax(-1),
+    mask_of=lambda outputs: None,
+)

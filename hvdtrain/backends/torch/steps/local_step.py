@@ -18,8 +18,8 @@ from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.flat import as_reals
-from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
+from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.tensors import make_slots
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
 from hvdtrain.workers.agreement import Workers

@@ -17,9 +17,9 @@ from hvdtrain.backends.portable.training_state import CommonState
 from hvdtrain.backends.records import PortableState, Shapes, StateArrays
 from hvdtrain.backends.reduction.local_steps import has_outer
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_optimizer, broadcast_tensors
-from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.layouts import SAME
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState, TorchSnapshot
+from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.tensors import make_slots
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers

@@ -14,8 +14,8 @@ from hvdtrain.backends.torch.probes import count_frozen
 from hvdtrain.backends.torch.reduction.reducer import check_kinds
 from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParameters, make_shards
 from hvdtrain.backends.torch.replica_state import TrainedSet
-from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
+from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.tensors import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_optimizers, take_rates

@@ -14,7 +14,7 @@ from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.steps import WholeModelStep
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.computation import Computation
-from hvdtrain.backends.torch.objective.evaluation import HorovodCollectives
+from hvdtrain.backends.torch.objective.metric_objects import HorovodCollectives
 from hvdtrain.backends.torch.probes import find_comparing, values_of_first
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_model, broadcast_tensors
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState

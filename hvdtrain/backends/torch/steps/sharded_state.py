@@ -19,8 +19,8 @@ from hvdtrain.backends.torch.reduction.sharded_parameters import (
     ShardedParameters,
     memory_of,
 )
-from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
+from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.steps.optimizer_state import SLOTS, TrainingState
 from hvdtrain.backends.torch.steps.optimizers import LAMB, LARS, Group, Tensors
 from hvdtrain.backends.workers import peer_errors

@@ -11,8 +11,8 @@ from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
-from hvdtrain.backends.torch.state.ema import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.model_state import Entry
+from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.tensors import try_step
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.errors import TaskError
