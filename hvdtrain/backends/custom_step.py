@@ -8,6 +8,7 @@ import difflib
 import inspect
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,9 +27,6 @@ Step = Callable[[Any, Mapping[str, Any], "Optimizers"], tuple[Any, dict[str, Any
 
 class Optimizers(Mapping[str, "StepOptimizerBase"]):
     """What a task's own step is given as ``optimizers``.
-
-    Args:
-        by_name: the optimizers.
 
     Attributes:
         step: the number of the step, counted from 0; equal on all workers.
@@ -150,6 +148,26 @@ class CustomStepRules:
     workers: Any
     _step: Step | None
     _optimizers: dict[str, Any]
+    _given: Optimizers
+    _calls: Any
+    _is_running = False  # whether the task's step is being called
+
+    @contextmanager
+    def _running(self, number: Any, samples: StepPart) -> Iterator[Optimizers]:
+        """Return a context in which the task's step of this number is called with what it gives.
+
+        In a dry run, whose samples have no learning rate, nothing is reduced or updated.
+        """
+        self._given.step, self._is_running = number, True
+        self._calls.begin()
+        for optimizer in self._optimizers.values():
+            optimizer.begin(samples)
+        try:
+            yield self._given
+        finally:
+            self._is_running = False
+            for optimizer in self._optimizers.values():
+                optimizer.begin(None)
 
     def describe(self, info: ModelInfo) -> ModelInfo:
         """Return what is known of the job, with what is known of its step. Local: no collective."""
@@ -262,12 +280,7 @@ def check_takes_no_closure(name: str, optimizer: Any) -> None:
 
 
 def different_calls(call: str, number: int) -> TaskError:
-    """Return the error for workers of which one called something else, or ended its step.
-
-    Args:
-        call: what this worker called.
-        number: how many calls of the step came before.
-    """
+    """Return the error for workers of which one called something else, or ended its step."""
     return TaskError(
         f"workers did not call the same optimizers in the same order: call {number + 1} of a step is {call} "
         "on one worker and something else on another",
@@ -277,12 +290,7 @@ def different_calls(call: str, number: int) -> TaskError:
 
 
 def different_weighting(name: str, number: int) -> TaskError:
-    """Return the error for losses that have weights of their own on some workers only.
-
-    Args:
-        name: the optimizer that they were given to.
-        number: how many calls of the step came before.
-    """
+    """Return the error for losses that have weights of their own on some workers only."""
     return TaskError(
         f"workers did not give the optimizer {name!r} losses of the same kind: those of call {number + 1} of "
         "a step are Weighted on one worker and plain on another",
@@ -292,12 +300,7 @@ def different_weighting(name: str, number: int) -> TaskError:
 
 
 def different_metrics(names: Sequence[str], weighted: Sequence[str]) -> TaskError:
-    """Return the error for workers whose steps returned other metrics, or the same in another order.
-
-    Args:
-        names: "loss" and the metrics that this worker's step returned.
-        weighted: those of them that are Weighted.
-    """
+    """Return the error for workers whose steps returned other metrics, or the same in another order."""
     shown = ", ".join(f"{name!r} (Weighted)" if name in weighted else repr(name) for name in names)
     return TaskError(
         f"workers returned different values from the task's own step: {shown} on one worker and others, or "
@@ -334,11 +337,6 @@ def check_gradients(
     name: str, found: Sequence[tuple[int, ...] | None], wanted: Sequence[tuple[int, ...]]
 ) -> None:
     """Check that there is a gradient of the right shape for each variable.
-
-    Args:
-        name: of the optimizer.
-        found: the shapes of the gradients; None for what is no tensor.
-        wanted: the shapes of the variables.
 
     Raises:
         TaskError: If they do not fit.

@@ -1,14 +1,16 @@
 """Models that cannot be split, in either framework, and the errors of their blocks."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
+from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.workers.user_errors import where_raised
 
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model or a block is called with
 Outputs = Callable[[bool], Sequence[Any]]
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from the model's
@@ -176,13 +178,13 @@ class _FirstCall(BaseException):
     """What a model was called with; no error, and none that a task may catch."""
 
 
-def first_call(
-    compute: Callable[[Callable[..., NoReturn]], object],
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments with which a loss calls the model for a micro-batch.
+def call_of(objective: Objective, batch: Mapping[str, Any], called: Any) -> Call:
+    """Return the arguments with which an objective calls the model for a micro-batch.
 
     Args:
-        compute: computes the loss; is given what to call in place of the model.
+        objective: the objective.
+        batch: the micro-batch.
+        called: the framework's ``Called``.
 
     Raises:
         TaskError: If it does not call the model.
@@ -191,8 +193,9 @@ def first_call(
     def raise_call(*arguments: Any, **named: Any) -> NoReturn:
         raise _FirstCall(arguments, named)
 
+    called.run = raise_call
     try:
-        compute(raise_call)
+        objective(called, batch)
     except _FirstCall as call:
         arguments, named = call.args
         return arguments, named

@@ -1,6 +1,6 @@
 """A step of a split model: the passes of its micro-batches, with what they send and wait for."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Literal
@@ -9,7 +9,6 @@ from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import MOST_UNSENT, Message, Messenger
 from hvdtrain.errors import ConfigError, HvdtrainError, TaskError
 
-Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model or a block is called with
 Pass = tuple[Literal["forward", "backward"], int]
 
 
@@ -22,11 +21,6 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
 
     Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019; with
     the flush at the end of each step of "Memory-Efficient Pipeline-Parallel DNN Training", 2021.
-
-    Args:
-        stage: the stage, from 0.
-        stages: number of stages.
-        micro_batches: number of micro-batches of a step.
     """
     ahead = min(stages - stage - 1, micro_batches)
     for place in range(ahead):

@@ -1,7 +1,7 @@
 """What both frameworks share of a worker that has a stage of a split model."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -10,7 +10,7 @@ from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.pipeline.checks import check_one_owner, gives_blocks, owners_of
 from hvdtrain.backends.pipeline.groups import Layout, WorkerGroup
 from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Call, Pipeline, check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.pipeline import Pipeline, check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import choose_reducer
@@ -32,12 +32,6 @@ class StageStepBase(WholeModelStep):
 
     What a worker does not have, such as the loss in the first stages, the others send it.
 
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-        *arguments: the other ones of ``PlainStep``.
-
     Attributes:
         layout: the place of this worker.
         groups: the workers that have some stages, by these, after the model is made: those that have this
@@ -54,6 +48,16 @@ class StageStepBase(WholeModelStep):
     passes: Any
     update: Any
     state: StateOfStage
+    tensors_of: Any  # returns the tensors of a portable array
+    identities_of: Any  # returns the identities of the tensors that a block has
+    is_parameter: Any  # returns whether, in a model, a portable array changes by gradients alone
+    differs: Any  # returns whether a sequential model may compute something else than its parts in turn
+    call_for: Any  # returns what the loss calls the model with for the first micro-batch of a batch
+    check_blocks: Any  # checks that blocks compute what their model does; returns a note on training
+    seconds_of: Any  # returns how long the forward pass of each block takes, and changes nothing
+    zeros: Any  # returns a vector of zeros on the CPU
+    summed: Any  # collective: returns the vector of an evaluation, of a worker's sums and signals
+    own_form: Any  # returns the names of the sums of the last step or evaluation, if this is the last stage
 
     def __init__(self, task: Any, config: Config, workers: Workers, *arguments: Any) -> None:
         super().__init__(task, config, workers, *arguments)  # type: ignore[call-arg]
@@ -68,12 +72,6 @@ class StageStepBase(WholeModelStep):
         self, model: Any, blocks: Sequence[Any], whole: Any, batch: HostBatch | None
     ) -> tuple[Sequence[Any], Any]:
         """Collective. Choose the stages; return the blocks of this worker's one, and its tensors.
-
-        Args:
-            model: the model.
-            blocks: its blocks.
-            whole: its tensors.
-            batch: a batch of training data, if there is one.
 
         Raises:
             ConfigError: If the config's own division does not fit.
@@ -141,38 +139,6 @@ class StageStepBase(WholeModelStep):
         # a backward pass takes about twice as long as a forward pass, which all stages but the last do twice
         return cut([4 * one for one in seconds], config.stages, [3 * one for one in seconds])
 
-    @staticmethod
-    def tensors_of(field: Any) -> Iterable[Any]:
-        """Return the tensors of a portable array."""
-        raise NotImplementedError
-
-    @staticmethod
-    def identities_of(block: Any) -> set[int]:
-        """Return the identities of the tensors that a block has."""
-        raise NotImplementedError
-
-    @staticmethod
-    def is_parameter(model: Any, field: Any) -> bool:
-        """Return whether a portable array changes by gradients alone."""
-        raise NotImplementedError
-
-    @staticmethod
-    def differs(model: Any) -> bool:
-        """Return whether a sequential model may compute something else than its parts one after the other."""
-        return False
-
-    def call_for(self, model: Any, batch: HostBatch) -> Call:
-        """Return what the loss calls the model with for the first micro-batch of a batch."""
-        raise NotImplementedError
-
-    def check_blocks(self, blocks: Sequence[Any], model: Any, call: Call) -> str:
-        """Check that blocks compute what their model does; return what they do otherwise in training."""
-        raise NotImplementedError
-
-    def seconds_of(self, blocks: Sequence[Any], model: Any, call: Call) -> list[float]:
-        """Return how long the forward pass of each block takes for a micro-batch, and change nothing."""
-        raise NotImplementedError
-
     def replicas(self) -> tuple[Any, Any]:
         """Return those who have copies of this worker's state, and what moves objects between them."""
         return self.near, self.near.collectives
@@ -239,18 +205,6 @@ class StageStepBase(WholeModelStep):
             found = evaluation.computed(cast(Workers, self.near), self.near.collectives)
         computed: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
         return computed
-
-    def zeros(self, count: int) -> Any:
-        """Return a vector of zeros on the CPU."""
-        raise NotImplementedError
-
-    def summed(self, own: Any, signals: Sequence[float]) -> Any:
-        """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
-        raise NotImplementedError
-
-    def own_form(self, training: bool) -> Form:
-        """Return the names of the sums that the last step or evaluation had, if this is the last stage."""
-        raise NotImplementedError
 
     def agreed_form(self, training: bool) -> Form:
         """Collective, the first time. Return the names of the sums, which the last stage knows.

@@ -63,6 +63,10 @@ class StateOfStage(CommonState):
         *arguments: those of ``TrainingState``.
     """
 
+    # returns all tensors that replicas have, with the path of the model's tensor that they belong to
+    replicated: Any
+    copy: Any  # collective in a group: copies a rank's tensors to the others
+
     def __init__(
         self,
         layout: Layout,
@@ -80,11 +84,6 @@ class StateOfStage(CommonState):
         """Collective. Copy the state of all stages to rank 0, one array after the other.
 
         What several stages have, such as tied weights, is that of the first of them.
-
-        Args:
-            kept: what else belongs to the state, as arrays: nothing with stages.
-            folder: where the copy lies; in memory if None.
-            is_root: whether this is rank 0.
         """
         state: PortableState = {}
         error: OSError | None = None
@@ -151,15 +150,6 @@ class StateOfStage(CommonState):
         for having, tensors in sorted(by_owners.items(), key=lambda item: item[0]):
             if (group := self._groups[having]).size > 1:
                 self.copy(tensors, group.first, group_of(group), f"stage.{'.'.join(map(str, having))}")
-
-    def replicated(self) -> Iterable[tuple[str, Any]]:
-        """Return all tensors that replicas have, with the path of the model's tensor that they belong to."""
-        raise NotImplementedError
-
-    @staticmethod
-    def copy(tensors: Sequence[Any], root: int, group: Mapping[str, Any], label: str) -> None:
-        """Collective in a group. Copy a rank's tensors to the others."""
-        raise NotImplementedError
 
     def _scatter(
         self,

@@ -200,14 +200,7 @@ def reducer_class(framework: str, compression: str) -> type[GradientReducer]:
 def choose_reducer(
     config: Config, workers: Any, fields: Iterable[Any] = (), loss_scale: Any = None
 ) -> GradientReducer:
-    """Return the reducer that a config requests.
-
-    Args:
-        config: the job's config.
-        workers: the job's workers.
-        fields: the trainable parameters as portable arrays.
-        loss_scale: what multiplies the gradients, if something does.
-    """
+    """Return the reducer that a config requests."""
     reducer = reducer_class(config.framework, config.compression).of(config, workers, fields, loss_scale)
     # XLA's backward pass gives all gradients at once
     is_xla = config.compile and config.framework == "tf"
@@ -221,13 +214,7 @@ def kept_in(state: PortableState) -> PortableState:
 
 
 def fitting_state(state: PortableState, compression: str, before: str) -> tuple[PortableState, str]:
-    """Return a checkpoint's state as a job can continue from it, and what the user should know of that.
-
-    Args:
-        state: the checkpoint's state.
-        compression: the job's.
-        before: that of the job that wrote the checkpoint.
-    """
+    """Return a checkpoint's state as a job can continue from it, and what the user should know of that."""
     own, other = compression_of(compression).keeps, compression_of(before).keeps
     kept = kept_in(state)
     rest = {name: array for name, array in state.items() if name not in kept}

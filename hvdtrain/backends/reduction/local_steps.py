@@ -143,12 +143,6 @@ class LocalStepsBase:
     needed: before evaluating and saving. The moving average of the weights sees those of the
     synchronisations.
 
-    Args:
-        ema: the moving average of the weights.
-        outer: what happens to the average.
-        workers: the job's workers.
-        loss_scale: the loss scale of fp16, or None.
-
     Attributes:
         fields: the outer optimizer's momentum as portable arrays.
         averaged: optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a
@@ -218,12 +212,6 @@ class LocalStepRules:
 
 def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: Config) -> None:
     """Check that what a task's own optimizer keeps can be averaged over workers.
-
-    Args:
-        optimizer: the optimizer.
-        known: the framework's optimizers that keep tensors shaped as their parameters, and a count of steps.
-        method: the task's method that made it.
-        config: the config.
 
     Raises:
         ConfigError: If it is another one, also if it is derived from one of these.

@@ -34,10 +34,6 @@ def matrix_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:
     """Return rows and columns of a gradient as a matrix; None if it travels uncompressed.
 
     The axes of the portable array, in their order, are divided where rows + columns is least.
-
-    Args:
-        shape: the portable array's.
-        rank: columns of the thin matrices.
     """
     divided = [(prod(shape[:axis]), prod(shape[axis:])) for axis in range(1, len(shape))]
     rows, columns = min(divided, key=sum, default=(0, 0))
@@ -53,14 +49,7 @@ def part_bits(rows: int) -> int:
 
 
 def first_factor(path: str, columns: int, rank: int, seed: int) -> NDArray[np.float32]:
-    """Return the matrix Q that a parameter begins with, (columns, rank): orthonormal and random.
-
-    Args:
-        path: the parameter's portable name without "model/".
-        columns: of its matrix.
-        rank: columns of Q.
-        seed: the config's.
-    """
+    """Return the matrix Q that a parameter begins with, (columns, rank): orthonormal and random."""
     key = mix(seed, *f"{KEPT}/q/{path}".encode())
     # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
     random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])

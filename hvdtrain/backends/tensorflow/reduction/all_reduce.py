@@ -24,11 +24,6 @@ class AllReduce(Reducer):
     one alone. What is added in which order depends on nothing but the parameters and the workers, so a run
     repeats bit by bit.
 
-    Args:
-        workers: the job's workers.
-        scaled: whether a loss scale has multiplied the gradients by the number of workers.
-        overlaps: the attribute of ``GradientReducer``.
-
     Attributes:
         carries: whether a step's vector travels with the gradients, if one has its type.
         label: what stands in the names of its messages, so that several reducers have different ones.

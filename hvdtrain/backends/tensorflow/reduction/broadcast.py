@@ -25,12 +25,6 @@ def broadcast_variables(
     """Collective. Copy the root's values of variables to every worker, or to some.
 
     Each takes part in the same order, with the same shapes and types.
-
-    Args:
-        variables: of Keras or TensorFlow.
-        root: the worker that has the values.
-        group: as ``group_of`` returns it.
-        label: what stands in the names of the messages.
     """
     is_root = hvd.rank() == root
     for number, part in enumerate(_parts([native(variable) for variable in variables])):

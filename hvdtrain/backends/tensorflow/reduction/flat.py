@@ -54,13 +54,7 @@ class Bucket:
 
 
 def make_buckets(gradients: Mapping[str, Tensor], are_several: bool) -> list[Bucket]:
-    """Return buckets for gradients, in the order in which a backward pass completes them.
-
-    Args:
-        gradients: dense ones, by name, in the order of the model.
-        are_several: whether small buckets are divided, too, so that the first are reduced while the backward
-            pass computes the others.
-    """
+    """Return buckets for gradients, in the order in which a backward pass completes them."""
     kinds: dict[Any, dict[str, Tensor]] = {}
     for name, gradient in reversed(list(gradients.items())):
         if gradient.shape.is_fully_defined():

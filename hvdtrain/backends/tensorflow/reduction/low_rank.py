@@ -29,10 +29,6 @@ def orthonormal(matrices: Sequence[Tensor], refill: Sequence[Any] | None = None)
     """Return matrices whose columns are orthonormal and span the same space, by Gram-Schmidt in fp64.
 
     A column that depends on those before it becomes zero; with ``refill``, that column of it.
-
-    Args:
-        matrices: the matrices, of the same number of columns.
-        refill: orthonormal matrices of the same shapes.
     """
     if not matrices:
         return []
@@ -188,13 +184,7 @@ class LowRank(CommonLowRank, Reducer):
         return summed
 
     def _sum_all(self, what: str, tensors: Sequence[Tensor], *, is_last: bool) -> list[Tensor]:
-        """Collective. Return the sums of tensors over workers, as one message for each type.
-
-        Args:
-            what: part of the messages' names.
-            tensors: the tensors.
-            is_last: whether the step sends nothing after them.
-        """
+        """Collective. Return the sums of tensors over workers, as one message for each type."""
         if not self._workers.may_reduce:
             return list(tensors)
         by_type: dict[Any, list[int]] = {}
@@ -229,14 +219,7 @@ class LowRank(CommonLowRank, Reducer):
         sent: Sequence[Tensor],
         vectors: Sequence[Tensor],
     ) -> None:
-        """Take the errors and Q of a step when all of it has been reduced, and the gradients are finite.
-
-        Args:
-            errors: of the matrices.
-            factors: Q of the matrices.
-            sent: the sums of which the gradients are made.
-            vectors: the other sums of the step.
-        """
+        """Take the errors and Q of a step when all of it has been reduced, and the gradients are finite."""
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in sent])
         with tf.control_dependencies([tf.group(*sent, *vectors)]):
             for matrix, error, q in zip(self._all, errors, factors, strict=True):

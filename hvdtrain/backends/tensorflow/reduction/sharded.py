@@ -20,11 +20,6 @@ class Sharded(Reducer):
 
     Each worker sends every other one its part of a bucket when its gradients have been computed; the graph
     then frees them. What a worker receives it adds up.
-
-    Args:
-        shards: the parameters.
-        compression: how gradients travel.
-        scaled: whether a loss scale has multiplied the gradients by the number of workers.
     """
 
     def __init__(self, shards: ShardedParameters, compression: str, scaled: bool = False) -> None:

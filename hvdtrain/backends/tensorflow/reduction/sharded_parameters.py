@@ -135,12 +135,7 @@ class ShardedParameters:
         self._used.assign(tf.reduce_sum(tf.concat(numbers, 0)))
 
     def gather(self, values: Callable[[OwnSegment], Tensor], name: str) -> None:
-        """Collective. Set every parameter, from what each worker has for its segments.
-
-        Args:
-            values: returns the values of a segment.
-            name: of the messages.
-        """
+        """Collective. Set every parameter, from what each worker has for its segments."""
         assigned: list[Tensor] = []
         for bucket in self.buckets:
             with tf.control_dependencies(assigned):  # one after the other: each takes memory
@@ -156,10 +151,6 @@ class ShardedParameters:
         """Collective. Yield each bucket of all workers on rank 0, and an empty one on others.
 
         Every worker takes all of them.
-
-        Args:
-            values: returns the values of a segment.
-            name: of the messages.
         """
         for bucket in self.buckets:
             splits = np.zeros(self.workers.size, np.int32)
@@ -175,13 +166,7 @@ class ShardedParameters:
         take: Callable[[OwnSegment, Tensor], None],
         name: str,
     ) -> None:
-        """Collective. Give every worker its part of what rank 0 has, one bucket after the other.
-
-        Args:
-            fill: returns what rank 0 has, as a vector with the whole bucket; only rank 0 calls it.
-            take: takes the values of a segment.
-            name: of the messages.
-        """
+        """Collective. Give every worker its part of what rank 0 has, one bucket after the other."""
         for bucket in self.buckets:
             is_root = self.workers.rank == 0
             given = fill(bucket) if is_root else np.zeros(bucket.layout.length, bucket.dtype.as_numpy_dtype)

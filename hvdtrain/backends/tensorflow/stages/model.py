@@ -10,17 +10,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.pipeline.checks import (
+    Call,
     check_outputs,
-    first_call,
     given_blocks,
     gives_blocks,
     has_no_part,
     uses_another_stage,
 )
 from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
-from hvdtrain.backends.pipeline.pipeline import Call
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.probes import state_kept
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
@@ -126,20 +124,6 @@ class Called:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise has_no_part(name, model_has_it=not name.startswith("_"))
-
-
-def call_of(objective: Objective, batch: Mapping[str, Any], called: Called) -> Call:
-    """Return the arguments with which an objective calls the model for a micro-batch.
-
-    Raises:
-        TaskError: If it does not call the model.
-    """
-
-    def compute(run: Callable[..., NoReturn]) -> None:
-        called.run = run
-        objective(called, batch)
-
-    return first_call(compute)
 
 
 def check_it_draws_nothing(once: Any, again: Any) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.pipeline.checks import called_once
+from hvdtrain.backends.pipeline.checks import Call, call_of, called_once
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
-from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
+from hvdtrain.backends.pipeline.pipeline import StagePassesBase
 from hvdtrain.backends.pipeline.stage_step import Form
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_compiled
@@ -17,7 +17,6 @@ from hvdtrain.backends.tensorflow.objective.losses import Values, masks_within
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.stages.model import (
     Called,
-    call_of,
     float_tensors,
     from_message,
     to_message,

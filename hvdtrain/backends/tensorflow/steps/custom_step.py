@@ -30,13 +30,7 @@ Tensor = Any
 
 
 class CustomStep(CustomStepRules, PlainStep):
-    """A task's own training step: it calls the model and its optimizers as it likes.
-
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-    """
+    """A task's own training step: it calls the model and its optimizers as it likes."""
 
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step. Local: no collective."""
@@ -93,12 +87,9 @@ class CustomStep(CustomStepRules, PlainStep):
 
     def forget(self) -> None:
         """Forget whatever a step that failed has begun. Local: no collective."""
-        self._begin(None)
-
-    def _begin(self, samples: StepPart | None) -> None:
         self._calls.begin()
         for optimizer in self._optimizers.values():
-            optimizer.begin(samples)
+            optimizer.begin(None)
 
     def _traced(self, counts: tuple[int, ...], number: StepNumber, *tensors: Any) -> Tensor:
         """Collective. Do a step, while it is traced; the tensors are those of ``PlainStep``."""
@@ -131,20 +122,9 @@ class CustomStep(CustomStepRules, PlainStep):
         """Collective. Call the task's step and return its loss and its metrics.
 
         In a dry run, which has no learning rate, nothing is reduced or updated.
-
-        Args:
-            phase: the model.
-            batch: the samples.
-            number: the number of the step.
-            samples: their weights, and what else an update needs.
         """
-        self._given.step = number
-        self._begin(samples)
-        try:
-            result: tuple[Any, dict[str, Any]] = self._step(phase, batch, self._given)
-        finally:
-            for optimizer in self._optimizers.values():
-                optimizer.begin(None)
+        with self._running(number, samples) as optimizers:
+            result: tuple[Any, dict[str, Any]] = self._step(phase, batch, optimizers)
         if phase.added_loss() is not None:
             raise TaskError(
                 "the model adds losses of its own (add_loss or regularizers), and the task's own step does "

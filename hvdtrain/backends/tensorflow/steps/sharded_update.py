@@ -16,13 +16,7 @@ Tensor = Any
 
 
 class ShardedUpdate(Update):
-    """The update of a step after which every worker has the whole gradient and updates its part.
-
-    Args:
-        shards: the parameters.
-        *arguments: those of ``Update``; the optimizer is one over the segments.
-        **options: those of ``Update``.
-    """
+    """The update of a step after which every worker has the whole gradient and updates its part."""
 
     def __init__(self, shards: ShardedParameters, *arguments: Any, **options: Any) -> None:
         self._shards = shards
@@ -51,15 +45,6 @@ class ShardedGradientsUpdate(ShardedUpdate):
     """The update of a step in which every worker gets the sum of its part of the gradients alone.
 
     From ``reduce`` on, the gradients of a step are this worker's parts, one vector for each bucket.
-
-    Args:
-        compression: how gradients travel.
-        shards: the parameters.
-        trainable: the trainable parameters.
-        optimizer: an optimizer over the segments.
-        reducer: not used: it sums whole gradients.
-        *arguments: the other ones of ``Update``.
-        **options: likewise.
     """
 
     def __init__(

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.pipeline.checks import loss_has_parameters
-from hvdtrain.backends.pipeline.pipeline import Call
+from hvdtrain.backends.pipeline.checks import Call, call_of, loss_has_parameters
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import FINDINGS, PendingVector
@@ -23,7 +22,6 @@ from hvdtrain.backends.tensorflow.stages.model import (
     Called,
     StageModel,
     blocks_of,
-    call_of,
     check_blocks,
     check_it_draws_nothing,
     free_others,
@@ -108,6 +106,11 @@ class StageStep(StageStepBase, PlainStep):
         once, again = (call_of(objective, arrays, self._called) for _ in range(2))
         check_it_draws_nothing(once, again)
         return once
+
+    @staticmethod
+    def differs(model: keras.Model) -> bool:
+        """Return that a sequential model computes its layers one after the other."""
+        return False
 
     check_blocks = staticmethod(check_blocks)
     seconds_of = staticmethod(seconds_of)

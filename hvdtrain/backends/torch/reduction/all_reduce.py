@@ -38,11 +38,6 @@ def agree_on_sparse(
 
     A worker whose samples do not reach an embedding has a dense gradient of zeros, and must take part in the
     same reductions as the others.
-
-    Args:
-        gradients: by name, the same names on all workers.
-        name: of the all-reduce.
-        group: as ``group_of`` returns it.
     """
     flags = [one.is_sparse for one in gradients.values()]
     handle = hvd.allreduce_async_(torch.tensor(flags, dtype=torch.int32), op=hvd.Sum, name=name, **group)
@@ -62,11 +57,6 @@ def sum_sparse(
 
     The rows of all workers are gathered. A worker that has none sends one at the index -1, which is left out,
     so that no message is empty.
-
-    Args:
-        gradient: this worker's, sparse or dense.
-        name: of the all-gathers.
-        group: as ``group_of`` returns it.
     """
     if not gradient.is_sparse:
         gradient = gradient.detach().to_sparse(1)
@@ -97,11 +87,6 @@ class AllReduce(Reducer):
     on any worker, are reduced one by one.
 
     Gradients of bf16 parameters are summed as fp32, complex ones as pairs of real numbers.
-
-    Args:
-        workers: the job's workers.
-        scaled: whether a loss scale has multiplied the gradients by the number of workers.
-        overlaps: the attribute of ``GradientReducer``.
 
     Attributes:
         carries: whether a step's vector travels with the gradients, if one has its type.

@@ -125,12 +125,7 @@ def wait_for_all(waits: Sequence[Wait]) -> list[torch.Tensor]:
 
 
 def _as_bytes(tensor: torch.Tensor, in_any_order: bool) -> torch.Tensor:
-    """Return a tensor's numbers as bytes, in its own memory if they lie there in the order of its axes.
-
-    Args:
-        tensor: the tensor.
-        in_any_order: whether any order will do if they lie without a gap, as in ``channels_last``.
-    """
+    """Return a tensor's numbers as bytes, in its own memory if they lie there in the order of its axes."""
     tensor = tensor.detach().resolve_conj().resolve_neg()
     is_large = tensor.nbytes > _SMALL_BYTES
     if in_any_order and is_large and tensor.stride() == torch.empty_like(tensor, device="meta").stride():
@@ -147,11 +142,6 @@ def broadcast_optimizer(optimizer: torch.optim.Optimizer, workers: Workers, root
     """Collective. Copy the root's slots, and the options of its groups, to every worker's optimizer.
 
     An option that is no tensor and cannot travel, such as a function, stays each worker's own.
-
-    Args:
-        optimizer: the optimizer, with the same groups and parameters on every worker.
-        workers: the workers.
-        root: the rank whose optimizer is copied.
     """
     own = _Parts(optimizer)
     layout, values = workers.broadcast_object(own.describe() if workers.rank == root else None, root)

@@ -136,13 +136,7 @@ class Bucket:
 
 
 def make_buckets(parameters: Mapping[str, torch.Tensor], are_several: bool) -> list[Bucket]:
-    """Return buckets for parameters, in the order in which a backward pass completes them.
-
-    Args:
-        parameters: dense ones, by name, in the order of the model.
-        are_several: whether small buckets are divided, too, so that the first are reduced while the backward
-            pass computes the others.
-    """
+    """Return buckets for parameters, in the order in which a backward pass completes them."""
     kinds: dict[tuple[torch.dtype, torch.device], dict[str, torch.Tensor]] = {}
     for name, parameter in reversed(list(parameters.items())):
         kinds.setdefault((parameter.dtype, parameter.device), {})[name] = parameter

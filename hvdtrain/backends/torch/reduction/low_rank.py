@@ -32,10 +32,6 @@ def orthonormal(
     """Return matrices whose columns are orthonormal and span the same space, by Gram-Schmidt in fp64.
 
     A column that depends on those before it becomes zero; with ``refill``, that column of it.
-
-    Args:
-        matrices: the matrices, of the same number of columns.
-        refill: orthonormal matrices of the same shapes.
     """
     if not matrices:
         return []
@@ -153,12 +149,7 @@ class LowRank(CommonLowRank, Reducer):
     def _reduce_compressed(
         self, others: Sequence[torch.Tensor], vectors: Sequence[torch.Tensor]
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i.
-
-        Args:
-            others: gradients that are not compressed, summed in place.
-            vectors: what else the step sums, likewise.
-        """
+        """Collective. Leave the sums in ``total``; return what was reduced, and the sums of the Q_i."""
         left = [matrix.moment @ matrix.q for matrix in self._all]
         sent = self._sum_all("p", [*left, *others], is_last=False)
         found = orthonormal(left)
@@ -183,12 +174,6 @@ class LowRank(CommonLowRank, Reducer):
         """Collective. Sum tensors and vectors over workers in place by one message for each type.
 
         Return the messages without the vectors, which stand behind the tensors.
-
-        Args:
-            what: part of the messages' names.
-            tensors: of gradients.
-            vectors: what else the step sums.
-            is_last: whether the step sends nothing after them.
         """
         by_type: dict[torch.dtype, list[torch.Tensor]] = {}
         for tensor in (*tensors, *vectors):

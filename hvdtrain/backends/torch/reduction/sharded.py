@@ -20,11 +20,6 @@ class Sharded(Reducer):
     Once a backward pass has completed the gradients of a bucket, each worker sends every other one its part
     of them and drops them. It adds up what it receives, in the order of ranks, when it sends the next bucket.
 
-    Args:
-        shards: the parameters.
-        compression: how gradients travel.
-        scaled: whether a loss scale has multiplied the gradients by the number of workers.
-
     Attributes:
         reached: paths of the parameters that the backward passes of this step have reached.
     """

@@ -132,10 +132,6 @@ class ShardedParameters:
 
         Over MPI, large segments go from their owners' parameters into those of the others without a copy.
         Over Gloo, whose broadcasts send several times as much, buckets are joined and gathered.
-
-        Args:
-            values: returns the values of a segment.
-            name: of the messages.
         """
         if self.workers.controller == "MPI":
             for segment in self.segments:
@@ -154,10 +150,6 @@ class ShardedParameters:
         """Collective. Yield each bucket with what all workers have for it; with nothing on ranks but 0.
 
         Every worker must take all buckets.
-
-        Args:
-            values: returns the values of a segment.
-            name: of the messages.
         """
         for bucket in self.buckets:
             splits = torch.zeros(self.workers.size, dtype=torch.int32)
@@ -172,13 +164,7 @@ class ShardedParameters:
         take: Callable[[OwnSegment, torch.Tensor], None],
         name: str,
     ) -> None:
-        """Collective. Give every worker its part of what rank 0 has, one bucket after the other.
-
-        Args:
-            fill: writes what rank 0 has into a vector with the whole bucket; only rank 0 calls it.
-            take: takes the values of a segment.
-            name: of the messages.
-        """
+        """Collective. Give every worker its part of what rank 0 has, one bucket after the other."""
         for bucket in self.buckets:
             flat = bucket.zeros(bucket.layout.length)
             if self.workers.rank == 0:

@@ -12,17 +12,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.pipeline.checks import (
+    Call,
     check_outputs,
-    first_call,
     given_blocks,
     gives_blocks,
     has_no_part,
     uses_another_stage,
 )
 from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
-from hvdtrain.backends.pipeline.pipeline import Call
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.errors import TaskError
@@ -135,20 +133,6 @@ class Called:
         if name.startswith("__"):
             raise AttributeError(name)
         raise has_no_part(name, "_model" in self.__dict__ and hasattr(self._model, name))
-
-
-def call_of(objective: Objective, batch: Mapping[str, Any], called: Called) -> Call:
-    """Return the arguments with which an objective calls the model for a micro-batch.
-
-    Raises:
-        TaskError: If it does not call the model.
-    """
-
-    def compute(run: Callable[..., NoReturn]) -> None:
-        called.run = run
-        objective(called, batch)
-
-    return first_call(compute)
 
 
 def blocks_of(task: Any, model: nn.Module) -> list[Any]:

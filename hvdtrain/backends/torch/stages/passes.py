@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from hvdtrain.backends.pipeline.checks import called_once
+from hvdtrain.backends.pipeline.checks import Call, call_of, called_once
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
-from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
+from hvdtrain.backends.pipeline.pipeline import StagePassesBase
 from hvdtrain.backends.torch.computation import Computation
 from hvdtrain.backends.torch.objective.losses import Values
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.stages.model import (
     Called,
-    call_of,
     copies,
     float_tensors,
     from_message,

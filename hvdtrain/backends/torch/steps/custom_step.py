@@ -24,14 +24,7 @@ from hvdtrain.backends.torch.steps.step_optimizer import Calls, StepOptimizer
 
 
 class CustomStep(CustomStepRules, PlainStep):
-    """A task's own training step: it calls the model and its optimizers as it likes.
-
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-        device: where this worker computes.
-    """
+    """A task's own training step: it calls the model and its optimizers as it likes."""
 
     forecasts_memory = False
 
@@ -39,7 +32,6 @@ class CustomStep(CustomStepRules, PlainStep):
         """Take the parts of the step. Local: no collective."""
         self.parts = parts
         self._step: Any = own_step_of(parts.task, parts.config)
-        self._is_running = False
         self._calls = Calls(list(parts.optimizers), self.workers)
         for entry in parts.trainable:  # before the hooks of reducers
             entry.tensor.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
@@ -94,32 +86,13 @@ class CustomStep(CustomStepRules, PlainStep):
         computation.batch_norm.weights = samples.weights
         # a cached cast of a weight would not follow the weight when it is updated within the step
         among = computation.gathering.among(self.near, samples.weights)
-        with autocast(computation.precision, computation.device, cache=False), among:
-            given = self._call(micro_batch, number, samples)
-        return computation.values(given, len(samples.weights)).rows
-
-    def _call(self, batch: dict[str, torch.Tensor], number: int, samples: StepPart) -> dict[str, Any]:
-        """Collective. Call the task's step and return its loss, the first, and its metrics by name.
-
-        In a dry run, which has no learning rate, nothing is reduced or updated.
-
-        Args:
-            batch: the samples, with flat names.
-            number: the number of the step.
-            samples: their weights, and what else an update needs.
-        """
-        self._given.step = number
-        self._calls.begin()
-        for optimizer in self._optimizers.values():
-            optimizer.begin(samples)
-        self._is_running = True
-        try:
-            losses, metrics = self._step(self.computation.model, batch, self._given)
-        finally:
-            self._is_running = False
-            for optimizer in self._optimizers.values():
-                optimizer.begin(None)
-        return {"loss": losses, **metrics}
+        with (
+            autocast(computation.precision, computation.device, cache=False),
+            among,
+            self._running(number, samples) as optimizers,
+        ):
+            losses, metrics = self._step(computation.model, micro_batch, optimizers)
+        return computation.values({"loss": losses, **metrics}, len(samples.weights)).rows
 
     def _refuse(self, parameter: torch.Tensor) -> None:
         """Refuse gradients that a backward pass of the task's own has added to a parameter; a hook."""

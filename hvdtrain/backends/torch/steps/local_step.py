@@ -125,9 +125,6 @@ class LocalSteps(LocalStepsBase):
 
         With fp16, each worker skips steps whose gradients overflow by itself. Otherwise some worker has
         counted every step, and one that had no samples in the last has not.
-
-        Args:
-            steps: the local steps since the workers were last equal.
         """
         if self._loss_scale is None:
             self._slots.set_steps(steps)
@@ -139,14 +136,7 @@ class LocalSteps(LocalStepsBase):
 
 
 class LocalStep(LocalStepRules, PlainStep):
-    """A step of this worker alone; ``synchronize`` makes the workers equal.
-
-    Args:
-        task: the task.
-        config: the config.
-        workers: the job's workers.
-        device: where this worker computes.
-    """
+    """A step of this worker alone; ``synchronize`` makes the workers equal."""
 
     local_kind = LocalSteps
     local: LocalSteps

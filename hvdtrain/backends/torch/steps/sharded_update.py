@@ -21,13 +21,7 @@ from hvdtrain.host.cores import keep_freed
 
 
 class ShardedUpdate(Update):
-    """The update of a step after which every worker has the whole gradient and updates its part.
-
-    Args:
-        shards: the parameters.
-        *arguments: those of ``Update``; the optimizer is one over the segments.
-        **options: those of ``Update``.
-    """
+    """The update of a step after which every worker has the whole gradient and updates its part."""
 
     def __init__(self, shards: ShardedParameters, *arguments: Any, **options: Any) -> None:
         self._shards = shards
@@ -64,17 +58,7 @@ class ShardedUpdate(Update):
 
 
 class ShardedGradientsUpdate(ShardedUpdate):
-    """The update of a step in which every worker gets the sum of its part of the gradients alone.
-
-    Args:
-        compression: how gradients travel.
-        shards: the parameters.
-        trainable: the trainable parameters.
-        optimizer: an optimizer over the segments.
-        reducer: not used: it sums whole gradients.
-        *arguments: the other ones of ``Update``.
-        **options: likewise.
-    """
+    """The update of a step in which every worker gets the sum of its part of the gradients alone."""
 
     _reducer: Sharded
 

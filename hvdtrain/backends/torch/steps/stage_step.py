@@ -8,8 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import sample_values
-from hvdtrain.backends.pipeline.checks import loss_has_parameters
-from hvdtrain.backends.pipeline.pipeline import Call
+from hvdtrain.backends.pipeline.checks import Call, call_of, loss_has_parameters
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import PendingVector
@@ -20,7 +19,6 @@ from hvdtrain.backends.torch.stages.model import (
     Called,
     StageModel,
     blocks_of,
-    call_of,
     check_blocks,
     free_others,
     seconds_of,

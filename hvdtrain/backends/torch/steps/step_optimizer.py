@@ -53,11 +53,7 @@ class Calls(CallsBase[Callable[[], None]]):
 
 
 class StepOptimizer(StepOptimizerBase):
-    """One of the optimizers that a task's own step is given.
-
-    Args:
-        calls: those of the step so far, of all its optimizers.
-    """
+    """One of the optimizers that a task's own step is given."""
 
     def __init__(
         self,
