@@ -7,10 +7,11 @@ training step. Each framework's ``steps/custom_step.py`` does such a step.
 import difflib
 import inspect
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.model_call import nested_batch
@@ -20,6 +21,8 @@ from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
+
+Check = TypeVar("Check")
 
 # (model, batch, optimizers) -> (loss per sample, {metric name: value per sample}); each may be Weighted
 Step = Callable[[Any, Mapping[str, Any], "Optimizers"], tuple[Any, dict[str, Any]]]
@@ -88,6 +91,69 @@ class NotCalled:
     def backward(self, *_: Any, **__: Any) -> None:
         """Refuse to add to gradients that nobody sums over workers."""
         raise accumulated("backward()")
+
+
+class CallsBase(ABC, Generic[Check]):
+    """Checks that all workers make the same calls in a step, with an all-reduce of four numbers for each.
+
+    If they did not, each would wait for sums that others do not compute. The numbers are two codes and their
+    squares: the mean and the mean square are this worker's only if all codes are equal.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._codes = {"": 0.0} | {name: 1.0 + place for place, name in enumerate(names)}
+        self._number = 0
+
+    def begin(self) -> None:
+        """Begin a step. Local: no collective."""
+        self._number = 0
+
+    def announce(self, name: str, is_weighted: bool) -> Check:
+        """Collective. Begin the check of a call, which raises TaskError on all workers if calls differ."""
+        different = TaskError(
+            f"workers did not give the optimizer {name!r} losses of the same kind: those of call "
+            f"{self._number + 1} of a step are Weighted on one worker and plain on another",
+            "Give Weighted losses on all workers or on none; the weights may all be 1.",
+            everywhere=True,
+        )
+        return self._announce(name, float(is_weighted), different)
+
+    def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Check:
+        """Collective. Begin the check of the end of a step.
+
+        It raises TaskError on all workers if another made a call or returned other metrics.
+        """
+        shown = ", ".join(f"{name!r} (Weighted)" if name in weighted else repr(name) for name in names)
+        different = TaskError(
+            f"workers returned different values from the task's own step: {shown} on one worker and others, "
+            "or these in another order, on another",
+            "The metrics must have the same names in the same order on all workers, and the same ones must "
+            "be Weighted.",
+            everywhere=True,
+        )
+        # its square, summed over up to 2**13 workers, is exact in float64
+        code = float(zlib.crc32(repr((tuple(names), tuple(weighted))).encode()) % (1 << 20))
+        return self._announce("", code, different)
+
+    def _announce(self, name: str, form: float, different_form: TaskError) -> Check:
+        number, code = self._number, self._codes[name]
+        self._number += 1
+        return self._compare(name, number, [code, code * code, form, form * form], different_form)
+
+    @staticmethod
+    def _different_call(name: str, number: int) -> TaskError:
+        """Return the error of a call that is another one on another worker, or after which its step ended."""
+        call = f"gradients() of {name!r}" if name else "the end"
+        return TaskError(
+            f"workers did not call the same optimizers in the same order: call {number + 1} of a step is "
+            f"{call} on one worker and something else on another",
+            "Decide by optimizers.step, which is equal on all workers, and not by losses or samples.",
+            everywhere=True,
+        )
+
+    @abstractmethod
+    def _compare(self, name: str, number: int, codes: list[float], different_form: TaskError) -> Check:
+        """Collective. Begin to compare codes with those of the other workers."""
 
 
 class StepOptimizerBase(NotCalled):
@@ -277,46 +343,6 @@ def check_takes_no_closure(name: str, optimizer: Any) -> None:
             "and would evaluate it several times on gradients that are not summed over workers",
             "Use an optimizer whose step() takes gradients, such as Adam or SGD.",
         )
-
-
-def different_calls(call: str, number: int) -> TaskError:
-    """Return the error for workers of which one called something else, or ended its step."""
-    return TaskError(
-        f"workers did not call the same optimizers in the same order: call {number + 1} of a step is {call} "
-        "on one worker and something else on another",
-        "Decide by optimizers.step, which is equal on all workers, and not by losses or samples.",
-        everywhere=True,
-    )
-
-
-def different_weighting(name: str, number: int) -> TaskError:
-    """Return the error for losses that have weights of their own on some workers only."""
-    return TaskError(
-        f"workers did not give the optimizer {name!r} losses of the same kind: those of call {number + 1} of "
-        "a step are Weighted on one worker and plain on another",
-        "Give Weighted losses on all workers or on none; the weights may all be 1.",
-        everywhere=True,
-    )
-
-
-def different_metrics(names: Sequence[str], weighted: Sequence[str]) -> TaskError:
-    """Return the error for workers whose steps returned other metrics, or the same in another order."""
-    shown = ", ".join(f"{name!r} (Weighted)" if name in weighted else repr(name) for name in names)
-    return TaskError(
-        f"workers returned different values from the task's own step: {shown} on one worker and others, or "
-        "these in another order, on another",
-        "The metrics must have the same names in the same order on all workers, and the same ones must be "
-        "Weighted.",
-        everywhere=True,
-    )
-
-
-def metrics_code(names: Sequence[str], weighted: Sequence[str]) -> float:
-    """Return a number for the names of what a step returned.
-
-    Its square, summed over up to 2**13 workers, is exact in float64.
-    """
-    return float(zlib.crc32(repr((tuple(names), tuple(weighted))).encode()) % (1 << 20))
 
 
 def check_reached(name: str, is_reached: bool) -> None:

@@ -3,21 +3,13 @@
 import json
 import os
 import tempfile
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
-from hvdtrain.backends.custom_step import (
-    different_calls,
-    different_metrics,
-    different_weighting,
-    metrics_code,
-)
-from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 
 
@@ -37,49 +29,6 @@ class StepClockBase:
         self._workers = workers
         self._is_measured = is_measured and workers.may_reduce
         self.timed = workers.most if self._is_measured else 0
-
-
-Check = TypeVar("Check")
-
-
-class CallsBase(ABC, Generic[Check]):
-    """Checks that all workers make the same calls in a step, with an all-reduce of four numbers for each.
-
-    If they did not, each would wait for sums that others do not compute. The numbers are two codes and their
-    squares: the mean and the mean square are this worker's only if all codes are equal.
-    """
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._codes = {"": 0.0} | {name: 1.0 + place for place, name in enumerate(names)}
-        self._number = 0
-
-    def begin(self) -> None:
-        """Begin a step. Local: no collective."""
-        self._number = 0
-
-    def announce(self, name: str, is_weighted: bool) -> Check:
-        """Collective. Begin the check of a call, which raises TaskError on all workers if calls differ."""
-        return self._announce(name, float(is_weighted), different_weighting(name, self._number))
-
-    def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Check:
-        """Collective. Begin the check of the end of a step.
-
-        It raises TaskError on all workers if another made a call or returned other metrics.
-        """
-        return self._announce("", metrics_code(names, weighted), different_metrics(names, weighted))
-
-    def _announce(self, name: str, form: float, different_form: TaskError) -> Check:
-        number, code = self._number, self._codes[name]
-        self._number += 1
-        return self._compare(name, number, [code, code * code, form, form * form], different_form)
-
-    def _different_call(self, name: str, number: int) -> TaskError:
-        """Return the error of a call that is another one on another worker."""
-        return different_calls(f"gradients() of {name!r}" if name else "the end", number)
-
-    @abstractmethod
-    def _compare(self, name: str, number: int, codes: list[float], different_form: TaskError) -> Check:
-        """Collective. Begin to compare codes with those of the other workers."""
 
 
 _SHOWN = 3

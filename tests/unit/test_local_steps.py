@@ -3,7 +3,6 @@
 import pytest
 from support.fakes import (
     FakeLocalBackend,
-    FakeSaver,
     FakeWorkers,
     asks,
     make_loop_session,
@@ -99,12 +98,6 @@ def test_replicas_are_compared_right_after_a_synchronisation_alone(tmp_path):
 
     calls = on_every_rank(["alpha", "beta"], work)[0]
     assert calls == ["compare", "synchronize 2", "synchronize 4", "compare", "synchronize 5", "compare"]
-
-
-def test_a_run_saves_at_synchronisations_alone(tmp_path):
-    _, _, session = local(tmp_path, save_every=1)
-    assert isinstance(session.services.saver, FakeSaver)
-    assert session.services.saver.steps == [2, 4, 5]
 
 
 @pytest.mark.parametrize(

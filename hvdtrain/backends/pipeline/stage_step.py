@@ -50,7 +50,7 @@ class StageStepBase(WholeModelStep):
     state: StateOfStage
     tensors_of: Any  # returns the tensors of a portable array
     identities_of: Any  # returns the identities of the tensors that a block has
-    is_parameter: Any  # returns whether, in a model, a portable array changes by gradients alone
+    parameters_of: Any  # returns the identities of those tensors of a model that gradients alone change
     differs: Any  # returns whether a sequential model may compute something else than its parts in turn
     call_for: Any  # returns what the loss calls the model with for the first micro-batch of a batch
     check_blocks: Any  # checks that blocks compute what their model does; returns a note on training
@@ -89,8 +89,9 @@ class StageStepBase(WholeModelStep):
         ends = [*firsts[1:], len(blocks)]
         stage_of = [stage for stage in range(layout.stages) for _ in range(firsts[stage], ends[stage])]
         owners = [sorted({stage_of[block] for block in having}) for having in of_blocks]
+        parameters = self.parameters_of(model)
         for field, having in zip(fields, owners, strict=True):
-            if not self.is_parameter(model, field):
+            if any(id(tensor) not in parameters for tensor in self.tensors_of(field)):
                 check_one_owner(field.path, having)
         shared = {tuple(having) for having in owners if len(having) > 1}
         sets = [*((stage,) for stage in range(layout.stages)), *sorted(shared)]

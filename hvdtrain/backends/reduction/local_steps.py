@@ -6,7 +6,7 @@ outer optimizer takes a step (docs/async.md).
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.portable.initial_values import share_of_new
@@ -21,30 +21,6 @@ from hvdtrain.workers.world import World
 # of the outer optimizer's momentum in the portable state
 OUTER_PREFIX = "optimizer/outer_momentum"
 _PART_BYTES = 64 << 20  # a message that long takes many times its latency, and its copy little memory
-
-
-@dataclass(frozen=True)
-class OuterOptimizer:
-    """What the workers do with the average of their parameters.
-
-    ``average`` continues from it. ``nesterov`` takes a step of SGD with Nesterov momentum, as PyTorch does::
-
-        g = parameters of the last synchronisation - average of the parameters now
-        v = momentum * v + g
-        parameters = parameters of the last synchronisation - learning_rate * (g + momentum * v)
-
-    Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105). With learning rate 1 and momentum 0 it is
-    ``average``.
-    """
-
-    name: Literal["average", "nesterov"]  # which one it is
-    learning_rate: float  # of nesterov
-    momentum: float  # of nesterov
-
-    @classmethod
-    def of(cls, config: Config) -> "OuterOptimizer":
-        """Return the one that a config requests."""
-        return cls(config.outer_optimizer, config.outer_learning_rate, config.outer_momentum)
 
 
 @dataclass
@@ -138,8 +114,15 @@ class LocalSums:
 class LocalStepsBase:
     """Adds up what local steps give, and makes the workers equal.
 
-    Parameters and what the optimizer keeps are averaged over the workers, each counting alike; then the
-    outer optimizer takes its step. Other state, such as the statistics of batch norm, is averaged when it is
+    Parameters and what the optimizer keeps are averaged over the workers, each counting alike. The outer
+    optimizer ``average`` continues from that; ``nesterov`` takes a step of SGD with Nesterov momentum::
+
+        g = parameters of the last synchronisation - average of the parameters now
+        v = outer_momentum * v + g
+        parameters = parameters of the last synchronisation - outer_learning_rate * (g + outer_momentum * v)
+
+    Source: DiLoCo (Douillard et al. 2023, arXiv:2311.08105). With learning rate 1 and momentum 0 it is
+    ``average``. Other state, such as the statistics of batch norm, is averaged when it is
     needed: before evaluating and saving. The moving average of the weights sees those of the
     synchronisations.
 
@@ -153,8 +136,8 @@ class LocalStepsBase:
     averaged: tuple[type, ...]
     pending: type[PendingVector]
 
-    def __init__(self, ema: Any, outer: OuterOptimizer, workers: Workers, loss_scale: Any) -> None:
-        self._ema, self._outer = ema, outer
+    def __init__(self, ema: Any, config: Config, workers: Workers, loss_scale: Any) -> None:
+        self._ema, self._config = ema, config
         self._workers, self._loss_scale = workers, loss_scale
         self._sums = LocalSums()
 
@@ -190,10 +173,8 @@ class LocalStepRules:
         if method:
             check_averaged(optimizer, self.local_kind.averaged, method, parts.config)
         super().attach(parts)  # type: ignore[misc]
-        outer = OuterOptimizer.of(parts.config)
-        self.local = self.local_kind(
-            parts.tensors, optimizer, parts.ema, outer, workers=self.workers, loss_scale=parts.loss_scale
-        )
+        more = {"workers": self.workers, "loss_scale": parts.loss_scale}
+        self.local = self.local_kind(parts.tensors, optimizer, parts.ema, parts.config, **more)
 
     def describe(self, info: ModelInfo) -> ModelInfo:
         """Return what is known of the job, with what is known of its step. Local: no collective."""
@@ -250,14 +231,13 @@ def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
 
 def describe_local_steps(config: Config) -> str:
     """Return what travels between workers, for the plan."""
-    outer = OuterOptimizer.of(config)
     every = Cadence(config.sync_every or 1).describe()
     text = f"stay on their worker; {every} the workers average parameters and the optimizer's state, in fp32"
-    if outer.name == "average":
+    if config.outer_optimizer == "average":
         return text
     return (
-        f"{text}, and an outer step follows: SGD, Nesterov momentum {outer.momentum:g}, learning rate "
-        f"{outer.learning_rate:g}"
+        f"{text}, and an outer step follows: SGD, Nesterov momentum {config.outer_momentum:g}, learning rate "
+        f"{config.outer_learning_rate:g}"
     )
 
 

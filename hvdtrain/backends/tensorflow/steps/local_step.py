@@ -14,7 +14,6 @@ from hvdtrain.backends.reduction.local_steps import (
     LocalStepRules,
     LocalStepsBase,
     LocalSums,
-    OuterOptimizer,
     in_parts,
 )
 from hvdtrain.backends.step_metrics import PendingVector
@@ -46,7 +45,7 @@ class LocalSteps(LocalStepsBase):
         model: ModelState,
         optimizer: Any,
         ema: ExponentialMovingAverage,
-        outer: OuterOptimizer,
+        config: Config,
         *,
         workers: Workers,
         loss_scale: LossScale | None = None,
@@ -55,8 +54,8 @@ class LocalSteps(LocalStepsBase):
         self._parameters = [native(field.variable) for field in fields]
         self._steps = optimizer.iterations
         self._averaged = [*self._parameters, *_slots_of(optimizer)]
-        super().__init__(ema, outer, workers, loss_scale)
-        kept = self._parameters if outer.name == "nesterov" else []
+        super().__init__(ema, config, workers, loss_scale)
+        kept = self._parameters if config.outer_optimizer == "nesterov" else []
         self._starts = [tf.Variable(p, trainable=False, name="start") for p in kept]
         self._momenta = [tf.Variable(tf.zeros_like(p), trainable=False, name="outer") for p in kept]
         self.fields: list[Field] = [
@@ -114,7 +113,7 @@ class LocalSteps(LocalStepsBase):
 
     def _step(self) -> None:
         """Let the outer optimizer take its step, from where the local steps started."""
-        momentum, rate = self._outer.momentum, self._outer.learning_rate
+        momentum, rate = self._config.outer_momentum, self._config.outer_learning_rate
         for parameter, start, kept in zip(self._parameters, self._starts, self._momenta, strict=True):
             gradient = start.read_value() - parameter.read_value()
             velocity = kept.read_value() * momentum + gradient

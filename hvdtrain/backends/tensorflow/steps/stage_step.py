@@ -91,11 +91,9 @@ class StageStep(StageStepBase, PlainStep):
         return set(tensors_of([block]))
 
     @staticmethod
-    def is_parameter(model: keras.Model, field: Field) -> bool:
-        """Return whether a portable array changes by gradients alone."""
-        return any(
-            v is field.variable for layer in model._flatten_layers() for v in layer._trainable_variables
-        )
+    def parameters_of(model: keras.Model) -> set[int]:
+        """Return the identities of those variables of a model that gradients alone change."""
+        return {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
 
     def call_for(self, model: keras.Model, batch: HostBatch) -> Call:
         """Return what the loss calls the model with for the first micro-batch of a batch."""

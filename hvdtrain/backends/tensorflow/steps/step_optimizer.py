@@ -10,6 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
 
 from hvdtrain.backends.custom_step import (
+    CallsBase,
     StepOptimizerBase,
     StepPart,
     check_gradients,
@@ -18,7 +19,6 @@ from hvdtrain.backends.custom_step import (
     stepped_alone,
 )
 from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.recording import CallsBase
 from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, native, normalized
 from hvdtrain.backends.tensorflow.objective.losses import check_values

@@ -11,7 +11,6 @@ from hvdtrain.backends.reduction.local_steps import (
     LocalStepRules,
     LocalStepsBase,
     LocalSums,
-    OuterOptimizer,
     in_parts,
 )
 from hvdtrain.backends.step_metrics import PendingVector
@@ -22,6 +21,7 @@ from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.torch.state.tensors import make_slots
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
+from hvdtrain.config import Config
 from hvdtrain.workers.agreement import Workers
 
 
@@ -39,7 +39,7 @@ class LocalSteps(LocalStepsBase):
         model: ModelState,
         optimizer: torch.optim.Optimizer,
         ema: ExponentialMovingAverage,
-        outer: OuterOptimizer,
+        config: Config,
         *,
         workers: Workers,
         loss_scale: LossScale | None = None,
@@ -48,9 +48,9 @@ class LocalSteps(LocalStepsBase):
         self._paths = [entry.path for entry in entries]
         self._parameters = [entry.tensor.detach() for entry in entries]
         self._slots = _Slots(optimizer, [entry.tensor for entry in entries])
-        super().__init__(ema, outer, workers, loss_scale)
+        super().__init__(ema, config, workers, loss_scale)
         self._starts: list[torch.Tensor] = []
-        has_momentum = outer.name == "nesterov"
+        has_momentum = config.outer_optimizer == "nesterov"
         self._momenta = [torch.zeros_like(p) for p in self._parameters] if has_momentum else []
         known = {id(e.tensor): momentum for e, momentum in zip(entries, self._momenta, strict=False)}
         self.fields: list[Field] = [
@@ -111,7 +111,7 @@ class LocalSteps(LocalStepsBase):
 
     def _step(self) -> None:
         """Let the outer optimizer take its step, from where the local steps started."""
-        momentum, rate = self._outer.momentum, self._outer.learning_rate
+        momentum, rate = self._config.outer_momentum, self._config.outer_learning_rate
         gradients = torch._foreach_sub(self._starts, self._parameters)
         torch._foreach_mul_(self._momenta, momentum)
         torch._foreach_add_(self._momenta, gradients)

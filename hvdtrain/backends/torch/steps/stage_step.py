@@ -79,9 +79,9 @@ class StageStep(StageStepBase, PlainStep):
         return set(tensors_of([block]))
 
     @staticmethod
-    def is_parameter(model: torch.nn.Module, field: Field) -> bool:
-        """Return whether a portable array changes by gradients alone."""
-        return all(isinstance(tensor, torch.nn.Parameter) for tensor in field.tensors)
+    def parameters_of(model: torch.nn.Module) -> set[int]:
+        """Return the identities of those tensors of a model that gradients alone change."""
+        return {id(parameter) for parameter in model.parameters()}
 
     @staticmethod
     def differs(model: torch.nn.Module) -> bool:

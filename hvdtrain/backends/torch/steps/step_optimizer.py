@@ -8,6 +8,7 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.custom_step import (
+    CallsBase,
     StepOptimizerBase,
     StepPart,
     check_gradients,
@@ -16,7 +17,6 @@ from hvdtrain.backends.custom_step import (
     check_takes_no_closure,
     stepped_alone,
 )
-from hvdtrain.backends.recording import CallsBase
 from hvdtrain.backends.reduction import GradientReducer, choose_reducer
 from hvdtrain.backends.torch.objective.losses import check_values, weigh
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
