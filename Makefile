@@ -122,7 +122,7 @@ format: $(DONE)
 # the site of docs/, in build/site
 docs: $(DONE)
 	@TORCH_INDEX="$(TORCH_INDEX)" sh requirements/install.sh $(BIN)/python docs $(COMPILE)
-	mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build --quiet
 
 # constraints.txt with all that its packages need, and hashes; in an environment of its own
 lock:
