@@ -73,6 +73,7 @@ class Summary:
         final: metrics of the last evaluation.
         run_dir: the run directory.
         checkpoint: the newest checkpoint that verifies; None where there is none.
+        best_checkpoint: the one that ``keep_best`` keeps; None without it.
         bad_samples: how often a sample could not be read and was skipped.
         failed_saves: how many checkpoints could not be written.
         save_error: why, the last time.
@@ -101,6 +102,7 @@ class Summary:
     final: dict[str, float]
     run_dir: str
     checkpoint: str | None = None
+    best_checkpoint: str | None = None
     bad_samples: int = 0
     failed_saves: int = 0
     save_error: str | None = None
@@ -130,7 +132,15 @@ class Summary:
         Without ``best`` and ``metrics_log``, which metrics.jsonl has.
         """
         rare = (
-            *("error", "bad_samples", "failed_saves", "save_error", "stopped_early", "eval_sets"),
+            *(
+                "error",
+                "best_checkpoint",
+                "bad_samples",
+                "failed_saves",
+                "save_error",
+                "stopped_early",
+                "eval_sets",
+            ),
             *("changes", "paused_seconds", "peak_memory_mib", "peak_device_memory_mib"),
         )
         left_out = ("best", "metrics_log")

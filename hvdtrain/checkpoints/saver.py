@@ -58,6 +58,10 @@ class Saver:
     def finish(self, timeout_seconds: float | None = None) -> None:
         """Wait until what is being written is written."""
 
+    def best(self) -> Path | None:
+        """Return the best checkpoint that is kept; None if none is wanted. Local: rank 0 knows."""
+        return None
+
     def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
         """Wait until a run directory at a URL has all that was written; return why it has not.
 
@@ -261,6 +265,10 @@ class BackgroundSaver(Saver):
         paths = storage.checkpoints_in(self._folder)
         best = self._best_of(paths)
         storage.retain(self._folder, {*paths[-self._keep_last :], *([best] if best else [])})
+
+    def best(self) -> Path | None:
+        """Return the best checkpoint that is kept."""
+        return None if self._best is None else self._best_of(storage.checkpoints_in(self._folder))
 
     def _best_of(self, paths: Sequence[Path]) -> Path | None:
         """Return the best of some checkpoints; None if none has a value, or it is not wanted."""

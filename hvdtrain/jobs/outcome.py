@@ -230,6 +230,7 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         max(known.get(n, 0.0), mib) for n, mib in zip((PEAK_MEMORY, PEAK_DEVICE_MEMORY), own, strict=True)
     ]
     newest, failures = session.services.saver.newest, session.services.saver.failures
+    best = session.services.saver.best()
     save_error = failures[-1] if failures else None
     if newest is not None and verified:
         written, newest = newest, newest_verified(newest.parent)
@@ -252,6 +253,7 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         final=session.state.last_eval,
         run_dir=session.location_of(session.services.run_dir),
         checkpoint=checkpoint,
+        best_checkpoint=session.location_of(best) if best is not None else None,
         bad_samples=session.data.skipped.count,
         failed_saves=len(failures),
         save_error=save_error,

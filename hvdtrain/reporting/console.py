@@ -108,6 +108,8 @@ class Console(Callback):
                 f"in {summary.seconds:.1f} s, {summary.samples_per_second:,.0f} samples/s{_memory(summary)}\n"
                 f"run directory: {summary.run_dir}\ncheckpoint: {summary.checkpoint or 'none'}"
             )
+            if summary.best_checkpoint:
+                self.say(f"best checkpoint: {summary.best_checkpoint}")
         elif summary.status == "stopped" and summary.checkpoint:
             self.say(f"checkpoint: {summary.checkpoint}; the same command with --resume continues from it")
 
