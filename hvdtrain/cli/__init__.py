@@ -14,7 +14,6 @@ from hvdtrain.cli.tools import (
     docs,
     doctor,
     drill,
-    elastic,
     lr_find,
     parity,
     plan,
@@ -28,7 +27,7 @@ from hvdtrain.tools.output import installed
 
 _COMMANDS = (
     train, bench, plan, lr_find, batch_find, parity, prove, evaluate, export, predict, import_,
-    compare, report, watch, track, doctor, elastic, drill, docs, build_horovod,
+    compare, report, watch, track, doctor, drill, docs, build_horovod,
 )  # fmt: skip
 for _command in _COMMANDS:
     cli.add_command(installed(_command))

@@ -1,6 +1,5 @@
 """Commands around training, which import a tool when they run, and those of hosts."""
 
-import os
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -12,7 +11,6 @@ import click
 
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
 from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
-from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.text import printable
 from hvdtrain.tools.output import options_of, take_options
@@ -178,39 +176,6 @@ def doctor(debug: bool, **options: Any) -> None:
     from hvdtrain.tools.doctor.command import run_doctor
 
     sys.exit(run_doctor(options))
-
-
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-np", "--num-proc", type=int, metavar="N",
-              help="Workers to start with. [the tasks of Slurm's allocation]")  # fmt: skip
-@click.option("--min-np", "--min-num-proc", "least", type=int, metavar="N",
-              help="With fewer workers, training waits. [-np]")  # fmt: skip
-@click.option("--max-np", "--max-num-proc", "most", type=int, metavar="N",
-              help="The job never has more workers. [-np]")  # fmt: skip
-@click.option("--start-timeout", type=float, metavar="SECONDS",
-              help="How long the job waits at the start for -np workers. [60]")  # fmt: skip
-@click.option("--elastic-timeout", type=float, metavar="SECONDS",
-              help="How long training waits with too few workers. [600]")  # fmt: skip
-@click.option("--reset-limit", type=int, metavar="N", help="After more failures the job ends. [none]")
-@click.option("--network-interfaces", default="", metavar="NAMES", help="Interfaces of the job. [all]")
-@_debug
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def elastic(command: tuple[str, ...], debug: bool, **options: Any) -> None:
-    """Run an elastic job whose workers another launcher starts.
-
-    COMMAND starts all workers, such as srun --kill-on-bad-exit=0 --no-kill --wait=0 python -m hvdtrain ...
-    If horovodrun starts them, give --min-np to horovodrun instead.
-    """
-    from hvdtrain.elastic.driver.cluster import LimitOptions, workers_of_slurm
-    from hvdtrain.elastic.driver.host_job import run_step
-
-    wanted = options["num_proc"] or workers_of_slurm(os.environ)
-    if wanted is None:
-        raise UsageError("the number of workers is not known", "Give -np N: the workers that COMMAND starts.")
-    names = ("least", "most", "start_timeout", "elastic_timeout", "reset_limit")
-    given = LimitOptions(wanted, **{name: options[name] for name in names})
-    interfaces = [name for name in options["network_interfaces"].split(",") if name]
-    sys.exit(run_step(command, given, interfaces))
 
 
 @click.command()

@@ -31,7 +31,6 @@ class Hello(_Message):
         machine: distinguishes its host, and the numbering of processes there, from others of the same name.
         pid: its process.
         process_seconds: when its process started, as the system counts it.
-        slot: its number among the slots of its host, from 0; None if its launcher gave it none.
     """
 
     kind: Literal["hello"] = "hello"
@@ -39,7 +38,6 @@ class Hello(_Message):
     machine: Text = ""
     pid: int
     process_seconds: float
-    slot: int | None = None
 
 
 class Beat(_Message):
@@ -216,15 +214,6 @@ class Retry(_Message):
     generation: int
 
 
-class Wait(_Message):
-    """There are fewer workers than the job needs."""
-
-    kind: Literal["wait"] = "wait"
-    have: int
-    need: int
-    left_seconds: float
-
-
 class Stop(_Message):
     """All save and stop; the job ends with 75. ``why`` says what happened, as text."""
 
@@ -288,7 +277,6 @@ FromDriver = (
     | Abort
     | EnterWorld
     | Retry
-    | Wait
     | Stop
     | End
     | Leave

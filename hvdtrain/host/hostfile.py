@@ -5,6 +5,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +55,14 @@ def own_addresses() -> dict[str, list[str]]:
     return {name: texts for name, texts in interfaces().items() if not chosen or name in chosen}
 
 
+def address_towards(host: str) -> str:
+    """Return this host's address on the route to another; empty without a route."""
+    with suppress(OSError, UnicodeError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # sends nothing: it only looks up the route
+        return str(probe.getsockname()[0])
+    return ""
+
+
 def reachable_by_others(own: Addresses, others: list[Addresses]) -> list[str]:
     """Return this host's addresses in networks that all other hosts share, or all if there are none."""
     flat = [ipaddress.ip_interface(text) for texts in own.values() for text in texts]
@@ -77,8 +86,8 @@ def receive_exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-_NAME = re.compile(r"\w[\w.-]*")  # no leading dash: ssh would take the name for an option
-_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
+HOST_NAME = re.compile(r"\w[\w.-]*")  # no leading dash: ssh would take the name for an option
+HOST_LINE = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
 
 
 class HostSlots(NamedTuple):
@@ -121,7 +130,7 @@ def read_host_file(path: Path) -> list[HostSlots]:
         entry = line.partition("#")[0].strip()
         if not entry:
             continue
-        match = _LINE.fullmatch(entry)
+        match = HOST_LINE.fullmatch(entry)
         if match is None:
             raise UsageError(f"{path}, line {number}: {entry!r} is not a host", "Write host1 slots=2.")
         hosts.append(_host(match[1], match[2], f"{path}, line {number}"))
@@ -129,7 +138,7 @@ def read_host_file(path: Path) -> list[HostSlots]:
 
 
 def _host(name: str, slots: str, source: str) -> HostSlots:
-    if not _NAME.fullmatch(name):
+    if not HOST_NAME.fullmatch(name):
         raise UsageError(f"{source}: {name!r} is not the name or IPv4 address of a host")
     if not slots.isdecimal() or int(slots) < 1:
         raise UsageError(f"{source}: {name} has {slots!r} slots; a number of workers, 1 or more, is expected")

@@ -34,8 +34,7 @@ def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
 
 def host_name(environ: Mapping[str, str] = os.environ) -> str:
     """Return the name of this host in messages: in an elastic job, the one by which its launcher knows it."""
-    variables = ("HOROVOD_HOSTNAME", "SLURMD_NODENAME") if is_elastic(environ) else ()
-    return next((environ[name] for name in variables if environ.get(name)), "") or socket.gethostname()
+    return (is_elastic(environ) and environ.get("HOROVOD_HOSTNAME")) or socket.gethostname()
 
 
 def launched_rank() -> int | None:

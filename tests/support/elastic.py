@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.elastic.driver.cluster import Limits, Slot
-from hvdtrain.elastic.driver.driver import Driver, Outcome
-from hvdtrain.elastic.driver.events import STATE_VARIABLE
+from hvdtrain.elastic.driver.driver import Driver
+from hvdtrain.elastic.driver.events import STATE_VARIABLE, Finish
 from hvdtrain.host.hostfile import HostSlots
 
 TOY = Path(__file__).with_name("toy_worker.py")
@@ -42,8 +42,8 @@ class FakeProcess:
 class FakeStore:
     """Tells the workers of a world where rank 0 listens."""
 
-    def __init__(self, key: str, size: int) -> None:
-        self._key, self._size = key, size
+    def __init__(self, key: str) -> None:
+        self._key = key
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._connections: list[socket.socket] = []
@@ -85,8 +85,6 @@ class FakeCluster:
         key: the key of the job.
     """
 
-    can_start = True
-
     def __init__(
         self,
         hosts: Sequence[tuple[str, int]],
@@ -123,8 +121,8 @@ class FakeCluster:
         with contextlib.suppress(psutil.Error, OSError):
             psutil.Process(pid).kill()
 
-    def open_store(self, key: str, size: int) -> FakeStore:
-        return FakeStore(key, size)
+    def open_store(self, key: str) -> FakeStore:
+        return FakeStore(key)
 
     def address_for(self, host: str) -> str:
         return "127.0.0.1"
@@ -160,7 +158,7 @@ class ToyJob:
         )
         self._state = folder / "state.json"
         self.driver = Driver(limits, self.cluster, self.key, environ={STATE_VARIABLE: str(self._state)})
-        self.outcome: Outcome | None = None
+        self.outcome: Finish | None = None
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> "ToyJob":
@@ -179,7 +177,7 @@ class ToyJob:
     def _run(self) -> None:
         self.outcome = self.driver.run()
 
-    def ended(self, seconds: float = 120) -> Outcome:
+    def ended(self, seconds: float = 120) -> Finish:
         """Wait for the end, and return it; no process is left."""
         self._thread.join(seconds)
         assert not self._thread.is_alive(), self.cluster.said
@@ -188,7 +186,7 @@ class ToyJob:
         assert not left, f"processes left: {left}"
         return self.outcome
 
-    def finish(self) -> Outcome:
+    def finish(self) -> Finish:
         """Let training be complete after the next step, and wait for the end."""
         (self.folder / "finish").touch()
         outcome = self.ended()

@@ -23,15 +23,13 @@ def main(folder: Path, words: list[str]) -> int:
     """Be a worker until the end, and return the exit code."""
     environ = os.environ
     address, port = environ["HVDTRAIN_ELASTIC"].split(",")[0].rsplit(":", 1)
-    name = environ.get("HVDTRAIN_WORKER", "")
-    host = environ.get("HOROVOD_HOSTNAME") or environ.get("SLURMD_NODENAME", "localhost")
-    mark = folder / (name or f"{host}-{environ['SLURM_LOCALID']}")
+    name, host = environ["HVDTRAIN_WORKER"], environ["HOROVOD_HOSTNAME"]
+    mark = folder / name
     mark.with_suffix(".json").write_text(json.dumps(dict(environ)))
     connection = socket.create_connection((address, int(port)))
     prove_to_driver(connection, environ["HOROVOD_RENDEZVOUS_KEY"], name)
-    slot = int(environ.get("HVDTRAIN_SLOT") or environ["SLURM_LOCALID"])
     started = psutil.Process().create_time()
-    hello = Hello(host=host, machine=host, pid=os.getpid(), process_seconds=started, slot=slot)
+    hello = Hello(host=host, machine=host, pid=os.getpid(), process_seconds=started)
     ready = Ready(generation=0, place=Place(), valid=True, digest="d", stall_timeout=30)
     connection.sendall(encode(hello) + encode(ready))
     for line in connection.makefile("rb"):

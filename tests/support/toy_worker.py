@@ -89,14 +89,12 @@ class Driven:
         self.broken = False
         self.activity = ["building", 0, 0, 0, True, 0.0, ""]
         self.mesh: list[socket.socket] = []
-        slot = os.environ["HVDTRAIN_SLOT"]
         self.send(
             Hello(
                 host=os.environ["TOY_HOST"],
                 machine="toy",
                 pid=os.getpid(),
                 process_seconds=psutil.Process().create_time(),
-                slot=int(slot),
             )
         )
         threading.Thread(target=self._receive, daemon=True).start()

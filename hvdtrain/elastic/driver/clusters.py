@@ -1,11 +1,10 @@
-"""What the driver of an elastic job works with: hosts with slots, or a step that a scheduler runs."""
+"""What the driver of an elastic job works with: hosts with slots, and a store for each world."""
 
-import shutil
 import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -18,12 +17,11 @@ from hvdtrain.elastic.driver.processes import (
     WorkerProcess,
     is_this_host,
     job_environment,
-    kill_by_command,
     kill_process,
     start_worker,
 )
 from hvdtrain.errors import UsageError
-from hvdtrain.host.hostfile import HostSlots, interfaces, own_addresses
+from hvdtrain.host.hostfile import HostSlots, address_towards, interfaces, own_addresses
 
 # A request for a key that is not there yet waits so long: workers then ask once, not every 10 ms.
 _LONG_POLL_SECONDS = 1.0
@@ -151,108 +149,24 @@ class WorldStore:
 LOOPBACK = "127.0.0.1"
 
 
-class _Addresses:
-    """The addresses of this host at which the others reach it.
-
-    Args:
-        names: interfaces that the user chose; empty for those on the way to the hosts.
-        hosts: the other hosts that are known.
-        is_alone: whether the job never has another host.
-
-    Attributes:
-        listening: all of them.
-
-    Raises:
-        UsageError: If this host does not have a chosen interface.
-    """
-
-    def __init__(self, names: Sequence[str], hosts: Iterable[str], *, is_alone: bool) -> None:
-        if names:
-            self.listening = _addresses_of(names)
-        elif is_alone:
-            self.listening = [LOOPBACK]
-        else:
-            routes = [route for host in hosts if (route := _route_to(host)) and route != LOOPBACK]
-            all_own = [text.partition("/")[0] for texts in own_addresses().values() for text in texts]
-            self.listening = list(dict.fromkeys(routes)) or all_own or [LOOPBACK]
-        self._by_host: dict[str, str] = {}
-
-    def learn(self, host: str) -> None:
-        """Find out which of the addresses a host reaches. It may wait for a name server."""
-        route = _route_to(host)
-        if route in self.listening:
-            self._by_host[host] = route
-
-    def for_host(self, host: str) -> str:
-        """Return the address that a host reaches."""
-        return self._by_host.get(host, self.listening[0])
-
-
-def _addresses_of(names: Sequence[str]) -> list[str]:
-    found = interfaces(loopback=True)
-    missing = [name for name in names if name not in found]
-    if missing:
-        raise UsageError(
-            f"--network-interfaces {','.join(names)}: this host has no {missing[0]} with an IPv4 address",
-            f"It has: {', '.join(sorted(found))}.",
-        )
-    return [text.partition("/")[0] for name in names for text in found[name]]
-
-
-def _route_to(host: str) -> str:
-    """Return the address of this host on the way to another one; empty if there is no way."""
-    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-        route.connect((host, 9))  # sends nothing
-        return str(route.getsockname()[0])
-    return ""
-
-
-class _ListeningHost:
-    """What both kinds of cluster have: the driver's own host, where it listens and speaks.
-
-    Args:
-        own: the addresses of this host.
-        job_key: the key of the job.
-        name: of the launcher, in what it says.
-    """
-
-    def __init__(self, own: _Addresses, job_key: str, name: str) -> None:
-        self.addresses: Sequence[tuple[str, int]] = ()
-        self.listen_on: Sequence[str] = own.listening
-        self._own, self._job_key, self._name = own, job_key, name
-
-    def open_store(self, key: str, size: int) -> WorldStore:
-        """Open the rendezvous of a world."""
-        return WorldStore(key, self.listen_on)
-
-    def address_for(self, host: str) -> str:
-        """Return the address under which a host reaches this one."""
-        return self._own.for_host(host)
-
-    def say(self, text: str) -> None:
-        """Tell the user, on standard error."""
-        say(self._name, text)
-
-
-class HostCluster(_ListeningHost):
-    """Hosts, in whose slots the driver starts workers.
+class HostCluster:
+    """Hosts, in whose slots the driver starts workers. Only ``close`` waits.
 
     Args:
         options: how workers are started; their environment is that of the launcher.
         job_key: the key of the job.
-        find_hosts: returns the hosts that there are now.
-        interface_names: the network interfaces that the user chose; empty for all.
+        find_hosts: returns the hosts that there are now, in a fixed order.
+        interface_names: the network interfaces that the user chose; empty for those on the way to the hosts.
         is_fixed: whether the hosts stay the same.
-        name: of the launcher, in what it says.
 
     Attributes:
-        can_start: that the driver starts workers.
-        addresses: where the driver listens; workers receive it.
+        hosts: returns the hosts that there are now.
+        addresses: where the driver listens, which it sets before the first start; workers receive it.
         listen_on: the addresses of this host at which the job's hosts reach it.
-        is_one_host: whether the job never has another host than this one.
-    """
 
-    can_start = True
+    Raises:
+        UsageError: If this host does not have a chosen interface.
+    """
 
     def __init__(
         self,
@@ -262,36 +176,62 @@ class HostCluster(_ListeningHost):
         *,
         interface_names: Sequence[str] = (),
         is_fixed: bool = True,
-        name: str = "horovodrun",
     ) -> None:
         others = [one.name for one in find_hosts() if not is_this_host(one.name)]
-        self.is_one_host = is_fixed and not others and not interface_names
-        own = _Addresses(interface_names, others, is_alone=self.is_one_host)
-        super().__init__(own, job_key, name)
-        self._options, self._find_hosts = options, find_hosts
+        if interface_names:
+            self.listen_on = _addresses_of(interface_names)
+        elif is_fixed and not others:
+            self.listen_on = [LOOPBACK]
+        else:
+            routes = [route for host in others if (route := address_towards(host)) and route != LOOPBACK]
+            all_own = [text.partition("/")[0] for texts in own_addresses().values() for text in texts]
+            self.listen_on = list(dict.fromkeys(routes)) or all_own or [LOOPBACK]
+        self.hosts = find_hosts
+        self.addresses: Sequence[tuple[str, int]] = ()
+        self._options, self._job_key = options, job_key
+        self._address_for: dict[str, str] = {}
         self._running: dict[str, WorkerProcess] = {}
 
-    def hosts(self) -> Sequence[HostSlots]:
-        """Return the hosts that there are now."""
-        return self._find_hosts()
-
     def start(self, worker: str, slot: Slot, on_exit: Callable[[int], None]) -> WorkerProcess:
-        """Start a worker."""
+        """Start a worker.
+
+        Args:
+            worker: the name of its process, which it receives.
+            slot: where.
+            on_exit: called in another thread with the exit code; that of a signal is negative.
+        """
         environ = job_environment(self._options.environ, self._job_key, self.addresses)
 
         def ended(code: int) -> None:
             del self._running[worker]
             on_exit(code)
 
-        process = WorkerProcess()
-        self._running[worker] = process
+        process = self._running[worker] = WorkerProcess()
         start_worker(replace(self._options, environ=environ), worker, slot, ended, process)
-        threading.Thread(target=self._own.learn, args=(slot.host,), daemon=True).start()
+        threading.Thread(target=self.find_way_to, args=(slot.host,), daemon=True).start()
         return process
 
+    def find_way_to(self, host: str) -> None:
+        """Find out which of the addresses a host reaches. It may wait for a name server."""
+        route = address_towards(host)
+        if route in self.listen_on:
+            self._address_for[host] = route
+
+    def address_for(self, host: str) -> str:
+        """Return the address under which a host reaches this one."""
+        return self._address_for.get(host, self.listen_on[0])
+
     def kill_far(self, host: str, pid: int, process_seconds: float) -> None:
-        """Kill a process of a host."""
+        """Kill a process of a host if it can be reached, unless its number is another process's now."""
         kill_process(self._options, host, pid, process_seconds)
+
+    def open_store(self, key: str) -> WorldStore:
+        """Open the rendezvous of a world, which has this key."""
+        return WorldStore(key, self.listen_on)
+
+    def say(self, text: str) -> None:
+        """Tell the user, on standard error."""
+        say(text)
 
     def close(self, seconds: float) -> list[str]:
         """Wait until all workers have ended; then kill the others, and return their names."""
@@ -310,45 +250,12 @@ class HostCluster(_ListeningHost):
         return list(self._running)
 
 
-class StepCluster(_ListeningHost):
-    """Workers that another launcher starts, such as Slurm's srun: they come by themselves.
-
-    Args:
-        job_key: the key of the job.
-        environ: the environment of this process.
-        interface_names: the network interfaces that the user chose; empty for all.
-        name: of the launcher, in what it says.
-
-    Attributes:
-        can_start: that the driver starts no workers.
-        addresses: where the driver listens; workers receive it.
-        listen_on: the addresses of this host at which the job's hosts reach it.
-    """
-
-    can_start = False
-
-    def __init__(
-        self, job_key: str, environ: Mapping[str, str], *, interface_names: Sequence[str] = (), name: str = ""
-    ) -> None:
-        super().__init__(_Addresses(interface_names, [], is_alone=False), job_key, name)
-        self._environ = environ
-
-    def hosts(self) -> Sequence[HostSlots]:
-        """Return no host: which there are is known when workers have come."""
-        return []
-
-    def start(self, worker: str, slot: Slot, on_exit: Callable[[int], None]) -> WorkerProcess:
-        """Raise an error: only the launcher of the step starts workers."""
-        raise NotImplementedError(f"{worker} cannot be started: the workers of a step come by themselves")
-
-    def kill_far(self, host: str, pid: int, process_seconds: float) -> None:
-        """Kill a process of a host, through Slurm if it runs the step, else over ssh."""
-        if self._environ.get("SLURM_JOB_ID") and shutil.which("srun"):
-            words = ["srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={host}"]
-            kill_by_command(words, pid, process_seconds)
-        else:
-            kill_process(StartOptions([]), host, pid, process_seconds)
-
-    def environment(self) -> dict[str, str]:
-        """Return the environment of the step, from which its workers know the driver."""
-        return job_environment(self._environ, self._job_key, self.addresses)
+def _addresses_of(names: Sequence[str]) -> list[str]:
+    found = interfaces(loopback=True)
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise UsageError(
+            f"--network-interfaces {','.join(names)}: this host has no {missing[0]} with an IPv4 address",
+            f"It has: {', '.join(sorted(found))}.",
+        )
+    return [text.partition("/")[0] for name in names for text in found[name]]

@@ -5,9 +5,9 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-from hvdtrain.elastic.driver.cluster import Cluster, Limits, Process, Slot, Store
+from hvdtrain.elastic.driver.cluster import Limits, Slot
 from hvdtrain.elastic.driver.events import (
     Action,
     Arrived,
@@ -39,18 +39,14 @@ from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import World, world_key
 
+if TYPE_CHECKING:  # they need Horovod
+    from hvdtrain.elastic.driver.clusters import HostCluster, WorldStore
+    from hvdtrain.elastic.driver.processes import WorkerProcess
+
 _FAR_SECONDS = 1.0  # after which a process that was killed, and is still there, is looked for on its host
 _STOPPED_SECONDS = 3 * BEAT_SECONDS  # a turn of the loop that takes so much longer: this process was stopped
 _KILLED_SECONDS = 5.0
 _TURN_SECONDS = 0.1  # at the end of the job
-
-
-class Outcome(NamedTuple):
-    """How an elastic job ended."""
-
-    exit_code: int  # the launcher's
-    problem: str = ""  # what was found; empty if a worker said it, or if nothing is wrong
-    remedy: str = ""  # what to do
 
 
 class Driver:
@@ -67,7 +63,7 @@ class Driver:
     def __init__(
         self,
         limits: Limits,
-        cluster: Cluster,
+        cluster: "HostCluster",
         job_key: str,
         *,
         command: str = "",
@@ -76,47 +72,31 @@ class Driver:
         self._limits, self._cluster, self._key = limits, cluster, job_key
         self._links = Links(cluster.listen_on, job_key, limits.silence_seconds, cluster.say)
         cluster.addresses = self._links.addresses
-        self._members = Members(
-            limits,
-            time.monotonic(),
-            job=secrets.token_hex(8),
-            can_start=cluster.can_start,
-            command=command,
-        )
+        self._members = Members(limits, time.monotonic(), job=secrets.token_hex(8), command=command)
         self._events: deque[Event] = deque()  # from other threads and signal handlers, too
-        self._processes: dict[str, Process] = {}
+        self._processes: dict[str, WorkerProcess] = {}
         self._exited: set[str] = set()  # workers whose end was reported
         self._by_name: dict[str, Link] = {}
         self._hellos: dict[str, Hello] = {}
         self._slots: dict[str, Slot] = {}
         self._far: dict[str, float] = {}  # workers that were killed, and when to look for them
         self._hosts: Sequence[HostSlots] = ()
-        self._store: Store | None = None
+        self._store: WorldStore | None = None
         self._finish: Finish | None = None
         self._state_file = StateFile.named_by(environ)
-
-    @property
-    def addresses(self) -> Sequence[tuple[str, int]]:
-        """Where the driver listens."""
-        return self._cluster.addresses
-
-    @property
-    def has_heard_workers(self) -> bool:
-        """Whether any worker has come."""
-        return bool(self._hellos)
 
     def signal(self, number: int) -> None:
         """Let all workers save and stop; the second time, end them. A signal handler may call it."""
         self._events.append(Signalled(number))
         self._links.wake()
 
-    def run(self) -> Outcome:
+    def run(self) -> Finish:
         """Run the job to its end, and return how it ended. Whatever happens, all workers are ended."""
         try:
             self._run()
             assert self._finish is not None
             self._await_ends(self._finish.grace_seconds)
-            return Outcome(self._finish.exit_code, self._finish.problem, self._finish.remedy)
+            return self._finish
         finally:
             self._end_all()
 
@@ -175,14 +155,12 @@ class Driver:
                 self._take(Lost(link.worker, link.is_unreachable))
 
     def _arrive(self, link: Link, hello: Hello) -> None:
-        """Let a worker in, if it is one that was started, or if workers come by themselves."""
+        """Let a worker in, if it is one that was started."""
         name = link.claimed
         if self._finish is not None:  # another worker says what ended the job, or this process does
             link.send(End(problem=self._finish.problem, exit_code=self._finish.exit_code))
             self._links.close(link)
             return
-        if not name and not self._cluster.can_start:
-            name = self._members.enrol(hello)
         if not self._members.admits(name):
             problem = f"the job expects no worker of the name {name!r}: it was given up, or is there already"
             link.send(Refuse(problem=problem))
@@ -234,7 +212,7 @@ class Driver:
         salt = secrets.token_hex(16)
         generation = worlds[0].generation
         try:
-            self._store = self._cluster.open_store(world_key(self._key, generation, salt), len(worlds))
+            self._store = self._cluster.open_store(world_key(self._key, generation, salt))
         except OSError as error:
             self._events.append(StoreFailed(str(error)))
             return

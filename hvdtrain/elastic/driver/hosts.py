@@ -2,14 +2,12 @@
 
 import ipaddress
 import os
-import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from hvdtrain.errors import DiscoveryError
-from hvdtrain.host.hostfile import HostSlots
+from hvdtrain.host.hostfile import HOST_LINE, HOST_NAME, HostSlots
 from hvdtrain.host.processes import run_limited
 from hvdtrain.storage.text import printable
 
@@ -18,20 +16,6 @@ EVERY_SECONDS = 1.0
 _NOT_FOUND = 127  # of the shell
 _MAX_ERROR_CHARACTERS = 1 << 12
 _MAX_SLOTS = 4096
-_NAME = re.compile(r"\w[\w.-]*")  # no leading dash: ssh would take the name for an option
-_SLOTS_WORD = re.compile(r"(\S+)\s+slots\s*=\s*(\S+)")
-
-
-class Discovery(Protocol):
-    """Where the hosts of a job are known from."""
-
-    def find(self) -> list[HostSlots]:
-        """Return the hosts that there are now, in a fixed order.
-
-        Raises:
-            DiscoveryError: If they cannot be found out.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +59,7 @@ def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:
 
 
 def _parse_entry(entry: str, slots_per_host: int) -> tuple[str, int]:
-    if match := _SLOTS_WORD.fullmatch(entry):
+    if match := HOST_LINE.fullmatch(entry):
         host, slots = match[1], match[2]
     elif entry.startswith("["):
         host, _, rest = entry[1:].partition("]")
@@ -88,34 +72,15 @@ def _parse_entry(entry: str, slots_per_host: int) -> tuple[str, int]:
         host, colon, slots = entry.partition(":")
         slots = slots if colon else str(slots_per_host)
     if ":" in host or entry.startswith("["):
-        _check_address(host)
-    elif not _NAME.fullmatch(host):
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise ValueError("this is not an IPv6 address") from None
+    elif not HOST_NAME.fullmatch(host):
         raise ValueError("this is not the name or the address of a host")
     if not slots.isascii() or not slots.isdecimal() or int(slots) > _MAX_SLOTS:
         raise ValueError(f"{slots!r} is not a number of slots between 0 and {_MAX_SLOTS}")
     return host, int(slots)
-
-
-def _check_address(text: str) -> None:
-    try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
-        raise ValueError("this is not an IPv6 address") from None
-
-
-class FixedHosts:
-    """Hosts that are given once, on the command line or in a host file.
-
-    Args:
-        hosts: the hosts.
-    """
-
-    def __init__(self, hosts: Sequence[HostSlots]) -> None:
-        self._hosts = list(hosts)
-
-    def find(self) -> list[HostSlots]:
-        """Return the hosts."""
-        return list(self._hosts)
 
 
 class ScriptHosts:
@@ -191,15 +156,15 @@ class HostWatch:
     """The hosts that there are now, looked up again and again by a thread; an error keeps the last answer.
 
     Args:
-        discovery: where they are known from.
+        script: prints them.
         say: reports to the user of a new error, and that it is over.
         every_seconds: the time between two look-ups.
     """
 
     def __init__(
-        self, discovery: Discovery, say: Callable[[str], None], every_seconds: float = EVERY_SECONDS
+        self, script: ScriptHosts, say: Callable[[str], None], every_seconds: float = EVERY_SECONDS
     ) -> None:
-        self._discovery = discovery
+        self._script = script
         self._say = say
         self._every_seconds = every_seconds
         self._hosts: list[HostSlots] = []
@@ -212,11 +177,10 @@ class HostWatch:
         Raises:
             DiscoveryError: If the first look-up fails.
         """
-        self._hosts = self._discovery.find()
+        self._hosts = self._script.find()
         if not self._hosts:
             self._say("the host discovery script names no host with slots yet; it is run again every second")
-        if not isinstance(self._discovery, FixedHosts):
-            threading.Thread(target=self._follow, name="host discovery", daemon=True).start()
+        threading.Thread(target=self._follow, name="host discovery", daemon=True).start()
 
     def hosts(self) -> list[HostSlots]:
         """Return the hosts of the last good answer."""
@@ -233,7 +197,7 @@ class HostWatch:
     def look(self) -> None:
         """Look the hosts up once more."""
         try:
-            hosts = self._discovery.find()
+            hosts = self._script.find()
             if not hosts and self._hosts:
                 raise DiscoveryError("the host discovery script no longer names a host")
         except DiscoveryError as error:

@@ -9,7 +9,7 @@ and on the end of the job (``job_end.py``).
 from collections.abc import Callable
 from typing import Any
 
-from hvdtrain.elastic.driver.cluster import Limits, Slot
+from hvdtrain.elastic.driver.cluster import Limits
 from hvdtrain.elastic.driver.events import (
     Action,
     Arrived,
@@ -65,18 +65,15 @@ class Members:
         limits: what the job may have.
         now: the time now, by a monotonic clock.
         job: the name of the job.
-        can_start: whether the driver starts workers, so that the ends of their processes are reported.
         command: what starts a worker, for messages.
     """
 
-    def __init__(
-        self, limits: Limits, now: float, *, job: str = "job", can_start: bool = True, command: str = ""
-    ) -> None:
-        self._limits, self._job, self._can_start = limits, job, can_start
+    def __init__(self, limits: Limits, now: float, *, job: str = "job", command: str = "") -> None:
+        self._limits, self._job = limits, job
         self._now, self._slept = now, 0.0
         self._actions: list[Action] = []
         do = self._actions.append
-        self._roster = Roster(limits.silence_seconds, can_start)
+        self._roster = Roster(limits.silence_seconds)
         self._staffing = Staffing(limits, self._roster, do)
         self._worlds = Worlds(self._roster, do)
         self._end = JobEnd(limits, self._roster, self._worlds, do, command=command)
@@ -132,11 +129,6 @@ class Members:
         """Return whether a worker of this name is expected to connect."""
         found = self._roster.find(worker)
         return found is not None and found.stage is Stage.STARTED and self.state is not State.ENDED
-
-    def enrol(self, hello: Hello) -> str:
-        """Return the name of a worker that nobody here started, and expect it."""
-        number = self._roster.free_number(hello.host) if hello.slot is None else hello.slot
-        return self._roster.add(Slot(hello.host, number), self._now).name
 
     def hears(self, worker: str) -> bool:
         """Return whether a worker is to get beats: a lost one must not renew its lease, nor a silent one."""
@@ -343,7 +335,7 @@ class Members:
             self._end.finish_hopeless()
         if self.state is not State.ENDED:
             self._regrouping.advance(now)
-        if self.state is not State.ENDED and self._can_start:
+        if self.state is not State.ENDED:
             self._staffing.hire(self._wanted(), now)
 
     def _end_late(self, now: float) -> None:
@@ -370,7 +362,7 @@ class Members:
     def _count_failures(self, now: float) -> None:
         """Take note of failures, once their reason is known or will not be."""
         for worker in self._roster.at(Stage.LOST):
-            is_known = worker.exit_code is not None or not self._can_start or now >= worker.settled_by
+            is_known = worker.exit_code is not None or now >= worker.settled_by
             if worker.failed_in is not None and is_known and not worker.is_counted:
                 worker.is_counted = True
                 self._end.last_failure = worker
@@ -378,6 +370,6 @@ class Members:
 
     def _wanted(self) -> int:
         """Return how many workers the job wants now."""
-        if not self._can_start or self._end.is_ending:
+        if self._end.is_ending:
             return 0
         return self._limits.most if self._worlds.has_begun else self._limits.wanted

@@ -189,35 +189,11 @@ def kill_process(options: StartOptions, host: str, pid: int, process_seconds: fl
     def run() -> None:
         if is_this_host(host):
             kill_if_same(pid, process_seconds)
-        else:
-            _kill_over_ssh(options, host, pid, process_seconds)
+            return
+        words = [sys.executable, "-c", _KILL_FAR, str(pid), repr(process_seconds), str(SAME_START_SECONDS)]
+        quoted, (port, key) = shlex.quote(shlex.join(words)), (options.ssh_port, options.ssh_identity_file)
+        with suppress(OSError):
+            command = get_remote_command(quoted, host, port, key, _CONNECT_SECONDS)
+            run_limited(["/bin/sh", "-c", command], _KILL_SECONDS)
 
     threading.Thread(target=run, name=f"end of process {pid}", daemon=True).start()
-
-
-def _kill_over_ssh(options: StartOptions, host: str, pid: int, process_seconds: float) -> None:
-    words = shlex.quote(shlex.join(_kill_words(pid, process_seconds)))
-    _run_quietly(
-        get_remote_command(words, host, options.ssh_port, options.ssh_identity_file, _CONNECT_SECONDS)
-    )
-
-
-def kill_by_command(launcher: Sequence[str], pid: int, process_seconds: float) -> None:
-    """Kill a process by a command that runs others on its host, such as srun. It does not wait.
-
-    Args:
-        launcher: the command.
-        pid: the process's number.
-        process_seconds: when it started.
-    """
-    command = shlex.join([*launcher, *_kill_words(pid, process_seconds)])
-    threading.Thread(target=_run_quietly, args=(command,), name=f"end of {pid}", daemon=True).start()
-
-
-def _kill_words(pid: int, process_seconds: float) -> list[str]:
-    return [sys.executable, "-c", _KILL_FAR, str(pid), repr(process_seconds), str(SAME_START_SECONDS)]
-
-
-def _run_quietly(command: str) -> None:
-    with suppress(OSError):
-        run_limited(["/bin/sh", "-c", command], _KILL_SECONDS)

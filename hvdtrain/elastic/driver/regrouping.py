@@ -9,7 +9,7 @@ from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, JobEnd
 from hvdtrain.elastic.driver.ranks import Candidate, arrange, choose_source
 from hvdtrain.elastic.driver.roster import Roster, Stage, Worker
 from hvdtrain.elastic.driver.worlds import State, Worlds
-from hvdtrain.elastic.messages import AskValues, Leave, Values, Wait
+from hvdtrain.elastic.messages import AskValues, Leave, Values
 from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS
 from hvdtrain.errors import EXIT_ENVIRONMENT, AgreementError
 from hvdtrain.workers.agreement import SAME_COMMAND, disagreement
@@ -312,8 +312,6 @@ class Regrouping:
             self._do(
                 Say(f"waiting for workers: {have} of at least {self._limits.least}, for {left:.0f} s more")
             )
-            for worker in self._roster.at(Stage.READY):
-                self._do(Send(worker.name, Wait(have=have, need=self._limits.least, left_seconds=left)))
             self._say_at = now + WAIT_SECONDS
         return None
 

@@ -85,16 +85,9 @@ class Worker:
         is_gone = not self.is_connected and not self.is_unreachable
         return self.is_out or is_gone or now >= self.settled_by
 
-    def holds_slot(self, now: float, has_exits: bool) -> bool:
-        """Return whether its slot is taken.
-
-        Args:
-            now: the time now.
-            has_exits: whether the end of its process is reported.
-        """
-        if now >= self.settled_by + _SLOT_SECONDS:
-            return False
-        return self.is_connected or (has_exits and self.exit_code is None)
+    def holds_slot(self, now: float) -> bool:
+        """Return whether its slot is taken."""
+        return now < self.settled_by + _SLOT_SECONDS and (self.is_connected or self.exit_code is None)
 
 
 class Roster:
@@ -102,11 +95,10 @@ class Roster:
 
     Args:
         lease_seconds: how long a worker continues without a message of the driver.
-        has_exits: whether the ends of processes are reported.
     """
 
-    def __init__(self, lease_seconds: float, has_exits: bool) -> None:
-        self._lease, self._has_exits = lease_seconds, has_exits
+    def __init__(self, lease_seconds: float) -> None:
+        self._lease = lease_seconds
         self._workers: dict[str, Worker] = {}
         self._count = 0
 
@@ -119,23 +111,14 @@ class Roster:
 
     def add(self, slot: Slot, now: float) -> Worker:
         """Return a new worker with a name that no other had."""
-        worker = Worker(self.next_name(), slot, now, heard=now)
+        self._count += 1
+        worker = Worker(f"w{self._count}", slot, now, heard=now)
         self._workers[worker.name] = worker
         return worker
-
-    def next_name(self) -> str:
-        """Return a name that no worker had."""
-        self._count += 1
-        return f"w{self._count}"
 
     def at(self, *stages: Stage) -> list[Worker]:
         """Return the workers that are at one of these stages, in the order of their arrival."""
         return [worker for worker in self._workers.values() if worker.stage in stages]
-
-    def free_number(self, host: str) -> int:
-        """Return the lowest number of a slot that no worker of a host has."""
-        taken = {one.slot.number for one in self._workers.values() if one.slot.host == host}
-        return next(number for number in range(len(taken) + 1) if number not in taken)
 
     def stall_timeout(self) -> float:
         """Return the longest time without an answer or progress that the workers state; 0 for no limit."""
@@ -163,18 +146,18 @@ class Roster:
 
     def _is_unexplained(self, worker: Worker, now: float) -> bool:
         """Return whether the exit code, which says why a worker ended, is about to arrive."""
-        is_awaited = self._has_exits and worker.exit_code is None and not worker.is_out
+        is_awaited = worker.exit_code is None and not worker.is_out
         return is_awaited and worker.stage is Stage.LOST and now < worker.since + _EXIT_SECONDS
 
     def taken_slots(self, now: float) -> Collection[Slot]:
         """Return the slots that have a worker, or one whose end is not sure."""
-        return {one.slot for one in self._workers.values() if one.holds_slot(now, self._has_exits)}
+        return {one.slot for one in self._workers.values() if one.holds_slot(now)}
 
     def clean(self, now: float) -> None:
         """Forget the workers that are gone for good."""
         for worker in self:
             is_done = worker.stage is Stage.LOST and worker.is_settled(now)
-            if is_done and not worker.holds_slot(now, self._has_exits):
+            if is_done and not worker.holds_slot(now):
                 del self._workers[worker.name]
 
     def ticks(self) -> list[float]:

@@ -1,15 +1,317 @@
-"""A worker's part in its job: the worlds that it enters, and what it reports to the driver."""
+"""A worker's membership in an elastic job: its connection to the driver, and the worlds that it enters."""
 
 import os
-from collections.abc import Mapping
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Any
 
-from hvdtrain.elastic.member.client import Client, connect, current
-from hvdtrain.elastic.watch.liveness import WatchEvent
-from hvdtrain.errors import EXIT_STOPPED, HvdtrainError, JobEnded, RefusedError, Removed, Stopped
-from hvdtrain.workers.world import Place, World
+from hvdtrain.elastic.member.orders import Orders, digest_of, failure_of, hello, sendable, value_texts
+from hvdtrain.elastic.member.thread import (
+    CONNECT_SECONDS,
+    REGAINED_SECONDS,
+    DriverConnection,
+    Lease,
+    MemberThread,
+    open_connection,
+)
+from hvdtrain.elastic.messages import (
+    Done,
+    End,
+    Formed,
+    FormFailed,
+    FromDriver,
+    Leaving,
+    LeftWorld,
+    Ready,
+    Refuse,
+    Synced,
+    Welcome,
+)
+from hvdtrain.elastic.watch.liveness import Told
+from hvdtrain.errors import (
+    EXIT_STOPPED,
+    EnvironmentFault,
+    JobEnded,
+    PeerLostError,
+    RefusedError,
+    Removed,
+    Stopped,
+    UsageError,
+)
+from hvdtrain.host.hostfile import address_towards, interfaces, own_addresses
+from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.world import KEY_VARIABLE, Place, World
 
-_CONNECT_SECONDS = 2.0
+_LOOPBACK = "127."
+
+
+def interface_for(world: World) -> str:
+    """Return the interface for Gloo's connections: loopback if all workers are on one host.
+
+    Otherwise it is the one with the route to the world's rendezvous, or, on the host of the rendezvous, to
+    a worker of another host. Without such a route it is the first one that other hosts may reach.
+    """
+    by_address = {
+        text.partition("/")[0]: name for name, texts in interfaces(loopback=True).items() for text in texts
+    }
+    if world.one_host:
+        return by_address.get(f"{_LOOPBACK}0.0.1", "lo")
+    others = dict.fromkeys(member.host for member in world.members if member.host != world.host)
+    for host in (world.store[0], *others):
+        address = address_towards(host)
+        if address in by_address and not address.startswith(_LOOPBACK):
+            return by_address[address]
+    return next(iter(own_addresses()), "lo")
+
+
+_WELCOME_SECONDS = 30.0
+_TELL_SECONDS = 2.0  # in which a worker joins only to report an error
+_LAST_SECONDS = 2.0  # in which the last message is sent
+_ANSWER_SECONDS = 1.0  # in which the driver says who reports an error
+_INTERFACES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
+_CYCLE = "HOROVOD_CYCLE_TIME"
+# milliseconds for which Horovod waits for more to reduce; alone, there is nothing to win by waiting
+_CYCLE_ALONE, _CYCLE_OF_SEVERAL = "0.05", "1"
+
+_current: list["Membership"] = []
+
+
+class Membership:
+    """A worker's part in an elastic job. Its methods are called by the training thread.
+
+    Args:
+        connection: the connection to the driver, after the handshake.
+        welcome: what the driver said first.
+        environ: where Horovod finds the world that it enters; it holds the job's key.
+        stall_timeout: after so many seconds without the driver the process ends; 0 for never.
+        abort: lets the collectives of this process fail.
+
+    Attributes:
+        worker: the name of this worker's process, such as "w7".
+        job: the name of the job.
+        slot: this worker's number among the slots of its host, from 0.
+        slots_on_host: slots of this host.
+        least: with fewer workers the job waits.
+        most: the most workers that the job may have.
+        is_joining: whether the job trained already when this worker came.
+        world: the world that this worker is in; None between worlds.
+    """
+
+    def __init__(
+        self,
+        connection: DriverConnection,
+        welcome: Welcome,
+        environ: MutableMapping[str, str],
+        *,
+        stall_timeout: float,
+        abort: Callable[[str], None],
+    ) -> None:
+        self.worker, self.job, self.slot = welcome.worker, welcome.job, welcome.slot
+        self.slots_on_host, self.least, self.most = welcome.slots_on_host, welcome.least, welcome.most
+        self.is_joining = welcome.is_training
+        self.world: World | None = None
+        self._environ, self._stall_timeout = environ, stall_timeout
+        self._key = environ[KEY_VARIABLE]
+        self._interfaces = [name for name in _INTERFACES if not environ.get(name)]
+        self._sets_cycle = not environ.get(_CYCLE)
+        self._lease, self._orders = Lease(welcome.lease_seconds), Orders(_quiet(abort))
+        self._thread = MemberThread(connection, self._lease, self._orders, stall_timeout)
+        self._thread.say_ready = self._say_ready
+        self._connection, self._pid = connection, os.getpid()
+        self._ready: Ready | None = None
+        self._is_leaving = False
+
+    @property
+    def ended(self) -> JobEnded | None:
+        """How the driver ended the job; None if it did not."""
+        return self._orders.ended
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the driver knows already how this worker ends."""
+        return self._thread.is_over
+
+    @property
+    def lost_lease(self) -> str:
+        """Why this worker may no longer write files; empty while it may.
+
+        A process that was stopped waits here until it knows whether the driver still counts on it. The thread
+        that hears the driver does not wait for itself, and nobody waits for it for long: it may have ended.
+        """
+        until = time.monotonic() + REGAINED_SECONDS + 1.0
+        while (
+            self._lease.may_be_regained
+            and not self._connection.is_closed
+            and not self._thread.is_current
+            and time.monotonic() < until
+        ):
+            time.sleep(0.02)
+        if not self._lease.is_lost:
+            return ""
+        return f"the launcher of this elastic job has not answered for {self._lease.silent_seconds:.0f} s"
+
+    def on_end(self, end: Callable[[JobEnded], None]) -> None:
+        """Let a function, in another thread, end this process if the job ended and it does not notice."""
+        self._thread.on_end = end
+
+    def next_world(self, place: Place, *, valid: bool, values: Mapping[str, Any]) -> World:
+        """Leave the world behind, say that this worker is ready and wait for the next one.
+
+        Args:
+            place: where this worker stands.
+            valid: whether its state is whole.
+            values: what must be equal on all workers, by the name that an error message uses.
+
+        Raises:
+            JobEnded: If the driver ended the job.
+            Removed: If this worker is not in the next world.
+            RefusedError: If the job does not take this worker.
+        """
+        self.world = None
+        self._thread.values, digest = value_texts(values), digest_of(values)
+        self._ready = None  # from begin_waiting on, the other thread may say again where this stands
+        self._ready = Ready(
+            generation=self._orders.begin_waiting(),
+            place=place,
+            valid=valid,
+            digest=digest,
+            stall_timeout=self._stall_timeout,
+        )
+        self._thread.send(self._ready)
+        with ACTIVITY.during("waiting for the other workers"):
+            world = self._orders.wait()
+        self._thread.is_leader = world.rank == 0
+        self.world = world
+        return world
+
+    def enter(self, world: World) -> None:
+        """Set the environment with which Horovod enters a world.
+
+        Raises:
+            PeerLostError: If the world is given up already.
+        """
+        if self._orders.broken:
+            raise PeerLostError(self._orders.broken, names_worker=True)
+        self._environ.update(world.environment(self._key))
+        if self._interfaces:
+            interface = interface_for(world)
+            self._environ.update(dict.fromkeys(self._interfaces, interface))
+        if self._sets_cycle:
+            self._environ[_CYCLE] = _CYCLE_ALONE if world.size == 1 else _CYCLE_OF_SEVERAL
+
+    def formed(self) -> None:
+        """Say that Horovod is up in the world."""
+        self._thread.send(Formed(generation=self._orders.generation))
+
+    def form_failed(self, reason: str) -> None:
+        """Say that Horovod did not come up in the world."""
+        self._thread.send(FormFailed(generation=self._orders.generation, reason=sendable(reason)))
+
+    def synced(self, place: Place, run_dir: str) -> None:
+        """Say that this worker has the whole state of the world, which is written to a run directory."""
+        self._thread.send(Synced(generation=self._orders.generation, place=place, run_dir=run_dir))
+
+    def change_wanted(self) -> bool:
+        """Return whether all workers are to leave the world at the next step."""
+        return self._orders.wants_change
+
+    def stop_wanted(self) -> int:
+        """Return the signal for which all workers are to save and stop; 0 if they are not."""
+        return self._orders.stop
+
+    def why_stop(self) -> str:
+        """Return why all workers are to save and stop, as text; empty if they are not."""
+        return self._orders.why_stop
+
+    def leave(self, why: str) -> None:
+        """Ask to leave the job at the next step boundary. A signal's handler may call it."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._thread.send(Leaving(why=sendable(why)))
+
+    def left(self) -> None:
+        """Say that this worker has left and that its process ends.
+
+        The connection stays to the end of the process: the driver kills a worker that it cannot hear.
+        """
+        if not self.is_over:
+            self._thread.send_last(LeftWorld(), _LAST_SECONDS)
+
+    def failed(self, error: BaseException) -> None:
+        """Say that this worker ends because of an error, and wait for who reports it."""
+        if self.is_over or isinstance(error, JobEnded | RefusedError):
+            return
+        self._orders.is_ending = self._thread.is_over = True
+        if self.ended is None:
+            failure = failure_of(error)
+            self._thread.send_last(failure, _LAST_SECONDS)
+            self._orders.wait_for_end(_ANSWER_SECONDS if failure.blame != "peer" else 0.0)
+
+    def done(self, exit_code: int) -> None:
+        """Say that training is complete, or stopped with its state saved."""
+        if not self.is_over:
+            self._thread.send_last(Done(exit_code=exit_code), _LAST_SECONDS)
+
+    def explain(self) -> Told | None:
+        """Return why a collective failed, as far as the driver said it."""
+        why = self._orders.explain()
+        return Told(why) if why else None
+
+    def is_of_this_process(self) -> bool:
+        """Whether this process connected to the driver, and was not forked from one that did."""
+        return self._pid == os.getpid()
+
+    def _say_ready(self) -> None:
+        if self._ready is not None:
+            self._ready = self._ready.model_copy(update={"generation": self._orders.generation})
+            self._thread.send(self._ready)
+
+
+def connect(
+    environ: MutableMapping[str, str],
+    *,
+    stall_timeout: float,
+    abort: Callable[[str], None],
+    seconds: float = CONNECT_SECONDS,
+) -> Membership:
+    """Join the elastic job that started this process.
+
+    Args:
+        environ: what the launcher gave this worker; where Horovod will find the worlds that it enters.
+        stall_timeout: after so many seconds without the driver the process ends; 0 for never.
+        abort: lets the collectives of this process fail, with a reason. Another thread calls it, maybe
+            again and again; it does not wait.
+        seconds: how long to try to reach the driver.
+
+    Raises:
+        EnvironmentFault: If the driver does not answer.
+        RefusedError: If it does not take this worker.
+        JobEnded: If the job has ended.
+        UsageError: If this process has joined it before.
+    """
+    if current() is not None:
+        raise UsageError(
+            "a worker of an elastic job trains once, and this process trains a second time",
+            "Start one job for each training.",
+            everywhere=True,
+        )
+    connection = DriverConnection(open_connection(environ, seconds))
+    connection.queue(hello(environ))
+    try:
+        welcome, more = _welcome(connection)
+        client = Membership(connection, welcome, environ, stall_timeout=stall_timeout, abort=abort)
+    except BaseException:
+        connection.close()
+        raise
+    client._thread.start(more)
+    _current[:] = [client]
+    return client
+
+
+def current() -> Membership | None:
+    """Return the membership of this process; None if it is in no elastic job, or not connected."""
+    return next((client for client in _current if client.is_of_this_process()), None)
 
 
 def tell_driver(error: BaseException) -> BaseException:
@@ -38,7 +340,7 @@ def tell_driver(error: BaseException) -> BaseException:
     return error
 
 
-def _connect_to_tell(error: BaseException) -> Client | JobEnded | None:
+def _connect_to_tell(error: BaseException) -> Membership | JobEnded | None:
     """Join the job only to report about an error before it: it ends once, with this message, if all have it.
 
     If another worker was faster, the job has ended, which is returned: that worker has reported it.
@@ -46,7 +348,7 @@ def _connect_to_tell(error: BaseException) -> Client | JobEnded | None:
     if isinstance(error, Exception) and not isinstance(error, JobEnded | RefusedError):
         try:
             return connect(
-                os.environ, stall_timeout=_CONNECT_SECONDS, abort=lambda why: None, seconds=_CONNECT_SECONDS
+                os.environ, stall_timeout=_TELL_SECONDS, abort=lambda why: None, seconds=_TELL_SECONDS
             )
         except JobEnded as ended:
             return ended
@@ -55,94 +357,28 @@ def _connect_to_tell(error: BaseException) -> Client | JobEnded | None:
     return None
 
 
-class Membership(Protocol):
-    """A worker's part in an elastic job. Its methods are called by the training thread.
+def _welcome(connection: DriverConnection) -> tuple[Welcome, Sequence[FromDriver]]:
+    """Send the first message; return the driver's answer to it, and what arrived after that."""
+    until = time.monotonic() + _WELCOME_SECONDS
+    while time.monotonic() < until and not connection.is_closed:
+        connection.send()
+        messages = connection.receive()
+        for number, message in enumerate(messages):
+            match message:
+                case Welcome():
+                    return message, messages[number + 1 :]
+                case Refuse(problem=problem, remedy=remedy):
+                    raise RefusedError(problem, remedy)
+                case End(problem=problem, remedy=remedy, exit_code=code, speaks=speaks):
+                    raise JobEnded(problem, remedy, exit_code=code, speaks=speaks)
+        time.sleep(0.01)
+    how = "ended the connection" if connection.is_closed else f"was silent for {_WELCOME_SECONDS:.0f} s"
+    raise EnvironmentFault(f"the driver of this elastic job {how}", "Its own output says more.")
 
-    Attributes:
-        worker: the name of this worker's process, such as "w7".
-        job: the name of the job.
-        slot: this worker's number among the slots of its host, from 0.
-        slots_on_host: slots of this host.
-        least: with fewer workers the job waits.
-        most: the most workers that the job may have.
-        is_joining: whether the job trained already when this worker came.
-        world: the world that this worker is in; None between worlds.
-        lost_lease: why this worker may no longer write files; empty while it may.
-    """
 
-    worker: str
-    job: str
-    slot: int
-    slots_on_host: int
-    least: int
-    most: int
-    is_joining: bool
-    world: World | None
+def _quiet(abort: Callable[[str], None]) -> Callable[[str], None]:
+    def call(why: str) -> None:
+        with suppress(Exception):  # the thread that calls it must continue
+            abort(why)
 
-    @property
-    def lost_lease(self) -> str:
-        """Why this worker may no longer write files; empty while it may."""
-        ...
-
-    def next_world(self, place: Place, *, valid: bool, values: Mapping[str, Any]) -> World:
-        """Leave the world behind, say that this worker is ready and wait for the next one.
-
-        Args:
-            place: where this worker stands.
-            valid: whether its state is whole.
-            values: what must be equal on all workers, by the name that an error message uses.
-
-        Raises:
-            JobEnded: If the driver ended the job.
-            Removed: If this worker is not in the next world.
-            RefusedError: If the job does not take this worker.
-        """
-        ...
-
-    def enter(self, world: World) -> None:
-        """Set the environment with which Horovod enters a world."""
-        ...
-
-    def formed(self) -> None:
-        """Say that Horovod is up in the world."""
-        ...
-
-    def form_failed(self, reason: str) -> None:
-        """Say that Horovod did not come up in the world."""
-        ...
-
-    def synced(self, place: Place, run_dir: str) -> None:
-        """Say that this worker has the whole state of the world, which is written to a run directory."""
-        ...
-
-    def change_wanted(self) -> bool:
-        """Return whether the driver, or a signal, wants all workers to leave the world at the next step."""
-        ...
-
-    def stop_wanted(self) -> int:
-        """Return the signal for which the driver wants all workers to save and stop; 0 if it does not."""
-        ...
-
-    def why_stop(self) -> str:
-        """Return why all workers are to save and stop, as text; empty if they are not."""
-        ...
-
-    def leave(self, why: str) -> None:
-        """Ask to leave the job at the next step boundary."""
-        ...
-
-    def left(self) -> None:
-        """Say that this worker has left and that its process ends."""
-        ...
-
-    def failed(self, error: HvdtrainError) -> None:
-        """Say that this worker ends because of an error."""
-        ...
-
-    def done(self, exit_code: int) -> None:
-        """Say that training is complete, or stopped with its state saved."""
-        ...
-
-    def explain(self) -> WatchEvent | None:
-        """Return why a collective failed, as far as the driver said it."""
-        ...
+    return call

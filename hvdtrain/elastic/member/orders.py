@@ -41,13 +41,11 @@ from hvdtrain.errors import (
     SaveError,
     WorkerFailure,
 )
-from hvdtrain.host.launcher import SLOT_VARIABLE, host_name
+from hvdtrain.host.launcher import host_name
 from hvdtrain.workers.world import World
 
 Blame = Literal["code", "environment", "peer"]
 
-# where a launcher says which of its host's workers this is
-_SLOT_VARIABLES = (SLOT_VARIABLE, "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 _MAX_VALUE = 4096
 # a file or a connection of this host failed; the same code may work on another host
 _OF_THE_HOST = {
@@ -63,13 +61,11 @@ _OF_THE_HOST = {
 
 def hello(environ: Mapping[str, str]) -> Hello:
     """Return the first message of this worker."""
-    slots = [environ[name] for name in _SLOT_VARIABLES if environ.get(name, "").isdecimal()]
     return Hello(
         host=host_name(environ),
         machine=machine_id(),
         pid=os.getpid(),
         process_seconds=psutil.Process().create_time(),
-        slot=int(slots[0]) if slots else None,
     )
 
 

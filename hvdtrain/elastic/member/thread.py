@@ -23,7 +23,6 @@ from hvdtrain.elastic.messages import (
     FromWorker,
     KillProcess,
     Stack,
-    Wait,
     encode,
     from_driver,
 )
@@ -159,8 +158,7 @@ def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS
         found = f"{ELASTIC_VARIABLE}={text!r}" if not addresses else f"{KEY_VARIABLE} is not set"
         raise EnvironmentFault(
             f"this process is a worker of an elastic job, and does not know its driver: {found}",
-            "horovodrun --min-np and `python -m hvdtrain elastic`, which start elastic jobs, set both. "
-            f"Unset {ELASTIC_VARIABLE} for a job that is not elastic.",
+            f"horovodrun --min-np sets both. Unset {ELASTIC_VARIABLE} for a job that is not elastic.",
         )
     reasons: dict[str, str] = {}
     until = time.monotonic() + seconds
@@ -226,7 +224,6 @@ class MemberThread:
 
     Attributes:
         values: what the driver may request, as texts.
-        on_wait: called while the job has too few workers.
         on_end: called to end this process, whose training thread does not; it may write down how it stood.
         is_leader: whether this worker reports what happens to all of them, such as the end of the launcher.
         is_over: whether this worker has said how it ends.
@@ -238,7 +235,6 @@ class MemberThread:
         self._connection, self._lease, self._orders = connection, lease, orders
         self._stall_timeout = stall_timeout
         self.values: dict[str, str] = {}
-        self.on_wait: Callable[[Wait], None] = lambda message: None
         self.on_end: Callable[[JobEnded], None] = end_process
         self.is_leader, self.is_over = True, False
         self.say_ready: Callable[[], None] = lambda: None
@@ -325,9 +321,6 @@ class MemberThread:
             case AskValues():
                 for part in values_in_parts(self.values):
                     self._connection.queue(part)
-            case Wait():
-                with suppress(Exception):  # what shows it must not end the thread
-                    self.on_wait(message)
             case _ if self._orders.take(message):
                 self.say_ready()
 

@@ -15,8 +15,7 @@ from hvdtrain.backends.workers import abort_collectives
 from hvdtrain.callbacks import Summary
 from hvdtrain.checkpoints.verification import newest_verified
 from hvdtrain.config import Config
-from hvdtrain.elastic.member.client import connect
-from hvdtrain.elastic.member.membership import Membership
+from hvdtrain.elastic.member.membership import Membership, connect
 from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import (
     EXIT_DONE,

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from hvdtrain.elastic.handshake import DriverHandshake
-from hvdtrain.elastic.member import client as clients
+from hvdtrain.elastic.member import membership as clients
 from hvdtrain.elastic.member import orders as orders_module
 from hvdtrain.elastic.member import thread as member_thread
-from hvdtrain.elastic.member.client import connect, current
+from hvdtrain.elastic.member.membership import connect, current
 from hvdtrain.elastic.member.orders import Orders
 from hvdtrain.elastic.member.thread import open_connection
 from hvdtrain.elastic.messages import (
@@ -447,7 +447,7 @@ def test_nobody_waits_for_ever_for_a_lease(driver, join, monkeypatch, is_member_
 
 FROZEN = """
 import os, sys, time
-from hvdtrain.elastic.member.client import connect
+from hvdtrain.elastic.member.membership import connect
 client = connect(os.environ, stall_timeout=60.0, abort=lambda why: None)
 print("joined", flush=True)
 while True:

@@ -28,7 +28,7 @@ def networks(monkeypatch):
     """Two networks, and a host in each that is not this one."""
     routes = {"h1": "10.1.0.1", "h2": "10.2.0.1", "localhost": "127.0.0.1"}
     found = {"eth0": ["10.1.0.1/24"], "eth1": ["10.2.0.1/24"], "docker0": ["172.17.0.1/16"]}
-    monkeypatch.setattr(clusters, "_route_to", lambda host: routes.get(host, ""))
+    monkeypatch.setattr(clusters, "address_towards", lambda host: routes.get(host, ""))
     monkeypatch.setattr(clusters, "own_addresses", lambda: found)
     monkeypatch.setattr(clusters, "interfaces", lambda loopback: {**found, "lo": ["127.0.0.1/8"]})
     monkeypatch.setattr(clusters, "is_this_host", lambda host: host == "localhost")
@@ -36,7 +36,6 @@ def networks(monkeypatch):
 
 def test_a_job_on_this_host_alone_listens_to_nobody_else():
     one = cluster()
-    assert one.is_one_host
     assert one.listen_on == ["127.0.0.1"]
     assert one.address_for("localhost") == "127.0.0.1"
 
@@ -58,7 +57,7 @@ def test_a_job_listens_on_the_way_to_its_hosts(networks, hosts, is_fixed, addres
 def test_each_host_is_given_the_address_that_it_reaches(networks):
     one = cluster([HostSlots("h1", 1), HostSlots("h2", 1)])
     for host in ("h1", "h2", "localhost"):
-        one._own.learn(host)
+        one.find_way_to(host)
     assert [one.address_for(host) for host in ("h1", "h2", "localhost", "h9")] == [
         "10.1.0.1", "10.2.0.1", "10.1.0.1", "10.1.0.1",
     ]  # fmt: skip
@@ -66,7 +65,6 @@ def test_each_host_is_given_the_address_that_it_reaches(networks):
 
 def test_the_users_interfaces_count(networks):
     assert cluster(interface_names=["eth1"]).listen_on == ["10.2.0.1"]
-    assert not cluster(interface_names=["eth1"]).is_one_host
     with pytest.raises(UsageError, match=r"no eth7 .*\n.*docker0, eth0, eth1, lo"):
         cluster(interface_names=["eth7"])
 

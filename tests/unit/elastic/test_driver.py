@@ -42,7 +42,7 @@ class FakeWorker:
         self._file = self.connection.makefile("rb")
 
     def hello(self):
-        self.send(Hello(host="h1", machine="m", pid=0, process_seconds=1.0, slot=0))
+        self.send(Hello(host="h1", machine="m", pid=0, process_seconds=1.0))
         return self.receive()
 
     def send(self, message) -> None:

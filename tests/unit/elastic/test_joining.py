@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from hvdtrain.config import Config
-from hvdtrain.elastic.member import client as clients
-from hvdtrain.elastic.member.client import interface_for
+from hvdtrain.elastic.member import membership as clients
+from hvdtrain.elastic.member.membership import interface_for
 from hvdtrain.elastic.watch.liveness import Told, Watching
 from hvdtrain.errors import DataError, UsageError
 from hvdtrain.jobs.elastic.job import join_elastic_job
@@ -102,7 +102,7 @@ def test_several_hosts_connect_over_the_interface_between_them(monkeypatch, rout
     found = {"lo": ["127.0.0.1/8"], "eth0": ["10.0.0.1/24"], "eth1": ["10.1.0.1/24"]}
     monkeypatch.setattr(clients, "interfaces", lambda loopback: found)
     monkeypatch.setattr(clients, "own_addresses", lambda: {"eth0": [], "eth1": []})
-    monkeypatch.setattr(clients, "_address_towards", routes.__getitem__)
+    monkeypatch.setattr(clients, "address_towards", routes.__getitem__)
     members = tuple(MemberInfo(worker=f"w{n}", rank=n, host=f"h{n + 1}", pid=1) for n in range(2))
     one = world(one_host=False, store=("10.0.0.9", 1), members=members)
     assert interface_for(one) == expected

@@ -60,10 +60,6 @@ def horovodrun(folder, *options, worker=(), **changes):
     return Job(folder, [str(HOROVODRUN), *options, *command], **changes)
 
 
-def elastic(folder, *options, command):
-    return Job(folder, [sys.executable, "-m", "hvdtrain", "elastic", *options, "--", *command])
-
-
 def test_a_job_on_one_host_runs_to_its_end(tmp_path):
     job = horovodrun(tmp_path, "-np", "2", "--min-np", "1", "--cycle-time-ms", "3")
     code, output = job.end()
@@ -151,16 +147,3 @@ def test_a_command_that_is_not_found_is_named(tmp_path):
         "on localhost, `no-such-command` ended with exit code 127: the command was not found" in result.stderr
     )
     assert "hvd.elastic" not in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "command", "words"),
-    [
-        ([], ["true"], "the number of workers is not known"),
-        (["-np", "2"], ["no-such"], "no command 'no-such'"),
-    ],
-)
-def test_a_step_that_cannot_work_is_refused(tmp_path, options, command, words):
-    code, output = elastic(tmp_path, *options, command=command).end()
-    assert code == 2
-    assert words in output

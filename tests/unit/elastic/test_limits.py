@@ -2,12 +2,12 @@
 
 import pytest
 
-from hvdtrain.elastic.driver.cluster import LimitOptions, make_limits
+from hvdtrain.elastic.driver.cluster import make_limits
 from hvdtrain.errors import UsageError
 
 
 def limits(slots=4, environ=None, is_fixed=True, **given):
-    return make_limits(LimitOptions(**{"wanted": 2, **given}), slots, environ or {}, is_fixed=is_fixed)
+    return make_limits(**{"wanted": 2, **given}, slots=slots, environ=environ or {}, is_fixed=is_fixed)
 
 
 def test_by_default_a_job_with_fixed_hosts_has_the_workers_that_were_asked_for():
@@ -59,8 +59,3 @@ def test_what_contradicts_itself_is_refused(given, words):
     with pytest.raises(UsageError) as refused:
         limits(**given)
     assert words in refused.value.problem
-
-
-def test_workers_of_a_step_need_no_slots():
-    found = make_limits(LimitOptions(4), 0, {}, is_fixed=True, can_start=False)
-    assert (found.wanted, found.most) == (4, 4)

@@ -5,8 +5,8 @@ import signal
 from support.elastic_play import Play, training
 
 from hvdtrain.elastic.driver.cluster import Limits
-from hvdtrain.elastic.driver.events import Arrived, Forward, Lost, Signalled
-from hvdtrain.elastic.messages import End, Hello, Leaving, Stop, Welcome
+from hvdtrain.elastic.driver.events import Forward, Signalled
+from hvdtrain.elastic.messages import End, Leaving, Stop
 
 TERM = Signalled(signal.SIGTERM)
 
@@ -125,35 +125,6 @@ def test_a_death_while_all_stop_is_one_more_round():
     play.form()
     play.done("w2", "w3", code=75)
     assert play.finish.exit_code == 75
-
-
-def test_workers_that_come_by_themselves_get_names_and_slots_and_are_not_replaced():
-    play = Play(Limits(wanted=2, least=1, most=2), (), can_start=False)
-    hellos = [
-        Hello(host="h1", machine="m", pid=10 + number, process_seconds=1.0, slot=slot)
-        for number, slot in enumerate((None, 1))
-    ]
-    for hello in hellos:
-        name = play.members.enrol(hello)
-        assert play.members.admits(name)
-        play.take(Arrived(name, hello))
-        assert not play.members.admits(name)
-        play.ready(name)
-    assert [play.told(name, Welcome)[0].slot for name in ("w1", "w2")] == [0, 1]
-    assert play.names == ["w1", "w2"]
-    play.form()
-    play.take(Lost("w2"))
-    play.ready("w1")
-    assert play.names == ["w1"]
-    play.form()
-    play.wait(100)
-    assert not play.started
-    name = play.members.enrol(hellos[1])
-    play.take(Arrived(name, hellos[1]))
-    play.ready(name)
-    play.wait(1.1)
-    play.ready("w1")
-    assert play.names == ["w1", "w3"]
 
 
 def test_ctrl_c_ends_the_job_at_once():

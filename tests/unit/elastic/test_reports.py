@@ -73,15 +73,7 @@ def test_an_error_of_the_task_counts_by_its_cause(cause, blame):
     assert blame_for(error) == blame
 
 
-@pytest.mark.parametrize(
-    ("environ", "host", "slot"),
-    [
-        ({"HVDTRAIN_SLOT": "3", "HOROVOD_HOSTNAME": "h2", "SLURM_LOCALID": "1"}, "h2", 3),
-        ({"SLURM_LOCALID": "1", "SLURMD_NODENAME": "n7"}, "n7", 1),
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "0"}, os.uname().nodename, 0),
-        ({}, os.uname().nodename, None),
-    ],
-)
-def test_a_worker_says_where_it_is(environ, host, slot):
-    said = hello({"HVDTRAIN_ELASTIC": "127.0.0.1:4000", **environ})
-    assert (said.host, said.slot, said.pid) == (host, slot, os.getpid())
+def test_a_worker_says_where_it_is():
+    said = hello({"HVDTRAIN_ELASTIC": "127.0.0.1:4000", "HOROVOD_HOSTNAME": "h2"})
+    assert (said.host, said.pid) == ("h2", os.getpid())
+    assert hello({"HVDTRAIN_ELASTIC": "127.0.0.1:4000"}).host == os.uname().nodename

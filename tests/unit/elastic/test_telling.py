@@ -12,7 +12,7 @@ from tests.support.elastic_driver import KEY, ScriptedDriver, accept_worker
 
 ENDS = """
 import os, sys
-from hvdtrain.elastic.member.client import connect
+from hvdtrain.elastic.member.membership import connect
 from hvdtrain.errors import *
 from hvdtrain.jobs.failures import end_worker
 if sys.argv[2] == "joined":
