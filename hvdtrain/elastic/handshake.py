@@ -1,21 +1,27 @@
-"""How the driver of an elastic job and a worker prove to each other that they know the job's key.
+"""How two processes of a job prove to each other that they know a key: who listens, and a worker.
 
+The driver of an elastic job listens, with the job's key, and so does rank 0 of other jobs for their watch.
 Three lines of JSON: the driver sends a nonce, the worker its name, a nonce and a proof, and the driver a
 proof. A proof covers the role, both nonces and the worker's name, so that none can be sent again or sent
-back. The key itself never travels. Then both sides send the messages of ``messages.py``.
+back. The key itself never travels. Then both sides send messages.
 """
 
 import hmac
 import json
+import os
 import secrets
 import socket
+import time
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import Any
 
 MAX_LINE_BYTES = 1024
 
 _NONCE_BYTES = 16
-_SECONDS = 5.0
+_SECONDS = 5.0  # for an address, and for a line
+_RETRY_SECONDS = 0.2
+_PROBES = 3
 _MAX_NAME = 64
 
 
@@ -76,6 +82,66 @@ def prove_to_driver(connection: socket.socket, job_key: str, worker: str, second
     if answer is None or not hmac.compare_digest(answer["proof"].encode(), expected):
         raise ConnectionError("what answers does not know this job's key")
     connection.settimeout(None)
+
+
+def connect(
+    addresses: Sequence[tuple[str, int]], key: str, name: str, seconds: float, silence_seconds: int
+) -> socket.socket:
+    """Connect to the first of several addresses at which somebody knows a key.
+
+    A connection that was closed may have been crowded out by others, so all are tried until the time is over.
+
+    Args:
+        addresses: where to connect.
+        key: the key.
+        name: the name of this worker; empty if it is to get one.
+        seconds: how long to try.
+        silence_seconds: after this time without a response of the other host, the kernel ends the
+            connection; 0 for never.
+
+    Raises:
+        ConnectionError: If nobody does; with the reason at each address.
+    """
+    reasons: dict[str, str] = {}
+    until = time.monotonic() + seconds
+    while addresses:
+        for address in addresses:
+            left = max(_RETRY_SECONDS, min(_SECONDS, until - time.monotonic()))
+            try:
+                connection = socket.create_connection(address, left)
+                try:
+                    prove_to_driver(connection, key, name, left)
+                except BaseException:
+                    connection.close()
+                    raise
+            except OSError as error:
+                reasons[f"{address[0]}:{address[1]}"] = error.strerror or str(error)
+                continue
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if silence_seconds:
+                end_if_silent(connection, silence_seconds)
+            # a process that is forked must not keep it open: its end says that this process ended
+            os.register_at_fork(after_in_child=connection.close)
+            return connection
+        if time.monotonic() > until:
+            break
+        time.sleep(_RETRY_SECONDS)
+    raise ConnectionError("; ".join(f"{address}: {reason}" for address, reason in reasons.items()))
+
+
+def end_if_silent(connection: socket.socket, seconds: int) -> None:
+    """Let the kernel end a connection after this number of seconds without a response of the other host."""
+    interval = max(1, seconds // (_PROBES + 1))
+    options = {
+        "TCP_KEEPIDLE": max(1, seconds - _PROBES * interval),
+        "TCP_KEEPINTVL": interval,
+        "TCP_KEEPCNT": _PROBES,
+        "TCP_USER_TIMEOUT": seconds * 1000,  # while data is on its way, keepalive does nothing
+    }
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in options.items():
+        if (option := getattr(socket, name, None)) is not None:  # macOS has other names
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def receive_line(connection: socket.socket) -> bytes:

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from hvdtrain.elastic.watch.heartbeat import LineConnection
+from hvdtrain.elastic.links import LineConnection
 
 
 @pytest.fixture

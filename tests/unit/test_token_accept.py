@@ -1,4 +1,4 @@
-"""Connections with the token are accepted in time, whatever strangers do at the same port."""
+"""Connections of workers are accepted in time, whatever strangers do at the same port."""
 
 import contextlib
 import socket
@@ -8,103 +8,85 @@ from collections.abc import Iterator
 
 import pytest
 
-from hvdtrain.elastic.watch import connections as worker_connections
-from hvdtrain.elastic.watch.connections import accept_with_token, greeting
+from hvdtrain.elastic import handshake, links
+from hvdtrain.elastic.links import Links
 
-TOKEN = b"t" * 32
+KEY = "k" * 64
 
 
 class Accepting:
-    """`accept_with_token` in a thread, which expects ranks 1 and 2."""
+    """Links in a thread, which expect the workers 1 and 2, or others."""
 
-    def __init__(self, seconds: float = 60) -> None:
-        self.listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self.address = self.listener.getsockname()
-        self.found: dict[socket.socket, str] = {}
-        self._thread = threading.Thread(target=self._accept, args=(seconds,))
+    def __init__(self, names=("1", "2"), seconds: float = 60) -> None:
+        self.links = Links(["127.0.0.1"], KEY, 20)
+        (self.address,) = self.links.addresses
+        self.found: dict[str, socket.socket] = {}
+        self._thread = threading.Thread(target=self._accept, args=(names, seconds))
         self._thread.start()
 
-    def _accept(self, seconds: float) -> None:
-        self.found = accept_with_token([self.listener], TOKEN, {1: "one", 2: "two"}, seconds)
+    def _accept(self, names, seconds: float) -> None:
+        self.found = self.links.await_names(names, seconds)
 
     def names(self) -> list[str]:
-        """Wait for the end, and return the values of the accepted connections."""
+        """Wait until the workers are there, and return their names."""
         self._thread.join(90)
         assert not self._thread.is_alive()
-        return sorted(self.found.values())
+        return sorted(self.found)
 
-    def connect(self, rank: int, token: bytes = TOKEN, seconds: float = 60) -> socket.socket | None:
+    def connect(self, name: str, key: str = KEY, seconds: float = 60) -> socket.socket:
         """Connect as the workers do."""
-        return worker_connections._connect_to_rank_0([self.address], token, rank, seconds)
+        return handshake.connect([self.address], key, name, seconds, 0)
+
+    def close(self) -> None:
+        self.names()
+        self.links.close_all()
+        for connection in self.found.values():
+            connection.close()
 
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
-    """Gives connections as long as a busy machine needs to send their token."""
-    monkeypatch.setattr(worker_connections, "_TOKEN_SECONDS", 60)
+    """Gives connections as long as a busy machine needs for the handshake."""
+    monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 60)
 
 
 @pytest.fixture
 def server() -> Iterator[Accepting]:
-    accepting = Accepting()
-    yield accepting
-    accepting.listener.close()
-    for connection in accepting.found:
-        connection.close()
+    with contextlib.closing(Accepting()) as accepting:
+        yield accepting
 
 
-def test_only_connections_with_the_token_are_accepted(server):
-    assert server.connect(1, b"x" * 32, seconds=0.3) is None
-    with server.connect(1), server.connect(2):
-        assert server.names() == ["one", "two"]
-
-
-def test_an_accepted_connection_is_blocking_and_has_lost_no_byte(server):
-    with socket.create_connection(server.address) as first:
-        first.sendall(greeting(TOKEN, 1) + b"more")
-        with server.connect(2):
-            assert server.names() == ["one", "two"]
-            accepted = next(one for one, name in server.found.items() if name == "one")
-            assert accepted.getblocking()
-            assert accepted.recv(10) == b"more"
-
-
-def test_a_rank_that_is_not_expected_and_a_second_one_are_refused(server):
-    assert server.connect(3, seconds=0.3) is None
-    with server.connect(1):
-        assert server.connect(1, seconds=0.3) is None
-        with server.connect(2):
-            assert server.names() == ["one", "two"]
+def test_only_connections_with_the_key_are_accepted(server):
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:"):
+        server.connect("1", "x" * 64, seconds=0.3)
+    with server.connect("1") as one, server.connect("2"):
+        assert server.names() == ["1", "2"]
+        assert server.found["1"].getblocking()
+        one.sendall(b"more")
+        assert server.found["1"].recv(10) == b"more"
 
 
 def test_strangers_that_send_slowly_nothing_or_garbage_delay_nobody(server):
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection(server.address)) for _ in range(8)]
-        for byte in greeting(TOKEN, 1)[:3]:
-            strangers[0].sendall(bytes([byte]))
+        strangers[0].sendall(b'{"work')
         strangers[1].sendall(b"GET / HTTP/1.1\r\n\r\n")
         start = time.monotonic()
-        with server.connect(1), server.connect(2):
-            assert server.names() == ["one", "two"]
+        with server.connect("3"), server.connect("1"), server.connect("1"), server.connect("2"):
+            assert server.names() == ["1", "2"]
         assert time.monotonic() - start < 30  # a stranger has 60
 
 
+def test_workers_that_do_not_come_are_given_up_in_time():
+    with contextlib.closing(Accepting(seconds=0.5)) as server, server.connect("2"):
+        assert server.names() == ["2"]
+
+
 def test_a_job_of_many_workers_takes_all_that_connect_at_once():
-    """No worker is taken for a stranger because others have not sent their token yet."""
-    ranks = range(1, 301)
-    with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=1024))
-        workers = [stack.enter_context(socket.create_connection(listener.getsockname())) for _ in ranks]
-        found: list[dict] = []
-        expected = {rank: rank for rank in ranks}
-        thread = threading.Thread(
-            target=lambda: found.append(accept_with_token([listener], TOKEN, expected, 60))
-        )
-        thread.start()
-        time.sleep(0.3)  # all are accepted, none has sent anything
-        for rank, worker in zip(ranks, workers, strict=True):
-            worker.sendall(greeting(TOKEN, rank))
-        thread.join(90)
-        for connection in found[0]:
-            stack.enter_context(connection)
-        assert sorted(found[0].values()) == list(ranks)
+    """No worker is taken for a stranger because others have not proved the key yet."""
+    names = [str(number) for number in range(300)]
+    with contextlib.closing(Accepting(names)) as server, contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(socket.create_connection(server.address)) for _ in names]
+        for name, worker in zip(names, workers, strict=True):
+            handshake.prove_to_driver(worker, KEY, name, 60)
+        assert server.names() == sorted(names)

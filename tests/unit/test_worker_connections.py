@@ -1,13 +1,13 @@
-"""The connections that are watched: when the kernel ends them, and the token."""
+"""The connections that are watched: when the kernel ends them, and what cannot be reached."""
 
-import contextlib
 import socket
-import threading
 import time
 from collections.abc import Callable
 
-from hvdtrain.elastic.watch import connections as worker_connections
-from hvdtrain.elastic.watch.connections import Member, describe_host, end_if_silent
+import pytest
+
+from hvdtrain.elastic.handshake import connect, end_if_silent
+from hvdtrain.elastic.watch.connections import Member, describe_host
 
 ONE = Member(1, "h2", "m")
 
@@ -29,37 +29,12 @@ def test_a_host_is_named_with_its_ranks_and_one_of_the_same_name_is_another():
     assert describe_host(2, members) == "host h2 (rank 2)"
 
 
-def test_on_one_host_only_the_loopback_interface_is_listened_on():
-    with contextlib.ExitStack() as stack:
-        (listener,) = worker_connections._listen(stack, {}, [])
-        assert listener.getsockname()[0] == "127.0.0.1"
-
-
-def test_a_worker_that_was_crowded_out_tries_again():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-
-        def accept() -> None:
-            for _ in range(2):
-                listener.accept()[0].close()
-            accepted.append(listener.accept()[0])
-            accepted[0].sendall(b"+")
-
-        accepted: list[socket.socket] = []
-        thread = threading.Thread(target=accept)
-        thread.start()
-        connection = worker_connections._connect_to_rank_0([list(listener.getsockname())], b"t", 1)
-        thread.join(60)
-        assert connection is not None
-        connection.close()
-        accepted[0].close()
-
-
 def test_addresses_that_refuse_or_do_not_answer_are_given_up_in_time():
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as gone:
-        refusing = list(gone.getsockname())
+        silent_address, refusing = silent.getsockname(), gone.getsockname()
         gone.close()
         start = time.monotonic()
-        addresses = [list(silent.getsockname()), refusing]
-        assert worker_connections._connect_to_rank_0(addresses, b"t", 1, seconds=0.4) is None
-        assert 0.7 < time.monotonic() - start < 20
-    assert worker_connections._connect_to_rank_0([], b"t", 1) is None
+        with pytest.raises(ConnectionError) as failed:
+            connect([silent_address, refusing], "key", "1", 0.4, 0)
+        assert time.monotonic() - start < 20
+    assert all(f"127.0.0.1:{port}: " in str(failed.value) for _, port in (silent_address, refusing))

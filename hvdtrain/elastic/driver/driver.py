@@ -30,10 +30,10 @@ from hvdtrain.elastic.driver.events import (
     Tick,
     Woke,
 )
-from hvdtrain.elastic.driver.links import Link, Links
 from hvdtrain.elastic.driver.membership import Members
 from hvdtrain.elastic.driver.ranks import SSH_FAILED
 from hvdtrain.elastic.driver.worlds import State
+from hvdtrain.elastic.links import Link, Links
 from hvdtrain.elastic.messages import DriverBeat, End, EnterWorld, Hello, KillProcess, Refuse, from_worker
 from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS
 from hvdtrain.host.hostfile import HostSlots

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from hvdtrain.elastic.handshake import prove_to_driver
+from hvdtrain.elastic.handshake import connect
+from hvdtrain.elastic.links import LineConnection
 from hvdtrain.elastic.member.orders import Orders, sendable, values_in_parts
 from hvdtrain.elastic.messages import (
     MAX_LINE_BYTES,
@@ -26,8 +27,7 @@ from hvdtrain.elastic.messages import (
     encode,
     from_driver,
 )
-from hvdtrain.elastic.watch.connections import end_if_silent
-from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, LineConnection, state_of
+from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, state_of
 from hvdtrain.elastic.watch.liveness import silence_seconds
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, JobEnded
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name
@@ -100,9 +100,6 @@ class Lease:
 
 CONNECT_SECONDS = 20.0  # for all addresses together; the driver listens before it starts a worker
 
-_ADDRESS_SECONDS = 5.0
-_RETRY_SECONDS = 0.2
-
 
 class DriverConnection(LineConnection):
     """A connection over which messages go both ways. Only ``queue`` may be called by any thread.
@@ -160,42 +157,14 @@ def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS
             f"this process is a worker of an elastic job, and does not know its driver: {found}",
             f"horovodrun --min-np sets both. Unset {ELASTIC_VARIABLE} for a job that is not elastic.",
         )
-    reasons: dict[str, str] = {}
-    until = time.monotonic() + seconds
-    while True:
-        for address in addresses:
-            left = max(_RETRY_SECONDS, min(_ADDRESS_SECONDS, until - time.monotonic()))
-            try:
-                return _connect(address, key, environ.get(WORKER_VARIABLE, ""), left)
-            except OSError as error:
-                reasons[f"{address[0]}:{address[1]}"] = error.strerror or str(error)
-        if time.monotonic() > until:
-            break
-        time.sleep(_RETRY_SECONDS)
-    tried = "; ".join(f"{address}: {reason}" for address, reason in reasons.items())
-    raise EnvironmentFault(
-        f"host {host_name(environ)} cannot connect to the driver of its elastic job ({tried})",
-        "Hosts of a job must reach the host of the launcher on all ports; its --network-interfaces option "
-        "chooses the network.",
-    )
-
-
-def _connect(address: tuple[str, int], key: str, worker: str, seconds: float) -> socket.socket:
-    """Connect to one address and carry out the handshake.
-
-    Raises:
-        OSError: If nothing answers there, or not the driver of this job.
-    """
-    with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(socket.create_connection(address, seconds))
-        prove_to_driver(connection, key, worker, seconds)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if silence := silence_seconds():
-            end_if_silent(connection, silence)
-        # a process that is forked must not keep it open: the driver learns from its end that this one ended
-        os.register_at_fork(after_in_child=connection.close)
-        stack.pop_all()
-        return connection
+    try:
+        return connect(addresses, key, environ.get(WORKER_VARIABLE, ""), seconds, silence_seconds())
+    except ConnectionError as error:
+        raise EnvironmentFault(
+            f"host {host_name(environ)} cannot connect to the driver of its elastic job ({error})",
+            "Hosts of a job must reach the host of the launcher on all ports; its --network-interfaces "
+            "option chooses the network.",
+        ) from None
 
 
 def _addresses(text: str) -> list[tuple[str, int]]:

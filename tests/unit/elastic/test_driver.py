@@ -10,7 +10,7 @@ import time
 import pytest
 from support.elastic import FakeCluster, ToyJob
 
-from hvdtrain.elastic.driver import links
+from hvdtrain.elastic import links
 from hvdtrain.elastic.driver.cluster import Limits
 from hvdtrain.elastic.driver.driver import Driver
 from hvdtrain.elastic.handshake import prove_to_driver
@@ -36,7 +36,7 @@ class FakeWorker:
     """A worker that is this thread."""
 
     def __init__(self, job: ToyJob, name: str = "w1", key: str | None = None) -> None:
-        self.connection = socket.create_connection(job.driver.addresses[0], 60)
+        self.connection = socket.create_connection(job.cluster.addresses[0], 60)
         prove_to_driver(self.connection, job.key if key is None else key, name)
         self.connection.settimeout(60)
         self._file = self.connection.makefile("rb")
@@ -85,7 +85,7 @@ def test_the_driver_listens_where_its_cluster_is_reached_and_nowhere_else():
     cluster = FakeCluster([("h1", 1)], SLEEP, "key")
     cluster.listen_on = ["127.0.0.2", "127.0.0.3"]
     driver = Driver(ONE, cluster, "key")
-    assert [address for address, _ in driver.addresses] == ["127.0.0.2", "127.0.0.3"]
+    assert [address for address, _ in cluster.addresses] == ["127.0.0.2", "127.0.0.3"]
     driver._end_all()
 
 
@@ -98,7 +98,7 @@ def test_who_does_not_know_the_key_is_not_let_in(job):
 def test_strangers_hold_up_nobody_and_their_number_is_bounded(job, monkeypatch):
     monkeypatch.setattr(links, "_MAX_STRANGERS", 20)
     monkeypatch.setattr(links, "HANDSHAKE_SECONDS", 120)
-    address = job.driver.addresses[0]
+    address = job.cluster.addresses[0]
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(60)]
         began = time.monotonic()
@@ -113,7 +113,7 @@ def test_strangers_hold_up_nobody_and_their_number_is_bounded(job, monkeypatch):
     "sent", [b"x" * 100_000, b"\n" * 50, b'{"kind": "hello"}\n', b"GET / HTTP/1.1\r\n\r\n"]
 )
 def test_what_is_no_handshake_ends_the_connection(job, sent):
-    with socket.create_connection(job.driver.addresses[0], 5) as stranger, contextlib.suppress(OSError):
+    with socket.create_connection(job.cluster.addresses[0], 5) as stranger, contextlib.suppress(OSError):
         stranger.sendall(sent)
         while stranger.recv(4096):
             pass

@@ -6,6 +6,7 @@ import queue
 import signal
 import stat
 import sys
+import threading
 import time
 
 import psutil
@@ -153,9 +154,11 @@ def test_a_process_of_another_host_is_killed_over_ssh_if_it_is_the_same(ssh, tmp
     _, ends = start(waits(tmp_path / "pid"))
     pid = int(wait_for(tmp_path / "pid"))
     began = psutil.Process(pid).create_time()
-    processes._kill_over_ssh(StartOptions([]), "h9", pid, began - 60)
+    kill_process(StartOptions([]), "h9", pid, began - 60)
+    for thread in [one for one in threading.enumerate() if one.name == f"end of process {pid}"]:
+        thread.join()
     assert psutil.pid_exists(pid)
-    processes._kill_over_ssh(StartOptions([]), "h9", pid, began)
+    kill_process(StartOptions([]), "h9", pid, began)
     assert ends.get(timeout=SECONDS) == -9
 
 

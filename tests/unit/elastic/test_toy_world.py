@@ -29,7 +29,7 @@ def test_sigterm_to_the_launcher_lets_all_save_and_the_job_can_be_continued(tmp_
     with ToyJob(tmp_path, limits(2), [("h1", 2)]) as job:
         job.trains(2, 10)
         job.driver.signal(signal.SIGTERM)
-        assert job.ended() == (75, "", "")
+        assert (job.ended().exit_code, job.ended().problem) == (75, "")
     assert (tmp_path / "checkpoint").read_text().startswith(f"[{job.step()},")
 
 

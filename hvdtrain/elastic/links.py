@@ -1,18 +1,87 @@
-"""The driver's connections: listening, the handshake, lines of messages. Nothing here waits for anybody."""
+"""Connections between the processes of a job: lines that go both ways, and listening for who knows the key.
+
+Nothing here waits for anybody but ``Links.wait``, which has a limit.
+"""
 
 import contextlib
 import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import cast
 
 from hvdtrain.elastic.handshake import MAX_LINE_BYTES as MAX_HANDSHAKE_BYTES
-from hvdtrain.elastic.handshake import DriverHandshake
+from hvdtrain.elastic.handshake import DriverHandshake, end_if_silent
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, encode
-from hvdtrain.elastic.watch.connections import end_if_silent
-from hvdtrain.elastic.watch.heartbeat import LineConnection
+
+_PIECE_BYTES = 1 << 16
+
+
+class LineConnection:
+    """A connection over which lines go both ways.
+
+    Args:
+        connection: the socket.
+        max_bytes: the longest line that is taken; a longer one is dropped.
+
+    Attributes:
+        connection: the socket.
+        max_bytes: the longest line that is taken.
+        is_closed: whether the connection has ended.
+        error: why it failed, if it did not end in order.
+    """
+
+    def __init__(self, connection: socket.socket, max_bytes: int) -> None:
+        self.connection, self.max_bytes = connection, max_bytes
+        self.is_closed = False
+        self.error: OSError | None = None
+        self._incoming, self._outgoing = bytearray(), bytearray()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether something waits until the connection takes it."""
+        return bool(self._outgoing)
+
+    def receive_lines(self) -> list[bytes]:
+        """Return the lines that have arrived, without their ends. If a line is very long, the rest waits."""
+        try:
+            while piece := self.connection.recv(min(_PIECE_BYTES, self.max_bytes), socket.MSG_DONTWAIT):
+                self._incoming += piece
+                if len(self._incoming) > self.max_bytes:
+                    break
+            else:
+                self.is_closed = True
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self.is_closed, self.error = True, error
+        *lines, rest = bytes(self._incoming).split(b"\n")
+        if len(rest) > self.max_bytes:
+            rest = b""
+            self.on_long_line()
+        self._incoming = bytearray(rest)
+        return lines
+
+    def on_long_line(self) -> None:
+        """Take note that a line was dropped because it is too long."""
+
+    def send_bytes(self, line: bytes) -> None:
+        """Send a line behind those that are on their way."""
+        self._outgoing += line
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the connection takes now. If it has failed, the next receive says what is wrong."""
+        try:
+            while self._outgoing:
+                sent = self.connection.send(self._outgoing, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                del self._outgoing[:sent]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._outgoing.clear()
+
 
 HANDSHAKE_SECONDS = 5.0  # for a connection to prove that it knows the key, and to say hello
 
@@ -50,10 +119,6 @@ class Link(LineConnection):
         """Whether the connection ended because its host no longer responds."""
         return self.error is not None and not isinstance(self.error, ConnectionResetError | BrokenPipeError)
 
-    def prove(self, name: str) -> None:
-        """Take note that the other end knows the key, and of the name that it proved."""
-        self.claimed, self.is_proven, self.max_bytes = name, True, MAX_LINE_BYTES
-
     def on_long_line(self) -> None:
         """End the connection: a worker sends no such line."""
         self.is_closed = True
@@ -83,6 +148,7 @@ class Links:
         addresses: where to listen.
         job_key: the key of the job.
         silence_seconds: after this time without a response of its host, the kernel ends a connection.
+        expected: number of workers that connect at once.
         say: reports to the user that connections cannot be accepted, and that they can again.
     """
 
@@ -92,8 +158,9 @@ class Links:
         job_key: str,
         silence_seconds: float,
         say: Callable[[str], None] = lambda text: None,
+        expected: int = 0,
     ) -> None:
-        self._say = say
+        self._say, self._expected = say, expected
         self._paused: dict[socket.socket, float] = {}  # listeners, and when they are tried again
         self._is_out_of_files = False
         self._key, self._silence_seconds = job_key, silence_seconds
@@ -148,6 +215,28 @@ class Links:
                 link.is_closed = True
         return received
 
+    def await_names(self, names: Collection[str], seconds: float) -> dict[str, socket.socket]:
+        """Wait until each of these names was proved on a connection, or the time is over.
+
+        Returns:
+            The connections by name, blocking, and no longer among those here. A second connection that proves
+            a name is closed, and so is one that proves another name.
+        """
+        found: dict[str, socket.socket] = {}
+        until = time.monotonic() + seconds
+        while len(found) < len(names) and (left := until - time.monotonic()) > 0:
+            self.wait(left)
+            for link in [one for one in self._links.values() if one.is_proven]:
+                if link.claimed in names and link.claimed not in found:
+                    found[link.claimed] = link.connection
+                    self._selector.unregister(link.connection)
+                    del self._links[link.connection]
+                    link.connection.setblocking(True)
+                else:
+                    self.close(link)
+            self.closed()
+        return found
+
     def closed(self) -> list[Link]:
         """Return the connections that have ended; they are forgotten."""
         ended = [link for link in self._links.values() if link.is_closed]
@@ -172,7 +261,8 @@ class Links:
         self._woken.close()
 
     def _accept(self, listener: socket.socket) -> None:
-        for _ in range(_MAX_STRANGERS):
+        most = max(_MAX_STRANGERS, 2 * self._expected)
+        for _ in range(most):
             try:
                 connection, _address = listener.accept()
             except OSError as error:  # none waits any more, or it went away before it was accepted
@@ -183,7 +273,7 @@ class Links:
                 self._is_out_of_files = False
                 self._say("connections of workers are taken again")
             strangers = [link for link in self._links.values() if not link.worker]
-            if len(strangers) >= _MAX_STRANGERS:
+            if len(strangers) >= most:
                 self.close(strangers[0])
             connection.setblocking(False)
             link = Link(connection, time.monotonic() + HANDSHAKE_SECONDS)
@@ -222,7 +312,7 @@ class Links:
             link.is_closed = True
             return False
         name, last = answer
-        link.prove(name)
+        link.claimed, link.is_proven, link.max_bytes = name, True, MAX_LINE_BYTES
         link.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._silence_seconds:
             end_if_silent(link.connection, max(1, round(self._silence_seconds)))
