@@ -28,9 +28,6 @@ _MAX_NAME = 64
 class DriverHandshake:
     """The driver's side of one connection, without the connection.
 
-    Args:
-        job_key: the key of the job.
-
     Attributes:
         opening: the line that the driver sends first.
     """
@@ -41,11 +38,7 @@ class DriverHandshake:
         self.opening = _line({"nonce": self._nonce})
 
     def answer(self, line: bytes) -> tuple[str, bytes] | None:
-        """Return the worker's name and the driver's last line; None if the other end does not know the key.
-
-        Args:
-            line: what the worker sent, without the end of the line.
-        """
+        """Return the worker's name and the driver's last line; None if the other end has not the key."""
         message = _fields(line, ("worker", "nonce", "proof"))
         if message is None or len(message["worker"]) > _MAX_NAME:
             return None

@@ -12,9 +12,6 @@ def run_elastic(args: Any) -> None:
 
     Until the driver takes signals, no worker has been started, and Ctrl-C ends the launcher at once.
 
-    Args:
-        args: the arguments of `horovodrun`, as it parsed them.
-
     Raises:
         ValueError: If they contradict each other, with which `horovodrun` ends with exit code 2.
     """

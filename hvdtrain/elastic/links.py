@@ -15,15 +15,17 @@ from hvdtrain.elastic.handshake import MAX_LINE_BYTES as MAX_HANDSHAKE_BYTES
 from hvdtrain.elastic.handshake import DriverHandshake, end_if_silent
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, encode
 
+HANDSHAKE_SECONDS = 5.0  # for a connection to prove that it knows the key, and to say hello
+PAUSE_SECONDS = 1.0  # without accepting connections, if this process has no file left for them
 _PIECE_BYTES = 1 << 16
+_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_MAX_STRANGERS = 512  # connections without a proof at a time; one more closes the oldest
+_RESEND_SECONDS = 0.05
+_MAX_OUTGOING_BYTES = 1 << 24  # what a worker that reads nothing may leave unread
 
 
 class LineConnection:
     """A connection over which lines go both ways.
-
-    Args:
-        connection: the socket.
-        max_bytes: the longest line that is taken; a longer one is dropped.
 
     Attributes:
         connection: the socket.
@@ -42,6 +44,11 @@ class LineConnection:
     def has_unsent(self) -> bool:
         """Whether something waits until the connection takes it."""
         return bool(self._outgoing)
+
+    @property
+    def is_unreachable(self) -> bool:
+        """Whether the connection ended because its host no longer responds."""
+        return self.error is not None and not isinstance(self.error, ConnectionResetError | BrokenPipeError)
 
     def receive_lines(self) -> list[bytes]:
         """Return the lines that have arrived, without their ends. If a line is very long, the rest waits."""
@@ -66,9 +73,13 @@ class LineConnection:
     def on_long_line(self) -> None:
         """Take note that a line was dropped because it is too long."""
 
-    def send_bytes(self, line: bytes) -> None:
-        """Send a line behind those that are on their way."""
-        self._outgoing += line
+    def send_bytes(self, line: bytes, *, may_drop: bool = False) -> None:
+        """Send a line without waiting, unless very much is unread at the other end.
+
+        If ``may_drop``, and an earlier line is still on its way, this one is dropped.
+        """
+        if len(self._outgoing) <= (0 if may_drop else _MAX_OUTGOING_BYTES):
+            self._outgoing += line
         self.flush()
 
     def flush(self) -> None:
@@ -83,22 +94,8 @@ class LineConnection:
             self._outgoing.clear()
 
 
-HANDSHAKE_SECONDS = 5.0  # for a connection to prove that it knows the key, and to say hello
-
-PAUSE_SECONDS = 1.0  # without accepting connections, if this process has no file left for them
-
-_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_MAX_STRANGERS = 512  # connections without a proof at a time; one more closes the oldest
-_RESEND_SECONDS = 0.05
-_MAX_OUTGOING_BYTES = 1 << 24  # what a worker that reads nothing may leave unread
-
-
 class Link(LineConnection):
     """The connection to one worker, or to somebody who has not proved to be one.
-
-    Args:
-        connection: the connection.
-        deadline: when it is closed unless it is a worker's by then.
 
     Attributes:
         worker: its name; empty until it has said hello and is known.
@@ -114,31 +111,13 @@ class Link(LineConnection):
         self.is_proven = False
         self.handshake: DriverHandshake | None = None
 
-    @property
-    def is_unreachable(self) -> bool:
-        """Whether the connection ended because its host no longer responds."""
-        return self.error is not None and not isinstance(self.error, ConnectionResetError | BrokenPipeError)
-
     def on_long_line(self) -> None:
         """End the connection: a worker sends no such line."""
         self.is_closed = True
 
     def send(self, message: FromDriver, *, may_drop: bool = False) -> None:
-        """Send a message without waiting.
-
-        Args:
-            message: what to send.
-            may_drop: whether to drop it if an earlier one is still on its way.
-        """
-        if not (may_drop and self.has_unsent):
-            self.send_bytes(encode(message))
-
-    def send_bytes(self, line: bytes) -> None:
-        """Send a line without waiting, unless very much is unread at the other end."""
-        if len(self._outgoing) <= _MAX_OUTGOING_BYTES:
-            super().send_bytes(line)
-        else:
-            self.flush()
+        """Send a message, as ``send_bytes`` does."""
+        self.send_bytes(encode(message), may_drop=may_drop)
 
 
 class Links:

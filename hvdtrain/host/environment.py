@@ -8,7 +8,7 @@ from collections.abc import Mapping, MutableMapping
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.cores import cores_per_worker
 from hvdtrain.host.hostfile import chosen_interfaces, interfaces
-from hvdtrain.host.launcher import is_elastic, launched_rank, workers_on_this_host
+from hvdtrain.host.launcher import is_elastic, launched_rank, stated_launch, workers_on_this_host
 from hvdtrain.host.start_reports import start_limit
 
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
@@ -111,8 +111,8 @@ def prepare(
         if shutdown.isdecimal() and 0 < int(shutdown) <= _STALL_CHECK_SECONDS:
             wanted[_STALL_CHECK] = str(max(1, int(shutdown) // 2))
         local_size = workers_on_this_host(environ)
-        size = environ.get("OMPI_COMM_WORLD_SIZE") or environ.get("SLURM_STEP_NUM_TASKS") or "0"
-        if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ or int(size) > local_size:
+        launch = stated_launch(environ)
+        if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ or (launch and launch.size > local_size):
             wanted[_GLOO_TIMEOUT] = _gloo_timeout(environ, stall_timeout)
         cores = cores_per_worker(local_size) if local_size else math.inf
         if cores < 2:

@@ -30,11 +30,7 @@ def chosen_interfaces(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def interfaces(*, loopback: bool = False) -> dict[str, list[str]]:
-    """Return the interfaces that are up and have IPv4 addresses, with these addresses.
-
-    Args:
-        loopback: whether to include loopback addresses (127.*).
-    """
+    """Return the interfaces that are up and have IPv4 addresses, with these addresses."""
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():

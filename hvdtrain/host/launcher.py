@@ -66,11 +66,7 @@ _muted: list[bool] = []  # one entry for each ``muted_console`` that mutes
 
 @contextmanager
 def muted_console(muted: bool = True) -> Iterator[None]:
-    """Return a context in which jobs show nothing: ``open_console`` returns a console that writes nowhere.
-
-    Args:
-        muted: whether it does; otherwise the context changes nothing.
-    """
+    """Return a context in which jobs show nothing: ``open_console`` returns a console that writes nowhere."""
     before = len(_muted)
     _muted.extend([True] * muted)
     try:
@@ -280,10 +276,6 @@ def _remedy(launch: Launch, build: str) -> str:
 
 def check_is_not_launched(command: str, arguments: str = "...") -> None:
     """Check that no launcher started this process, for a command that launches workers itself.
-
-    Args:
-        command: the command.
-        arguments: what follows it in the remedy.
 
     Raises:
         UsageError: If one did.

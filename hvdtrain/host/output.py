@@ -55,10 +55,6 @@ class TolerantFile:
     """A text file whose errors do not end the job: text that cannot be written is dropped.
 
     Characters that the file's encoding lacks are written as question marks.
-
-    Args:
-        file: the file to write to; everything but writing is passed on to it.
-        name: what the file is called in the note about the first error.
     """
 
     def __init__(self, file: IO[str], name: str) -> None:

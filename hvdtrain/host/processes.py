@@ -16,12 +16,7 @@ import psutil
 
 @contextmanager
 def deadline(seconds: float, on_timeout: Callable[[], None]) -> Iterator[None]:
-    """Context manager: call a function, in a thread, if the block does not end in time.
-
-    Args:
-        seconds: the time limit.
-        on_timeout: called once if the block is still running after this time.
-    """
+    """Context manager: call a function, in a thread, if the block does not end in time."""
     timer = threading.Timer(seconds, on_timeout)
     timer.daemon = True
     timer.start()
@@ -64,11 +59,6 @@ class Ended(NamedTuple):
 
 def run_limited(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> Ended:
     """Run a command without input. At its end, or at the limit, all of its process group are killed.
-
-    Args:
-        command: the command.
-        seconds: its time limit.
-        environ: its environment; None for that of this process.
 
     Raises:
         OSError: If it cannot be started.

@@ -59,12 +59,7 @@ def start_limit(environ: Mapping[str, str] = os.environ) -> float:
 
 @contextlib.contextmanager
 def reported_start(rank: int | None, environ: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Context manager: tell horovodrun that this worker starts Horovod; at a good end, that all have.
-
-    Args:
-        rank: this worker's rank, or None without a launcher.
-        environ: the environment; without horovodrun's variable in it, nothing is sent.
-    """
+    """Context manager: tell horovodrun that this worker starts Horovod; at a good end, that all have."""
     sender = _sender(rank, environ)
     if sender is None:
         yield
@@ -87,12 +82,7 @@ def reported_start(rank: int | None, environ: Mapping[str, str] = os.environ) ->
 
 
 def report_begin(rank: int | None, environ: Mapping[str, str] = os.environ) -> None:
-    """Tell horovodrun that this worker begins, and when Python ends in it, that it ends by itself.
-
-    Args:
-        rank: this worker's rank, or None without a launcher.
-        environ: the environment; without horovodrun's variable in it, nothing is sent.
-    """
+    """Tell horovodrun that this worker begins, and when Python ends in it, that it ends by itself."""
     sender = _sender(rank, environ)
     if sender is not None and not _begun:
         _begun.append((os.getpid(), sender))
@@ -104,11 +94,7 @@ def report_begin(rank: int | None, environ: Mapping[str, str] = os.environ) -> N
 
 
 def report_end(code: int | None = None) -> None:
-    """Tell horovodrun that this process ends by itself.
-
-    Args:
-        code: the exit code, before an ``os._exit()``.
-    """
+    """Tell horovodrun that this process ends by itself."""
     while _begun:
         process, sender = _begun.pop()
         if process == os.getpid():  # and not of a process that was forked
@@ -176,9 +162,6 @@ def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
 
     Python waits without a limit for threads that are not daemons, and those keep a completed job, and with
     it the hosts, busy. When the time is up, the threads are named, exit handlers run, and the process ends.
-
-    Args:
-        seconds: how long to wait for the threads.
     """
     giving_up = threading.Event()
     reached = threading.RLock()  # reentrant: the thread that gives up runs the exit handlers itself

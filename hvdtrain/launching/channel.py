@@ -32,10 +32,6 @@ _NONCE, _PROOF = 32, 32
 class Channel(socketserver.ThreadingTCPServer):
     """Context manager: the end of the launching process.
 
-    Args:
-        function: what every worker gets.
-        is_local: whether all workers are on this host; then nobody else can connect.
-
     Attributes:
         environ: what workers need to reach it; secret.
         received: the results and the errors that have come, in their order, by kind.

@@ -39,10 +39,6 @@ _STARTER = (
 def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a launcher to its end, and show the output of its workers where this process writes.
 
-    Args:
-        command: the launcher with its arguments.
-        environ: its environment.
-
     Returns:
         Its exit code; 128 + n if signal n ended it.
 

@@ -50,11 +50,7 @@ class Workers(Protocol):
         ...
 
     def leave(self, *, broken: bool) -> None:
-        """Leave the world of an elastic job: stop Horovod. Local if the world is broken.
-
-        Args:
-            broken: whether a worker was lost, so that collectives that are under way are given up.
-        """
+        """Leave the world of an elastic job: stop Horovod. Local if the world is broken."""
         ...
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
@@ -107,11 +103,6 @@ def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str =
     """Collective. Check that every worker has the same values.
 
     Only a digest travels while they agree.
-
-    Args:
-        workers: the workers.
-        values: what to compare, by the name that an error message uses.
-        remedy: what to do if they differ.
 
     Raises:
         AgreementError: on every worker alike, naming what differs, with ranks, hosts and values.

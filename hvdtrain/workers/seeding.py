@@ -61,12 +61,7 @@ def seeded_frameworks() -> Iterator[None]:
 
 
 def seed_generators(seed: int, purpose: str) -> None:
-    """Seed the global generators of Python, numpy and all loaded frameworks, equally on every worker.
-
-    Args:
-        seed: the job's seed.
-        purpose: what the numbers are for. Different purposes have different numbers.
-    """
+    """Seed the global generators of Python, numpy and all loaded frameworks, equally on every worker."""
     value = seed_host_generators(seed, purpose)
     for name in _FRAMEWORKS:
         if (module := _loaded(name)) is not None:
@@ -77,12 +72,7 @@ def seed_generators(seed: int, purpose: str) -> None:
 
 
 def seed_host_generators(seed: int, purpose: str) -> int:
-    """Seed the global generators of Python and numpy alone; return the 32-bit number that seeds them.
-
-    Args:
-        seed: the job's seed.
-        purpose: what the numbers are for. Different purposes have different numbers.
-    """
+    """Seed the global generators of Python and numpy alone; return the 32-bit number that seeds them."""
     value = zlib.crc32(f"{seed} {purpose}".encode())
     random.seed(value)
     np.random.seed(value)

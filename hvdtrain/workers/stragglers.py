@@ -24,11 +24,7 @@ class BusyTimes:
     steps: int = 0  # the number of steps
 
     def add(self, busy_seconds: Sequence[float]) -> None:
-        """Add a step.
-
-        Args:
-            busy_seconds: how long each worker was busy, by rank; empty or all 0 if it was not measured.
-        """
+        """Add a step."""
         if not any(busy_seconds):
             return
         if len(busy_seconds) != len(self.seconds):
@@ -81,12 +77,7 @@ class StragglerWatch:
         self._noted: int | None = None
 
     def take(self, times: BusyTimes, window_seconds: float) -> str:
-        """Take the times of a window; return what the user should know, or nothing.
-
-        Args:
-            times: the times.
-            window_seconds: how long the window took.
-        """
+        """Take the times of a window; return what the user should know, or nothing."""
         if not times.seconds:
             return ""
         found = times.straggler(window_seconds)

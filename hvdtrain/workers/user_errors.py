@@ -33,12 +33,7 @@ _LOADER = str(Path(__file__).parents[1] / "task.py")
 
 
 class RaisedInReader(Exception):
-    """An exception of a data set in a reader process, raised again in its worker.
-
-    Args:
-        where: the exception with the file and line that raised it.
-        traceback_text: its traceback in the reader process.
-    """
+    """An exception of a data set in a reader process, raised again in its worker."""
 
     def __init__(self, where: str, traceback_text: str) -> None:
         super().__init__(where)

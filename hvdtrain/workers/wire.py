@@ -52,10 +52,6 @@ def encode(value: Any) -> bytes:
 def decode(message: bytes | memoryview, sender: str = "another worker") -> Any:
     """Return the value of a message.
 
-    Args:
-        message: what has arrived.
-        sender: who sent it, for the error.
-
     Raises:
         ExchangeError: If the message is none that :func:`encode` makes.
     """

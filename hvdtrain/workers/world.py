@@ -152,11 +152,7 @@ class World(_Frozen):
         return self.members[0].place if self.members else Place()
 
     def environment(self, job_key: str) -> dict[str, str]:
-        """Return the variables with which Horovod enters this world.
-
-        Args:
-            job_key: the key of the job.
-        """
+        """Return the variables with which Horovod enters this world."""
         address, port = self.store
         return {
             "HOROVOD_RANK": str(self.rank),
@@ -178,10 +174,5 @@ def world_key(job_key: str, generation: int, salt: str) -> str:
     """Return the key of a world's store and connections, in hexadecimal digits.
 
     Who was not given the salt cannot derive it, so a worker of an earlier world cannot enter.
-
-    Args:
-        job_key: the key of the job.
-        generation: the world's number.
-        salt: what only its members are notified.
     """
     return hmac.new(job_key.encode(), f"world|{generation}|{salt}".encode(), sha256).hexdigest()

@@ -16,8 +16,8 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.elastic.driver.cluster import Limits, Slot
-from hvdtrain.elastic.driver.driver import Driver
-from hvdtrain.elastic.driver.events import STATE_VARIABLE, Finish
+from hvdtrain.elastic.driver.driver import STATE_VARIABLE, Driver
+from hvdtrain.elastic.driver.events import Finish
 from hvdtrain.host.hostfile import HostSlots
 
 TOY = Path(__file__).with_name("toy_worker.py")

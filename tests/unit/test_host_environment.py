@@ -85,7 +85,9 @@ def test_over_gloo_workers_wait_longer_for_a_slow_start(launched):
 
 @pytest.mark.parametrize(("size", "expected"), [("4", "60"), ("2", None)])
 def test_over_mpi_between_hosts_data_over_gloo_wait_as_long(launched, size, expected):
-    set_for_user = prepare({"OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"})
+    set_for_user = prepare(
+        {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": size, "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
+    )
     assert set_for_user.get("HOROVOD_GLOO_TIMEOUT_SECONDS") == expected
 
 

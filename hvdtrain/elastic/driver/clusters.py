@@ -102,10 +102,6 @@ class _Server(RendezvousHTTPServer):
 class WorldStore:
     """The rendezvous of a world, on one port of one or several addresses of this host.
 
-    Args:
-        key: the world's key; requests without it are refused.
-        addresses: where it listens.
-
     Attributes:
         port: where it listens.
 

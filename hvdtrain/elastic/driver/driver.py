@@ -1,11 +1,14 @@
 """The driver of an elastic job: it listens to the workers, lets ``Members`` decide, and does what it says."""
 
+import json
 import os
 import secrets
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hvdtrain.elastic.driver.cluster import Limits, Slot
 from hvdtrain.elastic.driver.events import (
@@ -25,7 +28,6 @@ from hvdtrain.elastic.driver.events import (
     Send,
     Signalled,
     Start,
-    StateFile,
     StoreFailed,
     Tick,
     Woke,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:  # they need Horovod
     from hvdtrain.elastic.driver.clusters import HostCluster, WorldStore
     from hvdtrain.elastic.driver.processes import WorkerProcess
 
+STATE_VARIABLE = "HVDTRAIN_ELASTIC_STATE"
 _FAR_SECONDS = 1.0  # after which a process that was killed, and is still there, is looked for on its host
 _STOPPED_SECONDS = 3 * BEAT_SECONDS  # a turn of the loop that takes so much longer: this process was stopped
 _KILLED_SECONDS = 5.0
@@ -50,15 +53,7 @@ _TURN_SECONDS = 0.1  # at the end of the job
 
 
 class Driver:
-    """Runs an elastic job.
-
-    Args:
-        limits: what the job may have, and how long to wait for what.
-        cluster: where its workers run.
-        job_key: the key of the job.
-        command: what starts a worker, for messages.
-        environ: names the file for the state of the workers, if one is wanted.
-    """
+    """Runs an elastic job."""
 
     def __init__(
         self,
@@ -83,7 +78,7 @@ class Driver:
         self._hosts: Sequence[HostSlots] = ()
         self._store: WorldStore | None = None
         self._finish: Finish | None = None
-        self._state_file = StateFile.named_by(environ)
+        self._state_file, self._state = environ.get(STATE_VARIABLE, ""), ""
 
     def signal(self, number: int) -> None:
         """Let all workers save and stop; the second time, end them. A signal handler may call it."""
@@ -120,10 +115,8 @@ class Driver:
                 self._take(self._events.popleft())
             self._take(Tick())
             self._look_far(now)
-            if self._state_file.is_wanted:
-                self._state_file.write(
-                    self._members.state.value, self._members.generation, self._members.snapshot()
-                )
+            if self._state_file:
+                self._write_state(self._members.state, self._members.snapshot())
 
     def _take(self, event: Event) -> None:
         for action in self._members.take(event, time.monotonic()):
@@ -290,4 +283,16 @@ class Driver:
                     self._kill_far(worker)
         self._close_store()
         self._links.close_all()
-        self._state_file.write(State.ENDED.value, self._members.generation, [])
+        if self._state_file:
+            self._write_state(State.ENDED, [])
+
+    def _write_state(self, state: State, members: Sequence[Mapping[str, Any]]) -> None:
+        """Replace the state file as a whole if something has changed. If it cannot, that disturbs nobody."""
+        generation = self._members.generation
+        text = json.dumps({"state": state.value, "generation": generation, "members": members})
+        if text != self._state:
+            self._state, path = text, Path(self._state_file)
+            new = path.with_name(f".{path.name}.new")
+            with suppress(OSError):
+                new.write_text(text + "\n", encoding="utf-8")
+                os.replace(new, path)

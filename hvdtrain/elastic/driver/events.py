@@ -1,56 +1,11 @@
 """What happens to the driver of an elastic job, and what it does about it: values without behaviour."""
 
-import contextlib
-import json
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from hvdtrain.elastic.driver.cluster import Slot
 from hvdtrain.elastic.messages import FromDriver, FromWorker, Hello
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import World
-
-STATE_VARIABLE = "HVDTRAIN_ELASTIC_STATE"
-
-
-class StateFile:
-    """A file of JSON that is replaced as a whole whenever something changes.
-
-    Args:
-        path: the file; None for none.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
-        self._written = ""
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether there is a file."""
-        return self._path is not None
-
-    @classmethod
-    def named_by(cls, environ: Mapping[str, str]) -> "StateFile":
-        """Return the file that the environment names, if it names one."""
-        name = environ.get(STATE_VARIABLE, "")
-        return cls(Path(name) if name else None)
-
-    def write(self, state: str, generation: int, members: Sequence[Mapping[str, Any]]) -> None:
-        """Write what has changed. A file that cannot be written disturbs nobody."""
-        if self._path is None:
-            return
-        text = json.dumps({"state": state, "generation": generation, "members": list(members)})
-        if text == self._written:
-            return
-        self._written = text
-        new = self._path.with_name(f".{self._path.name}.new")
-        with contextlib.suppress(OSError):
-            new.write_text(text + "\n", encoding="utf-8")
-            os.replace(new, self._path)
-
 
 # for the workers to end by themselves when the job is over: rank 0 may wait for what it sends to trackers
 END_SECONDS = 25.0

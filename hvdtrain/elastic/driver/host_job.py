@@ -25,9 +25,6 @@ _END_SECONDS = 5.0  # for processes to end when the job has
 def run_host_job(args: Any) -> None:
     """Run an elastic job, and end the launcher with its exit code.
 
-    Args:
-        args: the arguments of `horovodrun`, as it parsed them.
-
     Raises:
         ValueError: If they contradict each other, with which `horovodrun` ends with exit code 2.
     """

@@ -32,10 +32,6 @@ def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:
     An IPv6 address with slots is written in brackets. A host with 0 slots is left out. A host that is named
     twice has the larger number of slots.
 
-    Args:
-        text: the lines.
-        slots_per_host: slots of a host for which the text has no number.
-
     Raises:
         DiscoveryError: If a line is none of these; the message quotes it.
     """
@@ -84,14 +80,7 @@ def _parse_entry(entry: str, slots_per_host: int) -> tuple[str, int]:
 
 
 class ScriptHosts:
-    """Hosts that a script prints.
-
-    Args:
-        script: a command of the shell.
-        slots_per_host: slots of a host for which the script prints no number.
-        run_seconds: how long one run may take.
-        note: called once of each thing that is unusual in the script's output.
-    """
+    """Hosts that a script prints."""
 
     def __init__(
         self,
@@ -153,13 +142,7 @@ class ScriptHosts:
 
 
 class HostWatch:
-    """The hosts that there are now, looked up again and again by a thread; an error keeps the last answer.
-
-    Args:
-        script: prints them.
-        say: reports to the user of a new error, and that it is over.
-        every_seconds: the time between two look-ups.
-    """
+    """The hosts that there are now, looked up again and again by a thread; an error keeps the last answer."""
 
     def __init__(
         self, script: ScriptHosts, say: Callable[[str], None], every_seconds: float = EVERY_SECONDS

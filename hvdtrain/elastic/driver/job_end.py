@@ -1,8 +1,7 @@
 """When an elastic job ends, and how its workers are notified."""
 
 import signal
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from hvdtrain.elastic.driver.cluster import Limits
 from hvdtrain.elastic.driver.events import END_SECONDS, Action, CloseStore, Finish, Forward, Say, Send
@@ -12,7 +11,7 @@ from hvdtrain.elastic.driver.worlds import State, Worlds
 from hvdtrain.elastic.messages import Abort, End, Stop
 from hvdtrain.errors import EXIT_ENVIRONMENT, EXIT_STOPPED, EXIT_TRAINING, EXIT_USAGE
 from hvdtrain.storage.text import counted
-from hvdtrain.workers.world import Place, Purpose
+from hvdtrain.workers.world import Purpose
 
 RESUME = "Continue from the newest checkpoint with --resume."
 MEND_AND_RESUME = "Mend what they wait for, then use --resume."
@@ -44,30 +43,18 @@ _NAMED = 4  # workers that a message names
 _LONGEST = 500  # characters of what one of them says
 
 
-class Ending(NamedTuple):
-    """Why a job ends, and what to do."""
-
-    problem: str
-    remedy: str
-
-
-def cannot_start(last: Worker | None, command: str) -> tuple[int, Ending]:
-    """Return the exit code and the end of a job whose workers failed before anything was trained.
-
-    Args:
-        last: the worker that failed last.
-        command: what starts a worker.
-    """
+def cannot_start(last: Worker | None, command: str) -> tuple[int, str, str]:
+    """Return exit code, problem and remedy of a job whose workers failed before anything was trained."""
     if last is None:
-        return EXIT_ENVIRONMENT, Ending("no worker can start", _CANNOT_START)
+        return EXIT_ENVIRONMENT, "no worker can start", _CANNOT_START
     failed = f"no worker can start: {last} {last.reason[:_LONGEST]}"
     code = last.exit_code
     if last.failure is not None:
-        return last.failure.exit_code, Ending(failed, _CANNOT_START)
+        return last.failure.exit_code, failed, _CANNOT_START
     if last.hello is None and code == SSH_FAILED:
-        return EXIT_ENVIRONMENT, Ending(failed, f"Check it: python -m hvdtrain doctor -H {last.slot.host}")
+        return EXIT_ENVIRONMENT, failed, f"Check it: python -m hvdtrain doctor -H {last.slot.host}"
     if last.hello is not None or last.is_late or code is None or code < 0:
-        return EXIT_ENVIRONMENT, Ending(failed, _LONGER_START if last.is_late else _CANNOT_START)
+        return EXIT_ENVIRONMENT, failed, _LONGER_START if last.is_late else _CANNOT_START
     what = f"`{command}`" if command else "the command"
     ended = f"no worker can start: on {last.slot.host}, {what} ended with exit code {code}"
     if code == COMMAND_NOT_FOUND:
@@ -78,59 +65,11 @@ def cannot_start(last: Worker | None, command: str) -> tuple[int, Ending]:
         problem, remedy = ended, f"{_CANNOT_START} Exit code 2 means a wrong option or a missing file."
     else:
         problem, remedy = f"{ended} before it joined the job", f"{_CANNOT_START} {_NOT_A_WORKER}"
-    return code or EXIT_ENVIRONMENT, Ending(problem, remedy)
-
-
-def too_few_came(have: int, limits: Limits, last: Worker | None) -> Ending:
-    """Return the end of a job to which too few workers came before its training began.
-
-    Args:
-        have: workers that are ready.
-        limits: of the job.
-        last: the worker that failed last.
-    """
-    least = counted(limits.least, "worker")
-    problem = f"{have} of at least {least} (--min-np) came within {_timeout(limits)}"
-    return Ending(problem + _last(last), _CANNOT_START if last else _NO_SLOTS)
-
-
-def too_few_left(have: int, limits: Limits, last: Worker | None) -> Ending:
-    """Return the end of a job that trained, and for too long had too few workers to continue."""
-    were = "worker was" if have == 1 else "workers were"
-    problem = f"only {have} {were} left of at least {limits.least} (--min-np) for {_timeout(limits)}"
-    return Ending(problem + _last(last), _resume_with(limits.least))
-
-
-def crashed_again(where: Place | None, last: Worker | None) -> Ending:
-    """Return the end of a job in which a worker crashed at the same place again and again."""
-    problem = f"a worker crashed {SAME_STEP} times in a row at the same place{_after(where)}{_last(last)}"
-    return Ending(problem, _LOOK_AT_CRASH)
-
-
-def lost_again(where: Place | None, last: Worker | None) -> Ending:
-    """Return the end of a job that lost workers at the same place again and again."""
-    problem = f"workers were lost {SAME_STEP_LOST} times in a row at the same place{_after(where)}"
-    return Ending(problem + _last(last), _OUT_OF_MEMORY)
-
-
-def all_leave(leaving: Sequence[Worker], limits: Limits) -> Ending:
-    """Return the end of a job whose workers were all requested to leave."""
-    are = "the only worker is" if len(leaving) == 1 else f"all {len(leaving)} workers are"
-    causes = "; ".join(f"{one}: {one.wants_out[:_LONGEST]}" for one in leaving[:_NAMED])
-    more = f"; and {len(leaving) - _NAMED} more" if len(leaving) > _NAMED else ""
-    return Ending(f"{are} to leave, and no other is ready ({causes}{more})", _resume_with(limits.least))
-
-
-def _after(where: Place | None) -> str:
-    return f" after step {where.step:,}" if where else ""
+    return code or EXIT_ENVIRONMENT, problem, remedy
 
 
 def _last(last: Worker | None) -> str:
     return f"; the last to fail: {last} {last.reason[:_LONGEST]}" if last else ""
-
-
-def _timeout(limits: Limits) -> str:
-    return f"{limits.elastic_timeout:.0f} s (--elastic-timeout)"
 
 
 def _resume_with(least: int) -> str:
@@ -150,13 +89,6 @@ _FOREVER = float("inf")
 class JobEnd:
     """Decides when the job ends, lets its workers save and stop before, and ends it.
 
-    Args:
-        limits: what the job may have.
-        roster: its workers.
-        worlds: its current world.
-        do: takes actions.
-        command: what starts a worker, for messages.
-
     Attributes:
         last_failure: the worker that failed last.
         purpose: what the next world is for: to train, or to save and end.
@@ -173,7 +105,7 @@ class JobEnd:
         command: str = "",
     ) -> None:
         self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
-        self._command = command
+        self._command, self._timeout = command, f"{limits.elastic_timeout:.0f} s (--elastic-timeout)"
         self.last_failure: Worker | None = None
         self.purpose: Purpose = "train"
         self.why_stopped = ""
@@ -216,27 +148,25 @@ class JobEnd:
         if self._worlds.state is State.TRAINING:
             self.send_stop(now)
 
-    def stop_if_asked(self, now: float) -> bool:
-        """Let the workers of a world that trains save and stop, if they are to; return whether they are."""
-        if self.purpose != "stop" or not self._signal:
-            return False
-        self.send_stop(now)
-        return True
-
     def stop_for_lack(self, leaving: list[Worker]) -> None:
         """Let all workers, which were requested to leave, save and stop: nobody is left to continue."""
-        self.why_stopped, self._remedy = all_leave(leaving, self._limits)
+        are = "the only worker is" if len(leaving) == 1 else f"all {len(leaving)} workers are"
+        causes = "; ".join(f"{one}: {one.wants_out[:_LONGEST]}" for one in leaving[:_NAMED])
+        more = f"; and {len(leaving) - _NAMED} more" if len(leaving) > _NAMED else ""
+        self.why_stopped = f"{are} to leave, and no other is ready ({causes}{more})"
+        self._remedy = _resume_with(self._limits.least)
         self.purpose, self._signal = "stop", signal.SIGTERM
         self._do(Say(f"{self.why_stopped}: the job saves and stops"))
 
     def save_for_lack(self, have: int) -> None:
-        """Let the workers that are left save and stop: for too long there were too few.
-
-        Args:
-            have: how many are left.
-        """
+        """Let the workers that are left save and stop: for too long there were only so many."""
         self.purpose = "save"
-        self.why_stopped, self._remedy = too_few_left(have, self._limits, self.last_failure)
+        were = "worker was" if have == 1 else "workers were"
+        self.why_stopped = (
+            f"only {have} {were} left of at least {self._limits.least} (--min-np) for {self._timeout}"
+            f"{_last(self.last_failure)}"
+        )
+        self._remedy = _resume_with(self._limits.least)
         self._do(Say(f"{self.why_stopped}: the job saves and stops"))
 
     def send_stop(self, now: float) -> None:
@@ -287,9 +217,11 @@ class JobEnd:
         if worlds.stalled and not self._roster.at(Stage.READY, *IN_WORLD):
             self.finish(EXIT_ENVIRONMENT, worlds.stalled, MEND_AND_RESUME)
         elif worlds.crashes.is_repeated():
-            self.finish(EXIT_TRAINING, *crashed_again(self._furthest(), self.last_failure))
+            what = f"a worker crashed {SAME_STEP} times"
+            self.finish(EXIT_TRAINING, what + self._at_same_place(), _LOOK_AT_CRASH)
         elif worlds.crashes.is_lost_again():
-            self.finish(EXIT_ENVIRONMENT, *lost_again(self._furthest(), self.last_failure))
+            what = f"workers were lost {SAME_STEP_LOST} times"
+            self.finish(EXIT_ENVIRONMENT, what + self._at_same_place(), _OUT_OF_MEMORY)
         elif self._limits.reset_limit is not None and worlds.broken > self._limits.reset_limit:
             self.finish(
                 EXIT_ENVIRONMENT,
@@ -306,22 +238,22 @@ class JobEnd:
             )
         return worlds.state is State.ENDED
 
-    def _furthest(self) -> Place | None:
-        """Return where the training stands, as far as a worker that is left says it."""
-        return max((one.ready.place for one in self._roster if one.ready), default=None)
+    def _at_same_place(self) -> str:
+        """Return where the training stands, as far as a worker that is left says it, and who failed last."""
+        place = max((one.ready.place for one in self._roster if one.ready), default=None)
+        after = f" after step {place.step:,}" if place else ""
+        return f" in a row at the same place{after}{_last(self.last_failure)}"
 
     def finish_hopeless(self) -> None:
         """End a job whose workers failed again and again before anything was trained."""
-        exit_code, ending = cannot_start(self.last_failure, self._command)
-        self.finish(exit_code, *ending)
+        self.finish(*cannot_start(self.last_failure, self._command))
 
     def finish_unstarted(self, have: int) -> None:
-        """End a job to which too few workers came before its training began.
-
-        Args:
-            have: workers that are ready.
-        """
-        self.finish(EXIT_ENVIRONMENT, *too_few_came(have, self._limits, self.last_failure))
+        """End a job in which so many workers were ready, too few for its training to begin."""
+        least = counted(self._limits.least, "worker")
+        problem = f"{have} of at least {least} (--min-np) came within {self._timeout}"
+        remedy = _CANNOT_START if self.last_failure else _NO_SLOTS
+        self.finish(EXIT_ENVIRONMENT, problem + _last(self.last_failure), remedy)
 
     def finish_unsaved(self) -> None:
         """End a job that was to save, if none of its workers has the state of the training."""

@@ -6,7 +6,6 @@ one (``regrouping.py``) and the current world (``worlds.py``), and decides on th
 and on the end of the job (``job_end.py``).
 """
 
-from collections.abc import Callable
 from typing import Any
 
 from hvdtrain.elastic.driver.cluster import Limits
@@ -39,6 +38,7 @@ from hvdtrain.elastic.messages import (
     Failed,
     Formed,
     FormFailed,
+    FromWorker,
     Hello,
     Leaving,
     LeftWorld,
@@ -59,14 +59,7 @@ _POLL_SECONDS = 1.0
 
 
 class Members:
-    """The state of an elastic job as its driver sees it.
-
-    Args:
-        limits: what the job may have.
-        now: the time now, by a monotonic clock.
-        job: the name of the job.
-        command: what starts a worker, for messages.
-    """
+    """The state of an elastic job as its driver sees it."""
 
     def __init__(self, limits: Limits, now: float, *, job: str = "job", command: str = "") -> None:
         self._limits, self._job = limits, job
@@ -79,19 +72,6 @@ class Members:
         self._end = JobEnd(limits, self._roster, self._worlds, do, command=command)
         self._regrouping = Regrouping(limits, self._roster, self._worlds, self._end, do, now=now)
         self._refusals: dict[str, Comparison] = {}
-        self._handlers: dict[type, Callable[[Worker, Any, float], None]] = {
-            Beat: self._beat,
-            Ready: self._ready,
-            Values: self._values,
-            Formed: self._formed,
-            FormFailed: self._form_failed,
-            Synced: self._synced,
-            Leaving: self._leaving,
-            LeftWorld: self._left,
-            Failed: self._failed,
-            Done: self._done,
-            Stack: self._stack,
-        }
 
     @property
     def state(self) -> State:
@@ -169,8 +149,7 @@ class Members:
                 self._arrived(worker, hello, now)
             case Heard(_, message):
                 worker.heard = now
-                if handler := self._handlers.get(type(message)):
-                    handler(worker, message, now)
+                self._heard(worker, message, now)
             case Lost(_, is_unreachable):
                 worker.is_connected, worker.is_unreachable = False, is_unreachable
                 self._gone(worker, "its host does not answer" if is_unreachable else _NO_WORD, now)
@@ -200,9 +179,50 @@ class Members:
         )
         self._actions.append(Send(worker.name, welcome))
 
-    def _beat(self, worker: Worker, message: Beat, now: float) -> None:
-        if state := read_state(message.state):
-            self._worlds.beat(worker, state, now)
+    def _heard(self, worker: Worker, message: FromWorker, now: float) -> None:
+        match message:
+            case Ready():
+                self._ready(worker, message, now)
+            case LeftWorld():
+                self._left(worker, now)
+            case Failed():
+                self._failed(worker, message, now)
+            case Done(exit_code=code):
+                worker.is_out, worker.stage, worker.end_by = True, Stage.GOING, now + 2 * LEFT_SECONDS
+                self._worlds.left(worker, now)
+                self._end.done(code, now)
+            case Formed() | FormFailed() | Synced():
+                if message.generation == worker.generation:
+                    self._entered(worker, message, now)
+            case _:
+                self._reported(worker, message, now)
+
+    def _entered(self, worker: Worker, message: Formed | FormFailed | Synced, now: float) -> None:
+        """Take note of how a worker enters its newest world."""
+        match message:
+            case Formed():
+                self._worlds.formed(worker, now)
+            case FormFailed(reason=reason):
+                if worker.generation == self.generation and worker.stage is Stage.ENTERING:
+                    self._worlds.break_up(f"{worker} could not enter the world: {reason}", now)
+            case Synced(place=place, run_dir=run_dir):
+                self._worlds.synced(worker, place, run_dir, now)
+
+    def _reported(self, worker: Worker, message: FromWorker, now: float) -> None:
+        """Take note of what a worker says without changing its stage."""
+        match message:
+            case Beat(state=values):
+                if state := read_state(values):
+                    self._worlds.beat(worker, state, now)
+            case Values():
+                self._regrouping.compared(worker, message)
+                for comparison in self._refusals.values():
+                    comparison.take(worker.name, message)
+            case Leaving(why=why):
+                if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
+                    worker.wants_out = why or "it was asked to leave"
+            case Stack(text=text):
+                self._actions.append(Say(f"{worker}:\n{text}"))
 
     def _ready(self, worker: Worker, message: Ready, now: float) -> None:
         if message.generation != worker.generation:
@@ -229,28 +249,7 @@ class Members:
         names = [(one.name, one.slot.host) for one in compared]
         self._refusals[worker.name] = Comparison(names, now + VALUES_SECONDS)
 
-    def _values(self, worker: Worker, message: Values, now: float) -> None:
-        self._regrouping.compared(worker, message)
-        for comparison in self._refusals.values():
-            comparison.take(worker.name, message)
-
-    def _formed(self, worker: Worker, message: Formed, now: float) -> None:
-        if message.generation == worker.generation:
-            self._worlds.formed(worker, now)
-
-    def _form_failed(self, worker: Worker, message: FormFailed, now: float) -> None:
-        if message.generation == worker.generation == self.generation and worker.stage is Stage.ENTERING:
-            self._worlds.break_up(f"{worker} could not enter the world: {message.reason}", now)
-
-    def _synced(self, worker: Worker, message: Synced, now: float) -> None:
-        if message.generation == worker.generation:
-            self._worlds.synced(worker, message.place, message.run_dir, now)
-
-    def _leaving(self, worker: Worker, message: Leaving, now: float) -> None:
-        if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
-            worker.wants_out = message.why or "it was asked to leave"
-
-    def _left(self, worker: Worker, message: LeftWorld, now: float) -> None:
+    def _left(self, worker: Worker, now: float) -> None:
         was_member = worker.stage in IN_WORLD
         worker.is_out = True
         worker.reason = worker.reason or worker.wants_out or "left"
@@ -266,7 +265,8 @@ class Members:
         if worker.stage in (Stage.LOST, Stage.GOING):
             return
         worker.failure, worker.reason = message, f"failed: {message.problem}"
-        self._let_speak(worker, message)
+        speak = End(problem=message.problem, remedy=message.remedy, exit_code=message.exit_code, speaks=True)
+        self._actions.append(Send(worker.name, speak))
         is_of_all = worker.generation > 0 or not self._worlds.has_begun
         if message.blame == "code" and is_of_all:
             worker.stage, worker.end_by = Stage.GOING, now + _ENDS_SECONDS
@@ -275,19 +275,6 @@ class Members:
             )
         else:
             self._lose(worker, worker.reason, now, kill_after=_ENDS_SECONDS)
-
-    def _let_speak(self, worker: Worker, message: Failed) -> None:
-        """Let a worker that failed report it, and end."""
-        told = End(problem=message.problem, remedy=message.remedy, exit_code=message.exit_code, speaks=True)
-        self._actions.append(Send(worker.name, told))
-
-    def _done(self, worker: Worker, message: Done, now: float) -> None:
-        worker.is_out, worker.stage, worker.end_by = True, Stage.GOING, now + 2 * LEFT_SECONDS
-        self._worlds.left(worker, now)
-        self._end.done(message.exit_code, now)
-
-    def _stack(self, worker: Worker, message: Stack, now: float) -> None:
-        self._actions.append(Say(f"{worker}:\n{message.text}"))
 
     def _gone(self, worker: Worker, reason: str, now: float) -> None:
         """Take note that a worker's process or its connection has ended."""

@@ -67,13 +67,7 @@ class StartOptions:
 def job_environment(
     environ: Mapping[str, str], job_key: str, addresses: Sequence[tuple[str, int]]
 ) -> dict[str, str]:
-    """Return the environment of all workers of a job.
-
-    Args:
-        environ: the launcher's.
-        job_key: the key of the job.
-        addresses: where the driver listens.
-    """
+    """Return the environment of all workers of a job."""
     kept = {name: value for name, value in environ.items() if name not in _NOT_PASSED_ON}
     return {
         "PYTHONHASHSEED": "0",  # sets of strings must have the same order in all workers
@@ -132,15 +126,7 @@ class WorkerProcess:
 def start_worker(
     options: StartOptions, worker: str, slot: Slot, on_exit: Callable[[int], None], process: WorkerProcess
 ) -> None:
-    """Start a worker, on another host over ssh; its output has its name as tag. It does not wait.
-
-    Args:
-        options: how.
-        worker: the name of its process.
-        slot: where.
-        on_exit: called in another thread with the exit code; that of a signal is negative.
-        process: what its signals will come from.
-    """
+    """Start a worker, on another host over ssh; its output has its name as tag. It does not wait."""
     settings = options.settings()
     if options.output_folder:
         _mkdir_p(options.output_folder)
@@ -177,14 +163,7 @@ def is_this_host(host: str) -> bool:
 
 
 def kill_process(options: StartOptions, host: str, pid: int, process_seconds: float) -> None:
-    """Kill a process of any host unless its number is another process's now. It does not wait.
-
-    Args:
-        options: how to log in.
-        host: the name of its host.
-        pid: its number.
-        process_seconds: when it started.
-    """
+    """Kill a process of any host unless its number is another process's now. It does not wait."""
 
     def run() -> None:
         if is_this_host(host):

@@ -21,12 +21,7 @@ def is_crash(code: int) -> bool:
 
 
 def describe_exit(code: int, *, has_joined: bool = True) -> str:
-    """Return an exit code as text, such as "killed (SIGKILL)".
-
-    Args:
-        code: the exit code; that of a signal is negative.
-        has_joined: whether the process had become a worker of the job.
-    """
+    """Return an exit code as text, such as "killed (SIGKILL)"."""
     if code < 0:
         try:
             return f"killed ({signal.Signals(-code).name})"
@@ -61,12 +56,7 @@ class Crashes:
         self._crashed.add(generation)
 
     def broke(self, generation: int, where: Hashable) -> None:
-        """Take note that a world broke, and where the training continued.
-
-        Args:
-            generation: its number.
-            where: the place of the survivors, or that of the checkpoint from which they continued.
-        """
+        """Take note that a world broke, and where the training continued."""
         self._broke_at = [*self._broke_at, (generation, where)][-SAME_STEP_LOST:]
 
     def is_repeated(self) -> bool:
@@ -104,12 +94,7 @@ class Candidate:
 
 
 def choose_source(candidates: Collection[Candidate], has_begun: bool) -> Source:
-    """Return where the state of the next world comes from.
-
-    Args:
-        candidates: its workers.
-        has_begun: whether any worker ever had the state of a world.
-    """
+    """Return where the state of the next world comes from."""
     if any(one.is_valid for one in candidates):
         return "root"
     return "checkpoint" if has_begun else "start"
@@ -149,17 +134,7 @@ def describe_worlds(
     why: str = "",
     run_dir: str = "",
 ) -> tuple[World, ...]:
-    """Return the world as each of its workers is notified of it, without store and salt.
-
-    Args:
-        arranged: the workers in the order of ranks.
-        generation: the number of the world.
-        source: where its state comes from.
-        purpose: what it is for.
-        change: why it takes the place of the one before.
-        why: why it does not train; empty if it does.
-        run_dir: the run directory of the job, if that is known.
-    """
+    """Return the world as each of its workers is notified of it, without store and salt."""
     members = tuple(
         MemberInfo(
             worker=one.worker, rank=rank, host=one.host, pid=one.pid, place=one.place, is_new=one.is_new

@@ -70,14 +70,6 @@ _FOREVER = float("inf")
 class Regrouping:
     """Decides on worlds.
 
-    Args:
-        limits: what the job may have.
-        roster: its workers.
-        worlds: its current world.
-        end: the end of the job.
-        do: takes actions.
-        now: the time now.
-
     Attributes:
         digest: of what must be equal on all workers; empty before the first world.
     """
@@ -164,7 +156,8 @@ class Regrouping:
 
     def _consider_change(self, now: float) -> None:
         """Let the workers leave the world for those that come or go, once they are collected."""
-        if self._end.stop_if_asked(now):
+        if self._end.purpose == "stop":
+            self._end.send_stop(now)
             return
         members = self._worlds.members
         leaving = [worker for worker in members if worker.wants_out]

@@ -91,11 +91,7 @@ class Worker:
 
 
 class Roster:
-    """All workers that are there, or whose end is still awaited.
-
-    Args:
-        lease_seconds: how long a worker continues without a message of the driver.
-    """
+    """All workers that are there, or whose end is still awaited."""
 
     def __init__(self, lease_seconds: float) -> None:
         self._lease = lease_seconds
@@ -170,62 +166,17 @@ class Roster:
 
 FIRST_SECONDS = 1.0
 FORGOTTEN_SECONDS = 600.0
-
-
-class Backoff:
-    """When a slot may get a worker again.
-
-    The first failure costs a second; the n-th within ten minutes costs the shortest time of the range,
-    doubled n times, and at most the longest. Nothing is left out for ever.
-
-    Args:
-        cooldown_seconds: the shortest and the longest time.
-    """
-
-    def __init__(self, cooldown_seconds: tuple[float, float]) -> None:
-        self._shortest, self._longest = cooldown_seconds
-        self._failures: dict[Slot, list[float]] = {}
-        self._ready: dict[Slot, float] = {}
-
-    def failed(self, slot: Slot, now: float) -> float:
-        """Take note of a failure; return the seconds for which the slot is left out."""
-        recent = [at for at in self._failures.get(slot, []) if now - at < FORGOTTEN_SECONDS]
-        count = len(recent) + 1
-        self._failures[slot] = [*recent, now][-32:]
-        doubled = self._shortest * 2.0 ** min(count, 30)
-        seconds = FIRST_SECONDS if count == 1 else min(self._longest, doubled)
-        self._ready[slot] = now + seconds
-        return seconds
-
-    def left(self, slot: Slot, now: float) -> None:
-        """Take note that the worker of a slot left on request: the slot may be about to go."""
-        self._ready[slot] = now + self._longest
-
-    def forget(self, slot: Slot) -> None:
-        """Forget a slot that is no longer there; if it comes back, it may get a worker at once."""
-        self._ready.pop(slot, None)
-
-    def ready_at(self, slot: Slot) -> float:
-        """Return from when on the slot may get a worker."""
-        return self._ready.get(slot, 0.0)
-
-
 _ATTEMPTS = 2  # for each worker, while nothing has been trained: then the last failure ends the job
 
 
 class Staffing:
-    """Gives free slots a worker, as long as fewer run than the job wants.
-
-    Args:
-        limits: what the job may have.
-        roster: its workers.
-        do: takes actions.
-    """
+    """Gives free slots a worker, as long as fewer run than the job wants."""
 
     def __init__(self, limits: Limits, roster: Roster, do: Callable[[Action], None]) -> None:
         self._limits, self._roster, self._do = limits, roster, do
         self._hosts: Sequence[HostSlots] = ()
-        self._backoff = Backoff(limits.cooldown_seconds)
+        self._failures: dict[Slot, list[float]] = {}
+        self._ready_at: dict[Slot, float] = {}  # from when on a slot may get a worker again
         self._early = 0  # failures before anything was trained
 
     @property
@@ -241,8 +192,8 @@ class Staffing:
         """Take the hosts that there are now; a worker whose slot is gone is to leave, until it is back."""
         before, self._hosts = set(self.slots), hosts
         there = set(self.slots)
-        for slot in before - there:
-            self._backoff.forget(slot)
+        for slot in before - there:  # if it comes back, it may get a worker at once
+            self._ready_at.pop(slot, None)
         for worker in self._roster.at(*ALIVE):
             if worker.slot in there:
                 if _is_removed_only(worker):
@@ -260,13 +211,18 @@ class Staffing:
     def hire(self, wanted: int, now: float) -> None:
         """Start workers in free slots until there are as many as wanted."""
         for slot in self._due(wanted, now):
-            if self._backoff.ready_at(slot) <= now:
+            if self._ready_at.get(slot, 0.0) <= now:
                 worker = self._roster.add(slot, now)
                 self._do(Start(worker.name, slot))
 
     def failed(self, worker: Worker, has_begun: bool, now: float) -> None:
         """Leave the slot of a worker that failed out for a while."""
-        seconds = self._backoff.failed(worker.slot, now)
+        shortest, longest = self._limits.cooldown_seconds
+        recent = [at for at in self._failures.get(worker.slot, []) if now - at < FORGOTTEN_SECONDS]
+        self._failures[worker.slot] = [*recent, now][-32:]
+        doubled = shortest * 2.0 ** min(len(recent) + 1, 30)
+        seconds = min(longest, doubled) if recent else FIRST_SECONDS
+        self._ready_at[worker.slot] = now + seconds
         if not has_begun:
             self._early += 1
         again = f"; its slot is used again after {seconds:.0f} s" if seconds > 1 else ""
@@ -278,7 +234,7 @@ class Staffing:
         A slot that was gone and is back may be used at once.
         """
         if worker.slot in self.slots and not _is_removed_only(worker):
-            self._backoff.left(worker.slot, now)
+            self._ready_at[worker.slot] = now + self._limits.cooldown_seconds[1]
 
     def is_hopeless(self) -> bool:
         """Return whether as many workers failed as the job needs, and again, before anything was trained."""
@@ -286,7 +242,7 @@ class Staffing:
 
     def ticks(self, wanted: int, now: float) -> list[float]:
         """Return when a slot may get a worker again."""
-        return [self._backoff.ready_at(slot) for slot in self._due(wanted, now)]
+        return [self._ready_at.get(slot, 0.0) for slot in self._due(wanted, now)]
 
     def _due(self, wanted: int, now: float) -> list[Slot]:
         """Return the free slots that are to get a worker now, or once they are no longer left out."""
@@ -295,7 +251,7 @@ class Staffing:
             return []
         taken = self._roster.taken_slots(now)
         free = [slot for slot in self.slots if slot not in taken]
-        return sorted(free, key=lambda slot: max(now, self._backoff.ready_at(slot)))[: wanted - alive]
+        return sorted(free, key=lambda slot: max(now, self._ready_at.get(slot, 0.0)))[: wanted - alive]
 
 
 def _removal_of(worker: Worker) -> str:
@@ -303,5 +259,4 @@ def _removal_of(worker: Worker) -> str:
 
 
 def _is_removed_only(worker: Worker) -> bool:
-    """Return whether a worker is to leave for no other reason than that its slot was gone."""
     return worker.is_removed and worker.wants_out == _removal_of(worker)

@@ -120,10 +120,6 @@ UP = (State.FORMING, State.SYNCING, State.TRAINING, State.STOPPING)
 class Worlds:
     """The current world, and what its workers are notified of it.
 
-    Args:
-        roster: the workers of the job.
-        do: takes actions.
-
     Attributes:
         state: what the job is at.
         generation: the number of the current world; 0 before the first.
@@ -164,15 +160,7 @@ class Worlds:
     def open(
         self, arranged: Sequence[Candidate], source: Source, purpose: Purpose, now: float, *, why: str = ""
     ) -> None:
-        """Let workers enter the next world, in the order of ranks.
-
-        Args:
-            arranged: the workers.
-            source: where their state comes from.
-            purpose: what the world is for.
-            now: the time now.
-            why: why it does not train; empty if it does.
-        """
+        """Let workers enter the next world, in the order of ranks."""
         workers = [worker for one in arranged if (worker := self._roster.find(one.worker))]
         change = self.log.describe(workers, now)
         where = arranged[0].place if source == "root" else ("checkpoint", self._place)

@@ -317,9 +317,6 @@ def current() -> Membership | None:
 def tell_driver(error: BaseException) -> BaseException:
     """Tell the driver of this worker's elastic job how the worker ends.
 
-    Args:
-        error: what ends it.
-
     Returns:
         What ends it in the driver's words, which say whether this worker reports it; the same error if the
         driver says nothing.

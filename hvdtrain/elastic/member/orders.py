@@ -150,9 +150,6 @@ _EXPLAINED_SECONDS = 0.5
 class Orders:
     """The orders that count. The member thread takes them, the training thread follows them.
 
-    Args:
-        abort: lets the collectives of this process fail, with a reason; it does not wait.
-
     Attributes:
         generation: the newest world that this worker was notified of; 0 if there was none.
         broken: why that world is given up; empty if it is not.

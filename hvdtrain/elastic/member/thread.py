@@ -51,10 +51,6 @@ class Lease:
 
     A process that was stopped finds messages that arrived meanwhile: they do not say that the driver still
     counts on it, so they renew nothing.
-
-    Args:
-        seconds: how long it lasts after the driver was heard.
-        clock: gives the time.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = boot_seconds) -> None:
@@ -102,11 +98,7 @@ CONNECT_SECONDS = 20.0  # for all addresses together; the driver listens before 
 
 
 class DriverConnection(LineConnection):
-    """A connection over which messages go both ways. Only ``queue`` may be called by any thread.
-
-    Args:
-        connection: the connection, after the handshake.
-    """
+    """A connection over which messages go both ways. Only ``queue`` may be called by any thread."""
 
     def __init__(self, connection: socket.socket) -> None:
         super().__init__(connection, MAX_LINE_BYTES)
@@ -141,10 +133,6 @@ class DriverConnection(LineConnection):
 
 def open_connection(environ: Mapping[str, str], seconds: float = CONNECT_SECONDS) -> socket.socket:
     """Connect to the driver at the first of its addresses that answers as the job's driver.
-
-    Args:
-        environ: what the launcher gave this worker.
-        seconds: how long to try.
 
     Raises:
         EnvironmentFault: If there is no driver that knows the job's key.
@@ -184,12 +172,6 @@ _REMEDY = "Continue from the newest checkpoint with --resume."
 
 class MemberThread:
     """A thread that talks with the driver while the training thread computes or waits.
-
-    Args:
-        connection: the connection to the driver.
-        lease: how long this worker may write files.
-        orders: where orders go.
-        stall_timeout: after so many seconds without the driver the process ends; 0 for never.
 
     Attributes:
         values: what the driver may request, as texts.

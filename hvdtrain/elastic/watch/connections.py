@@ -69,12 +69,6 @@ def connect_workers(
     Rank 0 listens only during this call, on the job's network or, if all workers run on one host, on the
     loopback interface. It takes only connections that prove a key, which the workers receive by a collective.
 
-    Args:
-        workers: the workers.
-        members: all of them.
-        silence_seconds: after this time without a response of the other host, the kernel ends a connection;
-            0 for never.
-
     Returns:
         This worker's connections, each with the worker at the other end, and the workers without one.
     """

@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hvdtrain.elastic.links import LineConnection
@@ -58,12 +59,7 @@ def read_state(values: Any) -> WorkerState | None:
 
 
 class Peer(LineConnection):
-    """The other end of a connection.
-
-    Args:
-        connection: the connection.
-        member: the worker at its other end.
-    """
+    """The other end of a connection."""
 
     def __init__(self, connection: socket.socket, member: Member) -> None:
         super().__init__(connection, _MAX_LINE_BYTES)
@@ -71,24 +67,12 @@ class Peer(LineConnection):
 
     def receive(self) -> list[dict[str, Any]]:
         """Return the messages that have arrived. It does not wait; what is no message is dropped."""
-        return [message for line in self.receive_lines() if (message := _message(line))]
+        found = []
+        for line in self.receive_lines():
+            with suppress(ValueError, RecursionError):
+                found.append(json.loads(line))
+        return [message for message in found if isinstance(message, dict)]
 
     def send(self, message: dict[str, Any], must_arrive: bool = False) -> None:
-        """Send a message without waiting; if the last one is still on its way, drop this one.
-
-        Args:
-            message: what to send.
-            must_arrive: whether to queue it behind the last one in place of dropping it.
-        """
-        if must_arrive or not self.has_unsent:
-            self.send_bytes(json.dumps(message).encode() + b"\n")
-        else:
-            self.flush()
-
-
-def _message(line: bytes) -> dict[str, Any]:
-    try:
-        message = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return message if isinstance(message, dict) else {}
+        """Send a message without waiting; if the last one is still on its way, this one may be dropped."""
+        self.send_bytes(json.dumps(message).encode() + b"\n", may_drop=not must_arrive)

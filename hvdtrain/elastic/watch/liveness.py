@@ -114,12 +114,7 @@ class Liveness:
         )
 
     def judge(self, own: WorkerState | None, now_seconds: float) -> WatchEvent | None:
-        """Return what is wrong now, if something is.
-
-        Args:
-            own: what this worker does; None for a driver.
-            now_seconds: the time now.
-        """
+        """Return what is wrong now, if something is."""
         if not self._stall_timeout or not self._heard:
             return None
         return self.judge_silence(now_seconds) or self._stalled(own, now_seconds)
@@ -174,9 +169,6 @@ def blame(states: Mapping[int, WorkerState]) -> list[int]:
 
     They are those in the user's code if others are not, else those that are furthest behind: the steps of
     a job are synchronous, so a worker that has got further waits for one that has not.
-
-    Args:
-        states: what each worker does, by rank.
     """
     in_user_code = [rank for rank, state in states.items() if state.user_code]
     if 0 < len(in_user_code) < len(states):

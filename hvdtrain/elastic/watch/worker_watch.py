@@ -226,7 +226,7 @@ class WorkerWatch:
 
     def _closed(self, peer: Peer) -> WatchEvent | None:
         """Return what the end of a connection means."""
-        if peer.error is not None and not isinstance(peer.error, ConnectionResetError | BrokenPipeError):
+        if peer.is_unreachable:
             host = describe_host(peer.member.rank, self._members)
             return HostLost(f"{host} is gone: it has not answered for {self._limits.silence_seconds} s")
         left = self._liveness.left(peer.member.rank)

@@ -61,11 +61,6 @@ def join_elastic_job(config: Config, signals: Signals, watching: Watching) -> Me
     From now on SIGTERM to this worker means that it leaves, and the driver may end the process if the
     training thread does not notice that the job has ended.
 
-    Args:
-        config: the job's config.
-        signals: what ``interruptible`` gave.
-        watching: what is done before the process ends without the training thread.
-
     Raises:
         EnvironmentFault: If the driver does not answer.
         RefusedError: If it does not take this worker.
@@ -84,12 +79,6 @@ def train_in_worlds(
     run: TrainingRun, membership: Membership, signals: Signals, watching: Watching
 ) -> Summary:
     """Train as a worker of an elastic job, which is alone until the driver names the first world.
-
-    Args:
-        run: the training, opened alone.
-        membership: this worker's part in the job.
-        signals: what signals requested of this worker.
-        watching: what is done before the process ends without its training thread.
 
     Raises:
         Stopped: If training stopped on request, saved.

@@ -51,11 +51,6 @@ def take_over_run(session: Session, world: World, services: RunServices) -> list
     this worker knows and the log lacks, sets aside checkpoints of later steps. Sets report and saver of
     ``session.services``; the report has then started.
 
-    Args:
-        session: the run.
-        world: the world, in which this worker is rank 0.
-        services: what is needed to write.
-
     Returns:
         What to report to the user, as text.
 
@@ -86,12 +81,6 @@ def hand_over_run(
     Called when this worker was rank 0 and is not in the next world, or has another rank there, before that
     world's first collective. Waits for the checkpoint that is being written, closes the logs, releases the
     lock. Sets ``session.services.report`` and ``session.services.saver`` to those of another rank than 0.
-
-    Args:
-        session: the run.
-        world: the next world, or the last one if this worker leaves.
-        services: what was needed to write.
-        timeout_seconds: how long to wait for the checkpoint.
     """
     old = session.services.report
     if not isinstance(old, RunReport):

@@ -158,12 +158,6 @@ def warm_up(session: Session) -> None:
 class WorldState:
     """The state of one worker, and how it gets that of a world.
 
-    Args:
-        run: the training.
-        session: the run.
-        services: what the worker needs to become rank 0.
-        found: the notes of the dry run.
-
     Attributes:
         is_whole: whether model, optimizer and run are of one place, so that others may take them.
         is_as_built: whether model and optimizer are as they were built, but for the initial weights.

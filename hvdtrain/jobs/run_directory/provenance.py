@@ -55,10 +55,6 @@ def git_state(folder: Path, limit_seconds: float = LIMIT_SECONDS) -> GitState:
 
     The repository's file-system monitor is not executed; its content filters (``filter.*.clean``) are, for
     files that may have changed, as by every ``git status``.
-
-    Args:
-        folder: the folder.
-        limit_seconds: after this time the answer is that it is not known.
     """
     until = time.monotonic() + limit_seconds
     commit = _ask(folder, ["rev-parse", "--verify", "HEAD"], until)
@@ -107,14 +103,7 @@ class Provenance:
 def provenance_of(
     config: Config, hosts: Sequence[str], versions: Mapping[str, str], is_instance: bool
 ) -> Provenance:
-    """Find out where this start of a run comes from. Local: no collective; git has two seconds.
-
-    Args:
-        config: the resolved config.
-        hosts: the host of each worker.
-        versions: versions of hvdtrain, of the framework and of Horovod.
-        is_instance: whether the caller made the task and passed it.
-    """
+    """Find out where this start of a run comes from. Local: no collective; git has two seconds."""
     file: Path | None = None
     source, folder = b"", ""
     with suppress(OSError):  # without a working folder, or a file that cannot be read
@@ -150,13 +139,7 @@ def task_file(spec: str) -> Path | None:
 
 
 def config_text(config: Config, run_dir: Path, provenance: Provenance | None = None) -> str:
-    """Return what config.yaml holds: fields that mean the same in any folder, below where they came from.
-
-    Args:
-        config: the resolved config.
-        run_dir: the run directory.
-        provenance: where the run came from; None if this worker does not know.
-    """
+    """Return what config.yaml holds: fields that mean the same in any folder, below where they came from."""
     fields: dict[str, Any] = {}
     with suppress(OSError):  # without a working folder
         fields = _absolute(config)
@@ -184,12 +167,6 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
 
 def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | None) -> list[str]:
     """Write a start to provenance.jsonl and keep a copy of the task's file.
-
-    Args:
-        provenance: where the start comes from.
-        run_dir: the run directory.
-        step: steps done.
-        source_dir: the run directory of the checkpoint that the run continues from; None if it does not.
 
     Returns:
         What to report to the user: that the task's file has changed since, or that something cannot be kept.

@@ -50,22 +50,12 @@ def check_suffix(path: Path | str) -> None:
 
 
 def prediction_file(path: Path, samples: int) -> PredictionFile:
-    """Return a file to write predictions to, in the format of its ending.
-
-    Args:
-        path: the file; arrays that become a part of it lie next to it meanwhile.
-        samples: number of rows that will be added.
-    """
+    """Return a file to write predictions to, in the format of its ending."""
     return _FORMATS[path.suffix](path, samples)
 
 
 class NpzFile:
-    """An npz archive with one array for each output, each written through a memory map.
-
-    Args:
-        path: the file.
-        samples: number of rows that will be added.
-    """
+    """An npz archive with one array for each output, each written through a memory map."""
 
     def __init__(self, path: Path, samples: int) -> None:
         self._path = path
@@ -138,12 +128,7 @@ class Arrays:
 
 
 class ParquetFile:
-    """A Parquet file with one column for each output; an output with several numbers is a column of lists.
-
-    Args:
-        path: the file.
-        samples: number of rows that will be added; not needed here.
-    """
+    """A Parquet file with one column for each output; an output with several numbers is a column of lists."""
 
     def __init__(self, path: Path, samples: int) -> None:
         del samples

@@ -133,12 +133,6 @@ def import_file(call: Call, output: Place, choice: Choice = ALL_WEIGHTS) -> Impo
 
     One worker. Nothing in the file is executed.
 
-    Args:
-        call: the file, or its URL: a state_dict of PyTorch (.pt, .pth, .safetensors), or weights of Keras
-            (.weights.h5, .keras).
-        output: the folder that the checkpoint goes into; holds none yet.
-        choice: which part of the file is taken; the rest of the model has its initial values.
-
     Raises:
         CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
         UsageError: If its kind is unknown or another framework's, or ``output`` has checkpoints.
