@@ -24,46 +24,32 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 class Hello(_Message):
-    """The first message of a worker.
-
-    Attributes:
-        host: the name of its host, as its slot or its launcher calls it.
-        machine: distinguishes its host, and the numbering of processes there, from others of the same name.
-        pid: its process.
-        process_seconds: when its process started, as the system counts it.
-    """
+    """The first message of a worker."""
 
     kind: Literal["hello"] = "hello"
-    host: Text
+    host: Text  # the name of its host, as its slot or its launcher calls it
+    # distinguishes its host, and the numbering of processes there, from others of the same name
     machine: Text = ""
-    pid: int
-    process_seconds: float
+    pid: int  # its process
+    process_seconds: float  # when its process started, as the system counts it
 
 
 class Beat(_Message):
-    """Once a second: what the worker's training thread does, as ``heartbeat.read_state`` takes it."""
+    """Once a second: what the worker's training thread does, as ``read_state`` takes it."""
 
     kind: Literal["beat"] = "beat"
     state: list[Any]
 
 
 class Ready(_Message):
-    """The worker is in no world and its training thread waits for the next one.
-
-    Attributes:
-        generation: the world that it left, 0 if it was in none.
-        place: its place in the training.
-        valid: whether its state is whole: it may be rank 0.
-        digest: of what must be equal on all workers (config, versions, data, shapes).
-        stall_timeout: the longest time without an answer or progress, in seconds; 0 for no limit.
-    """
+    """The worker is in no world and its training thread waits for the next one."""
 
     kind: Literal["ready"] = "ready"
-    generation: int
-    place: Place
-    valid: bool
-    digest: Text
-    stall_timeout: float
+    generation: int  # the world that it left, 0 if it was in none
+    place: Place  # its place in the training
+    valid: bool  # whether its state is whole: it may be rank 0
+    digest: Text  # of what must be equal on all workers (config, versions, data, shapes)
+    stall_timeout: float  # the longest time without an answer or progress, in seconds; 0 for no limit
 
 
 class Values(_Message):
@@ -91,18 +77,12 @@ class FormFailed(_Message):
 
 
 class Synced(_Message):
-    """The worker has the whole state of this world, and trains.
-
-    Attributes:
-        generation: the world.
-        place: its place in the training.
-        run_dir: the run directory.
-    """
+    """The worker has the whole state of this world, and trains."""
 
     kind: Literal["synced"] = "synced"
-    generation: int
-    place: Place
-    run_dir: Text = ""
+    generation: int  # the world
+    place: Place  # its place in the training
+    run_dir: Text = ""  # the run directory
 
 
 class Leaving(_Message):
@@ -119,21 +99,15 @@ class LeftWorld(_Message):
 
 
 class Failed(_Message):
-    """The worker ends because of an error.
-
-    Attributes:
-        blame: whose error it is. "code": the same would happen again, and ends the job. "environment": of
-            this worker or its host; the others continue without it. "peer": another worker was lost.
-        problem: what was found.
-        remedy: what to do.
-        exit_code: the exit code that the error has.
-    """
+    """The worker ends because of an error."""
 
     kind: Literal["failed"] = "failed"
+    # whose error it is. "code": the same would happen again, and ends the job. "environment": of this worker
+    # or its host; the others continue without it. "peer": another worker was lost
     blame: Literal["code", "environment", "peer"]
-    problem: Text
-    remedy: Text = ""
-    exit_code: int
+    problem: Text  # what was found
+    remedy: Text = ""  # what to do
+    exit_code: int  # the exit code that the error has
 
 
 class Done(_Message):
@@ -154,28 +128,17 @@ class Stack(_Message):
 
 
 class Welcome(_Message):
-    """The answer to ``Hello``.
-
-    Attributes:
-        worker: the name of this worker.
-        job: the name of the job: what a run directory's lock carries.
-        slot: its number among the slots of its host.
-        slots_on_host: slots of this host.
-        least: with fewer workers the job waits.
-        most: the most workers that the job may have.
-        is_training: whether the job trains already, so that this worker joins it.
-        lease_seconds: so long the worker may write files, and continues, without a message of the driver.
-    """
+    """The answer to ``Hello``."""
 
     kind: Literal["welcome"] = "welcome"
-    worker: Text
-    job: Text
-    slot: int
-    slots_on_host: int
-    least: int
-    most: int
-    is_training: bool
-    lease_seconds: float
+    worker: Text  # the name of this worker
+    job: Text  # the name of the job: what a run directory's lock carries
+    slot: int  # its number among the slots of its host
+    slots_on_host: int  # slots of this host
+    least: int  # with fewer workers the job waits
+    most: int  # the most workers that the job may have
+    is_training: bool  # whether the job trains already, so that this worker joins it
+    lease_seconds: float  # so long the worker may write files, and continues, without a message of the driver
 
 
 class DriverBeat(_Message):

@@ -66,23 +66,14 @@ class _Frozen(BaseModel):
 
 
 class MemberInfo(_Frozen):
-    """A worker of a world as the others know it.
+    """A worker of a world as the others know it."""
 
-    Attributes:
-        worker: the name of its process, such as "w7"; never given again.
-        rank: its rank.
-        host: the name of its host.
-        pid: its process.
-        place: its place in the training.
-        is_new: whether it was not in the world before.
-    """
-
-    worker: str
-    rank: int
-    host: str
-    pid: int
-    place: Place = Place()
-    is_new: bool = False
+    worker: str  # the name of its process, such as "w7"; never given again
+    rank: int  # its rank
+    host: str  # the name of its host
+    pid: int  # its process
+    place: Place = Place()  # its place in the training
+    is_new: bool = False  # whether it was not in the world before
 
     def __str__(self) -> str:
         """Return rank and host, such as "rank 2 on h2"."""
@@ -90,61 +81,37 @@ class MemberInfo(_Frozen):
 
 
 class Change(_Frozen):
-    """Why a world took the place of the one before.
+    """Why a world took the place of the one before."""
 
-    Attributes:
-        left: who is no longer in it, with the reason, as text such as "rank 2 on h2: killed (SIGKILL)".
-        joined: who came, as text.
-        why: what began the change, as text.
-        since_seconds: how long ago the change began.
-    """
-
+    # who is no longer in it, with the reason, as text such as "rank 2 on h2: killed (SIGKILL)"
     left: tuple[str, ...] = ()
-    joined: tuple[str, ...] = ()
-    why: str = ""
-    since_seconds: float = 0.0
+    joined: tuple[str, ...] = ()  # who came, as text
+    why: str = ""  # what began the change, as text
+    since_seconds: float = 0.0  # how long ago the change began
 
 
 class World(_Frozen):
-    """One generation of a job's workers as one of them is notified of it.
+    """One generation of a job's workers as one of them is notified of it."""
 
-    Attributes:
-        generation: its number, from 1; it only grows.
-        rank: this worker. Rank 0 is always a worker with a valid state and the largest place.
-        size: number of workers.
-        local_rank: this worker among those of its host.
-        local_size: number of workers on this host.
-        cross_rank: this host among those that have a worker of this local rank.
-        cross_size: number of such hosts.
-        host: the name of this worker's host, as Horovod groups by it.
-        store: address and port of the world's own rendezvous.
-        one_host: whether all workers are on one host.
-        salt: what the world's key is derived with; only its members are notified.
-        source: where the state comes from: from the start of training, from rank 0, or from a checkpoint.
-        purpose: what it is for: to train, to save because too few workers are left, or to save and stop.
-        why: why it does not train, as text; empty if it does.
-        members: all workers, in the order of ranks.
-        change: why it took the place of the one before; None in the first.
-        run_dir: the run directory of the job; empty while no worker has said that it trains there.
-    """
-
-    generation: int
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
-    host: str
-    store: tuple[str, int]
-    one_host: bool
-    salt: str
+    generation: int  # its number, from 1; it only grows
+    rank: int  # this worker. Rank 0 is always a worker with a valid state and the largest place
+    size: int  # number of workers
+    local_rank: int  # this worker among those of its host
+    local_size: int  # number of workers on this host
+    cross_rank: int  # this host among those that have a worker of this local rank
+    cross_size: int  # number of such hosts
+    host: str  # the name of this worker's host, as Horovod groups by it
+    store: tuple[str, int]  # address and port of the world's own rendezvous
+    one_host: bool  # whether all workers are on one host
+    salt: str  # what the world's key is derived with; only its members are notified
+    # where the state comes from: from the start of training, from rank 0, or from a checkpoint
     source: Source = "start"
+    # what it is for: to train, to save because too few workers are left, or to save and stop
     purpose: Purpose = "train"
-    why: str = ""
-    members: tuple[MemberInfo, ...] = Field(default=())
-    change: Change | None = None
-    run_dir: str = ""
+    why: str = ""  # why it does not train, as text; empty if it does
+    members: tuple[MemberInfo, ...] = Field(default=())  # all workers, in the order of ranks
+    change: Change | None = None  # why it took the place of the one before; None in the first
+    run_dir: str = ""  # the run directory of the job; empty while no worker has said that it trains there
 
     @property
     def root(self) -> Place:

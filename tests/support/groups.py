@@ -58,7 +58,6 @@ SECONDS = {
     "elastic/test_launch": 14,
     "elastic/test_processes": 13,
     "elastic/test_telling": 8,
-    "elastic/test_toy_world": 40,
     "horovod_build/test_keyed_rendezvous": 12,
     "stores/test_run_store": 12,
     "unit/test_elastic_job": 9,

@@ -5,8 +5,7 @@ import time
 
 import pytest
 
-from hvdtrain.elastic.watch.connections import Member
-from hvdtrain.elastic.watch.heartbeat import WorkerState, read_state, state_of
+from hvdtrain.elastic.watch.connections import Member, WorkerState, read_state, state_of
 from hvdtrain.elastic.watch.liveness import Left, Liveness, Silent, Stalled, blame
 from hvdtrain.workers.activity import READING_DATA, TRAINING, Activity, ActivityMark
 

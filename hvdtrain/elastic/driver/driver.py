@@ -37,7 +37,7 @@ from hvdtrain.elastic.driver.ranks import SSH_FAILED
 from hvdtrain.elastic.driver.worlds import State
 from hvdtrain.elastic.links import Link, Links
 from hvdtrain.elastic.messages import DriverBeat, End, EnterWorld, Hello, KillProcess, Refuse, from_worker
-from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS
+from hvdtrain.elastic.watch.connections import BEAT_SECONDS
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.workers.world import World, world_key
 

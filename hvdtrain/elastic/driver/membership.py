@@ -49,7 +49,7 @@ from hvdtrain.elastic.messages import (
     Values,
     Welcome,
 )
-from hvdtrain.elastic.watch.heartbeat import read_state
+from hvdtrain.elastic.watch.connections import read_state
 from hvdtrain.errors import EXIT_ENVIRONMENT
 
 _NO_WORD = "ended without a message"

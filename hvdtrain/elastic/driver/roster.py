@@ -7,8 +7,7 @@ from enum import Enum
 from hvdtrain.elastic.driver.cluster import Limits, Slot
 from hvdtrain.elastic.driver.events import Action, Kill, Say, Start
 from hvdtrain.elastic.messages import Failed, Hello, Ready
-from hvdtrain.elastic.watch.connections import Member
-from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, WorkerState
+from hvdtrain.elastic.watch.connections import BEAT_SECONDS, Member, WorkerState
 from hvdtrain.host.hostfile import HostSlots
 
 DEFAULT_STALL_SECONDS = 120.0  # until a worker has said what the job's is

@@ -7,7 +7,7 @@ from hvdtrain.elastic.driver.events import Action, CloseStore, OpenWorld, Say, S
 from hvdtrain.elastic.driver.ranks import Candidate, Crashes, describe_worlds
 from hvdtrain.elastic.driver.roster import IN_WORLD, Roster, Stage, Worker
 from hvdtrain.elastic.messages import Abort, ChangeWorld, Retry
-from hvdtrain.elastic.watch.heartbeat import WorkerState
+from hvdtrain.elastic.watch.connections import WorkerState
 from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
 from hvdtrain.storage.text import counted
 from hvdtrain.workers.world import Change, Place, Purpose, Source

@@ -27,7 +27,7 @@ from hvdtrain.elastic.messages import (
     encode,
     from_driver,
 )
-from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, state_of
+from hvdtrain.elastic.watch.connections import BEAT_SECONDS, state_of
 from hvdtrain.elastic.watch.liveness import silence_seconds
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault, JobEnded
 from hvdtrain.host.launcher import ELASTIC_VARIABLE, WORKER_VARIABLE, host_name

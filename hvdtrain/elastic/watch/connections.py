@@ -1,20 +1,28 @@
-"""The connections over which the workers of a job are watched: one from each worker to rank 0."""
+"""The watch of a job's workers: a connection from each to rank 0, and lines of JSON about once a second."""
 
-import contextlib
+import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Collection
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import psutil
 
 from hvdtrain.elastic.handshake import connect
-from hvdtrain.elastic.links import Links
+from hvdtrain.elastic.links import LineConnection, Links
 from hvdtrain.host.hostfile import own_addresses, reachable_by_others
+from hvdtrain.workers.activity import Activity, ActivityMark
 from hvdtrain.workers.agreement import Workers
 
+BEAT_SECONDS = 1.0
+
+_MAX_LINE_BYTES = 1 << 18
+_LOOK_AFTER_SECONDS = 2.0  # an activity that is older than this is looked at more closely
 _CONNECT_SECONDS = 5.0  # for each address of rank 0
 _MAX_ADDRESSES = 3  # addresses of rank 0 to try, one after the other
 _LOOPBACK = "127.0.0.1"
@@ -49,7 +57,7 @@ def describe_host(rank: int, members: Collection[Member]) -> str:
 
 def machine_id() -> str:
     """Return what identifies this host, and the numbering of its processes; empty if unknown."""
-    with contextlib.suppress(OSError):
+    with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     return ""
@@ -76,7 +84,7 @@ def connect_workers(
     is_one_host = all(member.shares_host(members[0]) for member in members)
     own = [_LOOPBACK] if is_one_host else reachable_by_others(everyone[0], everyone[1:])[:_MAX_ADDRESSES]
     key, connections = secrets.token_hex(), dict[socket.socket, Member]()
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         links: Links | None = None
         if workers.rank == 0:
             links = Links(own or [_LOOPBACK], key, silence_seconds, expected=len(members))
@@ -88,9 +96,71 @@ def connect_workers(
             found = links.await_names(expected, seconds)
             connections = {connection: expected[name] for name, connection in found.items()}
         else:
-            with contextlib.suppress(ConnectionError):
+            with suppress(ConnectionError):
                 places = [(str(host), int(port)) for host, port in addresses]
                 connection = connect(places, key, str(workers.rank), seconds - 1, silence_seconds)
                 connections = {connection: members[0]}
     connected = workers.broadcast_object([member.rank for member in connections.values()])
     return connections, [member for member in members[1:] if member.rank not in connected]
+
+
+class WorkerState(NamedTuple):
+    """What a worker reports about itself."""
+
+    name: str  # what its training thread does, as text that follows "rank 1 is"
+    number: int = 0  # how often that changed before
+    step: int = 0  # the training step that it belongs to; 0 if none
+    place: int = 0  # where in the training it is; see ``Activity.place``
+    is_long: bool = False  # whether it was announced to take long
+    age_seconds: float = 0.0  # how long it has lasted
+    user_code: str = ""  # where in the user's code it is; empty if it is not there, or not for long
+
+    def __str__(self) -> str:
+        """Return what the worker does, with the place in the user's code."""
+        return f"{self.name} ({self.user_code})" if self.user_code else self.name
+
+
+def state_of(mark: ActivityMark) -> WorkerState:
+    """Return what this worker reports about itself now."""
+    activity: Activity = mark.current
+    age_seconds = time.monotonic() - activity.since_seconds
+    user_code = mark.user_code() if age_seconds > _LOOK_AFTER_SECONDS else ""
+    return WorkerState(
+        f"{activity}{mark.part}",
+        activity.number,
+        activity.step,
+        activity.place,
+        activity.is_long,
+        round(age_seconds, 3),
+        user_code,
+    )
+
+
+def read_state(values: Any) -> WorkerState | None:
+    """Return the state that a message holds; None if it holds none."""
+    kinds = (str, int, int, int, bool, float | int, str)
+    if not isinstance(values, list) or len(values) != len(kinds):
+        return None
+    if not all(isinstance(value, kind) for value, kind in zip(values, kinds, strict=True)):
+        return None
+    return WorkerState(*values)
+
+
+class Peer(LineConnection):
+    """The other end of a connection."""
+
+    def __init__(self, connection: socket.socket, member: Member) -> None:
+        super().__init__(connection, _MAX_LINE_BYTES)
+        self.member = member
+
+    def receive(self) -> list[dict[str, Any]]:
+        """Return the messages that have arrived. It does not wait; what is no message is dropped."""
+        found = []
+        for line in self.receive_lines():
+            with suppress(ValueError, RecursionError):
+                found.append(json.loads(line))
+        return [message for message in found if isinstance(message, dict)]
+
+    def send(self, message: dict[str, Any], must_arrive: bool = False) -> None:
+        """Send a message without waiting; if the last one is still on its way, this one may be dropped."""
+        self.send_bytes(json.dumps(message).encode() + b"\n", may_drop=not must_arrive)

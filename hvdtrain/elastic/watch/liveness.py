@@ -4,8 +4,7 @@ import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from hvdtrain.elastic.watch.connections import Member
-from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, WorkerState
+from hvdtrain.elastic.watch.connections import BEAT_SECONDS, Member, WorkerState
 from hvdtrain.workers.activity import Activity
 
 LONG_FACTOR = 10  # what was announced to take long may be without progress for so many stall timeouts,

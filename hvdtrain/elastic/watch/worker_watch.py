@@ -18,8 +18,16 @@ from types import TracebackType
 
 import psutil
 
-from hvdtrain.elastic.watch.connections import Member, connect_workers, describe_host, gather_members
-from hvdtrain.elastic.watch.heartbeat import BEAT_SECONDS, Peer, read_state, state_of
+from hvdtrain.elastic.watch.connections import (
+    BEAT_SECONDS,
+    Member,
+    Peer,
+    connect_workers,
+    describe_host,
+    gather_members,
+    read_state,
+    state_of,
+)
 from hvdtrain.elastic.watch.liveness import (
     Abandoned,
     HostLost,
