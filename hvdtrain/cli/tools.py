@@ -11,6 +11,7 @@ import click
 
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
 from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
+from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.text import printable
 from hvdtrain.tools.output import options_of, take_options
