@@ -112,11 +112,7 @@ def _send(connection: socket.socket, key: str, nonce: bytes, body: bytes) -> Non
 
 
 def _receive(connection: socket.socket, stream: BufferedReader, key: str, nonce: bytes) -> bytes:
-    """Return what the other end sent; its proof of the size comes first.
-
-    Raises:
-        OSError: If the connection is closed or does not answer in time, or what it sends has no proof.
-    """
+    """Return what the other end sent; its proof of the size comes first."""
     size = _exactly(stream, 8)
     _check(_exactly(stream, _PROOF), _proof(key, nonce, size))
     connection.settimeout(_SECONDS)

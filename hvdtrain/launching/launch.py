@@ -143,11 +143,7 @@ def launch(
 
 
 def _check(fn: Any, np: Any, controller: Any) -> None:
-    """Check what was given.
-
-    Raises:
-        UsageError: If it is wrong, or this process is a worker.
-    """
+    """Check what was given."""
     if not callable(fn):
         raise UsageError(
             f"launch() takes a function, found a {type(fn).__name__}", "Write launch(fn), not launch(fn())."
@@ -165,11 +161,7 @@ def _check(fn: Any, np: Any, controller: Any) -> None:
 
 
 def _function(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Return what the workers need to call the function.
-
-    Raises:
-        UsageError: If it cannot be pickled.
-    """
+    """Return what the workers need to call the function."""
     try:
         call = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
     except Exception as error:

@@ -191,11 +191,7 @@ class Worlds:
             self._state.is_whole = False
 
     def _next_world(self) -> World:
-        """Return the next world; whoever was rank 0 and will not be has let the run directory go.
-
-        Raises:
-            Removed: If this worker is not in it.
-        """
+        """Return the next world; whoever was rank 0 and will not be has let the run directory go."""
         membership, before = self._membership, self._world
         place = self._session.state.place
         try:

@@ -99,12 +99,7 @@ def hand_over_run(
 
 
 def _take_over(session: Session, world: World, services: RunServices) -> list[str]:
-    """Lock, cut and open the run directory; return what to report to the user.
-
-    Raises:
-        EnvironmentFault: If another run is in it.
-        OSError: If it can be neither read nor written.
-    """
+    """Lock, cut and open the run directory; return what to report to the user."""
     path, lock, step = session.services.run_dir, services.lock, session.state.progress.step
     notes = _lock(path, session.config, lock, world.host)
     check_link(path / INDICES, path)
@@ -139,12 +134,7 @@ def _take_over(session: Session, world: World, services: RunServices) -> list[st
 
 
 def _lock(path: Path, config: Config, lock: RunLock, host: str) -> list[str]:
-    """Lock the run directory of this job; make it anew if this worker does not see one.
-
-    Raises:
-        EnvironmentFault: If another run is in it, or another job holds the lock.
-        OSError: If it can be neither read nor made.
-    """
+    """Lock the run directory of this job; make it anew if this worker does not see one."""
     lock.note = ""
     if lock.is_of_job(path):
         lock.acquire(path)

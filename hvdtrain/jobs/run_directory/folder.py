@@ -94,13 +94,7 @@ def open_run(
 def _make_or_cut_back(
     config: Config, resumed_step: int | None, lock: RunLock | None, provenance: Provenance | None
 ) -> Path:
-    """Make the run directory, or cut one back to where training resumes; lock it, and write the config there.
-
-    Raises:
-        ConfigError: If it already holds a run that this one does not resume.
-        EnvironmentFault: If another job uses it.
-        OSError: If it cannot be made or written.
-    """
+    """Make the run directory, or cut one back to where training resumes; lock it, and write the config."""
     path = _make_new(config) if config.run_dir is None else run_folder(config.run_dir)
     path.mkdir(parents=True, exist_ok=True)
     check_link(path / INDICES, path)
@@ -164,11 +158,7 @@ def note_on_links(run_dir: Path) -> str:
 
 
 def _check_is_free(path: Path) -> None:
-    """Check that a directory holds no run.
-
-    Raises:
-        ConfigError: If it holds one.
-    """
+    """Check that a directory holds no run."""
     for name in (METRICS_FILE, SUMMARY_FILE, CHECKPOINTS):
         if (path / name).exists():
             raise ConfigError(
@@ -179,11 +169,7 @@ def _check_is_free(path: Path) -> None:
 
 
 def _make_new(config: Config) -> Path:
-    """Make a directory whose name tells task, framework and time, and return its path.
-
-    Raises:
-        EnvironmentFault: If 99 of that name exist.
-    """
+    """Make a directory whose name tells task, framework and time, and return its path."""
     task = Path(config.task.rpartition(":")[2]).stem.lower()
     stem = Path("runs") / f"{task}-{config.framework}-{datetime.now():%Y%m%d-%H%M%S}"
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):

@@ -217,9 +217,6 @@ def _copy(provenance: Provenance, run_dir: Path) -> str:
 
     Returns:
         Its path in the run directory; empty if there is no file.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     if provenance.task_file is None:
         return ""

@@ -193,11 +193,7 @@ def _manifests_in(path: Path | str) -> Mapping[Any, Manifest]:
 
 
 def _goal(best: bool | str, newest: Manifest | None) -> MetricGoal:
-    """Return the metric that says which checkpoint is best.
-
-    Raises:
-        UsageError: If it is none.
-    """
+    """Return the metric that says which checkpoint is best."""
     if best is True:
         best = str((newest and newest.config.get("keep_best")) or "loss")
     if not isinstance(best, str):

@@ -165,11 +165,7 @@ def _evaluate(job: JobSpec, backend: Backend, place: Place, unverified: Checkpoi
 
 
 def _report(done: _Done, output: Place | None) -> None:
-    """Show the metrics and append them to a file.
-
-    Raises:
-        EnvironmentFault: If the file that the user named cannot be written.
-    """
+    """Show the metrics and append them to a file."""
     show(done.describe(), done.notes)
     path = output or place_in(run_place_of(done.checkpoint), EVALUATIONS_FILE)
     line = (to_json(done.as_dict()) + "\n").encode()

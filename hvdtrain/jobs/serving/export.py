@@ -237,11 +237,7 @@ def _check_packages(format_name: str) -> None:
 
 
 def _default_output(found: Checkpoint, config: Config, format_name: str) -> Place:
-    """Return where an export goes if the user does not say it: a folder of the run directory.
-
-    Raises:
-        UsageError: If that is a link which leads out of it.
-    """
+    """Return where an export goes if the user does not say it: a folder of the run directory."""
     run_dir = run_place_of(found)
     try:
         if isinstance(run_dir, Path):

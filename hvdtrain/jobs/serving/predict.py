@@ -241,11 +241,7 @@ def _noted(feed: Iterable[HostBatch], hosts: deque[HostBatch]) -> Iterator[HostB
 
 
 def _by_sample(outputs: Rows, samples: int, done: _Done) -> dict[str, NDArray[Any]]:
-    """Return the outputs that have a row for each sample; a single number, such as a loss, is left out.
-
-    Raises:
-        TaskError: If an output has another first axis.
-    """
+    """Return the outputs that have a row for each sample; a single number, such as a loss, is left out."""
     kept = {}
     for name, array in outputs.items():
         if array.ndim == 0:
