@@ -50,7 +50,7 @@ def test_fewer_blocks_than_stages_are_refused():
     ],
 )
 def test_messages_under_way_take_memory(stage, micro_batches, messages):
-    pipeline = Pipeline(Layout(stage, 3, 3), None)
+    pipeline = Pipeline(Layout(SimpleNamespace(rank=stage, size=3), 3), None)
     pipeline.message_bytes = 10
     assert pipeline.kept_bytes(micro_batches) == 10 * messages
 

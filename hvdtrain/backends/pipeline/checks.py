@@ -181,11 +181,6 @@ class _FirstCall(BaseException):
 def call_of(objective: Objective, batch: Mapping[str, Any], called: Any) -> Call:
     """Return the arguments with which an objective calls the model for a micro-batch.
 
-    Args:
-        objective: the objective.
-        batch: the micro-batch.
-        called: the framework's ``Called``.
-
     Raises:
         TaskError: If it does not call the model.
     """

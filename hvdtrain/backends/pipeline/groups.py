@@ -1,7 +1,6 @@
 """The place of a worker of a split model, and the workers among whom something of it is summed."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from hvdtrain.backends.reduction import GradientReducer
@@ -9,20 +8,15 @@ from hvdtrain.backends.workers import GATHER, frame, messages_in
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.storage.text import counted
 from hvdtrain.workers import wire
-from hvdtrain.workers.agreement import Workers
+from hvdtrain.workers.agreement import Place, Workers
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The place of one worker.
+class Layout(Place):
+    """The place of one worker of a split model, whose number of workers is fixed.
 
     The stages of a replica are on workers of consecutive ranks, most of which share a host: activations are
     passed on more often than gradients are summed.
     """
-
-    rank: int  # rank of the worker
-    size: int  # number of workers
-    stages: int  # number of stages, which divides the number of workers
 
     @classmethod
     def of(cls, workers: Workers, stages: int) -> "Layout":
@@ -38,22 +32,17 @@ class Layout:
                 f"Start a multiple of {stages} workers, or choose a number of stages that divides theirs.",
                 everywhere=True,
             )
-        return cls(workers.rank, workers.size, stages)
+        return cls(workers, stages)
 
     @property
-    def replicas(self) -> int:
-        """Number of replicas of the model."""
-        return self.size // self.stages
+    def rank(self) -> int:
+        """Rank of the worker."""
+        return self.workers.rank
 
     @property
-    def replica(self) -> int:
-        """The replica that this worker belongs to, from 0."""
-        return self.rank // self.stages
-
-    @property
-    def stage(self) -> int:
-        """The stage that this worker has, from 0."""
-        return self.rank % self.stages
+    def size(self) -> int:
+        """Number of workers."""
+        return self.workers.size
 
     @property
     def is_first(self) -> bool:

@@ -43,13 +43,9 @@ def bubble(stages: int, micro_batches: int) -> float:
 def cut(costs: Sequence[float], stages: int, last_costs: Sequence[float] | None = None) -> list[int]:
     """Return the first block of each stage, so that the largest cost of a stage is as small as possible.
 
+    The costs are those of each block, such as its seconds; ``last_costs`` are those in the last stage.
     Of several such divisions, the one is chosen whose stages before the last cost most: they are the first in
     the order of their first blocks from behind.
-
-    Args:
-        costs: of each block, such as the seconds that it takes.
-        stages: number of stages; each has at least one block.
-        last_costs: of each block if it is in the last stage; None if they are the same.
 
     Raises:
         TaskError: If there are fewer blocks than stages.
@@ -119,11 +115,6 @@ class StagePassesBase:
     A framework's class has ``forward``, ``backward``, ``compute_loss`` and ``evaluate``, which ``Pipeline``
     calls, and ``taken``: what the last micro-batch gave to metrics of a whole evaluation, in the last stage.
 
-    Args:
-        computation: what steps compute; its model has the blocks of this worker's stage.
-        layout: the place of this worker.
-        update: the update of the stage.
-
     Attributes:
         place: the micro-batch that ``evaluate`` computes next.
         sums: what the micro-batches add up to in the last stage: the weighted sums of loss and metrics.
@@ -165,10 +156,6 @@ class Pipeline:
     """The pipeline that one worker has a stage of.
 
     A stage is the framework's ``StagePasses``. Messages are None where there is no neighbour.
-
-    Args:
-        layout: the place of this worker.
-        messenger: what passes messages between workers.
 
     Attributes:
         message_bytes: the size of the largest message of training so far.

@@ -25,10 +25,6 @@ class RequestedState(Mapping[str, NDArray[Any]]):
     """A part of rank 0's state, which another worker gets array by array when it requests one.
 
     So it needs memory for one array in addition to what it loads them into.
-
-    Args:
-        names: the portable names of the part.
-        messenger: what passes messages between workers.
     """
 
     def __init__(self, names: Iterable[str], messenger: Messenger) -> None:

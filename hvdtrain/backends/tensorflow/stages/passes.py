@@ -29,12 +29,6 @@ Tensor = Any
 class StagePasses(StagePassesBase):
     """What a worker computes of the micro-batches of a step: compiled functions for each kind of pass.
 
-    Args:
-        computation: what steps compute; its model has the layers of this worker's stage.
-        layout: the place of this worker.
-        update: the update of the stage.
-        called: what stands for the whole model.
-
     Attributes:
         gradients: of each parameter of the stage, what the micro-batches add up to.
         forms: in training or not: the names of the sums and of those with weights, as last traced.

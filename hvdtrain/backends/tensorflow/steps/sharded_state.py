@@ -34,11 +34,6 @@ def shard_optimizer(
 
     Returns:
         Its variables that all workers have in common.
-
-    Args:
-        optimizer: the optimizer, made for the whole parameters.
-        trainable: the parameters, in the order for which it was made.
-        shards: the parameters, divided; None if each worker updates all of them.
     """
     if shards is None:
         optimizer.build([field.variable for field in trainable])
@@ -78,11 +73,7 @@ class SharedNorms:
         self._count = count
 
     def __call__(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-        """Collective. Return the norms over all workers of what this worker has parts of.
-
-        Args:
-            pairs: this worker's parts of the weights, and of the gradients or of the updates.
-        """
+        """Collective. Return the norms over all workers of what this worker has parts of."""
         if not self._count:
             return []
         squares = tf.fill([self._count, 2], tf.cast(self._shards.zero.read_value(), tf.float64))
@@ -99,11 +90,6 @@ class SharedNorms:
 
 class ShardedMovingAverage(ExponentialMovingAverage):
     """The moving average of this worker's part of the weights.
-
-    Args:
-        model: the model's variables.
-        decay: of the average, per step; None where there is none.
-        shards: the parameters.
 
     Attributes:
         is_kept: whether there is a decay.
@@ -165,14 +151,7 @@ _STEP = "optimizer/step"
 
 
 class ShardedState(CommonShardedState, TrainingState):
-    """Model and sharded optimizer as portable state.
-
-    Args:
-        model: the model's variables.
-        optimizer: one of hvdtrain's, over this worker's segments.
-        ema: the moving average of the weights.
-        shards: the parameters.
-    """
+    """Model and sharded optimizer as portable state."""
 
     def __init__(
         self, model: ModelState, optimizer: Any, ema: ShardedMovingAverage, shards: ShardedParameters

@@ -77,10 +77,6 @@ class Bucket:
 class ShardedParameters:
     """The trainable parameters of a model, of which every worker updates a part.
 
-    Args:
-        trainable: the parameters. One whose memory has gaps is given other memory.
-        workers: the job's workers.
-
     Attributes:
         workers: the job's workers.
         buckets: the parameters, in the order in which a backward pass completes their gradients.

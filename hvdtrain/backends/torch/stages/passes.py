@@ -38,14 +38,7 @@ class _Kept:
 
 
 class StagePasses(StagePassesBase):
-    """What a worker computes of the micro-batches of a step.
-
-    Args:
-        computation: what steps compute; its model has the blocks of this worker's stage.
-        layout: the place of this worker.
-        update: the update of the stage.
-        whole: the model that the stage is of.
-    """
+    """What a worker computes of the micro-batches of a step."""
 
     def __init__(self, computation: Computation, layout: Layout, update: Any, whole: torch.nn.Module) -> None:
         super().__init__(computation, layout, update)

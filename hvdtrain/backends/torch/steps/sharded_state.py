@@ -32,10 +32,6 @@ def shard_optimizer(optimizer: torch.optim.Optimizer, shards: ShardedParameters 
     """Let an optimizer of hvdtrain's that has made no slots yet update this worker's segments.
 
     Its groups stay, also those of which this worker owns nothing.
-
-    Args:
-        optimizer: the optimizer, over the whole parameters.
-        shards: the parameters; None if each worker updates all of them.
     """
     if shards is None:
         return
@@ -76,23 +72,13 @@ def _cut_parts(group: Group, owned: dict[int, list[OwnSegment]]) -> None:
 
 
 class SharedNorms:
-    """The norms of parameters of which each worker has a part.
-
-    Args:
-        workers: the job's workers.
-    """
+    """The norms of parameters of which each worker has a part."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers
 
     def __call__(self, group: Group, weights: Tensors, others: Tensors) -> tuple[torch.Tensor, torch.Tensor]:
-        """Collective. Return the norms over all workers of what this worker has parts of.
-
-        Args:
-            group: the optimizer's group of parameters, which all workers have.
-            weights: this worker's parts of the weights.
-            others: those of the gradients or of the updates.
-        """
+        """Collective. Return the norms over all workers of what this worker has parts of."""
         squares = torch.zeros(2, group["part_count"], dtype=torch.float64)
         of_parameters = zip(group["params"], group["part_numbers"], strict=True)
         own = [number for p, numbers in of_parameters if p.grad is not None for number in numbers]
@@ -113,11 +99,6 @@ def _squared_norms(tensors: Tensors) -> torch.Tensor:
 
 class ShardedMovingAverage(ExponentialMovingAverage):
     """The moving average of this worker's part of the weights.
-
-    Args:
-        model: the model's tensors.
-        decay: of the average, per step; None where there is none.
-        shards: the parameters.
 
     Attributes:
         is_kept: whether there is a decay.
@@ -158,14 +139,7 @@ _STEP = "optimizer/step"
 
 
 class ShardedState(CommonShardedState, TrainingState):
-    """Model and sharded optimizer as portable state.
-
-    Args:
-        model: the model's tensors.
-        optimizer: one of hvdtrain's, over this worker's segments.
-        ema: the moving average of the weights.
-        shards: the parameters.
-    """
+    """Model and sharded optimizer as portable state."""
 
     def __init__(
         self,
