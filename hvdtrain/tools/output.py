@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import reduce
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -104,6 +105,11 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]
             return self._parse(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
+
+
+def all_of(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return what adds options to a command, in this order."""
+    return lambda command: reduce(lambda found, option: option(found), reversed(options), command)
 
 
 def parse_size(text: str, most: int = _MOST_BYTES, as_text: str = "4G") -> int:

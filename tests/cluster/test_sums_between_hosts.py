@@ -1,9 +1,13 @@
-"""Sums between two hosts with two workers each: exact, repeatable, and once over a host's link."""
+"""Sums between two hosts: exact, repeatable, once over a host's link; and a worker is lost meanwhile."""
 
+import os
+import signal
 import sys
+import time
+from pathlib import Path
 
 import pytest
-from cluster_jobs import launcher
+from cluster_jobs import SMALL, YIELDING, launcher
 from hosts import Cluster
 from support.jobs import CONTROLLERS, LIMIT_SECONDS
 
@@ -46,3 +50,27 @@ def test_sums_of_two_hosts_with_two_workers_are_exact_and_cross_a_link_once(tmp_
     words = result.stdout.partition("sent ")[2].split()
     assert 0.95 < float(words[0]) <= 1.05  # 2 (H - 1) / H; a ring of four workers sends 1.5
     assert words[-1] == "True"
+
+
+GPT = "{model: gpt, layers: 2, channels: 512, heads: 4, context: 16, vocabulary: 65}"  # 25 MB of gradients
+
+
+@pytest.mark.parametrize("controller", CONTROLLERS)
+def test_a_worker_that_is_killed_while_gradients_travel_is_named_with_its_host(tmp_path, controller):
+    with Cluster({"h1": 1, "h2": 1}, rate="100mbit", shared=tmp_path) as cluster:
+        words = [*launcher(cluster, controller), "python", "-m", "hvdtrain", "--framework", "torch", *SMALL]
+        words += ["--task", "synthetic", "--set", f"task_options={GPT}", "--batch-size", "4"]
+        words += ["--steps", "9999", "--log-every", "1", "--run-dir", str(tmp_path / "run")]
+        log, until = tmp_path / "run" / "metrics.jsonl", time.monotonic() + LIMIT_SECONDS
+        with cluster.head.started(words, cwd=tmp_path, **YIELDING) as job:
+            while not log.exists() or '"step": 2,' not in log.read_text():
+                assert time.monotonic() < until, job.result().output
+                time.sleep(0.1)
+            time.sleep(0.5)  # a step sends 25 MB, for 2 s
+            for pid in cluster.hosts["h2"].namespaces.pids("python"):
+                if b"--log-every" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+            result = job.wait(60)
+    assert result.returncode not in (None, 0), result.output
+    assert "during the backward pass (overlap)" in result.output
+    assert "rank 1 on h2 ended without a message" in result.output

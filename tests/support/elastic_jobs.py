@@ -6,7 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-from hvdtrain.tools.drill.task import History, differences, log_lines
+from hvdtrain.reporting.stored_runs import read_records
+from hvdtrain.tools.drill.task import History, differences
 from support.jobs import LIMIT_SECONDS, started
 
 TASKS = Path(__file__).parents[1] / "faults" / "elastic_tasks.py"
@@ -70,7 +71,9 @@ class ElasticJob(started):
 
     def step(self) -> int:
         """Give the last step that is logged."""
-        return max((line["step"] for line in log_lines(self.run_dir) if line["phase"] == "train"), default=0)
+        return max(
+            (line["step"] for line in read_records(self.run_dir) if line["phase"] == "train"), default=0
+        )
 
     def wait_for_step(self, step: int, seconds: float = LIMIT_SECONDS) -> None:
         """Wait until a step is logged."""
@@ -123,4 +126,4 @@ def check_nothing_lost(run_dir: Path, undisturbed: Path) -> None:
 
 def events(run_dir: Path) -> list[dict]:
     """Give the changes of a run's workers."""
-    return [line for line in log_lines(run_dir) if line["phase"] == "event"]
+    return [line for line in read_records(run_dir) if line["phase"] == "event"]

@@ -1,6 +1,5 @@
 """What bench computes of its measurements, its options, and what it refuses."""
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,13 +10,11 @@ from click.testing import CliRunner
 from hvdtrain.cli import cli
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.tools import picture
 from hvdtrain.tools.bench import sweep
 from hvdtrain.tools.bench.job import CpuTimes, busy_hosts, describe_job, doubtful_parts, notes_on
 from hvdtrain.tools.bench.options import BenchOptions
 from hvdtrain.tools.blocks import bench_config
-from hvdtrain.tools.launch import horovodrun
-from hvdtrain.tools.message_times import KIB, MIB, sizes_up_to, words_for_size
+from hvdtrain.tools.message_times import KIB, MIB, sizes_up_to
 from hvdtrain.tools.spread import Block, Spread, split_of
 
 
@@ -53,10 +50,6 @@ def test_one_worker_waits_for_nobody():
 )
 def test_sizes_end_with_the_largest(most, sizes):
     assert list(sizes_up_to(most)) == sizes
-
-
-def test_sizes_are_said_in_units():
-    assert [words_for_size(size) for size in (4 * KIB, 64 * MIB, 5 * 1500)] == ["4 KiB", "64 MiB", "7 KiB"]
 
 
 def cpu(own: float, busy: float, stolen: float = 0.0, host: str = "h1") -> CpuTimes:
@@ -101,35 +94,6 @@ RESULT = {
 }  # fmt: skip
 
 
-def test_a_result_is_shown_with_units():
-    lines = describe_job(RESULT).splitlines()
-    assert lines[0] == "bench: digits with PyTorch on the CPU, 2 workers over Gloo, 64 samples a step"
-    text = " ".join(" ".join(lines).split())
-    assert "speed 6,400 (6,000 to 7,000) samples/s" in text
-    assert "step 10.00 (9.00 to 11.00) ms, 50 steps timed" in text
-    assert "exposed communication 1.00 (-1.00 to 2.00) ms, 10% of it; not above the noise" in text
-    assert "4 KiB 300 us 14 MB/s" in text
-    assert lines[-2:] == ["  note: a note", "  warning: h1 was busy"]
-
-
-def test_parts_are_shares_of_the_mean_step_which_they_add_up_to():
-    parts = {name: of(0.015, 0.014, 0.016) for name in ("compute", "communication")}
-    found = {**RESULT, "part_seconds": parts, "mean_step_seconds": of(0.03, 0.03, 0.04), "threads": 2}
-    text = " ".join(describe_job(found).split())
-    assert "mean step 30.00 (30.00 to 40.00) ms, of which" in text
-    assert text.count("50% of it") == 2
-    assert "threads 2 for each" in text
-
-
-@pytest.mark.parametrize(
-    ("part", "is_noise"),
-    [(of(0.0, -0.001, 0.0), True), (of(0.0, 0.0, 0.0), False), (of(0.001, 0.0005, 0.002), False)],
-)
-def test_a_part_that_is_not_above_the_noise_is_marked(part, is_noise):
-    text = describe_job({**RESULT, "part_seconds": {"communication": part}})
-    assert ("not above the noise" in text) == is_noise
-
-
 @pytest.mark.parametrize(
     ("part", "said"),
     [
@@ -148,27 +112,8 @@ def test_a_part_that_cannot_be_is_not_trustworthy(part, said):
     assert all(one.startswith("computing cannot be more than all of a step") for one in warnings)
 
 
-def test_one_worker_is_shown_no_waiting_for_others():
-    parts = {"compute": of(0.01, 0.01, 0.01), "slowest": of(0.0, 0.0, 0.0)}
-    text = describe_job({**RESULT, "workers": 1, "part_seconds": parts, "all_reduce": []})
-    assert "computing" in text
-    assert "slowest" not in text
-
-
 def document(workers: int, speed: float, **others) -> dict:
     return {**RESULT, "workers": workers, "samples_per_second": of(speed, 0.9 * speed, speed), **others}
-
-
-def test_unlike_workers_of_a_sweep_are_noted():
-    def note(few: int, many: int, device: str = "PyTorch on the CPU") -> str:
-        found = [document(n, 100.0, threads=t, device=device) for n, t in ((1, few), (2, many))]
-        return sweep.describe_sweep(sweep.sweep_of(found))
-
-    assert "(4 with 1 worker, 2 with 2 workers): efficiency compares unlike workers" in note(4, 2)
-    assert "--set threads=2" in note(4, 2)
-    assert "unlike" not in note(2, 2)
-    assert "unlike" not in note(4, 2, "PyTorch on a card")
-    assert note(2, 2).count("note: a note") == note(2, 2).count("warning: h1 was busy") == 1
 
 
 def test_efficiency_is_relative_to_the_smallest_number_of_workers():
@@ -238,22 +183,6 @@ def test_options_of_the_job_and_of_bench_are_told_apart(handed_on):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--max-bytes", "1K"], "'1K' is not a size from 4K to 4G"),
-        (["--max-bytes", "many"], "'many' is not a size"),
-        (["--sweep", "1,x"], "'1,x' is not a list of numbers of workers"),
-        (["--sweep", "0"], "'0' is not a list of numbers of workers"),
-        (["--batchsize", "8"], "No such option '--batchsize'. Did you mean '--batch-size'?"),
-    ],
-)
-def test_wrong_options_are_refused_in_words(words, said):
-    result = invoke("--framework", "torch", *words)
-    assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"picture": Path("a.png")}, "--picture is for --sweep"),
@@ -292,20 +221,3 @@ def test_what_launches_workers_refuses_a_launcher(monkeypatch):
     monkeypatch.setenv("HOROVOD_SIZE", "2")
     with pytest.raises(UsageError, match="launches workers itself, but a launcher has started this process"):
         sweep.run_bench([], BenchOptions(sweep=(1, 2)))
-
-
-def test_a_picture_needs_matplotlib(monkeypatch):
-    with pytest.raises(UsageError, match=r"must end in \.png, \.svg, \.html"):
-        picture.check_picture(Path("a.jpg"))
-    monkeypatch.setattr(picture, "find_spec", lambda _: None)
-    with pytest.raises(UsageError, match="matplotlib, which draws it, is not installed") as error:
-        picture.check_picture(Path("a.png"))
-    assert "pip install matplotlib" in error.value.remedy
-
-
-def test_one_worker_needs_no_launcher():
-    assert horovodrun(1, "localhost:2", "mpi") == []
-    assert horovodrun(1, f"{socket.gethostname()}:2", None) == []
-    away = horovodrun(1, "other:2,localhost:2", None)
-    assert away[1:] == ["-np", "1", "-H", "other:2,localhost:2"], "it is measured on the host that is named"
-    assert horovodrun(2, "localhost:2", "gloo")[1:] == ["--gloo", "-np", "2", "-H", "localhost:2"]

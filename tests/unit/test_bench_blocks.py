@@ -86,10 +86,6 @@ def test_low_rank_is_measured_as_it_is_after_the_warm_up():
     assert bench_config(config(warmup_epochs=2.0, learning_rate=0.1)).warmup_epochs == 2.0
 
 
-def test_no_recorder_runs():
-    assert bench_config(config(profile="3-5")).profile is None
-
-
 def test_horovod_starts_without_its_timeline(monkeypatch):
     class StartedError(Exception):
         """Stands for a job that starts."""

@@ -1,6 +1,5 @@
 """What bench and plan refuse before they launch anything, and what they say of signals and busy machines."""
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ from click.testing import CliRunner
 
 from hvdtrain.cli import cli
 from hvdtrain.config import Layer
-from hvdtrain.errors import Interrupted, UsageError
+from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build import InstalledBuild
 from hvdtrain.tools.bench import job, sweep
 from hvdtrain.tools.bench import plan_command as predict_command
@@ -98,13 +97,6 @@ def test_the_config_file_of_the_job_is_not_replaced(words, tmp_path, monkeypatch
     assert Path("job.yaml").read_text() == text
 
 
-def test_one_file_for_two_things_is_refused(tmp_path, monkeypatch):
-    """The second would replace the first."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="is named twice"):
-        sweep.run_bench([], BenchOptions(sweep=(1, 2), json_path=Path("a.png"), picture=tmp_path / "a.png"))
-
-
 def test_the_check_of_files_leaves_them_as_they_are(tmp_path):
     kept, link = tmp_path / "kept", tmp_path / "link"
     kept.write_text("before")
@@ -121,24 +113,3 @@ def test_a_file_that_the_system_refuses_is_found_before_anything_is_measured(nam
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="cannot be written: "):
         check_writable(Path(name))
-
-
-@pytest.mark.parametrize("error", [Interrupted(signal.SIGINT), KeyboardInterrupt()])
-@pytest.mark.parametrize("rank", [None, "0", "1"])
-def test_a_signal_ends_a_measurement_with_one_line(error, rank, monkeypatch, capsys):
-    def ends(*_, **__):
-        raise error
-
-    monkeypatch.setattr("hvdtrain.tools.bench.sweep.run_sweep", ends)
-    monkeypatch.setattr(sweep, "bench_job", ends)
-    monkeypatch.setattr(predict_command, "_documents", ends)
-    if rank is not None:
-        monkeypatch.setenv("HOROVOD_RANK", rank)
-        monkeypatch.setenv("HOROVOD_SIZE", "2")
-    for options in COMMANDS if rank is None else [{}]:
-        with pytest.raises(type(error)):
-            sweep.run_bench([], BenchOptions(**options))
-        assert capsys.readouterr().err == "interrupted; nothing was written\n" * (rank != "1")
-    with pytest.raises(type(error)):
-        predict_command.run_plan([], PlanOptions())
-    assert capsys.readouterr().err == "interrupted; nothing was written\n" * (rank != "1")

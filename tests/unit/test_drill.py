@@ -2,12 +2,9 @@
 
 from dataclasses import replace
 
-import pytest
-
-from hvdtrain.errors import TaskError
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.tools.drill.command import Case, Drilled, run_case
-from hvdtrain.tools.drill.task import Drill, History, differences
+from hvdtrain.tools.drill.task import History, differences
 
 INDICES = {1: [0, 1], 2: [2, 3], 3: [0, 2]}
 SUMMARY = {"status": "completed", "checkpoint": "step-3"}
@@ -24,8 +21,6 @@ def test_the_same_history_has_lost_nothing():
     event = {"phase": "event", "step": 2, "pause_seconds": 1.5}
     disturbed = replace(WHOLE, lines=[line(1), line(2), event, line(3, 0.50001), line(3, phase="eval")])
     assert differences(disturbed, WHOLE) == []
-    assert disturbed.pause_seconds() == 1.5
-    assert (WHOLE.pause_seconds(), WHOLE.samples(), WHOLE.steps()) == (0.0, 6, [1, 2, 3])
 
 
 def test_a_job_that_does_not_end_or_ends_badly_has_lost_something(tmp_path):
@@ -38,8 +33,3 @@ def test_a_job_that_does_not_end_or_ends_badly_has_lost_something(tmp_path):
         outcome = run_case(Case("it ends", ends), drilled, WHOLE)
         assert outcome.lost[0] == said
         assert outcome.output == "its output"
-
-
-def test_the_task_refuses_what_is_no_disturbance():
-    with pytest.raises(TaskError, match="kill@1#60"):
-        Drill(disturb="kill rank 1")

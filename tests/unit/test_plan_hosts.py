@@ -1,8 +1,6 @@
 """The command plan: its options, its documents, what it says and refuses."""
 
 import json
-from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -10,18 +8,16 @@ from unittest import mock
 import pytest
 import torch
 from click.testing import CliRunner
-from support.predictions import DOCUMENT, of_three, sure
+from support.predictions import DOCUMENT, of_three
 
 from hvdtrain.cli import cli
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault, UsageError
-from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.tools import torch as torch_calls
-from hvdtrain.tools.bench import job, plan_command, sweep
+from hvdtrain.tools.bench import plan_command, sweep
 from hvdtrain.tools.bench.options import USUAL_LINKS, PlanOptions
 from hvdtrain.tools.bench.plan_command import check_hosts
 from hvdtrain.tools.bench.plan_result import check_cluster, make_plan, read_documents
-from hvdtrain.tools.spread import Spread
 
 OVER_MPI = {**DOCUMENT, "controller": "MPI", "warnings": []}
 
@@ -126,20 +122,6 @@ def test_what_does_not_follow_from_a_measurement_is_refused(hosts, slots, option
 
 
 @pytest.mark.parametrize(
-    ("spread", "said"),
-    [
-        (Spread(6423.0, 5987.0, 7012.0), "6,400 (6,000 to 7,000)"),
-        (Spread(0.01234, 0.01, 0.02), "0.012 (0.010 to 0.020)"),
-        (Spread(2e6, 12345.0, 8.1e6), "2,000,000 (10,000 to 8,000,000)"),
-        (sure(30.0), "30.00 (30.00 to 30.00)"),
-        (sure(0.0), "0 (0 to 0)"),
-    ],
-)
-def test_no_more_digits_are_said_than_the_range_supports(spread, said):
-    assert spread.describe_rounded() == said
-
-
-@pytest.mark.parametrize(
     "text", ["", "[]", '{"version": 4, "measurements": []}', '{"measurements": [{}]}', "1"]
 )
 def test_other_files_are_refused(text, tmp_path):
@@ -207,22 +189,6 @@ def test_options_of_the_job_and_of_plan_are_told_apart(handed_on):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--link", "fast"], "'fast' is not a link such as 1gbit"),
-        (["--link", "1GB/s"], "the units are kbit, mbit and gbit a second, and us, ms and s"),
-        (["--hosts", "0"], "0 is not in the range"),
-        (["-np", "1"], "1 is not in the range"),
-        (["--host", "4"], "No such option '--host'. Did you mean '--hosts'?"),
-    ],
-)
-def test_wrong_options_are_refused_in_words(words, said):
-    result = invoke("--framework", "torch", *words)
-    assert result.exit_code == 2
-    assert said in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize(
     ("options", "launched", "said"),
     [
         (PlanOptions(source=Path("a.json")), True, "measures nothing: a launcher"),
@@ -244,17 +210,6 @@ def test_files_that_cannot_be_written_are_refused_early():
         plan_command.run_plan([], PlanOptions(json_path=Path("/tmp")))
     with pytest.raises(UsageError, match="no framework is given"):
         plan_command.run_plan([], PlanOptions())
-
-
-def test_a_plan_is_shown_although_it_cannot_be_written(measured, monkeypatch):
-    def write(*_, **__):
-        raise OSError(28, "No space left on device", "plan.json")
-
-    monkeypatch.setattr(Path, "write_text", write)
-    result = invoke("--from", str(measured), "--json", str(measured.with_name("plan.json")))
-    assert "plan: digits with" in result.output
-    assert isinstance(result.exception, EnvironmentFault)
-    assert "plan.json cannot be written: No space left" in result.exception.problem
 
 
 @pytest.fixture
@@ -343,14 +298,3 @@ def test_what_is_not_predicted_is_refused_before_anything_starts(words, said, mo
     result = invoke("--framework", "torch", *words)
     assert isinstance(result.exception, UsageError)
     assert said in str(result.exception)
-
-
-def test_a_job_on_uneven_hosts_is_refused(monkeypatch):
-    """The hosts are compared before anything is measured."""
-    workers = SimpleNamespace(size=3, local_size=2, allgather_object=lambda _: [2, 2, 1])
-    monkeypatch.setattr(job, "prepare", lambda *_: JobSpec(config(), None, "", {}))
-    monkeypatch.setattr(job, "started", lambda *_: nullcontext(SimpleNamespace(workers=workers)))
-    opened = SimpleNamespace(task=None), None, ["h1", "h1", "h2"]
-    monkeypatch.setattr(job, "open_together", lambda *_: opened)
-    with pytest.raises(UsageError, match="different numbers of workers"):
-        job.bench_job([], job.Request(plan=True), partial(check_hosts, PlanOptions()))

@@ -83,12 +83,6 @@ def test_costs_add_up_to_all_of_the_time():
     assert sum(found.values()) == pytest.approx(1)
 
 
-def test_a_cost_of_one_worker_names_it():
-    slow = recording(1, 6)
-    slow.phases[0] = slow.phases[0]._replace(end_ns=slow.phases[0].begin_ns + 5 * MS)
-    assert "waiting for data (most on rank 1)" in shares([recording(0, 6), slow])
-
-
 def test_without_marks_waiting_is_in_the_rest():
     pair = [recording(0, 4), recording(1, 6)]
     for one in pair:

@@ -3,16 +3,14 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hvdtrain.config import Layer
 from hvdtrain.config.options import ExpandedPath
 from hvdtrain.errors import UsageError
-from hvdtrain.tools.output import Parsed, parse_size
+from hvdtrain.tools.output import Parsed, all_of, parse_size
 from hvdtrain.tools.spread import Spread
 
 _SECONDS = 20.0
@@ -144,16 +142,6 @@ class PlanOptions:
             )
 
 
-def bench_options(command: Any) -> Any:
-    """Add the options of ``bench`` to a command."""
-    return reduce(lambda found, option: option(found), reversed(_BENCH), command)
-
-
-def plan_options(command: Any) -> Any:
-    """Add the options of ``plan`` to a command."""
-    return reduce(lambda found, option: option(found), reversed(_PLAN), command)
-
-
 _CONTROLLER = click.Choice(["mpi", "gloo"])
 _FILES = (
     click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
@@ -161,7 +149,7 @@ _FILES = (
     click.option("--picture", type=ExpandedPath(), metavar="FILE",
                  help="Draw speed against workers, too: .png, .svg or .html; needs matplotlib."),
 )  # fmt: skip
-_BENCH = (
+bench_options = all_of(
     click.option("--seconds", type=click.FloatRange(0.1, 3600), default=_SECONDS, metavar="SECONDS",
                  help=f"How long each measurement trains, roughly. [{_SECONDS:g}]"),
     click.option("--split/--no-split", default=True,
@@ -178,7 +166,7 @@ _BENCH = (
                  help="Controller of the jobs that are launched. [horovodrun's choice]"),
     *_FILES,
 )  # fmt: skip
-_PLAN = (
+plan_options = all_of(
     click.option("--hosts", type=click.IntRange(1, 4096), metavar="N",
                  help="Predict for up to N hosts. [as many as 64 workers need]"),
     click.option("--slots", type=click.IntRange(1, 128), metavar="N",

@@ -1,35 +1,33 @@
 """The command: an undisturbed run, then the same run disturbed in every way, in each framework."""
 
-import json
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_TRAINING, EnvironmentFault, UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
-from hvdtrain.host.launcher import launched_rank, open_console
+from hvdtrain.host.launcher import check_is_not_launched, open_console
+from hvdtrain.reporting.stored_runs import read_records
 from hvdtrain.storage.text import printable
-from hvdtrain.tools.drill.task import CUT_SECONDS, MARK, History, differences, log_lines
+from hvdtrain.tools.drill.task import CUT_SECONDS, MARK, History, differences
 from hvdtrain.tools.launch import RunningJob, horovodrun_path
+from hvdtrain.tools.output import write_json
 
 _TASK = "hvdtrain.tools.drill.task:Drill"
 _AT_STEP = 45
-_FULL_BYTES, _FULL_SECONDS = 3 << 20, 1.0
 _HERE, _MOST = 3, 16  # workers if no hosts are given, and on hosts at most if their number is not given
 _FIRST_SECONDS = 300.0
 _FACTOR, _MORE_SECONDS = 5.0, 120.0  # the limit of a disturbed job, from the time of the undisturbed one
@@ -41,16 +39,15 @@ Ended = tuple[int | None, str]  # exit code of the last job, None if it did not 
 class Outcome:
     """The result of a case."""
 
-    case: str  # its name
-    framework: str  # "torch" or "tf"
-    # descriptions of what was lost or done twice; empty if nothing was
-    lost: list[str] = field(default_factory=list)
+    case: str
+    framework: str
+    lost: list[str] = field(default_factory=list)  # what was lost or done twice
     not_tried: str = ""  # why it was not tried; empty if it was
-    seconds: float = 0.0  # of the whole case
+    seconds: float = 0.0
     recovery_seconds: float | None = None  # the longest time without training; None if training did not pause
-    steps: int = 0  # steps in the surviving history
-    samples: int = 0  # samples trained on in it
-    loss: float | None = None  # the last loss
+    steps: int = 0
+    samples: int = 0
+    loss: float | None = None  # the last one
     output: str = ""  # the end of what the jobs printed, if something was lost
 
 
@@ -65,7 +62,7 @@ class Drilled(NamedTuple):
     limit_seconds: float
 
     def job(self, disturb: str = "", *options: str) -> RunningJob:
-        """Start an elastic job that trains the task of the drill, which disturbs itself as ``Drill`` says."""
+        """Start an elastic job of the task ``Drill``."""
         training = [sys.executable, "-m", "hvdtrain", "--framework", self.framework, "--task", _TASK]
         given = ["--run-dir", str(self.run_dir), "--set", f"task_options={{disturb: '{disturb}'}}", *options]
         return RunningJob([*self.launcher, *training, *given])
@@ -93,9 +90,9 @@ def run_case(case: Case, drilled: Drilled, expected: History | None) -> Outcome:
     code, output = case.run(drilled)
     outcome.seconds = time.monotonic() - begun
     history = History.of(drilled.run_dir)
-    outcome.steps, outcome.samples = len(set(history.steps())), history.samples()
+    outcome.steps, outcome.samples = len(set(history.steps())), sum(map(len, history.indices.values()))
     outcome.loss = next(reversed(history.of_phase("loss")), None)
-    outcome.recovery_seconds = history.pause_seconds() or None
+    outcome.recovery_seconds = max(history.of_phase("pause_seconds", "event"), default=0.0) or None
     if code != EXIT_DONE:
         ended = "did not end in time" if code is None else f"ended with exit code {code}"
         outcome.lost.append(f"the job {ended}")
@@ -121,7 +118,7 @@ def _reached(step: int, job: RunningJob, drilled: Drilled) -> bool:
     """Wait until a step is logged; return whether it was, before the job ended."""
     until = time.monotonic() + drilled.limit_seconds
     while time.monotonic() < until and job.process.poll() is None:
-        if any(line["phase"] == "train" and line["step"] >= step for line in log_lines(drilled.run_dir)):
+        if any(line["phase"] == "train" and line["step"] >= step for line in read_records(drilled.run_dir)):
             return True
         time.sleep(0.05)
     return False
@@ -141,38 +138,6 @@ def _damaged(drilled: Drilled) -> Ended:
     return drilled.train("", "--resume")
 
 
-def _full(drilled: Drilled) -> Ended:
-    """Fill the file system of the run directory for a moment, and empty it again."""
-    folder = drilled.run_dir.parent / f"{drilled.run_dir.name}-full"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={_FULL_BYTES}", "tmpfs", folder], check=True)
-    try:
-        inner = drilled._replace(run_dir=folder / "run")
-        with inner.job() as job:
-            if _reached(_AT_STEP, job, inner):
-                with suppress(OSError), (folder / "filler").open("wb", buffering=0) as filler:
-                    while filler.write(bytes(1 << 12)):
-                        pass
-                time.sleep(_FULL_SECONDS)
-                (folder / "filler").unlink()
-            ended = job.wait(inner.limit_seconds)
-        shutil.copytree(inner.run_dir, drilled.run_dir)
-    finally:
-        subprocess.run(["umount", "--lazy", folder], check=False)
-        folder.rmdir()
-    return ended
-
-
-def _cannot_fill(drilled: Drilled) -> str:
-    if os.getuid() or not shutil.which("mount"):
-        return "mounting a small file system needs root"
-    if len(drilled.hosts) > 1:
-        return "a small file system is mounted on this host only"
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    effective = next(line for line in lines if line.startswith("CapEff:")).split()[1]
-    return "" if int(effective, 16) >> 21 & 1 else "mounting a small file system needs CAP_SYS_ADMIN"
-
-
 def _cannot_cut(drilled: Drilled) -> str:
     if len(drilled.hosts) < 2:
         return "it needs two hosts: give -H or --hostfile"
@@ -187,48 +152,39 @@ _CASES = (
     Case("a worker is frozen", partial(_disturbed, "freeze", None, _STALL)),
     Case("a worker gets SIGTERM", partial(_disturbed, "leave", None, ())),
     Case("the newest checkpoint is damaged", _damaged),
-    Case("the run directory is full", _full, _cannot_fill),
 )
 _CUT_OFF = Case("a host is cut off", partial(_disturbed, "cut", None, _STALL), _cannot_cut)
 
 
 def _show(outcomes: Sequence[Outcome]) -> None:
     """Print a row per case, what was lost, and the conclusion."""
-    table, console = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), open_console()
-    table.add_column("framework")
-    table.add_column("case", min_width=20)
-    for name in ("recovered in s", "steps", "samples", "last loss"):
-        table.add_column(name, justify="right")
-    table.add_column("result")
+    numbers = [Column(name, justify="right") for name in ("recovered in s", "steps", "samples", "last loss")]
+    names = ("framework", Column("case", min_width=20), *numbers, "result")
+    table, console = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0)), open_console()
     for one in outcomes:
-        cells = ["", "", "", ""]
-        result = Text(f"not tried: {one.not_tried}")
-        if not one.not_tried:
-            seconds = "" if one.recovery_seconds is None else f"{one.recovery_seconds:.1f}"
-            loss = "" if one.loss is None else f"{one.loss:.6f}"
-            cells = [seconds, f"{one.steps:,}", f"{one.samples:,}", loss]
-            result = Text("LOST", style="bold red") if one.lost else Text("nothing lost", style="green")
-        table.add_row(one.framework, one.case, *cells, result)
+        if one.not_tried:
+            table.add_row(one.framework, one.case, "", "", "", "", f"not tried: {one.not_tried}")
+            continue
+        seconds = "" if one.recovery_seconds is None else f"{one.recovery_seconds:.1f}"
+        loss = "" if one.loss is None else f"{one.loss:.6f}"
+        result = "[bold red]LOST" if one.lost else "[green]nothing lost"
+        table.add_row(one.framework, one.case, seconds, f"{one.steps:,}", f"{one.samples:,}", loss, result)
     console.print(table)
     for one in outcomes:
         for text in one.lost:
             console.print(Text(f"{one.framework}, {one.case}: {printable(text)}"))
         if one.output:
             console.print(Text(printable(one.output)), style="dim")
-    lost = sum(bool(one.lost) for one in outcomes)
-    left_out = sum(bool(one.not_tried) for one in outcomes)
-    tried, more = len(outcomes) - left_out, f"; {left_out} not tried" if left_out else ""
-    good = f"{tried} cases: no step and no sample was lost or done twice{more}."
-    console.print(Text(f"{lost} of {tried} cases lost something{more}." if lost else good))
+    tried = [one for one in outcomes if not one.not_tried]
+    lost, left_out = sum(bool(one.lost) for one in tried), len(outcomes) - len(tried)
+    said = f"{lost} of {len(tried)} cases lost something"
+    if not lost:
+        said = f"{len(tried)} cases: no step and no sample was lost or done twice"
+    console.print(Text(said + (f"; {left_out} not tried." if left_out else ".")))
 
 
 def run_drill(options: Mapping[str, Any]) -> int:
-    """Run the command with its options, by name, and return its exit code: 4 if anything was lost.
-
-    Raises:
-        UsageError: If options contradict each other, or a launcher started this process.
-        EnvironmentFault: If the undisturbed job cannot run.
-    """
+    """Run the command with its options, by name, and return its exit code: 4 if anything was lost."""
     launcher, hosts, workers = _launch(options)
     folder = Path(options["folder"])
     if folder.exists() and any(folder.iterdir()):
@@ -245,17 +201,16 @@ def run_drill(options: Mapping[str, Any]) -> int:
             if not number:
                 if outcome.lost:
                     problem = f"the undisturbed job in {framework} failed: {'; '.join(outcome.lost)}"
-                    remedy = f"{outcome.output}\nRun the doctor: {_doctor_command(options)}"
-                    raise EnvironmentFault(problem, remedy)
+                    words = [framework, *launcher[launcher.index("-H") :]]
+                    doctor = f"python -m hvdtrain doctor --framework {shlex.join(words)}"
+                    raise EnvironmentFault(problem, f"{outcome.output}\nRun the doctor: {doctor}")
                 expected = History.of(run_dir)
                 limit_seconds = _FACTOR * outcome.seconds + _MORE_SECONDS
             elif not outcome.lost and not options["keep"]:
                 shutil.rmtree(run_dir, ignore_errors=True)
     _show(outcomes)
     lost = sum(bool(outcome.lost) for outcome in outcomes)
-    if options["json_path"]:
-        document = {"lost": lost, "cases": [asdict(outcome) for outcome in outcomes]}
-        options["json_path"].write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    write_json(options["json_path"], {"lost": lost, "cases": [asdict(outcome) for outcome in outcomes]})
     if lost:
         click.echo(f"The runs that lost something are in {folder}.")
         return EXIT_TRAINING
@@ -264,30 +219,15 @@ def run_drill(options: Mapping[str, Any]) -> int:
     return EXIT_DONE
 
 
-def _doctor_command(options: Mapping[str, Any]) -> str:
-    """Return the command that checks the hosts of a drill."""
-    named = {"-H": "hosts", "--hostfile": "hostfile", "--ssh-port": "ssh_port"}
-    named |= {"--ssh-identity-file": "ssh_identity_file"}
-    words = ["python", "-m", "hvdtrain", "doctor"]
-    words += [word for flag, name in named.items() if options[name] for word in (flag, str(options[name]))]
-    words += ["--framework", options["framework"]] if options["framework"] != "both" else []
-    return shlex.join(words)
-
-
 def _launch(options: Mapping[str, Any]) -> tuple[list[str], Sequence[HostSlots], int]:
     """Return the launcher's command, the hosts and the number of workers."""
-    if launched_rank() is not None:
-        raise UsageError(
-            "the drill launches jobs itself, but a launcher has started this process",
-            "Run it without the launcher, with -H or --hostfile for several hosts.",
-        )
+    check_is_not_launched("drill", "-H HOSTS")
     if options["hostfile"] and options["hosts"]:
         raise UsageError("--hostfile and -H both name hosts", "Give one of them.")
-    hosts: Sequence[HostSlots] = [HostSlots("localhost", options["workers"] or _HERE)]
-    if options["hostfile"] or options["hosts"]:
-        hosts = (
-            read_host_file(options["hostfile"]) if options["hostfile"] else parse_host_list(options["hosts"])
-        )
+    if options["hostfile"]:
+        hosts: Sequence[HostSlots] = read_host_file(options["hostfile"])
+    else:
+        hosts = parse_host_list(options["hosts"] or f"localhost:{options['workers'] or _HERE}")
     slots = sum(host.slots for host in hosts)
     workers = options["workers"] or min(slots, _MOST)
     if not 2 <= workers <= slots:

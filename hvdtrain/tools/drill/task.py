@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from hvdtrain.callbacks import Callback, RunContext
-from hvdtrain.errors import TaskError
 from hvdtrain.host.processes import start_group
 from hvdtrain.models import mlp
 from hvdtrain.reporting.index_trace import read_indices
-from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
+from hvdtrain.reporting.report import SUMMARY_FILE
+from hvdtrain.reporting.stored_runs import read_records
 from hvdtrain.storage.text import some
 
 if TYPE_CHECKING:
@@ -48,29 +48,20 @@ class Drill:
 
     loss = "mse"
     defaults: ClassVar = {
-        "global_batch_size": 24,
-        "learning_rate": 0.02,
-        "epochs": 8,
-        "warmup_epochs": 1,
-        "lr_schedule": "cosine",
-        "log_every": 1,
-        "eval_every": "1epoch",
-        "save_every": 25,
-        "trace_indices": True,
-        "initial_parameters": "portable",
-    }
+        "global_batch_size": 24, "learning_rate": 0.02, "epochs": 8, "warmup_epochs": 1,
+        "lr_schedule": "cosine", "log_every": 1, "eval_every": "1epoch", "save_every": 25,
+        "trace_indices": True, "initial_parameters": "portable",
+    }  # fmt: skip
 
     def __init__(self, disturb: str = "", step_seconds: float = 0.03) -> None:
-        if disturb and not _DISTURBANCE.fullmatch(disturb):
-            raise TaskError(f"disturb: {disturb!r} is not such as 'kill@1#60'")
         self._disturb, self._step_seconds = disturb, step_seconds
 
     def train_data(self) -> Mapping[str, Any]:
-        """Return the training data: inputs (6,), targets (3,)."""
+        """Return inputs (480, 6), targets (480, 3)."""
         return _data(0, SAMPLES)
 
     def eval_data(self) -> Mapping[str, Any]:
-        """Return the evaluation data, of the same form."""
+        """Return 48 samples of the same form."""
         return _data(1, SAMPLES // 10)
 
     def callbacks(self) -> list[Callback]:
@@ -136,7 +127,7 @@ class History:
         """Read a run directory."""
         summary = run_dir / SUMMARY_FILE
         return cls(
-            log_lines(run_dir),
+            list(read_records(run_dir)),
             {step: sorted(indices) for step, indices in read_indices(run_dir).items()},
             json.loads(summary.read_text()) if summary.is_file() else {},
         )
@@ -149,29 +140,9 @@ class History:
         """Return the steps of the lines of a phase, in the order of the log."""
         return self.of_phase("step", phase)
 
-    def samples(self) -> int:
-        """Return how many samples were trained on."""
-        return sum(map(len, self.indices.values()))
-
-    def pause_seconds(self) -> float:
-        """Return the longest time without training of a change of the workers; 0 if there was none."""
-        return max(self.of_phase("pause_seconds", "event"), default=0.0)
-
-
-def log_lines(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the whole lines of a run's log; one that is just being written is left out."""
-    path = run_dir / METRICS_FILE
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
 
 def differences(found: History, expected: History) -> list[str]:
-    """Describe what a disturbed run lost or did twice; nothing if it is as the undisturbed one.
-
-    Args:
-        found: the disturbed run.
-        expected: the undisturbed one, of the same task and global batch size.
-    """
+    """Describe what a disturbed run lost or did twice; nothing if it is as the undisturbed one."""
     if found.summary.get("status") != "completed":
         status, error = found.summary.get("status", "unknown"), found.summary.get("error", "")
         return [f"it ended with status {status}" + (f": {error}" if error else "")]

@@ -100,9 +100,6 @@ def find_costs(recordings: Sequence[Recording]) -> dict[str, Any]:
 
     Times are means over the workers. Costs are sorted, the largest first; they do not overlap, and their
     shares add up to 1.
-
-    Args:
-        recordings: those of the workers, in the order of ranks.
     """
     steps = sorted({step for recording in recordings for step in recording.steps})
     seconds = statistics.fmean((r.end_ns - r.begin_ns) / 1e9 for r in recordings)
@@ -213,9 +210,6 @@ def build_trace(recordings: Sequence[Recording]) -> Event:
     """Return the trace of all workers: each is a process, and Horovod's timeline is one after them.
 
     Times are microseconds since the recording began on rank 0, by its clock.
-
-    Args:
-        recordings: those of the workers, in the order of ranks; the first one has Horovod's timeline.
     """
     begin_ns = min(recording.common(recording.begin_ns) for recording in recordings)
     end_ns = max(recording.common(recording.end_ns) for recording in recordings)

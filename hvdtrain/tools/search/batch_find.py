@@ -48,12 +48,7 @@ _SAME_FP32, _SAME_ROUNDED = 1e-4, 2e-2  # relative, of the first losses
 
 
 def run_batch_find(layers: list[Layer], options: BatchOptions) -> None:
-    """Find a micro-batch, show what was found, and write it where the options say.
-
-    Raises:
-        UsageError: If a launcher started this process, or the job would be refused.
-        EnvironmentFault: If the job fails as it is.
-    """
+    """Find a micro-batch, show what was found, and write it where the options say."""
     check_may_be_elastic(None)
     check_is_not_launched("batch-find", "-np N ...")
     check_writable(options.json_path, read=config_files(layers))
@@ -63,12 +58,7 @@ def run_batch_find(layers: list[Layer], options: BatchOptions) -> None:
 
 
 def find_sizes(layers: list[Layer], options: BatchOptions) -> BatchSizes:
-    """Try micro-batches with the job's global batch, and return what was found.
-
-    Raises:
-        UsageError: If there are fewer cores or slots than workers, or the job would be refused.
-        EnvironmentFault: If the job as it is fails, and not for its memory.
-    """
+    """Try micro-batches with the job's global batch, and return what was found."""
     workers = options.num_proc
     hosts = check_slots((workers,), options.hosts, may_share=False)
     hosts = hosts if options.hosts else f"localhost:{workers}"
@@ -118,11 +108,7 @@ class _Jobs:
     _runs: int = 0
 
     def run(self, size: BatchSize) -> Tried:
-        """Run the job with a micro-batch.
-
-        Raises:
-            EnvironmentFault: If it is the first, the job as it is, and fails for another reason than memory.
-        """
+        """Run the job with a micro-batch; raise if the first, the job as it is, fails, and not for memory."""
         self._runs += 1
         path, found = (self.folder / f"{name}-{self._runs}.json" for name in ("job", "found"))
         layers = layers_to_json([*self.layers, Layer("batch-find", dict(size.values))])
@@ -174,13 +160,9 @@ class _LossRecorder(Recorder):
 
 
 class MemoryWatch(threading.Thread):
-    """A thread that ends this process when it takes more memory than it may, and says so in a file.
+    """A thread that ends this process when it and its readers take more memory than the limit, and marks why.
 
     The kernel would end a process too, but perhaps another one, and after the host has swapped.
-
-    Args:
-        limit: how much this process and those that it starts, such as readers, may take together.
-        marker: the file.
     """
 
     def __init__(self, limit: int, marker: Path) -> None:

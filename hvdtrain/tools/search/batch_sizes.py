@@ -142,10 +142,7 @@ class BatchSizes:
         if any_curve is not fastest:
             lines.append(f"fastest of all:     {any_curve.size.options}{self._gain(any_curve)}")
         if all(one.size != self.own for one in self.fitting):
-            lines.append(
-                "note: the job as it is was not measured: curves are compared with that of the smallest "
-                "micro-batch that was"
-            )
+            lines.append("note: curves are compared with that of the smallest micro-batch that was measured")
         if any(not one.same_curve for one in self.fitting):
             lines.append(
                 "note: where the curve differs, the model computes something over a micro-batch, such as "

@@ -67,11 +67,7 @@ class Curve:
     _lowest: float = math.inf
 
     def add(self, rate: float, loss: float) -> None:
-        """Add a step; nothing after the loss has diverged.
-
-        It has diverged when its running mean is more than 4 times the lowest value that it had, and above
-        the first loss: the second matters for losses that are small or negative.
-        """
+        """Add a step until the loss has diverged: the mean is 4 times its lowest and above the first loss."""
         if self.stopped is not None:
             return
         if not math.isfinite(loss):

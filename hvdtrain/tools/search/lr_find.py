@@ -40,7 +40,7 @@ class _RisingSession(Session):
     rise: Rise = field(default_factory=Rise)
 
     def learning_rate(self, plan: TrainingPlan) -> float:
-        """Return the learning rate of the next step."""
+        """Return the one of the next step."""
         return self.rise.rate(self.state.progress.step)
 
 
@@ -93,11 +93,7 @@ def lr_find(
 
 
 def run_lr_find(layers: list[Layer], options: RateOptions) -> None:
-    """Collective. Find a learning rate, show what was found, and write it where the options say.
-
-    Raises:
-        HvdtrainError: as training would raise it.
-    """
+    """Collective. Find a learning rate, show what was found, and write it where the options say."""
     rise = Rise(options.lowest_rate, options.highest_rate, options.rising_steps)
     if not launched_rank():
         check_writable(options.json_path, options.picture, read=config_files(layers))
@@ -112,10 +108,7 @@ def run_lr_find(layers: list[Layer], options: RateOptions) -> None:
 def find_rates(
     layers: list[Layer], rise: Rise, task_class: Any = None, *, keeps_state: bool = False
 ) -> LearningRates:
-    """Collective. Train with a learning rate that rises, and return what was found.
-
-    With ``keeps_state``, model and optimizer are afterwards as a training would begin with them.
-    """
+    """Collective. Train and return what was found; ``keeps_state``: model and optimizer are left as given."""
     curve = Curve()
     with opened_run(layers, lambda config: rising_config(config, rise), task_class) as run:
         backend = run.session.backend
@@ -144,13 +137,7 @@ def _train(session: Session, curve: Curve, rise: Rise) -> None:
 
 
 def rising_config(config: Config, rise: Rise) -> Config:
-    """Return the config of the training in which the rate rises: without a schedule or files of its own.
-
-    Its peak is the job's, also where ``bench_config`` takes a small rate because it leaves out a warm-up.
-
-    Raises:
-        ConfigError: If the job has local steps.
-    """
+    """Return the config of the training in which the rate rises, with the job's peak."""
     check(Job(config, command="lr-find"))
     changes = {
         "steps": rise.steps, "learning_rate": config.base_learning_rate, "lr_schedule": "constant",

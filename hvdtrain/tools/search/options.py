@@ -1,15 +1,13 @@
 """The options of ``lr-find`` and ``batch-find``, in addition to those of a job."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 from hvdtrain.config.options import ExpandedPath
-from hvdtrain.tools.output import Parsed, parse_size
+from hvdtrain.tools.output import Parsed, all_of, parse_size
 
 _MEMORY = Parsed("size", partial(parse_size, most=2**50, as_text="1024T"))
 LOWEST_RATE, HIGHEST_RATE, RISING_STEPS = 1e-6, 10.0, 200
@@ -38,20 +36,9 @@ class BatchOptions:
     json_path: Path | None = None
 
 
-def _options(*options: Any) -> Callable[[Any], Any]:
-    """Return a decorator that adds options to a command, in this order."""
-
-    def decorate(command: Any) -> Any:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
-
-
 _JSON = click.option("--json", "json_path", type=ExpandedPath(), metavar="FILE",
                      help="Write a JSON document, too.")  # fmt: skip
-rate_options = _options(
+rate_options = all_of(
     click.option("--lowest-rate", type=float, default=LOWEST_RATE, metavar="RATE",
                  help=f"Learning rate of the first step, as the optimizer has it. [{LOWEST_RATE:g}]"),
     click.option("--highest-rate", type=float, default=HIGHEST_RATE, metavar="RATE",
@@ -62,7 +49,7 @@ rate_options = _options(
     click.option("--picture", type=ExpandedPath(), metavar="FILE",
                  help="Draw the curve, too: .png, .svg or .html; needs matplotlib."),
 )  # fmt: skip
-batch_options = _options(
+batch_options = all_of(
     click.option("-np", "--num-proc", type=click.IntRange(1), default=1, metavar="N",
                  help="Workers of each job. [1]"),
     click.option("--seconds", type=click.FloatRange(0.1, 3600), default=5.0, metavar="SECONDS",
