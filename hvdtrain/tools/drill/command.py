@@ -159,7 +159,7 @@ _CUT_OFF = Case("a host is cut off", partial(_disturbed, "cut", None, _STALL), _
 def _show(outcomes: Sequence[Outcome]) -> None:
     """Print a row per case, what was lost, and the conclusion."""
     numbers = [Column(name, justify="right") for name in ("recovered in s", "steps", "samples", "last loss")]
-    names = ("framework", Column("case", min_width=20), *numbers, "result")
+    names: list[Column | str] = ["framework", Column("case", min_width=20), *numbers, "result"]
     table, console = Table(*names, box=None, pad_edge=False, padding=(0, 2, 0, 0)), open_console()
     for one in outcomes:
         if one.not_tried:
