@@ -221,7 +221,7 @@ class MemoryPeak(LoopHook):
     def measure(self, step: int) -> dict[str, float]:
         """Return this worker's peak if it is its turn."""
         workers = self._backend.workers
-        if not is_turn(step, self._sync_every, workers.rank, workers.size):
+        if step % self._sync_every or step // self._sync_every % workers.size != workers.rank:
             return {}
         host_mib, device_mib = own_peak_mib(self._backend)
         return {"host_peak_mib": host_mib, "device_peak_mib": device_mib}
@@ -241,15 +241,3 @@ def own_peak_mib(backend: Backend) -> tuple[float, float]:
     """Return the most memory that this worker has had on its host and on its GPU, in MiB. Local."""
     device = device_memory(backend)
     return peak_bytes() / _MEBIBYTE, 0.0 if device is None else device.peak / _MEBIBYTE
-
-
-def is_turn(number: int, sync_every: int, rank: int, workers: int) -> bool:
-    """Return whether a worker reports in a step what memory it has had.
-
-    Args:
-        number: the step.
-        sync_every: after how many steps the workers sum their numbers.
-        rank: the worker.
-        workers: number of workers.
-    """
-    return number % sync_every == 0 and number // sync_every % workers == rank

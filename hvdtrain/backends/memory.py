@@ -202,7 +202,9 @@ def _parts(config: Config, trained: int, workers: int) -> dict[str, int]:
     """Return what a worker keeps for trained parameters of so many bytes, by what it is for."""
     is_sharded = config.shard != "none" and workers > 1
     part = -(-trained // workers) if is_sharded else trained
-    keeps_all_gradients = config.shard != "gradients" or not is_sharded or _adds_whole_gradients(config)
+    # micro-batches are added up before gradients are sent to their owners
+    adds_whole = config.framework == "tf" and config.accumulate > 1
+    keeps_all_gradients = config.shard != "gradients" or not is_sharded or adds_whole
     return {
         "parameters": trained,
         "gradients": trained if keeps_all_gradients else part,
@@ -212,11 +214,6 @@ def _parts(config: Config, trained: int, workers: int) -> dict[str, int]:
         "moving average": part if config.ema_decay is not None else 0,
         "compression": _compression_bytes(config, trained),
     }
-
-
-def _adds_whole_gradients(config: Config) -> bool:
-    """Return whether micro-batches are added up before gradients are sent to their owners."""
-    return config.framework == "tf" and config.accumulate > 1
 
 
 def _sharding(config: Config, trained: int, workers: int) -> list[str]:

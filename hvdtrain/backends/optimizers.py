@@ -95,7 +95,8 @@ class ParameterGroups:
     """
 
     def __init__(self, config: Config, shapes: Shapes, own_optimizer: str = "") -> None:
-        chosen = {name: _first_match(config, name) for name in shapes}
+        groups = config.parameter_groups
+        chosen = {name: next((one for one in groups if _matches(one, name)), None) for name in shapes}
         self.options: dict[str, ParameterOptions] = {}
         self.frozen: set[str] = set()
         undecayed = 0
@@ -126,10 +127,6 @@ def in_one_tensor(names: list[str]) -> ConfigError:
         "Give them the same options, for example by one pattern that matches all of them.",
         everywhere=True,
     )
-
-
-def _first_match(config: Config, name: str) -> ParameterGroup | None:
-    return next((group for group in config.parameter_groups if _matches(group, name)), None)
 
 
 def _matches(group: ParameterGroup, name: str) -> bool:

@@ -155,7 +155,9 @@ def _inputs(
             name,
             _dtype(tensor),
             shapes[name][0],
-            tuple(_axis(axis, sizes, lengths) for axis in _axes(shapes[name])),
+            tuple(
+                BATCH if _is_batch(axis, sizes) else lengths.get(axis[1], "") for axis in _axes(shapes[name])
+            ),
             name not in read[0].in_batch,
         )
         for name, tensor in read[0].tensors.items()
@@ -194,10 +196,6 @@ def _lengths(
             if (len(set(axis[1])) > 1 or is_tokens) and not constants & set(axis[1]):
                 found.setdefault(axis[1], LENGTH if not found else f"{LENGTH}_{len(found) + 1}")
     return found
-
-
-def _axis(axis: _Axis, sizes: Sequence[int], lengths: Mapping[tuple[int, ...], str]) -> str:
-    return BATCH if _is_batch(axis, sizes) else lengths.get(axis[1], "")
 
 
 def _dtype(tensor: Any) -> str:

@@ -98,11 +98,9 @@ def unique_names(paths: Sequence[KeyPath]) -> list[str]:
 
 def _identifier(path: KeyPath) -> str:
     name = re.sub(r"\W", "_", "_".join(map(str, path)), flags=re.ASCII)
-    return f"_{name}" if not name.isidentifier() else f"{name}_" if _is_reserved(name) else name
-
-
-def _is_reserved(name: str) -> bool:
-    return keyword.iskeyword(name) or name == "self"
+    if not name.isidentifier():
+        return f"_{name}"
+    return f"{name}_" if keyword.iskeyword(name) or name == "self" else name
 
 
 def dotted(path: KeyPath) -> str:

@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -71,15 +71,11 @@ def _recomputed(block: nn.Module) -> Callable[..., Any]:
             return forward(*args, **kwargs)
         # a compiler repeats operations, never what they change
         if has_statistics and not torch.compiler.is_compiling():
-            kwargs["context_fn"] = partial(_contexts, block)
+            # of the forward pass, and of its repetition
+            kwargs["context_fn"] = lambda: (nullcontext(), _statistics_kept(block))
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=True, **kwargs)
 
     return call
-
-
-def _contexts(block: nn.Module) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """Return the contexts of the forward pass and of its repetition."""
-    return nullcontext(), _statistics_kept(block)
 
 
 @contextmanager

@@ -93,17 +93,13 @@ def _counts(rows: int, name: str) -> list[int]:
 def _as_bytes(rows: Tensor) -> Tensor:
     """Return rows of any type as (rows, bytes)."""
     flat = rows.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).reshape(len(rows), _row_bytes(rows))
+    return flat.view(torch.uint8).reshape(len(rows), rows.shape[1:].numel() * rows.element_size())
 
 
 def _from_bytes(data: Tensor, like: Tensor) -> Tensor:
     return (
         data.reshape(-1).view(like.dtype).reshape(-1 if like[:0].dim() == 1 else len(data), *like.shape[1:])
     )
-
-
-def _row_bytes(rows: Tensor) -> int:
-    return rows.shape[1:].numel() * rows.element_size()
 
 
 class _Checked(_Allgather):

@@ -132,7 +132,7 @@ def _gated(mode: str, place: str, suffix: str) -> list[Rule]:
     PyTorch orders an LSTM's gates as Keras does (input, forget, cell, output); of a GRU, PyTorch has
     (reset, update, new) and Keras (update, reset, new). Keras's GRU keeps both biases, as two rows.
     """
-    swap = _swap_gates if mode == "GRU" else _unchanged
+    swap = _swap_gates if mode == "GRU" else (lambda array: array)
     kernel = _one(lambda w: swap(w).T, lambda k: swap(k.T))
     stacked = Layout(
         lambda biases: np.stack([swap(b) for b in biases]), lambda bias: [swap(bias[0]), swap(bias[1])]
@@ -146,10 +146,6 @@ def _gated(mode: str, place: str, suffix: str) -> list[Rule]:
             stacked if mode == "GRU" else _SUMMED,
         ),
     ]
-
-
-def _unchanged(array: Array) -> Array:
-    return array
 
 
 def _swap_gates(array: Array) -> Array:
