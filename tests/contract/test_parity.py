@@ -28,7 +28,7 @@ MISTAKES = (
     ("padding", "tf", Pictures, "padding", "conv"),
     ("momentum", "torch", Pictures, "momentum convention", "norm"),
     ("missing bias", "tf", Pictures, "missing bias", "hidden"),
-    ("transposed kernel", "torch", Pictures, "transposed kernel", "mix"),
+    ("transposed kernel", "torch", Pictures, "unknown", "mix"),
     ("initial value", "tf", Pictures, "initial value", "mix"),
 )
 

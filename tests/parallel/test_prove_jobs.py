@@ -48,5 +48,27 @@ def test_a_task_is_proved_or_what_differs_is_named(case, tmp_path, monkeypatch):
     assert text in result.output
     assert f"first difference: {place}" in result.output or not place
     assert "Traceback" not in result.output
+    assert "not reproducible" not in result.output
     assert json.loads((tmp_path / "found.json").read_text())["proved"] is (not place)
     assert [path.name for path in tmp_path.iterdir()] == ["found.json"]
+
+
+def test_draws_in_training_excuse_no_evaluation(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tests'}:{ROOT}")
+    task = f"{ROOT}/tests/support/prove_tasks.py:Batchwise"
+    words = ("--framework", "torch", "--task", task, "--steps", "2", "--json", "found.json")
+    result = run(["python", "-m", "hvdtrain", "prove", *words], tmp_path)
+    assert result.returncode == 1, result.output[-5000:]
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["ok"] for row in rows] == [True, True, None, None, False, True], result.output
+    assert "spread: averaged over batches" in rows[4]["cause"]
+
+
+def test_a_limit_ends_the_job_and_leaves_no_folder(tmp_path):
+    words = ("prove", "--framework", "torch", "--limit", "1", "--task", f"{ROOT}/{CASES['queue'][0]}")
+    path = f"{ROOT / 'tests'}:{ROOT}"
+    command = [*launcher(2, "gloo"), "python", "-m", "hvdtrain", *words]
+    result = run(command, tmp_path, TMPDIR=str(tmp_path), PYTHONPATH=path)
+    assert result.returncode != 0
+    assert "did not end within 1 s and is ended; give a larger --limit" in result.output
+    assert not [*tmp_path.glob("hvdtrain-prove-*")]

@@ -21,3 +21,35 @@ class Forgetful(Model):
 
         torch.manual_seed(0)
         return Net()
+
+
+class Batchwise(Model):
+    """Draws numbers in training; weights are integers; once trained, a metric depends on the batch."""
+
+    def torch_loss(self, model, batch):
+        import torch
+        from torch.nn.functional import cross_entropy
+
+        import hvdtrain
+
+        outputs = model(batch["inputs"])
+        losses = cross_entropy(outputs, batch["targets"], reduction="none")
+        weights = 1 + batch["targets"].to(torch.int64)
+        spread = outputs.std() if not torch.equal(model.linear.bias, self.bias) else torch.tensor(1.0)
+        return hvdtrain.Weighted(losses, weights), {"spread": spread.expand(len(outputs))}
+
+    def torch_model(self):
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 3)
+
+            def forward(self, x):
+                return self.linear(x + 0.1 * torch.rand_like(x) if self.training else x)
+
+        torch.manual_seed(0)
+        model = Net()
+        self.bias = model.linear.bias.detach().clone()
+        return model

@@ -14,13 +14,16 @@ from hvdtrain.tools.parity.findings import (
     different_settings,
     differs_but_at_the_end,
     is_reordered,
-    place_of,
-    product_with,
-    zero_borders,
 )
-from hvdtrain.tools.parity.observation import ForwardPass, LayerCall, Observation, aligned, difference
+from hvdtrain.tools.parity.observation import (
+    ForwardPass,
+    LayerCall,
+    Observation,
+    difference,
+    first_divergence,
+    make_rows,
+)
 from hvdtrain.tools.parity.parity import check_task, describe
-from hvdtrain.tools.parity.rows import first_divergence, make_rows
 from hvdtrain.tools.parity.verdict import judge
 
 RANDOM = np.random.RandomState(2)
@@ -33,21 +36,9 @@ def test_numbers_that_are_nan_in_both_are_equal_and_in_one_infinitely_apart():
     assert difference(np.asarray([2.0]), np.asarray([1.0])).relative == 0.5
 
 
-def test_channels_first_is_brought_to_channels_last():
-    last = RANDOM.standard_normal((2, 4, 4, 4))
-    left, right = aligned(np.moveaxis(last, -1, 1), last, left_first=True)
-    np.testing.assert_array_equal(left, right)
-    assert aligned(last, RANDOM.standard_normal((2, 5))) is None
-
-
 @pytest.mark.parametrize(
     ("name", "function"),
-    [
-        ("ReLU", lambda x: np.maximum(x, 0)),
-        ("SiLU", lambda x: x / (1 + np.exp(-x))),
-        ("GELU by tanh", lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
-        ("", np.sin),
-    ],
+    [("ReLU", lambda x: np.maximum(x, 0)), ("SiLU", lambda x: x / (1 + np.exp(-x))), ("", np.sin)],
 )
 def test_activations_are_told_by_their_numbers(name, function):
     x = RANDOM.standard_normal((8, 9)).astype(np.float32)
@@ -61,11 +52,11 @@ def test_symptoms_are_told_by_numbers():
     assert constant_factor(x + 1, x) is None
     assert is_reordered(x, x[:, ::-1])
     assert not is_reordered(x, x + 1)
-    kernel = RANDOM.standard_normal((6, 6))
-    assert product_with(kernel, None, x, x @ kernel) == "as it is"
-    assert product_with(kernel, x[0], x, x @ kernel.T + x[0]) == "transposed"
-    padded = np.pad(RANDOM.standard_normal((2, 3, 3, 1)), [(0, 0), (0, 1), (2, 0), (0, 0)])
-    assert zero_borders(padded) == [(0, 1), (2, 0)]
+    left = RANDOM.standard_normal((2, 5, 5))
+    right = left + 0.1
+    assert not differs_but_at_the_end(left, right)
+    right[:, -1] = left[:, -1]
+    assert differs_but_at_the_end(left, right)
 
 
 def test_a_task_without_a_model_or_with_its_own_step_is_refused():
@@ -98,14 +89,6 @@ def test_initializers_that_are_no_defaults_are_named(left, right, said):
     assert [text in one.text for one, text in zip(found, said, strict=True)] == [True] * len(said)
 
 
-def test_a_mask_is_found_by_the_last_position():
-    left = RANDOM.standard_normal((2, 5, 5))
-    right = left + 0.1
-    assert not differs_but_at_the_end(left, right)
-    right[:, -1] = left[:, -1]
-    assert differs_but_at_the_end(left, right)
-
-
 NAMES = ("model/a/kernel", "model/b/c/kernel", "model/e/kernel")
 
 
@@ -115,42 +98,30 @@ def call(path, inputs, outputs, **settings):
 
 def test_the_first_layer_that_differs_is_named_and_whether_it_is_its_input():
     x, y, z = (RANDOM.standard_normal((3, 4)) for _ in range(3))
-    left = ForwardPass((call("a", x, y), call("b/c", y, z), call("b", y, z)), z, z)
-    right = ForwardPass((call("a", x, y), call("b/c", y, z + 1)), z + 1, z)
+    left = ForwardPass((call("a", x, y), call("b/c", y, z), call("b", y, z)), (z,), z)
+    right = ForwardPass((call("a", x, y), call("b/c", y, z + 1)), (z + 1,), z)
     rows = make_rows(left, right, NAMES)
     assert [row.path for row in rows] == ["a", "b/c", "(outputs)"]
-    found = first_divergence(rows, 1e-6)
-    assert (found.row.path, found.before) == ("b/c", False)
-    right = ForwardPass((call("a", x, y), call("b/c", y + 1, z)), z, z)
-    found = first_divergence(make_rows(left, right, NAMES), 1e-6)
-    assert (found.row.path, found.before) == ("b/c", True)
+    assert first_divergence(rows, 1e-6).place == "b/c"
+    right = ForwardPass((call("a", x, y), call("b/c", y + 1, z)), (z,), z)
+    assert first_divergence(make_rows(left, right, NAMES), 1e-6).place == "between a and b/c"
     assert first_divergence(make_rows(left, left, NAMES), 1e-6) is None
 
 
 def test_layers_without_parameters_may_have_a_name_in_common_by_chance():
     x, y, z = (RANDOM.standard_normal((3, 4)) for _ in range(3))
     a, e = call("a", x, y), call("e", z, z)
-    left = ForwardPass((a, call("d", x, z, rate=0.1), e), z, z)
-    right = ForwardPass((a, call("d", x, y, rate=0.5), e), z, z)
+    left = ForwardPass((a, call("d", x, z, rate=0.1), e), (z,), z)
+    right = ForwardPass((a, call("d", x, y, rate=0.5), e), (z,), z)
     rows = make_rows(left, right, NAMES)
     assert first_divergence(rows, 1e-6) is None  # what it gives on agrees
-    assert [one.suspect for _, one in different_settings(rows, 1e-6)] == ["rate"]
-    right = ForwardPass((a, call("d", x, y), call("e", z + 1, z)), z, z)
-    assert first_divergence(make_rows(left, right, NAMES), 1e-6).row.path == "d"
-    right = ForwardPass((a, call("d", y, y, rate=0.5), call("e", z + 1, z)), z, z)
+    assert [one.suspect for one in different_settings(rows, 1e-6)] == ["rate"]
+    right = ForwardPass((a, call("d", x, y), call("e", z + 1, z)), (z,), z)
+    assert first_divergence(make_rows(left, right, NAMES), 1e-6).place == "d"
+    right = ForwardPass((a, call("d", y, y, rate=0.5), call("e", z + 1, z)), (z,), z)
     rows = make_rows(left, right, NAMES)  # given something else, it is another place of the model
-    found = first_divergence(rows, 1e-6)
-    assert (found.row.path, found.before, [row.path for row in found.earlier]) == ("e", True, ["a"])
+    assert first_divergence(rows, 1e-6).place == "between a and e"
     assert list(different_settings(rows, 1e-6)) == []
-
-
-def test_all_outputs_of_a_model_are_compared():
-    x, y = (RANDOM.standard_normal((3, 4)) for _ in range(2))
-    sides = [ForwardPass((), x, x, more_outputs=(x, one)) for one in (y, y + 1)]
-    rows = make_rows(*sides, NAMES)
-    assert [row.path for row in rows] == ["(outputs)", "(outputs) #2", "(outputs) #3"]
-    found = first_divergence(rows, 1e-6)
-    assert place_of(found) == "before the model's outputs #3"
 
 
 START = {"model/a/kernel": np.ones((2, 2)), "model/a/bias": np.full(2, 0.5)}
@@ -159,7 +130,7 @@ START = {"model/a/kernel": np.ones((2, 2)), "model/a/bias": np.full(2, 0.5)}
 def observed(framework, moved=1.0, **changes):
     """Give the observation of a layer that trains for a step."""
     outputs = np.ones((3, 2))
-    forward = ForwardPass((call("a", outputs, outputs),), outputs, np.ones(3))
+    forward = ForwardPass((call("a", outputs, outputs),), (outputs,), np.ones(3))
     after = {
         name: value - moved * np.arange(1.0, value.size + 1).reshape(value.shape)
         for name, value in START.items()
@@ -179,8 +150,6 @@ def observed(framework, moved=1.0, **changes):
         ({"moved": 0.5}, "update", "in TensorFlow, it moved 0.5 times as far"),
         ({"moved": 0.5, "optimizer": {"constraints": "MaxNorm"}}, "constraint", "TensorFlow applies MaxNorm"),
         ({"losses": {1: 1.1}}, "loss in training", "a loss that is added in training"),
-        ({"is_random_in_training": True}, "random numbers in training", "TensorFlow's loss differs"),
-        ({"random_layers": ("a",)}, "dropout left on", "TensorFlow gives other outputs in two passes"),
         ({"initial": {**START, "model/a/bias": np.ones(2)}}, "initial value", "a/bias differs by up to 0.5"),
     ],
 )
@@ -203,10 +172,8 @@ def test_a_regularizer_of_one_framework_is_found_by_the_first_update():
     assert (found.suspect, found.layer) == ("regularizer", "a")
 
 
-def test_a_missing_bias_can_be_compared_and_another_name_cannot():
+def test_another_name_cannot_be_compared():
     kernel = {"model/a/kernel": START["model/a/kernel"]}
-    (found,) = judge(observed("torch"), observed("tf", initial=kernel, trained=tuple(kernel))).findings
-    assert (found.suspect, found.layer) == ("missing bias", "a")
     other = {"model/b/kernel": START["model/a/kernel"]}
     result = judge(observed("torch", initial=kernel), observed("tf", initial=other))
     assert not result.has_parity

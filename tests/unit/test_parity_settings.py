@@ -6,24 +6,6 @@ from hvdtrain.tools.parity import tensorflow as of_layers
 from hvdtrain.tools.parity import torch as of_modules
 
 
-def test_only_pytorchs_own_modules_are_known_to_have_channels_first():
-    nn = torch.nn
-
-    class PoolOfWords(nn.Module): ...
-
-    class SmallConv2d(nn.Conv2d): ...
-
-    first = [
-        SmallConv2d(1, 1, 1),
-        nn.BatchNorm1d(1),
-        nn.MaxPool2d(1),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Dropout2d(),
-    ]
-    assert all(of_modules.is_channels_first(module) for module in first)
-    assert not any(map(of_modules.is_channels_first, (PoolOfWords(), nn.Linear(1, 1), nn.Dropout())))
-
-
 def test_dropout_layers_of_all_kinds_are_stopped():
     kl = keras.layers
 

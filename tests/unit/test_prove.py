@@ -52,15 +52,12 @@ def test_what_rounding_does_is_measured():
 @pytest.mark.parametrize(
     ("traits", "is_plain", "text"),
     [
-        (Traits(generators=("numpy", "torch")), False, "random numbers of numpy in the model"),
         (Traits(generators=("torch",)), False, ""),
-        (Traits(depends="depends on others"), False, "depends on others; hvdtrain.all_gather"),
+        (Traits(generators=("numpy",), is_hidden=True), False, "what no checkpoint has"),
         (Traits(depends="depends on others"), True, ""),
         (Traits(drawn="inputs"), True, "reading a batch again gives another 'inputs'"),
-        (Traits(changed=("model/queue",)), False, "buffer 'queue' is each worker's own"),
         (Traits(has_own_step=True), False, "the task's own step"),
         (Traits(has_callbacks=True), True, "the task's callbacks"),
-        (Traits(is_hidden=True), False, "what no checkpoint has"),
     ],
 )
 def test_the_cause_follows_from_what_the_task_does(traits, is_plain, text):
@@ -92,6 +89,15 @@ def test_evaluations_are_compared_by_metric():
     one = {"loss": 1.0, "accuracy": 0.5}
     assert compare_evaluations(one, {"loss": 1.0 + 1e-6, "accuracy": 0.5}) == {}
     assert compare_evaluations(one, {"loss": 1.0, "accuracy": 0.6}) == {"accuracy": (0.5, 0.6)}
+
+
+def test_a_cause_is_said_once_and_what_is_not_compared_at_the_end():
+    row = {"ok": False, "text": "differs", "cause": "a draw"}
+    found = {"framework": "tf", "task": "T", "batch": 2, "steps": 2, "workers": 2, "seconds": 1, "notes": []}
+    bad = describe({**found, "rows": [{**row, "what": what} for what in ("b", "c")], "proved": False})
+    assert bad.count("cause: a draw") == 1
+    good = describe({**found, "rows": [{**row, "what": "  b", "ok": None, "cause": ""}], "proved": True})
+    assert "not compared: b (" in good.splitlines()[-1]
 
 
 def test_the_screen_is_the_golden_one():

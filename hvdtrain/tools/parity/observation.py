@@ -1,7 +1,9 @@
-"""What one framework does with a task's model, in arrays that can be compared with the other's."""
+"""What a framework does with a task's model, and the layers of both frameworks side by side."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from hvdtrain.backends.records import PortableState
 from hvdtrain.workers.wire_types import travels
 
 Array = NDArray[Any]
-_TINY = 1e-300
+OUTPUTS = "(outputs)"  # the path of the model's outputs
 
 
 @dataclass(frozen=True)
@@ -22,58 +24,37 @@ class Difference:
     relative: float  # that, relative to the largest number
 
 
-def difference(one: Array, other: Array, scale: float = 0.0) -> Difference:
-    """Return how far apart two arrays of one shape are; numbers that are NaN or infinite in both are equal.
-
-    Args:
-        one: an array.
-        other: another one.
-        scale: a number that the difference is compared with if no number of the arrays is as large.
-    """
+def difference(one: Array, other: Array) -> Difference:
+    """Return how far apart two arrays of one shape are; NaN equals NaN, and infinite numbers themselves."""
     left, right = one.astype(np.float64), other.astype(np.float64)
-    if not left.size:
-        return Difference(0.0, 0.0)
     with np.errstate(all="ignore"):
         apart = np.abs(left - right)
     apart[(left == right) | (np.isnan(left) & np.isnan(right))] = 0.0
-    absolute = float(apart.max())
+    absolute = float(apart.max(initial=0.0))
     if not np.isfinite(absolute):
         return Difference(float("inf"), float("inf"))
-    finite = np.abs(np.concatenate([left.ravel(), right.ravel()]))
-    largest = float(finite[np.isfinite(finite)].max(initial=0.0))
-    return Difference(absolute, absolute / max(largest, scale, _TINY))
+    numbers = np.abs(np.concatenate([left.ravel(), right.ravel()]))
+    return Difference(absolute, absolute / float(numbers[np.isfinite(numbers)].max(initial=1e-300)))
 
 
 def aligned(
     left: Array | None, right: Array | None, left_first: bool = False, right_first: bool = False
 ) -> tuple[Array, Array] | None:
-    """Return two arrays in one layout, the second one's; None if their shapes do not allow it.
+    """Return PyTorch's and TensorFlow's array in TensorFlow's layout; None if their shapes do not allow it.
 
-    Args:
-        left: PyTorch's.
-        right: TensorFlow's.
-        left_first: whether the second axis of PyTorch's is known to be that of channels.
-        right_first: the same of TensorFlow's.
+    ``left_first`` and ``right_first`` say whether the second axis is known to be that of channels.
     """
     if left is None or right is None:
         return None
     if right_first and right.ndim > 2:
         right = np.moveaxis(right, 1, -1)
-    candidates = [one for one in _layouts(left, left_first) if one.shape == right.shape]
-    if not candidates:
-        return None
-    return min(candidates, key=lambda one: difference(one, right).absolute), right
-
-
-def _layouts(array: Array, channels_first: bool) -> Iterator[Array]:
-    """Yield the layouts in which the other framework may have an array."""
-    if array.ndim <= 2:
-        yield array
-        return
-    yield np.moveaxis(array, 1, -1)
-    if not channels_first:
-        yield array
-        yield np.swapaxes(array, 0, 1)  # time before samples
+    layouts = [left]
+    if left.ndim > 2:
+        layouts = [np.moveaxis(left, 1, -1)]
+        if not left_first:
+            layouts += [left, np.swapaxes(left, 0, 1)]  # the second has time before samples
+    layouts = [one for one in layouts if one.shape == right.shape]
+    return (min(layouts, key=lambda one: difference(one, right).absolute), right) if layouts else None
 
 
 @travels
@@ -86,45 +67,46 @@ class LayerCall:
     settings: dict[str, Any]  # what it was made with, under names that both frameworks share
     inputs: Array | None = None  # its first input; None if that is no tensor
     outputs: Array | None = None  # its first output
-    # the output before the activation that the layer itself applies, if it has one
-    before_activation: Array | None = None
+    before_activation: Array | None = None  # the output before the activation that the layer itself applies
     channels_first: bool = False  # whether the second axis of its arrays is that of channels
 
 
 @travels
 @dataclass(frozen=True)
 class ForwardPass:
-    """A forward pass in evaluation, with the loss."""
+    """A forward pass in evaluation, with the loss of each sample."""
 
     calls: tuple[LayerCall, ...]  # the layers' calls in the order in which they ended
-    # the model's outputs, the first of several; None if the loss does not call the model
-    outputs: Array | None
-    losses: Array  # the loss of each sample
-    more_outputs: tuple[Array, ...] = ()  # the model's other outputs
+    outputs: tuple[Array, ...]  # the model's; none if the loss does not call the model
+    losses: Array
 
 
 class CallRecorder:
-    """Keeps the calls of a model's layers, within its context.
-
-    Args:
-        model: the model.
-        paths: portable path of each layer, by its identity.
-
-    Attributes:
-        calls: the calls in the order in which they ended.
-        outputs: all outputs of the model itself.
-    """
+    """Keeps the calls of a model's layers, within its context; ``paths`` are portable ones by identity."""
 
     def __init__(self, model: Any, paths: Mapping[int, str]) -> None:
-        self.calls: list[LayerCall] = []
-        self.outputs: tuple[Array, ...] = ()
+        self._calls: list[LayerCall] = []
+        self._outputs: tuple[Array, ...] = ()
         self._model, self._paths = model, paths
+
+    def _keep(self, layer: Any, inputs: Any, outputs: Iterable[Array], *stated: Any) -> None:
+        """Keep a call; ``stated``: settings, whether channels are first, the array before the activation."""
+        found, (settings, channels_first, *before) = tuple(outputs), stated
+        if layer is self._model and not self._outputs:
+            self._outputs = found
+        if path := self._paths.get(id(layer), ""):
+            arrays = inputs, next(iter(found), None), next(iter(before), None)
+            self._calls.append(LayerCall(path, type(layer).__name__, settings, *arrays, channels_first))
 
     def forward_pass(self, losses: Array) -> ForwardPass:
         """Return the forward pass that was recorded, with the losses that it led to."""
-        calls = tuple(call for call in self.calls if call.path)
-        first = next(iter(self.outputs), None)
-        return ForwardPass(calls, first, np.atleast_1d(losses), self.outputs[1:])
+        return ForwardPass(tuple(self._calls), self._outputs, np.atleast_1d(losses))
+
+
+def read_settings(table: Iterable[tuple[Any, str, Any]], layer: Any) -> dict[str, Any]:
+    """Return what a layer was made with, by rows of classes, names, and functions that read the value."""
+    found = {name: read(layer) for kinds, name, read in table if isinstance(layer, kinds)}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 @travels
@@ -145,3 +127,120 @@ class Observation:
     batches: Sequence[int] = ()  # a digest of each batch
     trained: Sequence[str] = ()  # names of the parameters that training changes
     note: str = ""  # why it does not compute in fp64; empty if it does
+
+
+@dataclass(frozen=True)
+class Row:
+    """One call of a layer in both frameworks."""
+
+    path: str  # the layer's portable path, with the number of the call from the second on
+    left: LayerCall  # PyTorch's call
+    right: LayerCall  # TensorFlow's
+    has_parameters: bool = True  # whether the layer has any; else the names may be equal by chance
+
+    @cached_property
+    def inputs(self) -> Difference | None:
+        """How far the inputs are apart; None if that cannot be said."""
+        return None if self.input_arrays is None else difference(*self.input_arrays)
+
+    @cached_property
+    def outputs(self) -> Difference | None:
+        """How far the outputs are apart; None if that cannot be said."""
+        return None if self.output_arrays is None else difference(*self.output_arrays)
+
+    def differs(self, most: float) -> bool:
+        """Whether the outputs are further apart than ``most``, relative, or of other shapes."""
+        return self.has_other_shape or (self.outputs is not None and self.outputs.relative > most)
+
+    @cached_property
+    def input_arrays(self) -> tuple[Array, Array] | None:
+        """The inputs in one layout."""
+        return self._aligned(self.left.inputs, self.right.inputs)
+
+    @cached_property
+    def output_arrays(self) -> tuple[Array, Array] | None:
+        """The outputs in one layout, without the activation that TensorFlow's layer itself applies."""
+        ends = (self.right.outputs, self.right.before_activation)
+        pairs = [pair for end in ends if (pair := self._aligned(self.left.outputs, end)) is not None]
+        return min(pairs, key=lambda pair: difference(*pair).absolute, default=None)
+
+    @property
+    def has_other_shape(self) -> bool:
+        """Whether both give an output, of shapes that are none of one array."""
+        return self.left.outputs is not None and self.right.outputs is not None and self.output_arrays is None
+
+    def _aligned(self, left: Array | None, right: Array | None) -> tuple[Array, Array] | None:
+        return aligned(left, right, self.left.channels_first, self.right.channels_first)
+
+
+def make_rows(left: ForwardPass, right: ForwardPass, names: Iterable[str]) -> list[Row]:
+    """Return the layers that both call, in PyTorch's order, and at last the model's outputs.
+
+    What holds layers that both call is left out. ``names`` are portable names of the model's arrays.
+    """
+    parts = [name.removeprefix("model/").split("/") for name in names]
+    owners = {"/".join(one[:count]) for one in parts for count in range(1, len(one))}
+    theirs = dict(_numbered(right))
+    rows = [
+        Row(path if number == 1 else f"{path} #{number}", call, theirs[path, number], path in owners)
+        for (path, number), call in _numbered(left)
+        if (path, number) in theirs
+    ]
+    paths = {row.left.path for row in rows}
+    rows = [row for row in rows if not any(other.startswith(f"{row.left.path}/") for other in paths)]
+    for number, pair in enumerate(zip(left.outputs, right.outputs, strict=False), 1):
+        one, other = (LayerCall(OUTPUTS, "", {}, array, array) for array in pair)
+        rows.append(Row(OUTPUTS if number == 1 else f"{OUTPUTS} #{number}", one, other))
+    return rows
+
+
+def _numbered(side: ForwardPass) -> Iterator[tuple[tuple[str, int], LayerCall]]:
+    counts: Counter[str] = Counter()
+    for call in side.calls:
+        counts[call.path] += 1
+        yield (call.path, counts[call.path]), call
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Where two models begin to differ."""
+
+    row: Row  # the first call that differs
+    before: bool  # whether its inputs differ already: what is computed between it and the layers before it
+    earlier: Sequence[Row]  # the calls before it, which do not differ
+
+    @property
+    def apart(self) -> Difference:
+        """How far they are apart there."""
+        found = self.row.inputs if self.before else self.row.outputs
+        return found or Difference(float("nan"), float("nan"))
+
+    @property
+    def place(self) -> str:
+        """The layer's path, or between which layers the difference lies."""
+        row = self.row
+        if not self.before and row.left.path != OUTPUTS:
+            return row.path
+        name = row.path.replace(OUTPUTS, "the model's outputs")
+        earlier = next((one.path for one in reversed(self.earlier) if one.left.path != OUTPUTS), "")
+        return f"between {earlier} and {name}" if earlier else f"before {name}"
+
+
+def first_divergence(rows: Sequence[Row], most: float) -> Divergence | None:
+    """Return where two models begin to differ by more than ``most``, relative; None if they do not.
+
+    Of layers that have a name in common and no parameters, only what they themselves do counts, and that
+    only if something behind them differs.
+    """
+    earlier: list[Row] = []
+    for place, row in enumerate(rows):
+        before = row.inputs is not None and row.inputs.relative > most
+        if not before and not row.differs(most):
+            earlier.append(row)
+        elif row.left.path == OUTPUTS or (row.has_parameters and (before or not row.has_other_shape)):
+            return Divergence(row, before and row.left.path != OUTPUTS, earlier)
+        elif not before:
+            behind = [one for one in rows[place + 1 :] if one.has_parameters]
+            if any(one.differs(most) or (one.inputs and one.inputs.relative > most) for one in behind):
+                return Divergence(row, False, earlier)
+    return None

@@ -1,25 +1,41 @@
 """The command ``parity``: a task's PyTorch model and its TensorFlow model, each in a process of its own."""
 
 import json
+import math
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.config import Layer
-from hvdtrain.errors import EXIT_DONE, EXIT_TRAINING, TaskError
+import numpy as np
+
+from hvdtrain.backends.base import Backend
+from hvdtrain.backends.records import PortableState
+from hvdtrain.config import Config, Layer
+from hvdtrain.data.training_data import readers_for
+from hvdtrain.errors import ENDINGS, EXIT_DONE, EXIT_TRAINING, HvdtrainError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import check_is_not_launched
-from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
+from hvdtrain.jobs.entering import new_session
+from hvdtrain.jobs.opening.limits import with_learning_rate
+from hvdtrain.jobs.opening.setup import TaskData, build, open_together
+from hvdtrain.jobs.opening.start import check_may_be_elastic, prepare, settle, started
+from hvdtrain.jobs.resume import ResumePoint, restore
+from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.launch import LARGER_LIMIT, layers_to_json, run_program
+from hvdtrain.tools.launch import LARGER_LIMIT, layers_from_json, layers_to_json, run_program, run_worker
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
-from hvdtrain.tools.parity.observation import Observation
-from hvdtrain.tools.parity.sides import read_observation
+from hvdtrain.tools.parity.observation import Array, ForwardPass, Observation
+from hvdtrain.tools.parity.plain import PlainLoop, Samples, mean_of, of_framework, steps_of
 from hvdtrain.tools.parity.verdict import Result, judge
+from hvdtrain.workers import wire
+from hvdtrain.workers.seeding import seeded_frameworks
+from hvdtrain.workers.user_errors import where_raised
 
+_SAME_LOSS = 1e-5  # relative; a device may add numbers in another order in the second pass
 _DEFAULTS: dict[str, Any] = {"steps": 10, "initial_parameters": "portable"}
 # what changes how a step is done and not what it computes, or is hvdtrain's own
 _LEFT_OUT: dict[str, Any] = {
@@ -37,27 +53,21 @@ def describe(result: Result, task: str) -> str:
             f"  {name}: {one or 'missing'} in PyTorch, {other or 'missing'} in TensorFlow"
             for name, one, other in result.unmatched
         ]
-        return "\n".join(
-            [*lines, "not compared: the models do not have the same parameters", *filter(None, result.notes)]
-        )
+        lines += ["not compared: the models do not have the same parameters", *filter(None, result.notes)]
+        return "\n".join(lines)
     width = max((len(row.path) for row in result.rows), default=0)
     for row in result.rows:
         kinds = " / ".join(dict.fromkeys([row.left.kind, row.right.kind]))
-        apart = (
-            "other shape"
-            if row.has_other_shape
-            else ""
-            if row.outputs is None
-            else f"{row.outputs.relative:.1e}"
-        )
+        apart = "other shape" if row.has_other_shape else f"{row.outputs.relative:.1e}" if row.outputs else ""
         lines.append(f"  {row.path:<{width}}  {apart:<11}  {kinds}".rstrip())
-    steps = result.steps
-    lines.append(
-        f"  steps: loss {steps.loss:.1e}, parameters {steps.parameters:.1e}, others "
-        f"{steps.buffers:.1e}, relative"
-    )
-    lines += [f"note: {note}" for note in result.notes]
-    return "\n".join([*lines, *conclusion(result)])
+    numbers = {
+        "loss": result.steps.loss,
+        "parameters": result.steps.parameters,
+        "others": result.steps.buffers,
+    }
+    steps = ", ".join(f"{name} {value:.1e}" for name, value in numbers.items())
+    notes = [f"note: {note}" for note in result.notes]
+    return "\n".join([*lines, f"  steps: {steps}, relative", *notes, *conclusion(result)])
 
 
 def conclusion(result: Result) -> list[str]:
@@ -101,38 +111,186 @@ def check_task(task_class: Any, name: str) -> None:
     Raises:
         TaskError: naming what it lacks, or has and cannot be compared.
     """
-    for row in FRAMEWORKS.values():
-        if isinstance(task_class, type) and not hasattr(task_class, row.model_method):
-            raise TaskError(f"task {name} has no {row.model_method}(): parity compares the models of "
-                            f"both frameworks",
-                            "Write it, with the same layers and the same names.")  # fmt: skip
-        if isinstance(task_class, type) and hasattr(task_class, row.step_method):
-            raise TaskError(f"task {name} has {row.step_method}: parity compares losses, which its own "
-                            f"step computes",
-                            "Leave it out for the comparison, and give the task a loss.")  # fmt: skip
+    for row in FRAMEWORKS.values() if isinstance(task_class, type) else ():
+        if not hasattr(task_class, row.model_method):
+            raise TaskError(
+                f"task {name} has no {row.model_method}(): parity compares the models of both frameworks",
+                "Write it, with the same layers and the same names.",
+            )
+        if hasattr(task_class, row.step_method):
+            raise TaskError(
+                f"task {name} has {row.step_method}: parity compares losses, which its own step computes",
+                "Leave it out for the comparison, and give the task a loss.",
+            )
 
 
 def keeps_initial_values(layers: Sequence[Layer], task_class: Any) -> bool:
     """Return whether training would start from what the models' own initializers give."""
-    sources: list[Mapping[str, Any]] = [
-        getattr(task_class, "defaults", {}),
-        *(layer.values for layer in layers),
-    ]
+    sources: list[Mapping[str, Any]] = [getattr(task_class, "defaults", {}), *(one.values for one in layers)]
     return not any(name in values for values in sources for name in ("initial_parameters", "init"))
+
+
+def layer_paths(
+    walked: Iterable[tuple[str, int]], arrays: Iterable[tuple[str, str]], renaming: Callable[[str], str]
+) -> dict[int, str]:
+    """Return the portable path of each layer, by its identity.
+
+    A layer is found under several own paths where it is shared; the one that its arrays go by is taken.
+    ``walked`` has own path and identity of each layer from the model down, ``arrays`` own and portable names.
+    """
+    known: dict[str, str] = {}
+    for own, portable in arrays:
+        own_parts, parts = own.split("/"), portable.split("/")
+        # an array's role may have several parts: those that both names end with are the same
+        while own_parts and parts and own_parts[-1] == parts[-1]:
+            own_parts, parts = own_parts[:-1], parts[:-1]
+            known.setdefault("/".join(own_parts), "/".join(parts))
+    found: dict[int, str] = {}
+    is_known: set[int] = set()
+    for own, key in walked:
+        if own in known and key not in is_known:
+            found[key] = known[own]
+            is_known.add(key)
+        elif key not in found:
+            found[key] = renaming(own) if own else ""
+    return found
+
+
+def observe(config: Config, backend: Backend, task_data: TaskData, start: Any, keeps: bool) -> Observation:
+    """Return what a framework does with a model: in fp64 if the model can compute in it.
+
+    ``start`` has the parameters to begin with; with None they are the model's own. ``keeps`` says whether
+    training would begin with what the model's own initializers give.
+    """
+    with of_framework(config.framework).in_fp64():
+        try:
+            return _observe(config, backend, task_data, start, keeps, wide=np.float64)
+        except ENDINGS:
+            raise
+        except Exception as error:
+            problem = error.problem if isinstance(error, HvdtrainError) else where_raised(error)
+            why = f"{FRAMEWORKS[config.framework].title}: {problem.splitlines()[0]}"
+    found = _observe(config, backend, task_data, start, keeps, wide=None)
+    return replace(found, note=f"not compared in fp64, so smaller differences stay unseen: {why}")
+
+
+def _observe(
+    config: Config, backend: Backend, task_data: TaskData, start: Any, keeps: bool, *, wide: Any
+) -> Observation:
+    task, own = task_data.task, PortableState()
+    if keeps:
+        build(config.model_copy(update={"initial_parameters": "model"}), task, backend)
+        if (pending := backend.gather_state()) is not None:
+            own = {name: np.array(array) for name, array in pending.read().items()}
+    info = build(config, task, backend)
+    restore(config, backend, len(task_data.train_data))
+    config = with_learning_rate(config, info.own_rates)
+    task_data = replace(task_data, eval_data=None)
+    with readers_for(config, task_data.train_data, None) as readers:
+        session = new_session(config, backend, task_data, ResumePoint(), readers)
+        loop: PlainLoop = of_framework(config.framework).Loop(task, config, backend, info)
+        initial = loop.start
+        if start is not None:
+            fits = {name for name, array in initial.items() if np.shape(start.get(name)) == array.shape}
+            loop.restart({name: start[name] if name in fits else initial[name] for name in initial})
+        batches = [
+            ({name: array.astype(wide) if wide and array.dtype.kind == "f" else array
+              for name, array in samples.items()}, rate)
+            for samples, rate in steps_of(session, session.plan().steps)
+        ]  # fmt: skip
+        found = _of_batch(loop, batches[0][0])
+        losses, arrays = {}, {}
+        marks = {10**power for power in range(9)} | {len(batches)}
+        for number, (samples, rate) in enumerate(batches, 1):
+            losses[number] = loop.step(samples, number - 1, rate)
+            if number in marks or not math.isfinite(losses[number]):
+                arrays[number] = loop.arrays()
+            if not math.isfinite(losses[number]):
+                break
+        optimizer = loop.settings()
+        if config.learning_rate is not None:
+            optimizer["learning rate"] = config.learning_rate
+        return replace(
+            found, initial=initial, own=own, losses=losses, arrays=arrays, optimizer=optimizer,
+            batches=[_digest(samples) for samples, _ in batches], trained=tuple(loop.trained),
+        )  # fmt: skip
+
+
+def _digest(samples: Samples) -> int:
+    found = 0
+    for name in sorted(samples):
+        found = zlib.crc32(np.ascontiguousarray(samples[name]).tobytes(), zlib.crc32(name.encode(), found))
+    return found
+
+
+def _of_batch(loop: PlainLoop, samples: Samples) -> Observation:
+    """Return what the model does with a batch in evaluation, and whether its loss in training is random."""
+    tools = of_framework(loop.framework)
+    fields = [(one.own, one.path) for one in loop.state.fields]
+    paths = layer_paths(tools.paths_of(loop.model), fields, loop.renaming)
+    passes, kept = [], loop.arrays()
+    for _ in range(2):
+        with tools.Recorder(loop.model, paths) as recorder:
+            losses = loop.losses(samples, False)[0]
+        passes.append(recorder.forward_pass(losses))
+    rates = tools.stop_dropout(loop.model)
+    means = [mean_of(loop.losses(samples, True))[0] for _ in range(2)]
+    is_random = all(map(math.isfinite, means)) and not math.isclose(*means, rel_tol=_SAME_LOSS)
+    loop.restart(kept)
+    random_layers = tuple(_random_layers(*passes))[:1]
+    return Observation(loop.framework, {}, {}, passes[0], random_layers, is_random, tuple(rates))
+
+
+def _random_layers(first: ForwardPass, second: ForwardPass) -> Iterator[str]:
+    """Yield the layers whose outputs differ between two passes; or before which something random is."""
+    for one, other in zip(first.calls, second.calls, strict=False):
+        if not _same(one.inputs, other.inputs):
+            yield f"before {one.path}"
+        if not _same(one.outputs, other.outputs):
+            yield one.path
+    if not all(map(_same, first.outputs, second.outputs)):
+        yield "(outputs)"
+
+
+def _same(one: Array | None, other: Array | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.shape == other.shape and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
+
+
+def observe_alone(values: Mapping[str, Any]) -> None:
+    """Observe a framework in a process of its own, and write what it found."""
+    folder = Path(values["folder"])
+    start = _read(folder / values["start"]).initial if values["start"] else None
+    with interruptible() as signals, seeded_frameworks():
+        job = prepare(layers_from_json(values["layers"]))
+        name, framework = job.config.task, job.config.framework
+        with started(job, signals) as backend:
+            task_data, _, _ = open_together(job, backend)
+            try:
+                found = observe(job.config, backend, task_data, start, values["keeps_initial"])
+            except (HvdtrainError, *ENDINGS):
+                raise
+            except Exception as error:
+                raise TaskError(
+                    f"the model or the loss of {name} failed in {FRAMEWORKS[framework].title}: "
+                    f"{where_raised(error)}",
+                    f"Train it in this framework first: --framework {framework}",
+                ) from error
+    (folder / f"{framework}.wire").write_bytes(wire.encode(found))
+    (folder / f"{framework}.json").write_text("null", encoding="utf-8")
+
+
+def _read(path: Path) -> Observation:
+    found: Observation = wire.decode(memoryview(path.read_bytes()), path.name)
+    return found
 
 
 def run_parity(layers: list[Layer], json_path: Path | None, limit_seconds: float) -> int:
     """Compare a task's two models, show what was found, and return the exit code: 4 without parity.
 
-    Each framework runs in a process of its own.
-
-    Args:
-        layers: the job's config values, weakest source first.
-        json_path: file for the JSON document, if one is wanted.
-        limit_seconds: when a process is ended.
-
-    Raises:
-        HvdtrainError: as training would raise it.
+    Each framework runs in a process of its own, with that limit. ``layers`` are the job's
+    config values, weakest source first.
     """
     check_may_be_elastic(None)
     check_is_not_launched("parity", "--task TASK")
@@ -141,23 +299,22 @@ def run_parity(layers: list[Layer], json_path: Path | None, limit_seconds: float
     check_task(task_class, config.task)
     found: list[Observation] = []
     with said_if_interrupted(), tempfile.TemporaryDirectory(prefix="hvdtrain-parity-") as name:
-        for framework in ("torch", "tf"):
-            say(f"{FRAMEWORKS[framework].title} ...")
+        for framework, title in (("torch", "PyTorch"), ("tf", "TensorFlow")):
+            say(f"{title} ...")
             values = {
                 "layers": layers_to_json(layers_for(layers, framework)), "folder": name,
                 "start": "torch.wire" if found else "",
                 "keeps_initial": keeps_initial_values(layers, task_class),
             }  # fmt: skip
-            Path(name, "values.json").write_text(json.dumps(values), encoding="utf-8")
-            command = [sys.executable, "-m", "hvdtrain.tools.parity.sides", str(Path(name, "values.json"))]
-            run_program(
-                FRAMEWORKS[framework].title,
-                command,
-                limit_seconds,
-                Path(name, f"{framework}.json"),
-                remedy=LARGER_LIMIT,
-            )
-            found.append(read_observation(Path(name, f"{framework}.wire")))
+            path, ended = Path(name, "values.json"), Path(name, f"{framework}.json")
+            path.write_text(json.dumps(values), encoding="utf-8")
+            command = [sys.executable, "-m", "hvdtrain.tools.parity.parity", str(path)]
+            run_program(title, command, limit_seconds, ended, remedy=LARGER_LIMIT)
+            found.append(_read(Path(name, f"{framework}.wire")))
     result = judge(*found)
     show_found(describe(result, config.task), to_document(result), json_path)
     return EXIT_DONE if result.has_parity else EXIT_TRAINING
+
+
+if __name__ == "__main__":
+    run_worker(observe_alone)

@@ -6,7 +6,7 @@ import math
 import random
 import shutil
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import numpy as np
 
 import hvdtrain
 from hvdtrain.backends.portable.names import Renaming
-from hvdtrain.backends.records import PortableState
 from hvdtrain.config import Layer
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.training_data import readers_for
@@ -31,7 +30,7 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.train import run_job
 from hvdtrain.session import Session
 from hvdtrain.tools.launch import layers_from_json, run_worker
-from hvdtrain.tools.parity.plain import PlainLoop, halves_of, mean_of, rows_of, steps_of
+from hvdtrain.tools.parity.plain import PlainLoop, halves_of, mean_of, of_framework, rows_of, steps_of
 from hvdtrain.tools.parity.proof import (
     Comparison,
     Rounding,
@@ -45,7 +44,6 @@ from hvdtrain.tools.parity.proof import (
     run_in,
     splits,
 )
-from hvdtrain.tools.parity.sides import of_framework, open_loop
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.seeding import seed_host_generators, seeded_frameworks
 
@@ -56,11 +54,7 @@ _REPEATED = 1e-4  # relative; of the first losses of two plain loops
 
 
 class Quiet:
-    """Takes the place of a task's class; its tasks' models have dropout layers that drop nothing.
-
-    Args:
-        task_class: the task's class.
-    """
+    """Takes the place of a task's class; its tasks' models have dropout layers that drop nothing."""
 
     def __init__(self, task_class: Any) -> None:
         self._class, self.rates = task_class, list[float]()
@@ -102,37 +96,39 @@ class _Proof:
     """What one worker does, and compares."""
 
     def __init__(self, folder: Path, layers: list[Layer], workers: int, steps: int) -> None:
-        self.folder, self.layers, self.workers, self.steps = folder, layers, workers, steps
-        self.half = steps // 2
-        self.stopped = f"stopped at step {self.half} of {workers} workers, resumed by 1"
-        own: int = layers[-1].values["eval_batch_size"]  # of each worker
-        self.together = own * workers
+        self.folder, self.layers, self.workers, self.steps = (folder, layers, workers, steps)
+        self.together = layers[-1].values["eval_batch_size"] * workers
         self.rows: list[dict[str, Any]] = []
         self.notes: list[str] = []
-        self.traits = Traits()
-        self.has_differed = False
+        self.traits, self.rounding = Traits(), Rounding({}, [])
+        self.has_differed = False  # whether workers, or a resume, do
 
     def document(self) -> dict[str, Any]:
         """Return what was found."""
         many = run_in(self.folder / MANY)
         train(self.layers, self.folder / ONE, eval_batch_size=self.together)
         one = run_in(self.folder / ONE)
-        rounding, plain = self._plain(one)
+        plain = self._plain(one)
         if plain is not None:
             is_biased = self.framework == "torch" and self.has_norms
-            found = compare(plain, one, rounding, left_out="/moving_variance" if is_biased else "/left out")
-            self._add("a plain loop and hvdtrain, 1 worker", found, is_plain=True)
+            left_out = {"left_out": "/moving_variance"} if is_biased else {}
+            self._add("a plain loop and hvdtrain, 1 worker", plain, one, is_plain=True, **left_out)
             if not is_biased:
-                self._evaluated(plain.evaluation, one.evaluation, rounding.evaluation)
-        draws = [name for name in self.traits.generators if name == self.framework]
-        if draws or self.per_worker_loss:
-            why = f"draws random numbers of {draws[0]}" if draws else "has per_worker_loss"
-            for what in (f"1 worker and {self.workers}", self.stopped):
+                self._evaluated(plain, one)
+        several, half = f"1 worker and {self.workers}", self.steps // 2
+        stopped = f"stopped at step {half} of {self.workers} workers, resumed by 1"
+        why = f"draws random numbers of {self.framework}" * (self.framework in self.traits.generators)
+        why = why or "has per_worker_loss" * self.per_worker_loss
+        if why:
+            for what in (several, stopped):
                 self._row(what, None, f"not compared: the task {why}")
         else:
-            self._add(f"1 worker and {self.workers}", compare(one, many, rounding))
-            self._evaluated(one.evaluation, many.evaluation, rounding.evaluation)
-            self._resumed(many, rounding)
+            self._add(several, one, many)
+            self._evaluated(one, many)
+        if self.has_differed:
+            self._row(stopped, None, "not compared: it follows from the difference above")
+        elif not why:
+            self._resumed(stopped, many, half)
         self._whole(many)
         self._loaded(many)
         return {
@@ -141,8 +137,8 @@ class _Proof:
             "proved": all(row["ok"] is not False for row in self.rows),
         }  # fmt: skip
 
-    def _plain(self, one: Run) -> tuple[Rounding, Run | None]:
-        """Train plain loops, look at the task, and return what rounding does, and the loop's run."""
+    def _plain(self, one: Run) -> Run | None:
+        """Train plain loops, look at the task, and return the loop's run."""
         with interruptible() as signals, seeded_frameworks(), muted_console(True):
             quiet = Quiet(settle(self.layers)[0])
             together = Layer("prove", {"eval_batch_size": self.together})  # the batches of one worker
@@ -154,15 +150,21 @@ class _Proof:
                 restore(config, backend, len(task_data.train_data))
                 with readers_for(config, task_data.train_data, task_data.eval_data) as readers:
                     session = new_session(config, backend, task_data, ResumePoint(), readers)
-                    return self._loops(session, task_data.task, info, one, quiet)
+                    self._note(session, task_data.task, info, quiet)
+                    try:
+                        loop = of_framework(self.framework).Loop(task_data.task, config, backend, info)
+                    except TaskError as error:
+                        why = f"no plain loop: {error.problem}; hvdtrain with one worker is the judge"
+                        self.notes.append(why)
+                        self.rounding = Rounding(one.arrays(self.steps), list(info.parameter_shapes))
+                        return None
+                    return self._loops(session, loop)
 
-    def _loops(
-        self, session: Session, task: Any, info: Any, one: Run, quiet: Quiet
-    ) -> tuple[Rounding, Run | None]:
-        config, self.task_object = session.config, task
+    def _note(self, session: Session, task: Any, info: Any, quiet: Quiet) -> None:
+        self.task_object = task
         sizes = [len(data) for data in sets_of(session.data.evaluation).values() if hasattr(data, "__len__")]
         self.whole = min([_WHOLE, *sizes[:1]])
-        self.batch = config.global_batch_size
+        self.batch = session.config.global_batch_size
         self.per_worker_loss = bool(getattr(task, "per_worker_loss", False))
         self.has_norms = info.batch_norm_layers > 0
         if self.has_norms:
@@ -170,7 +172,7 @@ class _Proof:
                 "batch norm is synchronised here, as by --sync-batch-norm; without it, curves depend on the "
                 "number of workers"
             )
-        if self.has_norms and config.framework == "torch":
+        if self.has_norms and self.framework == "torch":
             self.notes.append(
                 "moving variances are not compared with the plain loop: PyTorch's layer takes n / (n - 1) "
                 "times the batch's variance, synchronised batch norm the variance itself"
@@ -178,37 +180,36 @@ class _Proof:
         if quiet.rates:
             rates = ", ".join(f"{rate:g}" for rate in sorted(set(quiet.rates)))
             self.notes.append(f"dropout layers (rates {rates}) drop nothing in what is compared")
-        try:
-            loop = open_loop(session, task, info)
-        except TaskError as error:
-            self.notes.append(f"no plain loop: {error.problem}; hvdtrain with one worker is the judge")
-            return Rounding(one.arrays(self.steps), list(info.parameter_shapes)), None
+
+    def _loops(self, session: Session, loop: PlainLoop) -> Run | None:
+        """Train two loops, the second from initial values of other last bits, and note what rounding does."""
         batches = steps_of(session, self.steps)
-        self._look(session, loop, task, batches[0])
-        start = loop.start
+        self._look(session, loop, batches[0][0])
+        start, draw = loop.start, np.random.default_rng(0)
+        shaken = dict(start)
+        for name in [name for name in start if name in loop.trained and start[name].dtype.kind == "f"]:
+            bits = 1 + _LAST_BITS * draw.standard_normal(start[name].shape)
+            shaken[name] = (start[name] * bits).astype(start[name].dtype)
         runs = []
-        shaken = _shaken(start, loop.trained)
-        for begin in (start, shaken):
+        for begin, noise in ((start, 0.0), (shaken, _LAST_BITS)):
             loop.restart(begin)
             self._seed(loop)
-            loop.noise = 0.0 if begin is start else _LAST_BITS
+            loop.noise = noise
             runs.append(self._trained(session, loop, batches))
-        changed = [
-            name
-            for name in start
-            if name not in loop.trained and equal_arrays({name: start[name]}, runs[0].arrays(self.steps))
-        ]
+        last = runs[0].arrays(self.steps)
+        others = [name for name in start if name not in loop.trained]
+        changed = [name for name in others if equal_arrays({name: start[name]}, last)]
         self.traits = replace(self.traits, changed=changed)
-        rounding = rounding_of(runs[0], runs[1], (start, shaken), loop.trained)
-        if rounding.losses[1] > _REPEATED * max(abs(runs[0].losses[1]), 1e-3):
+        self.rounding = rounding_of(runs[0], runs[1], (start, shaken), loop.trained)
+        if self.rounding.losses[1] > _REPEATED * max(abs(runs[0].losses[1]), 1e-3):
             # rounding as large would hide differences
             self._row("a plain loop, twice", False, "it is not reproducible: its first loss differs")
-            rounding = replace(rounding, losses={}, arrays={}, evaluation=0.0)
+            self.rounding = replace(self.rounding, losses={}, arrays={}, evaluation=0.0)
         if self.framework == "tf" and "tf" in self.traits.generators:
             text = "not compared: the task draws random numbers"
             self._row("a plain loop and hvdtrain, 1 worker", None, text)
-            return rounding, None
-        return rounding, runs[0]
+            return None
+        return runs[0]
 
     def _trained(self, session: Session, loop: PlainLoop, batches: Any) -> Run:
         losses, states = {}, {}
@@ -231,38 +232,34 @@ class _Proof:
                 pass  # a task without a loss
         return Run(losses, lambda step: states[step], evaluation)
 
-    def _look(self, session: Session, loop: PlainLoop, task: Any, first: Any) -> None:
+    def _look(self, session: Session, loop: PlainLoop, samples: Any) -> None:
         """Find out what of the task the number of workers can change."""
-        samples, config = first[0], session.config
-        own_step = hasattr(task, f"{config.framework}_step")
-        traits = Traits(has_own_step=own_step, has_callbacks=hasattr(task, "callbacks"))
+        own_step, callbacks = (hasattr(loop.task, name) for name in (f"{loop.framework}_step", "callbacks"))
         seed_host_generators(1, "another reading")
         again = session.data.batch_again(session.plan(), Progress())
-        if again is not None:
-            read = rows_of(again)
-            names = [name for name in samples if equal_arrays({name: samples[name]}, read)]
-            traits = replace(traits, drawn=names[0] if names else "")
+        read = samples if again is None else rows_of(again)
+        drawn = next((name for name in samples if equal_arrays({name: samples[name]}, read)), "")
+        self.traits = Traits(drawn=drawn, has_own_step=own_step, has_callbacks=callbacks)
         try:
-            drawn = {True: list[str](), False: list[str]()}
+            found: dict[bool, list[str]] = {True: [], False: []}
             if not self._is_hidden(loop, samples):
-                drawn = {training: self._generators(loop, samples, training) for training in drawn}
+                found = {training: self._generators(loop, samples, training) for training in found}
             if hidden := self._is_hidden(loop, samples):
-                drawn = {training: [] for training in drawn}
-            traits = replace(traits, is_hidden=hidden, generators=drawn[True], in_evaluation=drawn[False])
-            for training in (False, True):
-                if drawn[training]:
-                    continue  # the halves draw other numbers
+                found = {True: [], False: []}
+            self.traits = replace(
+                self.traits, is_hidden=hidden, generators=found[True], in_evaluation=found[False]
+            )
+            for training in [one for one in (False, True) if not found[one]]:  # else halves draw others
                 depends = splits(
                     self._losses(loop, samples, training),
                     [self._losses(loop, part, training) for part in halves_of(samples)],
                     mean_of,
                 )
                 is_of_norm = training and any(name.endswith("/moving_mean") for name in loop.start)
-                if depends and not (is_of_norm or traits.depends or traits.is_hidden):
-                    traits = replace(traits, depends=depends, in_training=training)
+                if depends and not (is_of_norm or self.traits.depends or hidden):
+                    self.traits = replace(self.traits, depends=depends, in_training=training)
         except HvdtrainError:
             pass  # a step of its own has no loss that can be looked at
-        self.traits = traits
 
     def _is_hidden(self, loop: PlainLoop, samples: Any) -> bool:
         twice = [mean_of(self._losses(loop, samples, True))[0] for _ in range(2)]
@@ -281,7 +278,7 @@ class _Proof:
         seeds = {name: seed if name == other else 3 for name in ("random", "numpy", loop.framework)}
         random.seed(seeds["random"])
         np.random.seed(seeds["numpy"])
-        loop.seed(loop.framework, seeds[loop.framework])
+        loop.seed(seeds[loop.framework])
 
     def _generators(self, loop: PlainLoop, samples: Any, training: bool) -> list[str]:
         """Return the generators whose numbers change the loss."""
@@ -291,82 +288,71 @@ class _Proof:
         found = ((one, mean_of(self._losses(loop, samples, training, one, seed))[0]) for one, seed in tried)
         return list(dict.fromkeys(one for one, value in found if abs(value - base) > least))
 
-    def _row(
-        self, what: str, ok: bool | None, text: str, found: Comparison | None = None, cause: str = ""
-    ) -> None:
-        row = {"what": what, "ok": ok, "text": text, "cause": cause}
-        self.rows.append({**({} if found is None else asdict(found)), **row})
+    def _row(self, what: str, ok: bool | None, text: str, cause: str = "", found: Any = None) -> None:
+        numbers = asdict(found) if found else {}
+        self.rows.append({**numbers, "what": what, "ok": ok, "text": text, "cause": cause})
 
-    def _add(self, what: str, found: Comparison, *, is_plain: bool = False) -> None:
-        if not found.step:
-            self._row(what, True, "", found)
-            return
-        name = found.name.removeprefix("model/") or "the loss"
-        text = f"step {found.step}, {name}: {found.text}"
-        cause = cause_of(found, self.traits, is_plain=is_plain, framework=self.framework)
-        self._row(what, False, text, found, cause)
-        self.has_differed |= not is_plain
+    def _cause(self, found: Comparison, is_plain: bool = False) -> str:
+        return cause_of(found, self.traits, is_plain=is_plain, framework=self.framework)
 
-    def _evaluated(self, ref: Mapping[str, float], other: Mapping[str, float], noise: float = 0.0) -> None:
-        if ref and other and self.rows[-1]["ok"] is not False:  # else evaluations differ, too
-            self._metrics("  their evaluations", ref, other, noise)
+    def _add(self, what: str, ref: Run, other: Run, is_plain: bool = False, **how: Any) -> None:
+        found = compare(ref, other, self.rounding, **how)
+        text = f"step {found.step}, {found.name.removeprefix('model/') or 'the loss'}: {found.text}"
+        if found.step:
+            self._row(what, False, text, self._cause(found, is_plain), found)
+            self.has_differed |= not is_plain
+        else:
+            self._row(what, True, "", found=found)
 
-    def _metrics(
-        self,
-        what: str,
-        ref: Mapping[str, float],
-        other: Mapping[str, float],
-        noise: float = 0.0,
-        why: str = "",
-    ) -> None:
-        """Add a row on two evaluations; ``why`` says why they may differ, if they may."""
+    def _evaluated(self, ref: Run, other: Run) -> None:
+        """Compare the evaluations of two runs that do not differ in training."""
+        if ref.evaluation and other.evaluation and self.rows[-1]["ok"] is not False:
+            noise = self.rounding.evaluation
+            self._metrics("  their evaluations", ref.evaluation, other.evaluation, noise)
+
+    def _metrics(self, what: str, ref: Any, other: Any, noise: float = 0.0, otherwise: str = "") -> None:
+        """Add a row on two evaluations; ``otherwise`` is the cause if no kind explains it."""
         differ = compare_evaluations(ref, other, noise)
+        text = "; ".join(f"{name} is {b:.7g} in place of {a:.7g}" for name, (a, b) in differ.items())
         if not differ:
             self._row(what, True, ", ".join(name for name in ref if name in other))
-            return
-        if self.framework in self.traits.in_evaluation:
+        elif self.framework in self.traits.in_evaluation:
             why = f"the evaluation draws random numbers of {self.framework}"
-        text = "; ".join(f"{name} is {b:.7g} in place of {a:.7g}" for name, (a, b) in differ.items())
-        if why:
             self._row(what, None, f"not compared: {why} ({text})")
+        elif self.per_worker_loss and self.traits.depends:
+            self._row(what, None, f"not compared: the task has per_worker_loss ({text})")
+        elif "loss" in differ:
+            self._row(what, False, text, self._cause(Comparison()) or otherwise)
         else:
-            self._row(what, False, text, cause=self._cause_of_metrics(differ))
+            self._row(what, False, text, (
+                f"{', '.join(differ)}: averaged over batches, or of other samples of a batch: give a value "
+                "for each sample, hvdtrain.SumMetric or hvdtrain.GatheredMetric"
+            ))  # fmt: skip
 
-    def _cause_of_metrics(self, differ: Mapping[str, Any]) -> str:
-        if "loss" in differ:
-            return cause_of(Comparison(), self.traits, is_plain=False, framework=self.framework)
-        return (
-            f"{', '.join(differ)}: averaged over batches, or of other samples of a batch: give a value for "
-            "each sample, hvdtrain.SumMetric or hvdtrain.GatheredMetric"
-        )
-
-    def _resumed(self, many: Run, rounding: Rounding) -> None:
-        if self.has_differed:
-            self._row(self.stopped, None, "not compared: it follows from the difference above")
-            return
+    def _resumed(self, what: str, many: Run, half: int) -> None:
         target = self.folder / RESUMED
         shutil.copytree(self.folder / MANY, target)
-        for path in sorted((target / "checkpoints").iterdir())[self.half :]:
+        for path in sorted((target / "checkpoints").iterdir())[half:]:
             shutil.rmtree(path)
         train(self.layers, target, resume="auto", eval_batch_size=self.together)
         found = run_in(target)
-        self._add(self.stopped, compare(many, found, rounding, self.half + 1))
-        self._evaluated(many.evaluation, found.evaluation, rounding.evaluation)
+        self._add(what, many, found, first=half + 1)
+        self._evaluated(many, found)
 
     def _whole(self, many: Run) -> None:
         if not many.evaluation:
             return
+        # where samples are compared with others of their batch, only equal batches have equal losses
+        depends = self.traits.depends and not self.traits.in_training
+        size, output = (self.together if depends else self.whole, self.folder / "evaluation.jsonl")
         with muted_console(True):
-            output = self.folder / "evaluation.jsonl"
-            whole = hvdtrain.evaluate(
-                self.folder / MANY, self.task, output=output, eval_batch_size=self.whole
-            )
-        # which all_gather makes equal in parts of one size
-        may = self.traits.depends and not self.traits.in_training and not self.has_differed
-        why = "the loss or a metric compares the samples of a batch" if may else ""
-        self._metrics(
-            f"evaluated in batches of {self.whole:,}, and in parts", whole, many.evaluation, why=why
-        )
+            whole = hvdtrain.evaluate(self.folder / MANY, self.task, output=output, eval_batch_size=size)
+        otherwise = "" if self.has_differed else (
+            "a model that is loaded computes something else than the one that was saved, such as by a layer "
+            "that keeps more than its variables"
+        )  # fmt: skip
+        what = f"evaluated in batches of {size:,}, and in parts"
+        self._metrics(what, whole, many.evaluation, otherwise=otherwise)
 
     def _loaded(self, many: Run) -> None:
         with muted_console(True):
@@ -376,17 +362,6 @@ class _Proof:
         name = equal_arrays(loaded, many.arrays(self.steps))  # a loss is no part of it
         text = f"{name.removeprefix('model/')} is not what was saved" if name else "bit by bit"
         self._row("the trained model, loaded by hvdtrain.load", not name, text)
-
-
-def _shaken(start: PortableState, trained: Collection[str]) -> PortableState:
-    """Return arrays of which the trained ones differ in the last bits, as rounding makes them."""
-    draw = np.random.default_rng(0)
-    return {
-        name: (array * (1 + _LAST_BITS * draw.standard_normal(array.shape))).astype(array.dtype)
-        if name in trained and array.dtype.kind == "f"
-        else array
-        for name, array in start.items()
-    }
 
 
 if __name__ == "__main__":

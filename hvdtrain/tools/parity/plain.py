@@ -4,37 +4,57 @@ They call the task's own model and loss, and use nothing of how hvdtrain does a 
 ``tensorflow.py`` have the loop of each framework.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from hvdtrain.backends.custom_step import Optimizers
 from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
 from hvdtrain.backends.objective.objective import make_objective
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.records import ModelInfo, PortableState
 from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
+from hvdtrain.host.frameworks import FRAMEWORKS
 
 Samples = Mapping[str, np.ndarray[Any, Any]]
 _OWN_NAMES = ("mse", "mae", "binary_cross_entropy", "cross_entropy")
 
 
-class PlainLoop(ABC):
-    """Trains a task's model on whole batches.
+def of_framework(framework: str) -> Any:
+    """Return the module of this folder that looks into a framework's models."""
+    return import_module(f"hvdtrain.tools.parity.{FRAMEWORKS[framework].module.split('.')[-2]}")
 
-    Args:
-        task: the task.
-        config: the config.
-        backend: the backend that has built the model, with its initial values.
-        info: what is known of the model.
+
+class PlainLoop:
+    """Trains a task's model, which the backend has built, on whole batches.
 
     Raises:
         TaskError: If a plain loop of the framework has no such optimizer.
     """
 
     framework: str
+    model: Any
+    state: Any  # the model's state by portable names
+    table: Mapping[str, Any]  # the named losses of hvdtrain
+    total: Callable[[Any], Any]  # the sum of a tensor
+    # what subclasses do: return what the optimizer was made with, under names that both frameworks share;
+    # return the losses of samples, or their mean, and weights, without gradients; seed the framework
+    settings: Callable[[], dict[str, Any]]
+    losses: Callable[[Samples, bool], tuple[Any, Any]]
+    seed: Callable[[int], None]
+    _open: Callable[[], None]
+    _make_optimizers: Callable[[], None]
+    _prepare: Callable[[int, float], None]
+    _tensors: Callable[[Samples], dict[str, Any]]
+    _plain_step: Callable[[Mapping[str, Any]], float]
+    _own_step: Callable[[Any, Any], float]
+    _given: Callable[[Any], Any]
+    _like: Callable[[Any, Any], Any]
+    _named: Callable[[str, Any, Any], Any]
 
     def __init__(self, task: Any, config: Config, backend: Any, info: ModelInfo) -> None:
         self.task, self.config, self.backend = task, config, backend
@@ -45,6 +65,7 @@ class PlainLoop(ABC):
         self._call = ModelCall(self.framework)
         self.renaming = Renaming(task, self.framework)
         self.noise = 0.0  # of gradients, relative to the largest
+        self._optimizers: dict[str, Any] = {}
         has_own = any(hasattr(task, f"{self.framework}_optimizer{end}") for end in ("", "s"))
         if not has_own and config.optimizer in ("lars", "lamb"):
             raise TaskError(f"{config.optimizer} is hvdtrain's own optimizer")
@@ -52,38 +73,15 @@ class PlainLoop(ABC):
         self.start = self.arrays()
         self.trained = [one.name for one in self.state.trainable_fields()]
 
-    model: Any
-
-    @property
-    @abstractmethod
-    def state(self) -> Any:
-        """The model's state by portable names."""
-
-    @abstractmethod
-    def _open(self) -> None:
-        """Make the model, its state and its optimizers."""
-
-    @abstractmethod
     def step(self, samples: Samples, number: int, rate: float) -> float:
-        """Take a step with a batch; return its loss.
-
-        Args:
-            samples: the batch.
-            number: the number of the step, from 0.
-            rate: the learning rate.
-        """
-
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """Return what the optimizer was made with, under names that both frameworks share."""
-
-    @abstractmethod
-    def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
-        """Return the losses of samples, or their mean, and the weights of samples. No gradients."""
-
-    @abstractmethod
-    def seed(self, generator: str, seed: int) -> None:
-        """Seed the framework's own generators."""
+        """Take a step with a batch, the ``number``th from 0, with a learning rate; return its loss."""
+        self._prepare(number, rate)
+        batch = self._tensors(samples)
+        if self._step is None:
+            return self._plain_step(batch)
+        optimizers: Any = Optimizers({name: self._given(one) for name, one in self._optimizers.items()})
+        optimizers.step = number
+        return self._own_step(nested_batch(batch), optimizers)
 
     def arrays(self) -> PortableState:
         """Return copies of the model's arrays."""
@@ -95,9 +93,6 @@ class PlainLoop(ABC):
             one.write(start)
         self._make_optimizers()
 
-    @abstractmethod
-    def _make_optimizers(self) -> None: ...
-
     def _values(self, model: Any, batch: Mapping[str, Any], training: bool) -> tuple[Any, Any]:
         """Return losses and weights by the task's loss; for a named one by the framework's function."""
         if self._own is not None:
@@ -108,7 +103,8 @@ class PlainLoop(ABC):
             outputs, given = self._call(model, batch)
             losses = self._named(str(self._loss), outputs, given["targets"])
         else:
-            losses = self._objective(training)(model, batch)[0]
+            smoothing = self.config.label_smoothing if training else 0.0
+            losses = make_objective(self.task, self.framework, self.table, smoothing)(model, batch)[0]
         return self._pair(losses, batch.get("weights"))
 
     def _pair(self, losses: Any, weights: Any = None) -> tuple[Any, Any]:
@@ -116,54 +112,37 @@ class PlainLoop(ABC):
         values, weights = losses if isinstance(losses, tuple) else (losses, weights)
         return values, None if weights is None else self._like(weights, values)
 
-    @abstractmethod
-    def _like(self, weights: Any, values: Any) -> Any: ...
+    def _mean(self, values: Any, weights: Any) -> Any:
+        """Return the mean of losses over samples, by their weights if they have any."""
+        if not values.shape:
+            return values
+        total = type(self).total
+        return total(values) / len(values) if weights is None else total(values * weights) / total(weights)
 
     def _is_plain(self, batch: Mapping[str, Any]) -> bool:
         """Return whether the loss is what the framework's function of this name computes."""
-        special = ("class_weights", "class_axis", "ignore_index")
-        is_special = "weights" in batch or self.config.label_smoothing
+        special = [
+            name for name in ("class_weights", "class_axis", "ignore_index") if hasattr(self.task, name)
+        ]
         targets = batch.get("targets")
         return (
             self._loss in _OWN_NAMES
-            and not is_special
-            and not any(hasattr(self.task, name) for name in special)
+            and not (special or "weights" in batch or self.config.label_smoothing)
             and (self._loss != "cross_entropy" or (targets is not None and len(targets.shape) == 1))
         )
 
-    def _objective(self, training: bool) -> Callable[..., Any]:
-        smoothing = self.config.label_smoothing if training else 0.0
-        return make_objective(self.task, self.framework, self._table(), smoothing)
 
-    @abstractmethod
-    def _table(self) -> Mapping[str, Any]: ...
-
-    @abstractmethod
-    def _named(self, name: str, outputs: Any, targets: Any) -> Any: ...
-
-
+@dataclass(frozen=True)
 class StepOptimizer:
-    """What a task's own step is given as an optimizer: it computes gradients, and updates.
+    """What a task's own step is given as an optimizer: it computes gradients of losses, and updates."""
 
-    Args:
-        gradients: returns the gradients of losses.
-        apply: updates the variables.
-        variables: the variables.
-    """
-
-    def __init__(self, gradients: Callable[..., Any], apply: Callable[[Any], None], variables: Any) -> None:
-        self.gradients, self.apply, self.variables = gradients, apply, variables
+    gradients: Callable[..., Any]
+    apply: Callable[[Any], None]
+    variables: Any
 
     def minimize(self, losses: Any, *given: Any, **options: Any) -> None:
         """Compute the gradients of losses and apply them."""
         self.apply(self.gradients(losses, *given, **options))
-
-
-def weighted_mean(values: Any, weights: Any, total: Any) -> Any:
-    """Return the mean of losses over samples, by their weights if they have any."""
-    if not values.shape:
-        return values
-    return total(values) / len(values) if weights is None else total(values * weights) / total(weights)
 
 
 def mean_of(losses: tuple[Any, Any]) -> tuple[float, float]:

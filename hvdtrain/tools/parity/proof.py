@@ -74,7 +74,7 @@ class Rounding:
 
 def size(array: Array) -> float:
     """Return the root of the mean square; 0 of an empty array."""
-    return float(np.sqrt(np.square(array, dtype=np.float64).mean())) if array.size else 0.0
+    return float(np.sqrt(np.square(abs(array), dtype=np.float64).mean())) if array.size else 0.0
 
 
 def rounding_of(
@@ -86,11 +86,11 @@ def rounding_of(
         left, right = one.arrays(step), other.arrays(step)
         for name in left:
             if left[name].dtype.kind == "f":
-                moves = [
-                    state[name].astype(float) - start[name]
-                    for state, start in zip((left, right), starts, strict=True)
-                ]
-                arrays[step, name] = size(moves[0] - moves[1])
+                moves = (
+                    state[name].astype(float) - of[name]
+                    for state, of in zip((left, right), starts, strict=True)
+                )
+                arrays[step, name] = size(next(moves) - next(moves))
     losses = {step: abs(one.losses[step] - other.losses[step]) for step in one.losses}
     apart = abs(one.evaluation.get("loss", 0.0) - other.evaluation.get("loss", 0.0))
     return Rounding(starts[0], trained, losses, arrays, apart)
@@ -106,21 +106,15 @@ class Comparison:
     step: int = 0  # the first step that differs; 0 if none does
     name: str = ""  # the first array that differs there; empty if it is the loss
     text: str = ""  # how
-    factor: float | None = None  # how many times as far the first array moved
     widest: str = ""  # the parameter that is furthest apart
 
 
 def compare(
     ref: Run, other: Run, rounding: Rounding, first: int = 1, left_out: str = "/left out"
 ) -> Comparison:
-    """Compare two runs step by step: a loss, then the parameters after the step, then other arrays.
+    """Compare two runs from step ``first`` on: a loss, then the parameters after the step, then other arrays.
 
-    Args:
-        ref: what is right.
-        other: what is compared with it.
-        rounding: what counts as rounding.
-        first: the first step.
-        left_out: how names of arrays end that are not compared.
+    Arrays whose names end with ``left_out`` are not compared.
     """
     apart: dict[str, Any] = {"loss": 0.0, "parameters": 0.0, "buffers": 0.0}
     found, widest = Comparison(), ""
@@ -134,24 +128,26 @@ def compare(
         trained = [name for name in rounding.trained if name in left]
         moves = {name: _moved(left[name], rounding.start.get(name)) for name in left}
         least = _OF_LARGEST * max((moves[name] for name in trained), default=0.0)
-        for name in [*trained, *(name for name in left if name not in trained)]:
-            a, b = left[name], right.get(name)
+        for name in dict.fromkeys([*trained, *left]):
+            a, b, is_trained = left[name], right.get(name), name in trained
             if name.endswith(left_out):
                 continue
             if b is None or b.shape != a.shape:
                 found = found if found.step else Comparison(step=step, name=name, text="it has another shape")
                 continue
-            distance, is_trained = _moved(b, a), name in trained
             of = max(moves[name] if is_trained else size(a), 1e-3 * size(a), 1e-12)
-            kind = "parameters" if is_trained else "buffers"
+            distance, kind = _moved(b, a), "parameters" if is_trained else "buffers"
             if is_trained and distance / of > apart[kind]:
                 widest = name.removeprefix("model/")
             apart[kind] = max(apart[kind], distance / of)
             most = max(rounding.array(step, name, a), least) if a.dtype.kind in "fc" else 0.0
             if not found.step and not distance <= most:
-                found = replace(
-                    _first(a, b, rounding.start.get(name), distance / of, is_trained), step=step, name=name
-                )
+                old, factor = rounding.start.get(name), None
+                if old is not None and old.shape == a.shape and a.dtype.kind == "f":
+                    factor = constant_factor(b - old, a - old)
+                text = f"it differs by {distance / of:.1e} of its {'movement' if is_trained else 'values'}"
+                text = text if factor is None else f"it moved {factor:.4g} times as far"
+                found = Comparison(step=step, name=name, text=text)
     return replace(found, **apart, widest=widest)
 
 
@@ -161,14 +157,6 @@ def _moved(array: Array, old: Array | None) -> float:
         return size(array)
     wide = complex if array.dtype.kind == "c" else float
     return size(abs(array.astype(wide) - old.astype(wide)))
-
-
-def _first(one: Array, other: Array, old: Array | None, relative: float, is_trained: bool) -> Comparison:
-    if old is not None and old.shape == one.shape and one.dtype.kind == "f":
-        factor = constant_factor(other - old, one - old)
-        if factor is not None:
-            return Comparison(text=f"it moved {factor:.4g} times as far", factor=factor)
-    return Comparison(text=f"it differs by {relative:.1e} of its {'movement' if is_trained else 'values'}")
 
 
 @dataclass(frozen=True)
@@ -197,44 +185,26 @@ def cause_of(found: Comparison, traits: Traits, *, is_plain: bool, framework: st
     own = [name for name in drawn if name != framework]
     several, random = not is_plain, f"random numbers of {' and '.join(own)} in the model or the loss"
     buffers = ", ".join(name.removeprefix("model/") for name in traits.buffers[:3])
-    rules = (
-        (
-            traits.drawn,
-            f"the data draw random numbers: reading a batch again gives another {traits.drawn!r}; derive "
-            "them from the index of a sample",
+    rules = {
+        f"the data draw random numbers: reading a batch again gives another {traits.drawn!r}; derive them "
+        "from the index of a sample": traits.drawn,
+        "the model keeps what no checkpoint has, such as a buffer with persistent=False or an attribute that "
+        "its calls change": traits.is_hidden,
+        f"buffer {found.name.removeprefix('model/')!r} is each worker's own: a step changes it by the "
+        "samples of its worker; state_reductions says how it is combined": several
+        and found.name in traits.buffers,
+        f"{random}: each worker draws others": several and own,
+        f"state that each worker changes by its own samples, and that the model computes with: {buffers}": (
+            several and traits.buffers and (traits.in_training or not traits.depends)
         ),
-        (
-            traits.is_hidden,
-            "the model keeps what no checkpoint has, such as a buffer with persistent=False or an attribute "
-            "that its calls change",
-        ),
-        (
-            several and found.name in traits.buffers,
-            f"buffer {found.name.removeprefix('model/')!r} is each worker's own: a step changes it by the "
-            "samples of its worker; state_reductions says how it is combined",
-        ),
-        (several and own, f"{random}: each worker draws others"),
-        (
-            several and traits.buffers and (traits.in_training or not traits.depends),
-            f"state that each worker changes by its own samples, and that the model computes with: {buffers}",
-        ),
-        (
-            several and traits.depends,
-            f"{traits.depends}; hvdtrain.all_gather gives the samples of all workers",
-        ),
-        (
-            several and traits.has_own_step,
-            "the task's own step: what it computes is no mean over its samples, such as a sum, or a gradient "
-            "that it scales by the size of its batch",
-        ),
-        (is_plain and traits.has_callbacks, "the task's callbacks, which a plain loop does not call"),
-        (is_plain and own, random),
-        (
-            found.name.endswith(_STATISTICS),
-            "batch norm: its statistics are not those of the global batch",
-        ),
-    )
-    return next((text for applies, text in rules if applies), "")
+        f"{traits.depends}; hvdtrain.all_gather gives the samples of all workers": several and traits.depends,
+        "the task's own step: what it computes is no mean over its samples, such as a sum, or a gradient "
+        "that it scales by the size of its batch": several and traits.has_own_step,
+        "the task's callbacks, which a plain loop does not call": is_plain and traits.has_callbacks,
+        random: is_plain and own,
+        "batch norm: its statistics are not those of the global batch": found.name.endswith(_STATISTICS),
+    }
+    return next((text for text, applies in rules.items() if applies), "")
 
 
 def compare_evaluations(

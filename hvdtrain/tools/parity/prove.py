@@ -20,14 +20,8 @@ from hvdtrain.host.launcher import stated_launch
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.launch import horovodrun, layers_to_json, run_program
-from hvdtrain.tools.output import (
-    check_writable,
-    config_files,
-    said_if_interrupted,
-    say,
-    show_found,
-)
+from hvdtrain.tools.launch import LARGER_LIMIT, horovodrun, layers_to_json, run_program
+from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
 from hvdtrain.tools.parity.phases import FOUND, MANY, train
 
 EXIT_DIFFERENT = 1
@@ -36,38 +30,31 @@ _LEFT_OUT: dict[str, Any] = {
     "precision": "fp32", "compression": "none", "sync_every": None, "stages": 1, "stage_cuts": None,
     "accumulate": 1, "mixup": 0.0, "cutmix": 0.0, "ema_decay": None, "compile": False,
     "checkpoint_activations": False, "lr_schedule": "constant", "warmup_epochs": 0.0, "warmup_steps": None,
-    "early_stopping": None, "sync_batch_norm": True,
+    "early_stopping": None,
 }  # fmt: skip
 _SILENTLY: dict[str, Any] = {
     "epochs": None, "save_every": 1, "keep_last": None, "keep_best": None, "log_every": 1, "eval_every": None,
     "profile": None, "resume": None, "track": [], "track_checkpoints": False, "check_data": 0,
-    "trace_indices": False, "check_replicas_every": 1, "on_save_error": "stop",
+    "trace_indices": False, "check_replicas_every": 1, "on_save_error": "stop", "sync_batch_norm": True,
 }  # fmt: skip
 DEFAULT_STEPS, _LEAST_STEPS = 4, 2
 _MUCH = 1e-3  # of what training moved a parameter by
-_OF_LAUNCHERS = ("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "TORCHELASTIC_", "MPI_")
-_OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_OF_LAUNCHERS = (
+    *("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "TORCHELASTIC_", "MPI_"),
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),  # of torchrun
+)
 # what is equal in all processes of a job, and in no other job
 _OF_JOB = (
     *("PMIX_NAMESPACE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "MASTER_ADDR", "MASTER_PORT"),
 )
-_KEPT = ("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM")
 
 
 def run_prove(layers: list[Layer], json_path: Path | None, limit_seconds: float) -> int:
     """Collective. Prove a task, show what was found, and return the exit code: 1 on rank 0 if runs differ.
 
     Under a launcher its workers do the part of all workers, and end well; rank 0 does the rest by a process
-    of its own. Without one, two workers are launched.
-
-    Args:
-        layers: the job's config values, weakest source first.
-        json_path: file for the JSON document, if one is wanted.
-        limit_seconds: when all of it is ended.
-
-    Raises:
-        HvdtrainError: as training would raise it.
+    of its own. Without one, two workers are launched. ``layers`` are the job's config values, weakest first.
     """
     check_may_be_elastic(None)
     begun = time.monotonic()
@@ -76,108 +63,71 @@ def run_prove(layers: list[Layer], json_path: Path | None, limit_seconds: float)
     workers, rank = (launch.size, launch.rank) if launch is not None and is_launched else (2, 0)
     if rank == 0:
         check_writable(json_path, read=config_files(layers))
-    given, config = settle(layers)[1].model_fields_set, settle(layers)[1]
+    config = settle(layers)[1]
     check(Job(config, command="prove"))
-    steps = config.steps if "steps" in given and config.steps is not None else DEFAULT_STEPS
+    is_given = "steps" in config.model_fields_set and config.steps is not None
+    steps: Any = config.steps if is_given else DEFAULT_STEPS
     if steps < _LEAST_STEPS:
-        raise UsageError(
-            "prove stops a run in the middle, for which one step is too few",
-            "Give --steps 4.",
-            everywhere=True,
-        )
-    own, left_out = layers_of(layers, config, steps, workers)
+        problem = "prove stops a run in the middle, for which one step is too few"
+        raise UsageError(problem, "Give --steps 4.", everywhere=True)
     # workers compare the name of the run directory
     job = repr([(name, os.environ.get(name)) for name in _OF_JOB]) if is_launched else str(os.getpid())
     folder = Path(tempfile.gettempdir(), f"hvdtrain-prove-{os.getuid()}-{zlib.crc32(job.encode()):08x}")
+    values = {"layers": layers_to_json([*layers, _changed(config, steps, workers)]), "folder": str(folder),
+              "workers": workers, "steps": steps, "parent": os.getpid()}  # fmt: skip
     if rank == 0:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
+        say(f"training {steps} steps with {workers} workers ...")
     try:
         with said_if_interrupted():
-            document = _prove(own, folder, (workers, rank, is_launched), steps, limit_seconds)
+            if is_launched:
+                timer = threading.Timer(limit_seconds, _end, [limit_seconds, folder, rank])
+                timer.daemon = True
+                timer.start()
+                train([*layers, _changed(config, steps, workers)], folder / MANY)
+                timer.cancel()
+                if rank:
+                    return EXIT_DONE
+            else:
+                _run(values, MANY, horovodrun(workers, f"localhost:{workers}", None), limit_seconds)
+            say("a plain loop, one worker, and a resumed run ...")
+            kept = [
+                name for name in for_children() if not name.startswith(_OF_LAUNCHERS) or "_ALLOW_" in name
+            ]
+            unset = ["env", *(word for name in os.environ if name not in kept for word in ("-u", name))]
+            document = _run(values, "alone", unset, max(limit_seconds - (time.monotonic() - begun), 1.0))
     finally:
         if rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
-    if document is None:
-        return EXIT_DONE
-    if left_out:
+    if left_out := [name for name, value in _LEFT_OUT.items() if getattr(config, name) != value]:
         document["notes"].insert(0, f"left out of the comparison: {', '.join(left_out)}")
     document |= {"workers": workers, "steps": steps, "seconds": round(time.monotonic() - begun, 1)}
     show_found(describe(document), document, json_path)
     return EXIT_DONE if document["proved"] else EXIT_DIFFERENT
 
 
-def layers_of(layers: list[Layer], config: Config, steps: int, workers: int) -> tuple[list[Layer], list[str]]:
-    """Return the config values of the jobs, and names of what is left out."""
+def _changed(config: Config, steps: int, workers: int) -> Layer:
+    """Return the config values of the jobs that are not the user's."""
     own = config.batch_size * config.accumulate
-    values = {**_LEFT_OUT, **_SILENTLY, "steps": steps}
-    values["global_batch_size"] = config.global_batch_size or own * workers
-    values["base_batch_size"] = config.base_batch_size or (
-        values["global_batch_size"] if config.global_batch_size else own
-    )
-    values["eval_batch_size"] = config.eval_batch_size or config.batch_size
-    left_out = [
-        name
-        for name, value in _LEFT_OUT.items()
-        if name != "sync_batch_norm" and getattr(config, name) != value
-    ]
-    return [*layers, Layer("prove", values)], left_out
-
-
-def _prove(
-    layers: list[Layer], folder: Path, place: tuple[int, int, bool], steps: int, limit_seconds: float
-) -> dict[str, Any] | None:
-    """Collective. Run the jobs; return what was found, on rank 0."""
-    workers, rank, is_launched = place
-    begun = time.monotonic()
-    values = {
-        "layers": layers_to_json(layers),
-        "folder": str(folder),
-        "workers": workers,
-        "steps": steps,
-        "parent": os.getpid(),
+    together = config.global_batch_size
+    sizes = {
+        "global_batch_size": together or own * workers,
+        "base_batch_size": config.base_batch_size or together or own,
+        "eval_batch_size": config.eval_batch_size or config.batch_size,
     }
-    without = [name for name in os.environ if _is_of_launch(name) or name not in for_children()]
-    unset = ["env", *(word for name in without for word in ("-u", name))]
-    environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if rank == 0:
-        say(f"training {steps} steps with {workers} workers ...")
-    if is_launched:
-        timer = threading.Timer(limit_seconds, _end, [limit_seconds, folder, rank])
-        timer.daemon = True
-        timer.start()
-        train(layers, folder / MANY)
-        timer.cancel()
-        if rank:
-            return None
-    else:
-        _run(values, MANY, [*horovodrun(workers, f"localhost:{workers}", None)], limit_seconds, environ)
-    say("a plain loop, one worker, and a resumed run ...")
-    left = max(limit_seconds - (time.monotonic() - begun), 1.0)
-    found: dict[str, Any] = _run(values, "alone", unset, left, environ)
-    return found
+    return Layer("prove", {**_LEFT_OUT, **_SILENTLY, **sizes, "steps": steps})
 
 
-def _run(
-    values: Mapping[str, Any],
-    phase: str,
-    start: list[str],
-    seconds: float,
-    environ: Mapping[str, str],
-) -> Any:
-    folder = Path(values["folder"])
+def _run(values: Mapping[str, Any], phase: str, start: list[str], seconds: float) -> Any:
+    """Run a part in processes of its own, and return what it found."""
+    folder, name = Path(values["folder"]), "the job" if phase == MANY else "the proof"
     path, found = folder / f"{phase}.json", folder / (FOUND if phase != MANY else "begun.json")
     path.write_text(json.dumps({**values, "phase": phase}), encoding="utf-8")
     found.write_text("null", encoding="utf-8")
     command = [*start, sys.executable, "-m", "hvdtrain.tools.parity.phases", str(path)]
-    name = "the job" if phase == MANY else "the proof"
-    return run_program(
-        name, command, seconds, found, environ, remedy="Give a larger --limit, or a smaller task."
-    )
-
-
-def _is_of_launch(name: str) -> bool:
-    return name not in _KEPT and (name.startswith(_OF_LAUNCHERS) or name in _OF_TORCHRUN)
+    environ = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return run_program(name, command, seconds, found, environ, remedy=LARGER_LIMIT)
 
 
 def _end(seconds: float, folder: Path, rank: int) -> None:
@@ -192,31 +142,25 @@ def _end(seconds: float, folder: Path, rank: int) -> None:
 
 def describe(found: Mapping[str, Any]) -> str:
     """Return what was found, on one screen."""
+    amounts = {"step": found["steps"], "worker": found["workers"], "sample": found["batch"]}
+    steps, workers, samples = (counted(amount, noun) for noun, amount in amounts.items())
     title = FRAMEWORKS[found["framework"]].title
-    lines = [
-        f"prove: {found['task']} with {title}, {counted(found['steps'], 'step')} of "
-        f"{counted(found['batch'], 'sample')}, {counted(found['workers'], 'worker')}"
-    ]
+    lines = [f"prove: {found['task']} with {title}, {steps} of {samples}, {workers}"]
     width = max(len(row["what"]) for row in found["rows"])
     for row in found["rows"]:
         word = {True: "equal", False: "DIFFERENT", None: "-"}[row["ok"]]
-        numbers = ""
-        if "loss" in row:
-            numbers = (
-                f"loss {row['loss']:.0e}, parameters {row['parameters']:.0e}, buffers {row['buffers']:.0e}"
-            )
-        text = row["text"] if row["ok"] is not True or not numbers else ""
-        lines.append(f"  {row['what']:<{width}}  {word:<9}  {numbers or text}".rstrip())
-        if numbers and text:
-            lines.append(f"    first difference: {text}")
+        numbers = ", ".join(
+            f"{name} {row[name]:.0e}" for name in ("loss", "parameters", "buffers") if name in row
+        )
+        lines.append(f"  {row['what']:<{width}}  {word:<9}  {numbers or row['text']}".rstrip())
+        if numbers and row["ok"] is not True:
+            lines.append(f"    first difference: {row['text']}")
         if row["ok"] and row.get("parameters", 0.0) > _MUCH:
             lines.append(f"    {row['widest']} is furthest apart: rounding alone moves it as far")
         if row["cause"] and f"    cause: {row['cause']}" not in lines:
             lines.append(f"    cause: {row['cause']}")
     lines += [f"note: {note}" for note in found["notes"]]
-    left = "; ".join(row["what"].strip() for row in found["rows"] if row["ok"] is None)
-    proved = "proved: what could be compared is equal but for rounding" + f"; not compared: {left}" * bool(
-        left
-    )
-    lines.append(f"{proved if found['proved'] else 'not proved: see above'} ({found['seconds']:.0f} s)")
-    return "\n".join(lines)
+    end = "proved: what could be compared is equal but for rounding" if found["proved"] else ""
+    if left := "; ".join(row["what"].strip() for row in found["rows"] if row["ok"] is None):
+        end += f"; not compared: {left}" * found["proved"]
+    return "\n".join([*lines, f"{end or 'not proved: see above'} ({found['seconds']:.0f} s)"])
