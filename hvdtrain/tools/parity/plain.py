@@ -114,7 +114,7 @@ class PlainLoop:
 
     def _mean(self, values: Any, weights: Any) -> Any:
         """Return the mean of losses over samples, by their weights if they have any."""
-        if not values.shape:
+        if not len(values.shape):
             return values
         total = type(self).total
         return total(values) / len(values) if weights is None else total(values * weights) / total(weights)

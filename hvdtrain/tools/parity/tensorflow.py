@@ -288,10 +288,11 @@ class Loop(PlainLoop):
             outputs, targets = (one if len(one.shape) > 1 else one[:, None] for one in (outputs, targets))
         mask = getattr(outputs, "_keras_mask", None)
         kind, options = kinds[name]
-        losses = kind(reduction=None, **options)(targets, outputs)
-        if mask is not None:
-            return tf.reduce_sum(losses) / tf.reduce_sum(tf.cast(mask, losses.dtype))
-        return tf.reduce_mean(tf.reshape(losses, (len(targets), -1)), axis=1)
+        losses = tf.reshape(kind(reduction=None, **options)(targets, outputs), (len(targets), -1))
+        if mask is None:
+            return tf.reduce_mean(losses, axis=1)
+        counted = tf.reduce_sum(tf.reshape(tf.cast(mask, losses.dtype), (len(targets), -1)), axis=1)
+        return tf.math.divide_no_nan(tf.reduce_sum(losses, axis=1), counted), counted
 
 
 def _plain(variables: Any) -> list[Any]:
