@@ -91,7 +91,7 @@ class Messenger:
     def _begin(self, text: Bytes, buffers: Sequence[Bytes], to: int) -> None:
         requests = [self._communicator.Isend(text, to, _TEXT_TAG)]
         requests += [self._communicator.Isend(piece, to, _DATA_TAG) for piece in _pieces(buffers)]
-        while self._requests and all(request.Test() for request in self._requests[0][0]):
+        while self._requests and all(_tried(request.Test) for request in self._requests[0][0]):
             self._requests.popleft()
         self._requests.append((requests, (text, buffers)))
 
