@@ -325,6 +325,11 @@ class UploadingSaver(BackgroundSaver):
         """Wait until what was written is whole in the store; return why it is not."""
         return "" if self._store.flush(limits, self._report.note) else self._store.problem()
 
+    def best(self) -> Path | None:
+        """Return the best checkpoint that is kept, if the store has it."""
+        found = super().best()
+        return found if found is not None and found.name in self._store.whole else None
+
     def published(self) -> tuple[str | None, str | None]:
         """Return the newest checkpoint in the store, and why the newest one here is not there."""
         found = self._store.newest_whole()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _best = click.option(
     "--best", is_flag=False, flag_value="keep_best", metavar="[METRIC]",
-    help="Take the best checkpoint of a run that is kept: by METRIC, or else by keep_best or the loss.",
+    help="After CHECKPOINT: take the best one of the run, by METRIC, or else by keep_best or the loss.",
 )  # fmt: skip
 
 

@@ -209,7 +209,7 @@ def drill(debug: bool, **options: Any) -> None:
 def docs(page: str | None, debug: bool) -> None:
     """Show a page of the documentation; without PAGE, list the pages."""
     folder = Path(__file__).parents[1] / "docs"
-    pages = {path.stem: path.read_text() for path in sorted(folder.glob("*.md"))}
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
     if page is None:
         for name, text in pages.items():
             click.echo(f"{name:16}{text.splitlines()[0].lstrip('# ')}")

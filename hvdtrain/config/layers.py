@@ -17,6 +17,7 @@ from hvdtrain.config import Config, Layer, is_nullable
 from hvdtrain.config.field_names import name_hint, value_hint
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
+from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.urls import shown
 
 # setting one field of a pair removes the other field if a source of lower precedence set it
@@ -124,7 +125,9 @@ def _shortened(text: str) -> str:
 def read_file(path: Path) -> Layer:
     """Read a YAML config file."""
     try:
-        text = path.read_bytes().decode()
+        # a shell passes <(...) as a file of /dev; any other pipe may have no writer
+        with path.open("rb") if path.is_relative_to("/dev") else open_regular(path) as file:
+            text = file.read().decode()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"cannot read the config file {path}: {reason}") from None

@@ -197,7 +197,10 @@ class ArrayDataset:
         self.columns = dict(columns)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
         if len(set(sizes.values())) > 1:
-            raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
+            raise DataError(
+                f"arrays of one data set must have equal lengths, found {sizes}",
+                "eval_data() with several sets returns hvdtrain.EvalSets({name: set}).",
+            )
         # memory-mapped arrays are converted batch by batch: a whole copy may not fit in memory
         self.arrays = {name: a if memmap_base(a) is not None else native(a) for name, a in arrays.items()}
         self._size = next(iter(sizes.values()), 0)

@@ -230,7 +230,9 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
         max(known.get(n, 0.0), mib) for n, mib in zip((PEAK_MEMORY, PEAK_DEVICE_MEMORY), own, strict=True)
     ]
     newest, failures = session.services.saver.newest, session.services.saver.failures
-    best = session.services.saver.best()
+    best = None
+    with suppress(OSError):
+        best = session.services.saver.best()
     save_error = failures[-1] if failures else None
     if newest is not None and verified:
         written, newest = newest, newest_verified(newest.parent)

@@ -74,6 +74,9 @@ def _check_is_possible(path: str) -> None:
     """Check that there can be a file of a path."""
     try:
         os.stat(path)
+        for name in Path(path).parts:  # of folders that are not there yet, too
+            os.stat(name)
+        os.stat(os.path.abspath(path))
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
             raise ValueError(f"{os.strerror(error.errno).lower()}: there can be no such file") from None

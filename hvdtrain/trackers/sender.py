@@ -65,7 +65,8 @@ def read_tracked_run(run_dir: Path) -> TrackedRun:
         began_seconds = (run_dir / CONFIG_FILE).stat().st_mtime
         run = TrackedRun(id=uuid.uuid4().hex, began_seconds=began_seconds)
         note_start(run_dir, run)
-    config = read_config(run_dir)[0]
+    config, _, problem = read_config(run_dir)
+    config = config or {"config_error": problem}
     fields = {str(name): value for name, value in config.items() if name not in _NOT_SENT}
     return run.model_copy(update={"folder": run_dir, "config": fields})
 

@@ -261,5 +261,5 @@ def test_the_range_at_the_measured_number_of_workers_has_what_was_measured(measu
 def test_neither_more_workers_nor_a_slower_link_make_a_step_shorter(measured, workers, link, factor):
     step = parts_of(measured, Cluster(workers, 1, link)).step
     quick = replace(link, bits_per_second=factor * link.bits_per_second)
-    assert parts_of(measured, Cluster(workers, 1, quick)).step <= step * (1 + 1e-9)
-    assert parts_of(measured, Cluster(2 * workers, 1, link)).step >= step * (1 - 1e-9)
+    assert parts_of(measured, Cluster(workers, 1, quick)).step <= step * (1 + 1e-6)
+    assert parts_of(measured, Cluster(2 * workers, 1, link)).step >= step * (1 - 1e-6)

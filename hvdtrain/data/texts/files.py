@@ -188,7 +188,12 @@ class CharacterTokens:
         self.vocabulary = len(self.characters)
         table = np.zeros(_ALL, np.min_scalar_type(self.vocabulary - 1))
         table[self.characters] = np.arange(self.vocabulary)
-        self._tokens = np.concatenate([table[codes] for codes in _characters(files)])
+        parts = []
+        for codes in _characters(files):
+            if not seen[codes].all():
+                raise DataError(f"{files.paths[0].parent}: a text was changed while it was being read")
+            parts.append(table[codes])
+        self._tokens = np.concatenate(parts)
 
     def __len__(self) -> int:
         return len(self._tokens)

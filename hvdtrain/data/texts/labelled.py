@@ -133,7 +133,8 @@ def read_tables(tables: Sequence[Table], encoder: Encoder) -> Labels:
                 )
         sizes.append(len(numbers) - before)
         if not sizes[-1]:
-            left_out = f"; left out: {len(table.left_out)}" if table.left_out else ""
+            first = table.left_out[0].problem if table.left_out else ""
+            left_out = f"; left out: {len(table.left_out)}, the first: {first}" if first else ""
             raise DataError(f"{table.path} has no valid row{left_out}")
     if len(found) < 2:
         raise DataError(

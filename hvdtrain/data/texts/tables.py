@@ -40,8 +40,10 @@ def _tsv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleErro
 
 def _jsonl_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
     """Yield the rows of a JSONL file: a JSON object per line; empty lines are skipped."""
-    with _opened(path, newline="\n") as file:
-        for number, line in enumerate(file, 1):
+    with _opened(path) as file:
+        for number, line in enumerate(iter(lambda: file.readline(LONGEST + 1), ""), 1):
+            if len(line) > LONGEST:
+                raise DataError(f"{path}, line {number}: more than {LONGEST:,} characters")
             if not line.strip():
                 continue
             place = f"line {number}"
@@ -60,14 +62,14 @@ def _jsonl_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleEr
                 yield Row(place, found[text], found[label])
 
 
-def _opened(path: Path, newline: str) -> TextIO:
+def _opened(path: Path) -> TextIO:
     """Open a text file, in which bytes that are not UTF-8 become half characters, which rows may not have."""
-    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline=newline)
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
 
 
 def _separated(path: Path, columns: tuple[str, str], **options: Any) -> Iterator[Row | BadSampleError]:
     csv.field_size_limit(max(LONGEST, csv.field_size_limit()))  # of the whole process
-    with _opened(path, newline="") as file:
+    with _opened(path) as file:
         rows = csv.reader(file, strict=True, **options)
         try:
             names = next(rows, None)
@@ -75,6 +77,8 @@ def _separated(path: Path, columns: tuple[str, str], **options: Any) -> Iterator
             raise DataError(f"{path}, line {rows.line_num}: {error}") from None
         if names is None:
             raise DataError(f"{path} is empty (0 bytes)")
+        if problem := _not_text("".join(names)):
+            raise DataError(f"{path}, line 1: {problem}", "Save the file as UTF-8.")
         check_columns(path, names, columns)
         at = [names.index(column) for column in columns]
         while True:
@@ -202,11 +206,18 @@ class Table:
             return BadSampleError(f"{where}: {self.text!r} is empty")
         if not str(row.label).strip():
             return BadSampleError(f"{where}: {self.label!r} is empty")
-        if found := _NO_TEXT.search(f"{row.text}{row.label}"):  # JSON may contain half of a surrogate pair
-            code = ord(found[0])
-            what = f"the byte 0x{code - 0xDC00:02x}" if code >= 0xDC80 else repr(found[0])
-            return BadSampleError(f"{where}: contains {what}, which is not UTF-8", "Save the file as UTF-8.")
-        return None
+        problem = _not_text(f"{row.text}{row.label}")
+        return BadSampleError(f"{where}: {problem}", "Save the file as UTF-8.") if problem else None
+
+
+def _not_text(text: str) -> str:
+    """Return what a text has that no text may have; empty if there is nothing."""
+    if (found := _NO_TEXT.search(text)) is None:
+        return ""
+    code = ord(found[0])  # bytes that are not UTF-8 are read as such codes; JSON may have them, too
+    if 0xDC80 <= code < 0xDD00:
+        return f"contains the byte 0x{code - 0xDC00:02x}, which is not UTF-8"
+    return f"contains {found[0]!r}, which is not a character of a text"
 
 
 def _shown(value: object) -> str:

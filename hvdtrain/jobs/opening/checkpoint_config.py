@@ -98,6 +98,12 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     values = {name: config[name] for name in config if name in Config.model_fields.keys() - _OF_TRAINING}
     # nor those of the task's defaults
     values |= {name: Config.model_fields[name].default for name in _NOT_BY_DEFAULT}
+    for name in ("batch_size", "global_batch_size", "accumulate", "eval_batch_size"):
+        if not isinstance(value := config.get(name), int | None):
+            raise CheckpointError(
+                f"checkpoint {found.path}: {name} in its config must be a whole number, found {value!r}",
+                "Its trainer.json was not written by hvdtrain; do not use it.",
+            )
     micro_batch = config.get("batch_size") or Config.model_fields["batch_size"].default
     if (total := config.get("global_batch_size")) is not None:
         micro_batch = -(-total // (found.manifest.workers * (config.get("accumulate") or 1)))

@@ -323,11 +323,12 @@ def unknown_members(task: Any) -> dict[str, str]:
     for name, members in ((name, space) for space in spaces for name in space):
         if name in MEMBERS or name in read or name.startswith("_"):
             continue
+        if advice := task_advice(name):
+            found[name] = advice
+            continue
         near = difflib.get_close_matches(name.lower(), MEMBERS, n=1, cutoff=_NEAR)
         if near and members.get(near[0]) is None:
             found[name] = f"did you mean {near[0]}{'' if MEMBERS[near[0]] is None else '()'}?"
-        elif advice := task_advice(name):
-            found[name] = advice
     return found
 
 
