@@ -76,6 +76,14 @@ def test_a_batch_of_evaluation_is_as_large_as_in_training(fields, size):
     assert resolved(manifest(**fields)).eval_batch_size == size
 
 
+@pytest.mark.parametrize("name", ["batch_size", "global_batch_size", "accumulate"])
+def test_a_size_that_is_no_number_is_refused(name):
+    made = manifest()
+    made.config[name] = "2"
+    with pytest.raises(CheckpointError, match=f"{name} in its config must be a whole number, found '2'"):
+        resolved(made)
+
+
 def test_a_task_of_the_users_own_must_be_named():
     made = manifest(task="my tasks.py:Mine")
     with pytest.raises(UsageError, match=r"runs only if you name it\nIf .* add: --task 'my tasks\.py:Mine'$"):

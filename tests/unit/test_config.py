@@ -1,5 +1,6 @@
 """The configuration: who wins, which rules hold, what a message says, what is written and read."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -210,6 +211,12 @@ def test_nothing_in_yaml_runs_code(tmp_path, tag):
     with pytest.raises(ConfigError, match=r"run\.yaml is not valid YAML at line 1"):
         read_file(path)
     assert not (tmp_path / "made").exists()
+
+
+def test_a_pipe_in_place_of_a_config_file_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match="cannot read the config file"):
+        read_file(tmp_path / "run.yaml")
 
 
 @pytest.mark.parametrize(("text", "kind"), [("- seed: 1", "list"), ("seed", "str")])

@@ -68,6 +68,8 @@ BAD_ROWS = {
         "a.csv, line 3: contains the byte 0xe9, which is not UTF-8",
         2,
     ),
+    "line end in a text": ("a.tsv", b"label\ttext\nx\thello\rworld\ny\tz\n", "a.tsv, line 2: ", 1),
+    "NUL": ("a.jsonl", b'{"text": "x\\u0000", "label": 1}\n', "'\\x00', which is not a character", 0),
     "not JSON": (
         "a.jsonl",
         b'{"text": "x", "label": 1}\n{"text": \n',
