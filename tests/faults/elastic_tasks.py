@@ -20,7 +20,7 @@ from hvdtrain.tools.drill.task import Drill
 
 # name to module, and name in it, of what is wrapped
 PLACES = {
-    "evaluating": ("hvdtrain.step_end", "_evaluate_sets"),
+    "evaluating": ("hvdtrain.step_end", "_evaluate_set"),
     "writing": ("hvdtrain.checkpoints.storage", "write"),
     "saving": ("hvdtrain.step_end", "save"),
     "entering": ("hvdtrain.backends.workers", "HorovodWorkers.restart"),
