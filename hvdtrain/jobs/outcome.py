@@ -1,6 +1,7 @@
 """How training ends: what was raised, the summary, and the agreement of all workers on it."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -87,9 +88,14 @@ def write_summary_on_loss(session: Session, problem: str) -> None:
     run_dir = session.services.run_dir
 
     def write_for_rank_zero() -> None:
-        if (run_dir / "config.yaml").is_file():
-            newest = str(max(checkpoints_in(run_dir / CHECKPOINTS), default="")) or None
-            write_json(run_dir / SUMMARY_FILE, replace(summary, checkpoint=newest).as_dict())
+        config, written = run_dir / "config.yaml", run_dir / SUMMARY_FILE
+        if not config.is_file():
+            return
+        is_new = written.is_file() and written.stat().st_mtime_ns > config.stat().st_mtime_ns
+        if is_new and json.loads(written.read_bytes())["status"] == "failed":
+            return  # rank 0 is cut off from this host, not lost
+        newest = str(max(checkpoints_in(run_dir / CHECKPOINTS), default="")) or None
+        write_json(written, replace(summary, checkpoint=newest).as_dict())
 
     if session.backend.workers.rank and not session.backend.workers.is_elastic:
         do_in_time(write_for_rank_zero)
