@@ -1,7 +1,7 @@
 """Options that are config fields, and the layers of a configuration that they make."""
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -16,6 +16,12 @@ from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
 
 
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return the question whether another word was meant; empty if none is close."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f"Did you mean {close[0]!r}?" if close else ""
+
+
 class _TrainByDefault(click.Group):
     """A group in which the command ``train`` may be left out."""
 
@@ -23,12 +29,9 @@ class _TrainByDefault(click.Group):
         first = args[0] if args else ""
         if first not in self.commands and first not in ("--help", "--version"):
             if first and not first.startswith("-") and "." not in first and not Path(first).exists():
-                close = difflib.get_close_matches(first, self.commands, n=1)
-                hint = f"Did you mean {close[0]!r}? " if close else ""
-                raise UsageError(
-                    f"{first!r} is neither a command nor a config file",
-                    f"{hint}Commands: {', '.join(self.commands)}. Options start with --.",
-                )
+                hint = f"{did_you_mean(first, self.commands)} Commands: {', '.join(self.commands)}."
+                remedy = f"{hint.lstrip()} Options start with --."
+                raise UsageError(f"{first!r} is neither a command nor a config file", remedy)
             args = ["train", *args]
         return super().parse_args(ctx, args)
 

@@ -2,14 +2,13 @@
 
 import sys
 from collections.abc import Iterable
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import click
 
-from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
+from hvdtrain.cli.fields import OPTIONS, config_options, did_you_mean, given_layers
 from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
 from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
@@ -205,20 +204,18 @@ def drill(debug: bool, **options: Any) -> None:
 
 @click.command()
 @click.argument("page", required=False)
-@click.option("--debug", is_flag=True, help="Show the traceback of errors.")
+@_debug
 def docs(page: str | None, debug: bool) -> None:
     """Show a page of the documentation; without PAGE, list the pages."""
-    folder = Path(__file__).parents[1] / "docs"
-    pages = {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}
+    paths = sorted(Path(__file__).parents[1].glob("docs/*.md"))
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     if page is None:
         for name, text in pages.items():
             click.echo(f"{name:16}{text.splitlines()[0].lstrip('# ')}")
         return
-    name = Path(page).stem
-    if name not in pages:
-        close = get_close_matches(name, pages, n=1)
-        hint = f"Did you mean {close[0]!r}? " if close else ""
-        raise UsageError(f"there is no page {page!r}", f"{hint}`hvdtrain docs` lists the pages.")
+    if (name := Path(page).stem) not in pages:
+        rest = "`hvdtrain docs` lists the pages."
+        raise UsageError(f"there is no page {page!r}", f"{did_you_mean(name, pages)} {rest}".lstrip())
     click.echo_via_pager(pages[name])
 
 

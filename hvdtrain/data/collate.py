@@ -52,9 +52,7 @@ class CollatedDataset:
         self._collate = collate
         self._name = name
         if self._columns is not None:
-            sizes = {key: len(value) for key, value in self._columns.items()}
-            if len(set(sizes.values())) > 1:
-                raise DataError(f"arrays of one data set must have equal lengths, found {sizes}")
+            check_lengths({key: len(value) for key, value in self._columns.items()})
         elif not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
             raise DataError(
                 f"data must be arrays or have __len__ and __getitem__, found a {type_name(source)}"
@@ -164,6 +162,15 @@ def pad(columns: Mapping[str, float], *, multiple: int | None = None, longest: i
         longest: the greatest length, such as the number of the model's positions.
     """
     return Pad(columns, multiple, longest)
+
+
+def check_lengths(sizes: Mapping[str, int]) -> None:
+    """Check that the columns of a data set have equal numbers of samples."""
+    if len(set(sizes.values())) > 1:
+        raise DataError(
+            f"arrays of one data set must have equal lengths, found {sizes}",
+            "eval_data() with several sets returns hvdtrain.EvalSets({name: set}).",
+        )
 
 
 def ragged_error(name: str, values: Any, indices: Sequence[int]) -> DataError:

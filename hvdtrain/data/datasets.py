@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.collate import PAD_REMEDY, Collate, CollatedDataset
+from hvdtrain.data.collate import PAD_REMEDY, Collate, CollatedDataset, check_lengths
 from hvdtrain.data.naming import (
     HuggingFaceDataset,
     arrays_of,
@@ -196,11 +196,7 @@ class ArrayDataset:
         self.notes = notes
         self.columns = dict(columns)
         sizes = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-        if len(set(sizes.values())) > 1:
-            raise DataError(
-                f"arrays of one data set must have equal lengths, found {sizes}",
-                "eval_data() with several sets returns hvdtrain.EvalSets({name: set}).",
-            )
+        check_lengths(sizes)
         # memory-mapped arrays are converted batch by batch: a whole copy may not fit in memory
         self.arrays = {name: a if memmap_base(a) is not None else native(a) for name, a in arrays.items()}
         self._size = next(iter(sizes.values()), 0)

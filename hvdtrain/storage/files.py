@@ -72,14 +72,12 @@ def expand_path(text: str) -> str:
 
 def _check_is_possible(path: str) -> None:
     """Check that there can be a file of a path."""
-    try:
-        os.stat(path)
-        for name in Path(path).parts:  # of folders that are not there yet, too
-            os.stat(name)
-        os.stat(os.path.abspath(path))
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-            raise ValueError(f"{os.strerror(error.errno).lower()}: there can be no such file") from None
+    for part in (path, *Path(path).parts, os.path.abspath(path)):  # names below missing folders, too
+        try:
+            os.stat(part)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
+                raise ValueError(f"{os.strerror(error.errno).lower()}: there can be no such file") from None
 
 
 def expand_task(spec: str) -> str:

@@ -160,8 +160,7 @@ def test_the_job_loads_no_framework_before_it_knows_which():
 
 
 def test_pages_of_the_documentation_are_listed_and_shown(invoke):
-    listed = invoke("docs").output
-    assert "tutorial        Tutorial" in listed
+    assert "tutorial        Tutorial" in invoke("docs").output
     assert invoke("docs", "docs/prove.md").output.startswith("# Prove")
     unknown = invoke("docs", "prov")
     assert isinstance(unknown.exception, UsageError)

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,19 +24,6 @@ class Row:
     place: str
     text: Any
     label: Any
-
-
-def _csv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
-    """Yield the rows of a CSV file: comma-separated values, which may be quoted, after a header.
-
-    For a row that cannot be read an error is yielded; the rows after it follow.
-    """
-    yield from _separated(path, (text, label), delimiter=",")
-
-
-def _tsv_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
-    """Yield the rows of a TSV file: values separated by tabs; quotes have no meaning."""
-    yield from _separated(path, (text, label), delimiter="\t", quoting=csv.QUOTE_NONE)
 
 
 def _jsonl_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSampleError]:
@@ -67,7 +55,12 @@ def _opened(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="\n")
 
 
-def _separated(path: Path, columns: tuple[str, str], **options: Any) -> Iterator[Row | BadSampleError]:
+def _separated_rows(path: Path, text: str, label: str, **options: Any) -> Iterator[Row | BadSampleError]:
+    """Yield the rows of a file of separated values after a header; ``options`` are of ``csv.reader``.
+
+    For a row that cannot be read an error is yielded; the rows after it follow.
+    """
+    columns = (text, label)
     csv.field_size_limit(max(LONGEST, csv.field_size_limit()))  # of the whole process
     with _opened(path) as file:
         rows = csv.reader(file, strict=True, **options)
@@ -146,8 +139,8 @@ def _parquet_rows(path: Path, text: str, label: str) -> Iterator[Row | BadSample
 Reader = Callable[[Path, str, str], Iterator[Row | BadSampleError]]
 
 READERS: dict[str, Reader] = {
-    ".csv": _csv_rows,
-    ".tsv": _tsv_rows,
+    ".csv": partial(_separated_rows, delimiter=","),  # which may be quoted
+    ".tsv": partial(_separated_rows, delimiter="\t", quoting=csv.QUOTE_NONE),
     ".jsonl": _jsonl_rows,
     ".ndjson": _jsonl_rows,
     ".parquet": _parquet_rows,
