@@ -72,7 +72,11 @@ def expand_path(text: str) -> str:
 
 def _check_is_possible(path: str) -> None:
     """Check that there can be a file of a path."""
-    for part in (path, *Path(path).parts, os.path.abspath(path)):  # names below missing folders, too
+    try:
+        full = os.path.abspath(path)
+    except FileNotFoundError:  # the working folder was removed
+        full = path
+    for part in (path, *Path(path).parts, full):  # names below missing folders, too
         try:
             os.stat(part)
         except OSError as error:
