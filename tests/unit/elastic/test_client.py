@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
+from support.elastic_driver import KEY, ScriptedDriver, accept_worker, world
 
 from hvdtrain.elastic.handshake import DriverHandshake
 from hvdtrain.elastic.member import membership as clients
@@ -50,7 +51,6 @@ from hvdtrain.errors import (
     TaskError,
 )
 from hvdtrain.workers.world import Place, world_key
-from tests.support.elastic_driver import KEY, ScriptedDriver, accept_worker, world
 
 VALUES = {"config": {"epochs": 3}, "size": 100}
 

@@ -5,9 +5,9 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.elastic_driver import accept_worker
 
 from hvdtrain.elastic.handshake import DriverHandshake, prove_to_driver, receive_line
-from tests.support.elastic_driver import accept_worker
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
+from support.elastic_driver import ScriptedDriver, world
 
 from hvdtrain.config import Config
 from hvdtrain.elastic.member import membership as clients
@@ -15,7 +16,6 @@ from hvdtrain.jobs.opening import start
 from hvdtrain.jobs.opening.start import JobSpec, started
 from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.workers.world import MemberInfo
-from tests.support.elastic_driver import ScriptedDriver, world
 
 CONFIG = Config(framework="torch", epochs=1)
 JOB = JobSpec(CONFIG, None, "build", {})

@@ -6,9 +6,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from support.elastic_driver import KEY, ScriptedDriver, accept_worker
 
 from hvdtrain.elastic.messages import End, Failed
-from tests.support.elastic_driver import KEY, ScriptedDriver, accept_worker
 
 ENDS = """
 import os, sys
