@@ -176,5 +176,5 @@ def test_the_documentation_has_the_table():
         f"| {row.feature.name} | {row.other.joined} {row.other.name} | {row.reason} |".replace("  ", " ")
         for row in ROWS
     ]
-    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     assert "\n".join(lines) in text, "the table should be:\n" + "\n".join(lines)

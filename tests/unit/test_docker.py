@@ -1,4 +1,4 @@
-"""The Dockerfiles, their scripts, the compose file and what docs/clusters.md says of them."""
+"""The Dockerfiles, their scripts, the compose file and what docs/docker.md says of them."""
 
 import re
 from pathlib import Path
