@@ -1,4 +1,4 @@
-"""What cannot be combined: what a job may have or lack, and one table for checks and docs/compatibility.md."""
+"""What cannot be combined: what a job may have or lack; one table for checks and docs/compatibility.md."""
 
 import os
 from collections.abc import Callable, Mapping
