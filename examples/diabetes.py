@@ -42,7 +42,7 @@ class Diabetes:
         self.hidden = hidden
         table = read_table(csv) if csv else patients()
         if target not in table or len(table) < 2:
-            raise ValueError(f"there is no column {target!r} beside others; the table has {', '.join(table)}")
+            raise ValueError(f"there is no column {target!r}; the table has {', '.join(table)}")
         values = table.pop(target)[:, None]
         inputs = np.stack(list(table.values()), 1)
         # the same split on every worker; the scale is that of the training part alone

@@ -166,7 +166,7 @@ class Stopped(BaseException):
     """Raised on all workers when training has stopped on request (SIGTERM) and its state is saved.
 
     It is not a subclass of Exception. A script that does not catch it ends with exit code 75, which
-    tells a scheduler that the job can be queued again.
+    means for a scheduler that the job can be queued again.
     """
 
     exit_code = EXIT_STOPPED

@@ -219,7 +219,7 @@ def _why_stopped(session: Session) -> str:
             problem = f"callback {name_of(callback)} failed in {SHOULD_STOP}: {where_raised(error)}"
             if getattr(callback, "errors_end_job", True) or not isinstance(error, Exception):
                 raise WorkerFailure(problem) from error
-            session.services.report.note(f"{problem}; it is not asked again")
+            session.services.report.note(f"{problem}; it is not called again")
             # one that stops nothing takes its place: the other workers still wait for an answer
             session.services.stoppers = [
                 Callback() if one is callback else one for one in session.services.stoppers

@@ -101,7 +101,7 @@ class Backend(Protocol):
         Args:
             batch: what ``to_device`` yielded.
             learning_rate: that of this step.
-            signals: what this worker tells all of them; their sum comes back with the metrics.
+            signals: what this worker reports to all of them; their sum comes back with the metrics.
 
         With local steps, this is local: the gradient is the mean over this worker's samples, and the metrics
         are its own. ``synchronize`` brings those of all workers.
@@ -122,7 +122,7 @@ class Backend(Protocol):
 
         Args:
             partial: what this worker's last ``eval_step`` returned.
-            signals: what this worker tells all of them.
+            signals: what this worker reports to all of them.
         """
         ...
 

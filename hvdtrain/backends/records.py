@@ -70,7 +70,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Exported:
-    """What came of an export that was loaded back."""
+    """The result of loading an export back."""
 
     # largest difference between outputs of the model and of what was loaded back; infinite where they do not
     # compare
@@ -118,7 +118,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class DryRun:
-    """What came of one micro-batch that was computed without changing anything."""
+    """The result of one micro-batch that was computed without changing anything."""
 
     # what the model's last call returned, with arrays in place of tensors; None if the model was not called
     # or its outputs cannot be read

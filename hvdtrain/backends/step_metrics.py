@@ -36,7 +36,7 @@ class StepStatistics:
 
     skipped_samples: int = 0  # how many samples could not be read and were skipped
     data_wait_seconds: float = 0.0  # how long the worker waited for data
-    # the most memory that its process has had, in MiB; only one worker tells in a step, so that the sum over
+    # the most memory that its process has had, in MiB; one worker reports in a step, so that the sum over
     # workers is that worker's number
     host_peak_mib: float = 0.0
     device_peak_mib: float = 0.0  # likewise, what tensors have had on its GPU

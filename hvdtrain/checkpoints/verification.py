@@ -142,7 +142,7 @@ def _readable(path: Path) -> Iterator[None]:
 
 def _known(folder: Path, other_than: Path | None = None) -> str:
     paths = [path for path in checkpoints_in(folder) if path != other_than]
-    return f"Beside it: {', '.join(path.name for path in paths[-4:])}." if paths else ""
+    return f"In the same folder: {', '.join(path.name for path in paths[-4:])}." if paths else ""
 
 
 def _check_file(path: Path, info: FileInfo | None) -> None:

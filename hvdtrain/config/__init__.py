@@ -128,8 +128,8 @@ class Config(BaseModel):
         "Local steps: number of steps that each worker trains on its own before the workers average their "
         "parameters; if not given, they average their gradients in every step.", None, gt=0, le=10**9)
     outer_optimizer: Literal["average", "nesterov"] = _option(
-        "What follows local steps: the workers go on from the average of their parameters, or take a step of "
-        "SGD with Nesterov momentum towards it (DiLoCo).", "average")
+        "What follows local steps: the workers continue from the average of their parameters, or take a "
+        "step of SGD with Nesterov momentum towards it (DiLoCo).", "average")
     outer_learning_rate: float = _option("Learning rate of the outer optimizer nesterov.", 0.7, gt=0)
     outer_momentum: float = _option("Momentum of the outer optimizer nesterov.", 0.9, ge=0, lt=1)
     label_smoothing: float = _option(

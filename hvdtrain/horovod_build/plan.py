@@ -78,7 +78,7 @@ def find_mpi() -> Mpi | None:
         version = output_of(str(folder / "mpirun"), "--version")
         if version is None:
             raise HorovodBuildError(
-                f"There is an MPI compiler, {compiler}, but no working mpirun beside it.", REMEDY
+                f"There is an MPI compiler, {compiler}, but no working mpirun next to it.", REMEDY
             )
         name, number = _name_and_version(version)
         return Mpi(name, number, folder, _library_folders(compiler))

@@ -89,7 +89,7 @@ def prepare(
     - Over Gloo, also for data of MPI between hosts, let workers wait longer than the stall timeout, whose
       message names the worker, and than a start may take: Horovod's 30 seconds are too short for both.
     - In an elastic job, too, whose rendezvous is only known later. There every worker that remains would
-      also print that a collective failed, as an error of Horovod's: it is told what happened instead.
+      also print that a collective failed, as an error of Horovod's: what happened is reported instead.
     - Let Horovod fuse no operations. Which ones it fuses depends on timing, and with it the order in which
       numbers of three or more workers are added. Gradients are joined before they are reduced.
 

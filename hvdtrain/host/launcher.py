@@ -1,4 +1,4 @@
-"""What the launcher tells a worker: its rank, the number of workers on its host, the terminal to write to."""
+"""What the launcher sets for a worker: rank, number of workers on its host, the terminal to write to."""
 
 import json
 import os

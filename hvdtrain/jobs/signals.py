@@ -20,7 +20,7 @@ class Signals:
     """What signals requested of this worker."""
 
     def __init__(self) -> None:
-        self.number: int | None = None  # the signal that asked it to stop, if one came
+        self.number: int | None = None  # the signal that requested a stop, if one came
         self._save = False
         self._waits_for_step = False
 

@@ -190,7 +190,7 @@ class Dispatcher:
         return True
 
     def _activity(self, callback: Any, hook: str) -> AbstractContextManager[None]:
-        """Return a context that tells the watch of the workers of a user's callback, which may take long."""
+        """Return a context that reports to the watch a user's callback, which may take long."""
         if id(callback) in self._built_in or not ACTIVITY.is_of_this_thread:
             return nullcontext()
         step = ACTIVITY.current.step

@@ -74,7 +74,7 @@ def is_outdated(run_dir: Path, lock: LockState) -> bool:
 
 
 def silent_seconds_of(run_dir: Path) -> float:
-    """Return how long ago a run wrote its last record; infinity if it has none, or that cannot be told."""
+    """Return how long ago a run wrote its last record; infinity if it has none, or that is unknown."""
     try:
         return max(0.0, time.time() - os.stat(run_dir / METRICS_FILE).st_mtime)
     except OSError:

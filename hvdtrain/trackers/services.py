@@ -107,7 +107,7 @@ _MOST_VALUES, _MOST_TAGS = 1000, 100  # in one request
 _LONGEST_NAME, _LONGEST_TEXT, _LONGEST_REASON = 250, 4000, 200  # characters
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-# the library's own: how long and how often it asks a server that does not answer, what it prints and reports
+# the library's own: how long and how often it calls a server that does not answer, what it prints and reports
 _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",

@@ -144,7 +144,7 @@ class _Writer:
     def _error(self, found: str) -> ExchangeError:
         place = " of ".join(map(_describe, reversed(self._path[-6:]))) or "an object"
         return ExchangeError(
-            f"what this worker tells the others cannot travel: {place} {found}",
+            f"what this worker sends to the others cannot travel: {place} {found}",
             "Numbers, texts, bytes, arrays of numbers, lists, tuples, sets and dicts of them can.",
         )
 

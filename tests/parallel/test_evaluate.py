@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_is_named_and_a_run_has_the_one_before(tmp_path):
     refused = evaluate(1, damaged, cwd=tmp_path)
     assert refused.returncode == 2
     assert f"checkpoint {damaged} is damaged: the content of model.safetensors has changed" in refused.stderr
-    assert "Beside it: step-00000045." in refused.stderr
+    assert "In the same folder: step-00000045." in refused.stderr
     result = evaluate(1, source.folder, cwd=tmp_path)
     assert result.returncode == 0, result.output[-3000:]
     assert "step 45: " in result.stdout

@@ -21,7 +21,7 @@ REFUSED = {
     "no labels": (
         lambda p: {"path": _file(p / "train-images-idx3-ubyte", idx_bytes(IMAGES)).parent},
         DataError,
-        "there is no file of labels beside .*train-images-idx3-ubyte",
+        "there is no file of labels next to .*train-images-idx3-ubyte",
     ),
     "swapped files": (
         lambda p: {

@@ -148,7 +148,7 @@ def test_a_named_one_that_is_damaged_is_refused_although_there_are_others(tmp_pa
     spoil(paths[1])
     error = refused(resume=str(paths[1]))
     assert "step-00000120 is damaged" in error.problem
-    assert error.remedy == "Beside it: step-00000100."
+    assert error.remedy == "In the same folder: step-00000100."
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,7 @@ Impostor = type("Checkpoint", (), {"path": 1, "manifest": 2})
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_does_not_travel_is_named(value, found):
-    with pytest.raises(ExchangeError, match="what this worker tells the others cannot travel") as caught:
+    with pytest.raises(ExchangeError, match="what this worker sends to the others cannot travel") as caught:
         encode(value)
     assert found in caught.value.problem
     assert "lists, tuples, sets and dicts" in caught.value.remedy

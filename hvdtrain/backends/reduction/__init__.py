@@ -131,7 +131,7 @@ class GradientReducer:
         return {one.portable_name: self._read(one) for one in self.kept()}
 
     def load(self, state: PortableState) -> None:
-        """Go on from what a whole state has of this, or from the beginning. Local: no collective.
+        """Continue from what a whole state has of this, or from the beginning. Local: no collective.
 
         Raises:
             TaskError: If what it has is of another model.
@@ -163,7 +163,7 @@ class GradientReducer:
         raise NotImplementedError
 
     def _write(self, kept: Kept, array: Any) -> None:
-        """Go on from a portable array. Local."""
+        """Continue from a portable array. Local."""
         raise NotImplementedError
 
 

@@ -46,7 +46,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
         if compression not in known:
             raise ConfigError(
                 f"compression should be {', '.join(map(repr, known))}, found {compression!r}",
-                "PowerSGD, which keeps a state beside the optimizer's, needs hvdtrain's own loop.",
+                "PowerSGD, which keeps a state in addition to the optimizer's, needs hvdtrain's own loop.",
             )
         super().__init__(learning_rate=0.0, name=name)
         self.inner = inner

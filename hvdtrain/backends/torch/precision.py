@@ -69,7 +69,7 @@ class LossScale(LossScaleBase):
         return torch.tensor([self.value, self._steps_since_change, self.skipped], dtype=torch.float64)
 
     def follow(self, found: torch.Tensor) -> None:
-        """Go on from what ``to_broadcast`` returned."""
+        """Continue from what ``to_broadcast`` returned."""
         self.value, steps, skipped = found.tolist()
         self._steps_since_change, self.skipped = round(steps), round(skipped)
 

@@ -46,7 +46,7 @@ def _open_idx(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
         return None
     if images is None or labels is None:
         missing = "labels" if labels is None else "images"
-        raise DataError(f"there is no file of {missing} beside {images or labels}")
+        raise DataError(f"there is no file of {missing} next to {images or labels}")
     pixels, values = read_idx(images, "images"), read_idx(labels, "labels")
     check_shape(images, "byte 4", pixels.shape)
     check_counts(images, labels, (pixels.shape[0], values.shape[0]))

@@ -211,9 +211,9 @@ class Driver:
             return
         for world in worlds:
             store = (self._cluster.address_for(world.host), self._store.port)
-            told = world.model_copy(update={"store": store, "salt": salt})
+            entered = world.model_copy(update={"store": store, "salt": salt})
             if link := self._by_name.get(world.members[world.rank].worker):
-                link.send(EnterWorld(world=told))
+                link.send(EnterWorld(world=entered))
 
     def _close_store(self) -> None:
         if self._store is not None:

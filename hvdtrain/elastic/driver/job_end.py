@@ -270,7 +270,7 @@ class JobEnd:
         problem: str = "",
         remedy: str = "",
         *,
-        told: str = "",
+        reported: str = "",
         grace_seconds: float = END_SECONDS,
     ) -> None:
         """End the job.
@@ -279,12 +279,12 @@ class JobEnd:
             exit_code: its exit code.
             problem: what was found; the launcher says it.
             remedy: what to do.
-            told: what was found, if a worker says it.
+            reported: what was found, if a worker says it.
             grace_seconds: so long the workers may take to end by themselves.
         """
         if self._worlds.state is State.FORMING:
             self._do(CloseStore())
-        text, why = problem or told, problem or told or "the job ends"
+        text, why = problem or reported, problem or reported or "the job ends"
         for worker in self._roster.at(*ALIVE):
             if not worker.is_connected:
                 self._do(Forward(worker.name, signal.SIGTERM))  # it still starts, and has nothing to save

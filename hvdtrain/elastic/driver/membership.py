@@ -220,7 +220,7 @@ class Members:
                     comparison.take(worker.name, message)
             case Leaving(why=why):
                 if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
-                    worker.wants_out = why or "it was asked to leave"
+                    worker.wants_out = why or "it was requested to leave"
             case Stack(text=text):
                 self._actions.append(Say(f"{worker}:\n{text}"))
 
@@ -271,7 +271,7 @@ class Members:
         if message.blame == "code" and is_of_all:
             worker.stage, worker.end_by = Stage.GOING, now + _ENDS_SECONDS
             self._end.finish(
-                message.exit_code, told=message.problem, remedy=message.remedy, grace_seconds=SAVE_SECONDS
+                message.exit_code, reported=message.problem, remedy=message.remedy, grace_seconds=SAVE_SECONDS
             )
         else:
             self._lose(worker, worker.reason, now, kill_after=_ENDS_SECONDS)

@@ -96,7 +96,7 @@ def _joined(before: Sequence[tuple[Worker, str]], members: Collection[Worker]) -
 
 
 FORM_SECONDS = 20.0
-FORM_SECONDS_A_PAIR = 0.005  # of workers: each asks the store about every other one
+FORM_SECONDS_A_PAIR = 0.005  # of workers: each reads from the store every other one
 SYNC_SECONDS = 60.0  # without an answer or progress, and at least the stall timeout
 
 

@@ -67,7 +67,7 @@ def take_over_run(session: Session, world: World, services: RunServices) -> list
             notes = _take_over(session, world, services)
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot go on with the run directory {session.services.run_dir}: {error}"
+            f"cannot continue with the run directory {session.services.run_dir}: {error}"
         ) from None
     forget_causes(session.services.run_dir)
     return notes

@@ -56,8 +56,8 @@ def promises(session: Session, before: Manifest | None) -> str:
     parts.append("each sample once per pass if each pass over the source gives the same")
     if stream.is_dealt(workers):
         parts.append(
-            f"{counted(stream.shards, 'shard')} are dealt to {workers} workers, and those whose shards end "
-            "first are padded with weight 0; the curve depends on the number of workers"
+            f"{counted(stream.shards, 'shard')} are distributed to {workers} workers, and those whose shards "
+            "end first are padded with weight 0; the curve depends on the number of workers"
         )
     elif workers > 1:
         why = f"has {counted(stream.shards, 'shard')}" if stream.shards else "cannot be divided"

@@ -96,7 +96,7 @@ def find_error(run: Pass, other: Pass | None = None) -> HvdtrainError | None:
 
 
 def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
-    """Yield what may be meant as it is: its kind, of which the user is told once, and the words."""
+    """Yield what may be meant as it is: its kind, which is noted once, and the text."""
     if found := describe_not_finite(run.arrays, run.indices):
         yield f"data of the {run.what}", f"in the {run.what}, {found}"
     if not _mean_is_finite(run):

@@ -169,7 +169,7 @@ def _check_is_free(path: Path) -> None:
 
 
 def _make_new(config: Config) -> Path:
-    """Make a directory whose name tells task, framework and time, and return its path."""
+    """Make a directory whose name has task, framework and time, and return its path."""
     task = Path(config.task.rpartition(":")[2]).stem.lower()
     stem = Path("runs") / f"{task}-{config.framework}-{datetime.now():%Y%m%d-%H%M%S}"
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):

@@ -34,7 +34,7 @@ class RunLock:
     The file itself stays: it says who held the lock last.
 
     In an elastic job, the lock goes from one rank 0 to another. A worker that was given up, but keeps the
-    lock because it is frozen or its host is cut off, does not keep out its successor; the file tells it, if
+    lock because it is frozen or its host is cut off, does not keep out its successor; the file shows it, if
     it continues, that it has one.
     """
 

@@ -29,7 +29,7 @@ class OwnSegment:
     variable: Variable  # a vector with its part; what the optimizer updates
     begin: int  # the first of its numbers, in the flattened parameter
     end: int  # the number after its last one
-    offset: int  # where it stands in the worker's part of the bucket
+    offset: int  # its offset in the worker's part of the bucket
 
     def of(self, tensor: Tensor) -> Tensor:
         """Return the segment of a tensor that is shaped as the parameter."""

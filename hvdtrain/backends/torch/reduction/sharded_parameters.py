@@ -25,7 +25,7 @@ class OwnSegment:
     tensor: torch.Tensor  # its part, a vector in the parameter's own memory; what the optimizer updates
     begin: int  # the first of its numbers, in the parameter's memory
     end: int  # the number after its last one
-    offset: int  # where it stands in the worker's part of the bucket
+    offset: int  # its offset in the worker's part of the bucket
 
     def in_part(self, part: torch.Tensor) -> torch.Tensor:
         """Return the segment's place in a vector with the worker's part of the bucket."""
