@@ -10,8 +10,9 @@ import difflib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,26 +127,36 @@ class Summary:
         """
         return parse_lines(self.metrics_log.splitlines())
 
+    def _rows(self) -> dict[str, str]:
+        """Return what a notebook shows first of it, as text by name."""
+        last = ", ".join(f"{name} {value:.4f}" for name, value in self.final.items())
+        best = ", ".join(f"{name} {one.value:.4f} at step {one.step:,}" for name, one in self.best.items())
+        speed = f"{self.seconds:.1f} s, {self.samples_per_second:,.0f} samples/s"
+        rows = {
+            "status": self.error or self.status, "steps": f"{self.steps:,} in {speed}",
+            "last evaluation": last, "best": best, "run directory": self.run_dir,
+            "checkpoint": self.checkpoint or "", "best checkpoint": self.best_checkpoint or "",
+        }  # fmt: skip
+        return {name: text for name, text in rows.items() if text}
+
+    def __repr__(self) -> str:
+        """Return it in one short line."""
+        values = "".join(f", {name} {value:.4f}" for name, value in self.final.items())
+        return f"<Summary: {self.status}, {self.steps:,} steps{values}, {self.run_dir}>"
+
+    def _repr_html_(self) -> str:
+        """Return it as the table that a notebook shows."""
+        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._rows().items())
+        return f"<table>{''.join(rows)}</table>"
+
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready values; what is not so in every run, such as an error, only where it is.
 
         Without ``best`` and ``metrics_log``, which metrics.jsonl has.
         """
-        rare = (
-            *(
-                "error",
-                "best_checkpoint",
-                "bad_samples",
-                "failed_saves",
-                "save_error",
-                "stopped_early",
-                "eval_sets",
-            ),
-            *("changes", "paused_seconds", "peak_memory_mib", "peak_device_memory_mib"),
-        )
-        left_out = ("best", "metrics_log")
-        values = {item.name: getattr(self, item.name) for item in fields(self) if item.name not in left_out}
-        return {name: value for name, value in values.items() if name not in rare or value}
+        values = {item.name: getattr(self, item.name) for item in fields(self)[:-2]}
+        rare = {item.name for item in fields(self) if item.default is not MISSING} - {"checkpoint"}
+        return {name: value for name, value in values.items() if value or name not in rare | {"eval_sets"}}
 
 
 def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:

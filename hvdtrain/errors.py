@@ -10,6 +10,7 @@ states what to do. The command line prints both without a traceback.
 """
 
 import signal
+import traceback
 
 EXIT_DONE = 0
 EXIT_USAGE = 2
@@ -34,6 +35,13 @@ class HvdtrainError(Exception):
         self.problem = problem
         self.remedy = remedy
         self.everywhere = everywhere
+
+    def _render_traceback_(self) -> list[str]:
+        """Return the lines that a notebook shows: the message, after the traceback of the task's code."""
+        cause = self.__cause__ if isinstance(self, WorkerFailure) else None
+        lines = [] if cause is None else "".join(traceback.format_exception(cause)).splitlines()
+        remedy = [f"  {line}" for line in self.remedy.splitlines()]
+        return [*lines, f"{type(self).__name__}: {self.problem}", *remedy]
 
 
 class UsageError(HvdtrainError):

@@ -3,6 +3,9 @@
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
+from html import escape
+from importlib import import_module
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +54,8 @@ class Console(Callback):
     def __init__(self, console: "rich.console.Console") -> None:
         self._console = console
         self._sets = [""]
-        self._progress = _Bar(console) if console.is_terminal else _Lines(console)
+        kind = _Cell if console.is_jupyter else _Bar if console.is_terminal else _Lines
+        self._progress: _Lines = kind(console)
 
     def say(self, text: str) -> None:
         """Show text."""
@@ -205,6 +209,33 @@ class _Bar(_Lines):
         if self._bar is not None:
             values = self._status or self._values
             self._bar.update(self._bar.task_ids[0], completed=self._step, values=values, **more)
+
+
+class _Cell(_Bar):
+    """Progress as a bar in the cell of a notebook."""
+
+    def start(self, steps: int, done: int) -> None:
+        display = import_module("IPython.display").display
+        self._steps, self._step, self._done = steps, done, done
+        self._begun_seconds = time.perf_counter()
+        self._handle = display({"text/plain": "train"}, raw=True, display_id=True)
+        self._update()
+
+    def stop(self) -> None:
+        self._status = ""
+        self._update()
+
+    def _update(self, **more: Any) -> None:
+        if (handle := getattr(self, "_handle", None)) is None:
+            return
+        self._steps = more.get("total", self._steps)
+        text = f"{self._step:,}/{self._steps:,}"
+        if (new := self._step - self._done) and self._step < self._steps:
+            left = (time.perf_counter() - self._begun_seconds) / new * (self._steps - self._step)
+            text += f"  {timedelta(seconds=round(left))} left"
+        text += f"  {self._status or self._values}"
+        bar = f'train <progress value="{self._step}" max="{self._steps}"></progress> {escape(text)}'
+        handle.update({"text/plain": f"train {text}", "text/html": bar}, raw=True)
 
 
 def _values_column() -> Any:

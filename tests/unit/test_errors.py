@@ -31,3 +31,13 @@ def test_an_error_travels_between_workers(name):
 @pytest.mark.parametrize("name", ["Interrupted", "Stopped", "WorldChanged", "Removed"])
 def test_an_end_on_request_is_no_exception_that_a_task_catches(name):
     assert not issubclass(CLASSES[name], Exception)
+
+
+def test_a_notebook_shows_the_message_after_the_traceback_of_the_tasks_code_alone():
+    assert errors.ConfigError("a: wrong", "Do b.")._render_traceback_() == [
+        "ConfigError: a: wrong",
+        "  Do b.",
+    ]
+    failure = errors.WorkerFailure("the task failed")
+    failure.__cause__ = ValueError("of the task")
+    assert failure._render_traceback_() == ["ValueError: of the task", "WorkerFailure: the task failed"]

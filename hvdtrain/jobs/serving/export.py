@@ -54,6 +54,10 @@ class Export:
     exported: Exported  # the outcome of loading it back
     notes: tuple[str, ...] = ()  # what the user should know of the checkpoint
 
+    def __repr__(self) -> str:
+        """Return it in one line."""
+        return f"<Export: {self.format_name}, {shown(self.path)}, of step {self.checkpoint.manifest.step:,}>"
+
     def describe(self) -> str:
         """Return what was written, how close its outputs are and how to load it, as text."""
         exported, manifest = self.exported, self.checkpoint.manifest
