@@ -24,6 +24,7 @@ from hvdtrain.storage.urls import shown
 _EITHER_OR = (("epochs", "steps"), ("batch_size", "global_batch_size"), ("warmup_epochs", "warmup_steps"))
 
 _SHOWN_CHARACTERS = 200
+_ALL_FIELDS = "`hvdtrain docs config` lists every field."
 
 
 def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> Config:
@@ -31,7 +32,7 @@ def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> C
     merged: dict[str, Any] = {}
     sources: dict[str, str] = {}
     layers = list(layers)
-    _check_names(layers, task_parameters)
+    unknown, wrong = _unknown_names(layers, task_parameters), list[str]()
     for layer in layers:
         for one, other in _EITHER_OR:
             given = [field for field in (one, other) if layer.values.get(field) is not None]
@@ -42,16 +43,24 @@ def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> C
             if given:
                 merged.pop(other if given == [one] else one, None)
         for field, value in layer.values.items():
-            merged[field] = _merged(merged.get(field), value)
-            sources[field] = layer.source
-    if merged.get("framework") is None:
+            if field in Config.model_fields:
+                merged[field] = _merged(merged.get(field), value)
+                sources[field] = layer.source
+    if merged.get("framework") is None and not unknown:
         raise ConfigError("no framework is given", "Add --framework torch or --framework tf.")
     if merged.get("epochs") is None and merged.get("steps") is None:
         merged["epochs"] = 10.0
     try:
         config = Config(**merged)
     except ValidationError as error:
-        raise ConfigError("\n".join(_describe(detail, sources) for detail in error.errors())) from None
+        details = (one for one in error.errors() if one["type"] != "missing")
+        wrong = [_describe(detail, sources) for detail in details]
+    if len(unknown) == 1 and not wrong:
+        problem, hint = unknown[0]
+        raise ConfigError(problem, hint or _ALL_FIELDS)
+    if unknown or wrong:
+        lines = [f"{problem}. {hint}" if hint else problem for problem, hint in unknown]
+        raise ConfigError("\n".join([*lines, *wrong]), _ALL_FIELDS if unknown else "")
     _check_writable(config, sources)
     return config
 
@@ -63,8 +72,8 @@ def _merged(lower: Any, higher: Any) -> Any:
     return {**lower, **{key: _merged(lower.get(key), value) for key, value in higher.items()}}
 
 
-def _check_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> None:
-    """Check that there are fields of all names; all that are unknown are named, each with a hint."""
+def _unknown_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> list[tuple[str, str]]:
+    """Return the problem with each name that no field has, and a hint."""
     unknown: list[tuple[str, str]] = []
     for layer in layers:
         for name, value in layer.values.items():
@@ -76,12 +85,7 @@ def _check_names(layers: Iterable[Layer], task_parameters: Collection[str]) -> N
                 option = in_python if layer.source.endswith("()") else f"task_options: {{{name}: {value}}}"
                 hint = f"The task's constructor takes it: write {option}."
             unknown.append((f"{layer.source}: there is no field {name!r}", hint))
-    if len(unknown) == 1:
-        problem, hint = unknown[0]
-        raise ConfigError(problem, hint or "`hvdtrain docs config` lists every field.")
-    if unknown:
-        lines = [f"{problem}. {hint}" if hint else problem for problem, hint in unknown]
-        raise ConfigError("\n".join(lines), "`hvdtrain docs config` lists every field.")
+    return unknown
 
 
 def _check_writable(config: Config, sources: Mapping[str, str]) -> None:

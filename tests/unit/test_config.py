@@ -89,14 +89,18 @@ def test_an_unknown_field_is_named_with_its_source_and_a_hint(name, hint):
     assert refused(Layer("run.yaml", {name: 1})) == f"run.yaml: there is no field {name!r}\n{hint}"
 
 
-def test_all_unknown_fields_of_all_sources_are_named_at_once():
-    layers = [TORCH, Layer("run.yaml", {"lr": 1, "seed": 1}), Layer("--set", {"gpus": 2, "qqq": 3})]
+def test_all_wrong_fields_of_all_sources_are_named_at_once():
+    given = Layer("run.yaml", {"lr": 1, "seed": 1, "epochs": "three"})
+    layers = [TORCH, given, Layer("--set", {"gpus": 2, "qqq": 3})]
     with pytest.raises(ConfigError) as caught:
         resolve(layers)
     lines = caught.value.problem.splitlines()
     assert lines[0] == "run.yaml: there is no field 'lr'. Did you mean 'learning_rate'?"
     assert lines[1].startswith("--set: there is no field 'gpus'. The launcher starts the workers")
-    assert lines[2:] == ["--set: there is no field 'qqq'"]
+    assert lines[2] == "--set: there is no field 'qqq'"
+    assert lines[3].startswith("epochs: ")
+    assert lines[3].endswith("found 'three' (run.yaml)")  # and wrong values
+    assert len(lines) == 4
 
 
 def test_home_and_variables_are_expanded_in_the_fields_that_hold_paths(monkeypatch):
