@@ -52,17 +52,19 @@ class JobCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the command's own options, and those of train by what they are for, or where they are."""
+        all_of_train = ""
         options = (one for one in self.get_params(ctx) if isinstance(one, click.Option))
         records = {one.name: one.get_help_record(ctx) for one in options}
         groups = {title: [records.pop(name, None) for name in names] for title, names in GROUPS.items()}
         if self.name != "train" and all(map(all, groups.values())):
-            groups = {}
-            formatter.write_paragraph()
-            formatter.write_text("It takes all options of train, too: python -m hvdtrain train --help")
+            groups, all_of_train = {}, "and all options of train: python -m hvdtrain train --help"
         for title, rows in ({"Options": [*records.values()]} | groups).items():
             if shown := [row for row in rows if row]:
                 with formatter.section(title):
                     formatter.write_dl(shown)
+        if all_of_train:
+            formatter.write_paragraph()
+            formatter.write_text(all_of_train)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments."""
