@@ -174,7 +174,7 @@ def metric_names(rows: Sequence[Row], is_trained_only: bool = False) -> list[str
 
 
 RUN = "run"
-_HEAD_WIDTH = 12  # characters of a line of a column's title
+_HEAD_WIDTH = 13  # characters of a line of a column's title
 _CELL_WIDTH = 16
 _NAME_WIDTH = 16  # to which names of runs are wrapped before columns go into another table
 _VALUE_WIDTH = 48  # of a config field that differs
@@ -240,7 +240,9 @@ def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     rows, notes = _read(run_dirs, sort)
     console = Console()
     facts = [name for name in _COLUMNS if name not in common_facts(rows)]
-    for table in _tables_of([_cells(row, facts, _columns(rows)) for row in rows], facts, console.width):
+    columns = _columns(rows)
+    columns.sort(key=lambda name: sort is None or name != _column_of(sort))
+    for table in _tables_of([_cells(row, facts, columns) for row in rows], facts, console.width):
         console.print(table)
     common = ", ".join(f"{name} {value}" for name, value in common_facts(rows).items() if value)
     lines = [f"{'in all runs: ' if len(rows) > 1 else ''}{common}"] if common else []
@@ -338,11 +340,15 @@ def _differences(rows: Sequence[Row], width: int) -> list[str]:
     return lines
 
 
+def _column_of(sort: str) -> str:
+    """Return the column that ``--sort`` names, without ":min" or ":max"."""
+    return sort[:-4] if sort.endswith((":min", ":max")) else sort
+
+
 def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
     """Return the runs sorted by a column, the best first and those that have no number there last."""
-    column, colon, way = sort.rpartition(":")
-    if not colon or way not in ("min", "max"):
-        column, way = sort, ""
+    column = _column_of(sort)
+    way = sort[len(column) + 1 :]
     known = [*(f"{prefix}{name}" for name in metric_names(rows) for prefix in ("", _BEST))]
     known += [f"{_TRAINING}{name}" for name in metric_names(rows, is_trained_only=True)]
     known += [_SECONDS, _SPEED, _STEPS]

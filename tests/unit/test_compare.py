@@ -130,3 +130,5 @@ def test_runs_are_sorted_with_the_best_first_and_those_without_a_value_last(make
     assert sorted_names(capsys, "best accuracy", *runs) == ["low", "high", "bad"]
     assert sorted_names(capsys, "accuracy:min", *runs) == ["high", "low", "bad"]
     assert sorted_names(capsys, "seconds", *runs) == ["low", "high", "bad"]
+    print_table(runs, "accuracy:min")
+    assert capsys.readouterr().out.split()[:2] == ["run", "accuracy"]  # the column of the order is the first

@@ -69,7 +69,7 @@ def test_checkpoints_are_verified(write, train, tmp_path):
     content[-1] ^= 1
     (first / "model.safetensors").write_bytes(content)
     text = words(write(run))
-    assert f"{second.name} verified" in text
+    assert f"{second.name} (best loss, accuracy) verified" in text
     assert f"{first.name} damaged: the content of model.safetensors has changed" in text
     assert f"{first.name} not checked" in words(write(run, verified=False))
     assert sorted((run / "checkpoints").iterdir()) == [first, second], "nothing is quarantined"

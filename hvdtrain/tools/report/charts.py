@@ -21,7 +21,7 @@ _DASHES = ((), (8, 4), (2, 3), (9, 3, 2, 3), (14, 4))
 _POINTS = 14_000  # of all curves of a page together: each takes about 40 bytes of it
 _FEWEST, _MOST = 40, 2_000  # points that a curve may have; the library leaves some out of more than 2,000
 _MOST_CHARTS = 60
-_LOGARITHMIC = 300.0  # times the lowest value, from which on losses have a logarithmic axis
+_LOGARITHMIC = 30.0  # times the lowest value, from which on losses have a logarithmic axis
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _PHASES = {TRAIN: "training", EVAL: "evaluation", CALLBACK: "callback"}
 # of training, in the order of their charts; those of evaluations are not drawn
@@ -83,9 +83,9 @@ def plan_charts(names: Sequence[str], logs: Sequence[RunLog]) -> tuple[list[Char
 def _key_of(curve: Curve) -> tuple[int, int, str] | None:
     """Return where the chart of a curve is among the others, and its title; None for one without a chart."""
     if curve.phase == CALLBACK:
-        return None if curve.name == WORKERS else (2, 0, f"{curve.name} of a callback")
+        return None if curve.name == WORKERS else (1, 0, f"{curve.name} of a callback")
     if curve.name in _MEASURES:
-        place = 1, _MEASURES.index(curve.name), curve.name.replace("_", " ").replace("mib", "MiB")
+        place = 2, _MEASURES.index(curve.name), curve.name.replace("_", " ").replace("mib", "MiB")
         return place if curve.phase == TRAIN else None
     return 0, curve.name.count("/") + (curve.name != "loss"), curve.name
 

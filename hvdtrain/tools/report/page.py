@@ -131,6 +131,12 @@ class RunOnPage(NamedTuple):
     checkpoints: Sequence[StoredCheckpoint]  # its checkpoints
     checkpoint_notes: Sequence[str]  # what to say of others
 
+    def best_at(self, checkpoint: StoredCheckpoint) -> str:
+        """Return which metrics are best at a checkpoint, as text."""
+        step = checkpoint.manifest and checkpoint.manifest.step
+        names = [name for name, best in self.row.best.items() if best.step is not None and best.step == step]
+        return f" (best {', '.join(names)})" if names else ""
+
 
 def read_for_page(paths: Sequence[Path], verified: bool) -> list[RunOnPage]:
     """Read runs."""
