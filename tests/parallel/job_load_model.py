@@ -5,8 +5,7 @@ import sys
 
 import hvdtrain
 
-checkpoint, task, output = sys.argv[1:]
-framework = "torch" if "torch" in sys.modules else "tf"
+checkpoint, task, framework, output = sys.argv[1:]
 model = hvdtrain.load(checkpoint, task, framework=framework)
 if framework == "torch":
     assert not model.training

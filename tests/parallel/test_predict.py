@@ -33,7 +33,7 @@ def predict(framework, workers, *commands, cwd):
 
 def weights(framework, tmp_path):
     """Return kernel and bias of the model that hvdtrain.load returns."""
-    arguments = [source(framework), f"{TASK}:Unlabelled", str(tmp_path / "weights.json")]
+    arguments = [source(framework), f"{TASK}:Unlabelled", framework, str(tmp_path / "weights.json")]
     call(
         Key(framework, "none", 1),
         "support.cases:script",

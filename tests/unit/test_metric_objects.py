@@ -1,4 +1,4 @@
-"""Objects of torchmetrics and Keras: merged over workers they give what one object gives for all samples."""
+"""Objects of torchmetrics and Keras: over workers they give what one object gives for all samples."""
 
 from types import SimpleNamespace
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import hvdtrain
+from hvdtrain.backends.objective import metric_objects
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics, check_number
 from hvdtrain.backends.objective.stateful_metrics import Rows
 from hvdtrain.errors import TaskError
@@ -111,7 +112,6 @@ def test_torchmetrics_over_workers(name, workers):
     given = outputs.reshape(targets.shape) if outputs.size == targets.size else outputs
     wanted = targets if loss == "mse" else targets.astype("int64")
     expected = by_torchmetrics(metric, given, wanted)
-    # sums of torchmetrics are fp32, in the order of batches
     assert evaluated("torch", metric, (outputs, targets), loss, workers) == pytest.approx(expected, rel=1e-5)
 
 
@@ -126,7 +126,8 @@ def test_a_worker_without_samples_does_not_matter(framework):
     for state, counts in ((of_one, True), (of_other, False)):
         rows = Rows(np.full(4, counts), np.arange(4), 4)
         state.add(tensor(few), {"targets": tensor(targets)}, rows)
-    assert of_other.compute([of_other.parts(), of_one.parts()]) == pytest.approx(expected, rel=1e-6)
+    found = of_other.compute([of_other.parts(), of_one.parts()])
+    assert check_number("it", found) == pytest.approx(expected, rel=1e-6)
 
 
 KERAS = {
@@ -178,81 +179,7 @@ def test_classes_on_axis_1_are_moved_for_keras():
     assert evaluated("tf", metric, (outputs, targets), "cross_entropy") == pytest.approx(expected)
 
 
-class MeanOfMeans(torchmetrics.Metric):
-    def __init__(self):
-        super().__init__()
-        self.add_state("total", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("batches", torch.tensor(0), dist_reduce_fx="sum")
-
-    def update(self, preds, target):
-        self.total += (preds - target).abs().mean()
-        self.batches += 1
-
-    def compute(self):
-        return self.total / self.batches
-
-
-class Hidden(torchmetrics.Metric):
-    def __init__(self):
-        super().__init__()
-        self.add_state("count", torch.tensor(0), dist_reduce_fx="sum")
-        self.all = []
-
-    def update(self, preds, target):
-        self.count += len(preds)
-        self.all.append((preds - target).abs())
-
-    def compute(self):
-        return torch.cat(self.all).sum() / self.count
-
-
-class Stateless(torchmetrics.Metric):
-    def update(self, preds, target):
-        self.last = preds.mean()
-
-    def compute(self):
-        return self.last
-
-
-class Largest(keras.metrics.Metric):
-    def __init__(self):
-        super().__init__()
-        self.largest = self.add_variable((), "zeros")
-
-    def update_state(self, y_true, y_pred, sample_weight=None):
-        self.largest.assign(keras.ops.maximum(self.largest, keras.ops.max(y_pred)))
-
-    def result(self):
-        return self.largest
-
-
-class RunningMean(torchmetrics.Metric):
-    def __init__(self):
-        super().__init__()
-        self.add_state("value", torch.tensor(0.0), dist_reduce_fx="mean")
-
-    def reset(self):
-        super().reset()
-        self.count = 0
-
-    def update(self, preds, target):
-        self.count += len(preds)
-        self.value = self.value + ((preds - target).abs().mean() - self.value) * len(preds) / self.count
-
-    def compute(self):
-        return self.value
-
-
-class KerasMeanOfMeans(keras.metrics.MeanMetricWrapper):
-    def __init__(self):
-        super().__init__(lambda y_true, y_pred: keras.ops.mean(abs(y_true - y_pred)), "mean")
-
-
-EQUAL = np.ones(SAMPLES, "float32")
 REFUSED = {
-    "mean of means": ("torch", MeanOfMeans(), "the same batch in two parts"),
-    "hidden state": ("torch", Hidden(), "for a batch, and .* for the same batch in two parts"),
-    "no state": ("torch", Stateless(), "has no state that torchmetrics knows of"),
     "aggregator": ("torch", torchmetrics.MeanMetric(), "takes values and weights"),
     "function": (
         "torch",
@@ -260,7 +187,6 @@ REFUSED = {
         r"cannot be constructed: (.|\n)*KeyError",
     ),
     "other framework": ("tf", regression.MeanSquaredError(), "is of torchmetrics, and this job runs .*tf"),
-    "maximum": ("tf", Largest(), "the same batch in two parts"),
     "keras aggregator": ("tf", keras.metrics.Mean(), "takes values and weights"),
 }
 
@@ -270,36 +196,6 @@ def test_what_would_be_wrong_is_refused(name):
     framework, metric, said = REFUSED[name]
     with pytest.raises(TaskError, match=said):
         evaluated(framework, metric, (SCORES, YES))
-
-
-@pytest.mark.parametrize(
-    ("framework", "metric", "state"),
-    [("torch", MeanOfMeans(), "'batches'"), ("tf", KerasMeanOfMeans(), "'1 count'")],
-)
-def test_states_are_compared_if_the_values_are_equal(framework, metric, state):
-    with pytest.raises(TaskError, match=f"its state {state} after a batch is not that after"):
-        evaluated(framework, metric, (EQUAL, EQUAL))
-
-
-def test_a_batch_of_one_sample_proves_nothing():
-    (state,) = states_of("torch", MeanOfMeans()).values()
-    given = torch.from_numpy(SCORES), {"targets": torch.from_numpy(YES)}
-    state.add(*given, Rows(np.arange(SAMPLES) == 3, np.arange(SAMPLES), SAMPLES))
-    with pytest.raises(TaskError, match="the same batch in two parts"):
-        state.add(*given, Rows(np.arange(SAMPLES) != 3, np.arange(SAMPLES), SAMPLES))
-
-
-def test_the_check_of_a_later_batch_leaves_what_was_added():
-    (state,) = states_of("torch", RunningMean()).values()
-    given = torch.from_numpy(SCORES), {"targets": torch.from_numpy(YES)}
-    for rows in (np.arange(SAMPLES) < 2, np.arange(SAMPLES) >= 2):
-        state.add(*given, Rows(rows, np.arange(SAMPLES), SAMPLES))
-    assert state.compute([state.parts()]) == pytest.approx(np.abs(SCORES - YES).mean())
-
-
-def test_means_are_weighted_by_the_samples_of_workers():
-    found = evaluated("torch", RunningMean(), (SCORES, YES))
-    assert found == pytest.approx(np.abs(SCORES - YES).mean())
 
 
 IGNORES = {"ignore_index": -1}
@@ -344,7 +240,7 @@ GIVEN = {
             SCORES,
             YES,
         ),
-        "all 53 samples of the evaluation set; it may take .*\n.*thresholds=200",
+        "would gather .* for each of 53 samples; it may take .*\n.*max_bytes",
     ),
 }  # fmt: skip
 
@@ -364,12 +260,32 @@ def test_ignored_targets_are_left_to_an_object_that_knows_them():
     assert found == pytest.approx(expected)
 
 
-def test_keras_counts_beyond_the_24_bits_of_its_variables():
+def test_keras_counts_no_more_than_the_24_bits_of_its_variables(monkeypatch):
+    from hvdtrain.backends.tensorflow.objective import metric_objects
+
+    monkeypatch.setattr(metric_objects, "_MOST_COUNTED", SAMPLES - 1)
+    with pytest.raises(TaskError, match="which Keras cannot count in float32"):
+        evaluated("tf", keras.metrics.MeanAbsoluteError(), (SCORES, YES))
+    found = evaluated("tf", keras.metrics.MeanAbsoluteError(dtype="float64"), (SCORES, YES))
+    assert found == pytest.approx(np.abs(SCORES - YES).mean(), rel=1e-6)
+
+
+def test_many_numbers_are_given_in_parts(monkeypatch):
+    monkeypatch.setattr(metric_objects, "_MOST_NUMBERS", 20)
+    metric = regression.SpearmanCorrCoef()
+    expected = by_torchmetrics(metric, SCORES, SCORES + YES)
+    assert evaluated("torch", metric, (SCORES, SCORES + YES)) == pytest.approx(expected)
+
+
+def test_a_mask_of_keras_leaves_out_what_it_hides():
+    from hvdtrain.backends.tensorflow.objective.losses import with_mask
+
+    outputs, targets = NUMBERS[:6], NUMBERS[:6] + 1
+    targets[2:4] += 7
+    mask = np.ones(outputs.shape, bool)
+    mask[2:4] = False
     (state,) = states_of("tf", keras.metrics.MeanAbsoluteError()).values()
-    given, rows = {"targets": tf.constant(YES)}, Rows(np.ones(SAMPLES, bool), np.arange(SAMPLES), 0)
-    state.add(tf.constant(SCORES), given, rows)
-    samples, sums = state.parts()
-    many = samples, {**sums, "1": sums["1"] + 2.0**26}
-    state.add(tf.constant(SCORES), given, rows)
-    assert state.parts()[1]["1"] == 2 * SAMPLES
-    state.compute([state.parts(), many])
+    rows = Rows(np.ones(6, bool), np.arange(6), 6)
+    masked = with_mask(tf.constant(outputs[..., None]), tf.constant(mask))
+    state.add(masked, {"targets": tf.constant(targets[..., None])}, rows)
+    assert float(state.compute([state.parts()])) == pytest.approx(1, rel=1e-5)

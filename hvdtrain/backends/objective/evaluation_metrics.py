@@ -5,14 +5,15 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from hvdtrain.backends.objective.metric_objects import is_metric_object
+import numpy as np
+
+from hvdtrain.backends.objective.metric_objects import is_metric_object, taken_objects
 from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions, named_metric
 from hvdtrain.backends.objective.stateful_metrics import (
     Collectives,
     GatheredMetric,
     Rows,
     RowsState,
-    StatefulMetric,
     SumMetric,
     as_number,
     on_rank_zero,
@@ -40,7 +41,7 @@ class EvaluationMetrics:
         order: the names of all metrics of the task.
     """
 
-    def __init__(self, states: Mapping[str, StatefulMetric], order: tuple[str, ...] = ()) -> None:
+    def __init__(self, states: Mapping[str, RowsState], order: tuple[str, ...] = ()) -> None:
         self.order = order
         self._states = dict(states)
         self._seen: Seen = ()
@@ -51,7 +52,7 @@ class EvaluationMetrics:
         if hasattr(task, f"{functions.framework}_loss"):
             return cls({})
         given = getattr(task, "metrics", {})
-        states: dict[str, StatefulMetric] = {}
+        states: dict[str, RowsState] = {}
         order: list[str] = []
         for name, metric in given.items():
             found = _states(name, metric, task, functions) if is_stateful(metric) else {}
@@ -103,7 +104,7 @@ class EvaluationMetrics:
         """Collective. Return the metrics of the evaluation, by name."""
         found: dict[str, float] = {}
 
-        def compute(name: str, state: StatefulMetric, of_workers: list[Any]) -> float:
+        def compute(name: str, state: RowsState, of_workers: list[Any]) -> float:
             with _named(f"metrics[{name!r}]: compute fails"):
                 return check_number(name, state.compute(of_workers))
 
@@ -119,7 +120,8 @@ class EvaluationMetrics:
 def check_number(name: str, value: Any) -> float:
     """Return what a metric computed as a number; it may be NaN."""
     if (number := as_number(value)) is None:
-        found = f"{value.dtype} {value.shape}" if hasattr(value, "shape") else type(value).__name__
+        array = np.asarray(value) if hasattr(value, "shape") else None
+        found = type(value).__name__ if array is None else f"{array.dtype} {array.shape}"
         raise TaskError(
             f"metrics[{name!r}]: compute must return one number; found {found}",
             "Return a float, and float('nan') where the metric is not defined. Of several numbers, give each "
@@ -129,13 +131,15 @@ def check_number(name: str, value: Any) -> float:
     return number
 
 
-def _states(name: str, metric: Any, task: Any, functions: MetricFunctions) -> Mapping[str, StatefulMetric]:
+def _states(name: str, metric: Any, task: Any, functions: MetricFunctions) -> dict[str, RowsState]:
     """Return the states of a metric by what they are logged as: one, or those of a collection of objects."""
     if isinstance(metric, str):
         metric = named_metric(name, metric, task, functions)
-    if isinstance(metric, SumMetric | GatheredMetric):
-        return {name: RowsState(name, metric, functions.to_numpy)}
-    return functions.object_states(name, metric, task)
+    metrics = {name: metric}
+    if is_metric_object(metric):
+        taken = taken_objects(name, metric, task, functions.framework)
+        metrics = {one.name: functions.fed_object(one).gathered() for one in taken}
+    return {key: RowsState(key, one, functions.to_numpy) for key, one in metrics.items()}
 
 
 def _check_names(names: Sequence[str]) -> None:

@@ -6,16 +6,16 @@ from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.logits import class_axis_option, logits_of, named_loss
-from hvdtrain.backends.objective.stateful_metrics import Rows, as_number, in_units
+from hvdtrain.backends.objective.stateful_metrics import MAX_BYTES, GatheredMetric
 from hvdtrain.data.unsupported import has_class, type_name
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.user_errors import where_raised
 
+Array = NDArray[Any]
 Function = Callable[[Any, Mapping[str, Any]], Any]
 
 _LIBRARIES = {"torch": "torchmetrics", "tf": "Keras"}
@@ -34,12 +34,12 @@ _OF_VALUES = (
 # by package and class, which may be a base class: why an object is not taken, and what to do
 _REFUSED = {
     "torchmetrics.Running": (
-        "looks at the last batches only, and workers have different ones",
+        "looks at the last batches only",
         "Give the metric that it wraps: it is computed of the whole evaluation.",
     ),
     "torchmetrics.BaseAggregator": _OF_VALUES,
 }
-_TOLERANCE = 1e-3
+_MOST_NUMBERS = 1 << 20  # of predictions, or of targets, that an object is given at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class MetricObject:
         preds: a function of (outputs, batch) that returns what the object compares with the targets.
         targets: a function of (outputs, batch) that returns the targets; by default ``batch["targets"]``.
         result: a function that takes what the object computes and returns the one number that is logged.
-        max_bytes: what the state of an object that keeps all samples may take on rank 0.
+        max_bytes: what predictions and targets of all samples may take on rank 0.
     """
 
     torch: Any = None
@@ -61,7 +61,7 @@ class MetricObject:
     preds: Function | None = None
     targets: Function | None = None
     result: Callable[[Any], Any] | None = None
-    max_bytes: int = 1 << 30
+    max_bytes: int = MAX_BYTES
 
 
 @dataclass(frozen=True)
@@ -194,81 +194,41 @@ def _framework_of(value: Any) -> str:
     return next((framework for base, framework in _BASES.items() if base in names), "")
 
 
-class ObjectState(ABC):
-    """An object of another library in an evaluation: each worker updates its own, rank 0 merges their states.
+class FedObject(ABC):
+    """A metric object that is given the rows of all samples, on rank 0 and in the order of the data set.
 
     Args:
-        to_numpy: returns a tensor of the framework as an array.
         ignores: the targets that the object leaves out itself.
     """
 
-    def __init__(self, taken: TakenObject, to_numpy: Callable[[Any], Any], ignores: Container[Any]) -> None:
+    def __init__(self, taken: TakenObject, ignores: Container[Any]) -> None:
         self.taken = taken
-        self._to_numpy = to_numpy
         self._must_not_have = None if taken.ignore_index in ignores else taken.ignore_index
-        self._is_checked = False
-        self.begin()
 
     @abstractmethod
     def _reset(self) -> None:
         """Reset the object."""
 
     @abstractmethod
-    def _rows_of(self, tree: Any, is_counted: NDArray[np.bool_]) -> Any:
-        """Return outputs or a batch without the samples that do not count."""
+    def _update(self, preds: Array, targets: Array, mask: Array | None) -> None:
+        """Update the object."""
 
     @abstractmethod
-    def _update(self, preds: Any, targets: Any, outputs: Any) -> None:
-        """Update the object with the samples that count."""
+    def _result(self) -> Any:
+        """Return what the object computes."""
 
-    @abstractmethod
-    def _state(self) -> dict[str, Any]:
-        """Return the object's state: arrays, and lists of arrays if it keeps all samples."""
+    def _mask_of(self, outputs: Any, preds: Any) -> Any:
+        """Return the mask of what the object compares, if it heeds one."""
+        return None
 
-    @abstractmethod
-    def _merged(self, states: list[dict[str, Any]], samples: list[int]) -> Any:
-        """Return what the object computes of the merged states of workers that have samples, and how many."""
+    def gathered(self) -> GatheredMetric:
+        """Return the metric that gathers what the object compares."""
+        return GatheredMetric(self._rows, self._computed, self.taken.given.max_bytes)
 
-    @abstractmethod
-    def _comparable(self, states: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-        """Return of merged states, by name, what must not depend on how samples are divided into batches."""
-
-    def begin(self) -> None:
-        """Forget all batches."""
-        self._reset()
-        self._samples = 0
-
-    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
-        """Add a micro-batch."""
-        is_first = not self._samples
-        # fewer than three samples prove nothing: their parts are the whole, or equal in size
-        if not self._is_checked and rows.is_counted.sum() > (1 if is_first else 2):
-            self._check_merges(outputs, batch, rows.is_counted)
-        self._add(outputs, batch, rows.is_counted)
-        if is_first and self._samples:
-            self._check_memory(rows.total)
-
-    def parts(self) -> tuple[int, dict[str, Any]]:
-        """Return the state of this worker."""
-        return self._samples, self._state() if self._samples else {}
-
-    def compute(self, of_workers: list[tuple[int, dict[str, Any]]]) -> Any:
-        """Return the metric's value."""
-        of_workers = [(samples, state) for samples, state in of_workers if samples]
-        if not of_workers:  # a dry run of padding alone
-            return float("nan")
-        value = self._merged([state for _, state in of_workers], [samples for samples, _ in of_workers])
-        value = self.taken.given.result(value) if self.taken.given.result else value
-        return self._to_numpy(value) if hasattr(value, "shape") else value
-
-    def _add(self, outputs: Any, batch: Mapping[str, Any], is_counted: NDArray[np.bool_]) -> None:
-        if not is_counted.any():
-            return
+    def _rows(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
         taken, given = self.taken, self.taken.given
         if given.preds is None and not hasattr(outputs, "shape"):
             outputs = logits_of(f"metrics[{taken.name!r}]", outputs)
-        if not is_counted.all():
-            outputs, batch = self._rows_of(outputs, is_counted), self._rows_of(dict(batch), is_counted)
         preds = outputs if given.preds is None else given.preds(outputs, batch)
         targets = batch.get("targets") if given.targets is None else given.targets(outputs, batch)
         if given.targets is None and not hasattr(targets, "shape"):
@@ -277,83 +237,24 @@ class ObjectState(ABC):
                 f"compares the outputs with one array, batch['targets']; the batch has {found}",
                 "Give hvdtrain.MetricObject(..., targets=lambda outputs, batch: batch['...']).",
             )
-        is_array = hasattr(targets, "shape") and self._must_not_have is not None
-        if is_array and (self._to_numpy(targets) == self._must_not_have).any():
-            raise taken.error(
+        mask = self._mask_of(outputs, preds)
+        return {"preds": preds, "targets": targets, **({} if mask is None else {"mask": mask})}
+
+    def _computed(self, rows: dict[str, Array]) -> Any:
+        preds, targets = rows["preds"], rows["targets"]
+        if not len(preds):  # a dry run of padding alone
+            return float("nan")
+        if self._must_not_have is not None and (targets == self._must_not_have).any():
+            raise self.taken.error(
                 f"is given targets of {self._must_not_have}, which the loss leaves out",
                 "Construct it with this number as ignore_index or ignore_class, or leave them out: "
-                "hvdtrain.MetricObject(..., preds=..., targets=...) may select rows.",
+                "write hvdtrain.SumMetric.",
             )
-        self._update(preds, targets, outputs)
-        self._samples += int(is_counted.sum())
-
-    def _check_merges(self, outputs: Any, batch: Mapping[str, Any], is_counted: NDArray[np.bool_]) -> None:
-        """Check that the object has the same state and value for a batch and for its two parts."""
-        places = np.flatnonzero(is_counted)
-        first, rest = np.split(places, [max(1, len(places) // 3)])  # unequal, for means of means
-        probe = type(self)(self.taken)  # type: ignore[call-arg]  # the frameworks' classes take no more
-
-        def updated(*batches: NDArray[np.intp]) -> tuple[int, dict[str, Any]]:
-            probe.begin()
-            for chosen in batches:
-                probe._add(outputs, batch, np.isin(np.arange(len(is_counted)), chosen))
-            return probe.parts()
-
-        # the whole before the parts: what the object keeps in addition to its state is to differ
-        whole = [updated(places)]
-        value = probe._value(whole)
-        try:
-            # on two workers, and as two batches on one
-            ways = [[updated(first), updated(rest)], [updated(first, rest)]]
-            states, of_first, *others = (
-                probe._comparable([state for _, state in way]) for way in (whole, ways[0][:1], *ways)
-            )
-        except Exception:  # it does not take so few samples
-            return
-        values = [probe._value(way) for way in ways]
-        is_number = bool(np.isfinite([value, *values]).all())
-        problems = [
-            f"its state {key!r} after a batch is not that after the same batch in two parts"
-            for other in others
-            for key, state in states.items()
-            if not _is_close(state, other[key], of_first[key])
-        ] + [
-            f"it gives {value:.6g} for a batch, and {other:.6g} for the same batch in two parts"
-            for other in values
-            if is_number and not np.isclose(value, other, _TOLERANCE, 1e-6)
-        ]
-        if problems:
-            raise self.taken.error(
-                f"cannot be added up over workers: {problems[0]}",
-                "Use an object whose states are sums, maxima or concatenated rows, or write "
-                "hvdtrain.SumMetric or hvdtrain.GatheredMetric.",
-            )
-        self._is_checked = is_number and len(places) > 2
-
-    def _value(self, of_workers: list[tuple[int, dict[str, Any]]]) -> float:
-        """Return what is computed of states; NaN if that fails, which the evaluation reports."""
-        try:
-            number = as_number(self.compute(of_workers))
-        except Exception:
-            number = None
-        return float("nan") if number is None else number
-
-    def _check_memory(self, total: int) -> None:
-        lists = [value for value in self._state().values() if isinstance(value, list)]
-        needed = sum(array.nbytes for value in lists for array in value) // self._samples * total
-        if needed > self.taken.given.max_bytes:
-            raise self.taken.error(
-                f"would keep {in_units(needed)} on rank 0: all {total:,} samples of the evaluation set; it "
-                f"may take {in_units(self.taken.given.max_bytes)}",
-                "Give it bins, such as thresholds=200, if it takes them; or, if rank 0 has the memory, "
-                "hvdtrain.MetricObject(..., max_bytes=...).",
-            )
-
-
-def _is_close(whole: NDArray[Any], merged: NDArray[Any], first: NDArray[Any]) -> bool:
-    """Return whether a state is that of the parts but for rounding, which also depends on the first part."""
-    if whole.shape != merged.shape or whole.dtype.kind not in "fiub":
-        return whole.shape == merged.shape
-    known = np.concatenate([np.abs(array, dtype=np.float64).ravel() for array in (whole, first)])
-    scale = np.max(known, initial=0.0, where=np.isfinite(known))
-    return np.allclose(whole, merged, _TOLERANCE, max(1e-6, 1e-4 * scale), equal_nan=True)
+        self._reset()
+        # parts do not depend on the number of workers
+        size = max(1, _MOST_NUMBERS * len(preds) // max(preds.size, targets.size, 1))
+        for first in range(0, len(preds), size):
+            part = slice(first, first + size)
+            self._update(preds[part], targets[part], rows["mask"][part] if "mask" in rows else None)
+        value = self._result()
+        return self.taken.given.result(value) if self.taken.given.result else value

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
 from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
-from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, StatefulMetric, SumMetric, ToNumpy
+from hvdtrain.backends.objective.metric_objects import FedObject, TakenObject
+from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, SumMetric, ToNumpy
 from hvdtrain.errors import TaskError
 
 Array = NDArray[Any]
@@ -25,8 +26,7 @@ class MetricFunctions(NamedTuple):
 
     framework: str  # "torch" or "tf"
     to_numpy: ToNumpy  # returns a tensor, or what an update gave, as an array
-    # (name, metric, task) -> by name, the states of a metric that is an object of another library
-    object_states: Callable[[str, Any, Any], Mapping[str, StatefulMetric]]
+    fed_object: Callable[[TakenObject], FedObject]  # of an object of another library
     cross_entropy: Callable[..., Any]
     classes_last: Callable[..., tuple[Any, Any]]
     argmax: Callable[[Any], Any]  # over the last axis

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,26 +85,6 @@ class Samples(NamedTuple):
         if count != len(indices):
             is_counted, indices = is_counted[is_counted], indices[is_counted]
         return Rows(is_counted, indices, self.total)
-
-
-class StatefulMetric(Protocol):
-    """A metric as a backend evaluates it: a state that batches are added to."""
-
-    def begin(self) -> None:
-        """Forget all batches."""
-        ...
-
-    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
-        """Add a micro-batch: the model's outputs and the batch, both with padding."""
-        ...
-
-    def parts(self) -> Any:
-        """Return the state of this worker, of types that travel (see wire.py)."""
-        ...
-
-    def compute(self, of_workers: list[Any]) -> Any:
-        """Return the metric's value, one number, of the states of all workers. Called on rank 0."""
-        ...
 
 
 def as_number(value: Any) -> float | None:
@@ -270,8 +250,9 @@ class RowsState:
                 f"metrics[{self._name!r}] would gather {in_units(of_sample * total)} on rank 0: "
                 f"{of_sample:,} bytes for each of {total:,} samples; it may take "
                 f"{in_units(self._metric.max_bytes)}",
-                "Return fewer or smaller numbers for each sample, compute it from sums (hvdtrain.SumMetric), "
-                "or, if rank 0 has the memory, give hvdtrain.GatheredMetric(update, compute, max_bytes=...).",
+                "Give fewer or smaller numbers for each sample, such as class numbers (preds= of a "
+                "MetricObject), compute it from sums (hvdtrain.SumMetric), or, if rank 0 has the memory, "
+                "give it max_bytes=...",
             )
 
 

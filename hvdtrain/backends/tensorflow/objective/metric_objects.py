@@ -1,6 +1,6 @@
 """Objects of Keras in an evaluation, and what else it needs; ``torch/`` has the same for torchmetrics."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,12 +14,13 @@ from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.logits import class_axis_of
 from hvdtrain.backends.objective.metric_objects import TakenObject, in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
-from hvdtrain.backends.objective.stateful_metrics import Collectives, Rows, StatefulMetric
+from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.tensorflow.objective.losses import classes_last, cross_entropy, mask_of, with_mask
 from hvdtrain.backends.tensorflow.program import to_numpy
 
 Tensor = Any
 
+_MOST_COUNTED = 1 << 24  # float32 holds no odd number above it
 # Keras's own classes that compare something else than arrays of one shape
 _OF_OTHER_SHAPES = ("Sparse", "IoU", "MeanIoU", "OneHot")
 # Keras's own classes that are wrong of logits, and do not say so
@@ -39,26 +40,15 @@ _OF_PROBABILITIES = {
 
 def as_array(value: Any) -> NDArray[Any]:
     """Return what an update gave as an array: a tensor on any device, or what numpy takes."""
-    return to_numpy(value) if tf.is_tensor(value) or keras.ops.is_tensor(value) else np.asarray(value)
+    array = to_numpy(value) if tf.is_tensor(value) or keras.ops.is_tensor(value) else np.asarray(value)
+    return array.astype(np.float32) if array.dtype.name == "bfloat16" else array
 
 
-def object_states(name: str, value: Any, task: Any) -> dict[str, StatefulMetric]:
-    """Return the states of a task's metric that is an object."""
-    return {taken.name: ObjectState(taken) for taken in shared.taken_objects(name, value, task, "tf")}
-
-
-class ObjectState(shared.ObjectState):
-    """An object of Keras in an evaluation: what updates add to its variables is added up.
-
-    After each update that is done in float64: the object's own variables have 24 bits, and stop counting at
-    16 million. The object itself is used, and reset.
-    """
+class FedObject(shared.FedObject):
+    """An object of Keras, which is used itself."""
 
     def __init__(self, taken: TakenObject) -> None:
         self._metric = metric = taken.metric
-        # the variables after a reset; some objects make them in the first update
-        self._initial: list[NDArray[Any]] = []
-        self._has_updated = False
         names = [name for module in _metrics_within(metric) for name in _library_names(module)]
         settings = getattr(metric, "_fn_kwargs", {})
         self._takes_classes = bool(names)
@@ -73,59 +63,38 @@ class ObjectState(shared.ObjectState):
         self._needs_probabilities = not takes_logits and (
             has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
         )
-        ignores = [getattr(metric, "ignore_class", settings.get("ignore_class"))]
-        super().__init__(taken, as_array, ignores)
-
-    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
-        """Add a micro-batch; one of padding alone makes the variables that rank 0 needs for other workers."""
-        if not self._has_updated and not rows.is_counted.any():
-            type(self)(self.taken)._add(outputs, batch, np.ones_like(rows.is_counted))
-        super().add(outputs, batch, rows)
+        super().__init__(taken, [getattr(metric, "ignore_class", settings.get("ignore_class"))])
 
     def _reset(self) -> None:
         self._metric.reset_state()
-        self._sums: list[Any] = []
+        self._numbers = 0
 
-    def _rows_of(self, tree: Any, is_counted: NDArray[np.bool_]) -> Any:
-        places = tf.constant(np.flatnonzero(is_counted))
+    def _mask_of(self, outputs: Any, preds: Any) -> Any:
+        mask = mask_of(outputs)
+        return None if mask is None or preds.shape[:2] != outputs.shape[:2] else mask
 
-        def rows(tensor: Any) -> Any:
-            if not tf.is_tensor(tensor) or tensor.shape[:1] != (len(is_counted),):
-                return tensor
-            mask = mask_of(tensor)
-            return with_mask(tf.gather(tensor, places), None if mask is None else tf.gather(mask, places))
+    def _update(self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None) -> None:
+        given, wanted = tf.constant(preds), tf.constant(targets)
+        if self._takes_classes and self.taken.given.preds is None and given.dtype.is_floating:
+            given = self._of_classes(given, wanted)
+        if is_same_but_units(given, wanted):
+            given = tf.reshape(given, wanted.shape)
+        if given.shape.rank == 1 and wanted.shape.rank == 1:
+            # as in fit(): Keras's functions take the mean over the last axis
+            given, wanted = given[:, None], wanted[:, None]
+        self._check_comparable(given, wanted)
+        if mask is not None:
+            given = with_mask(tf.identity(given), tf.constant(mask))  # which Keras's means leave out
+        in_call_order(self._metric.update_state, given, wanted, targets_first=True)
+        self._numbers += targets.size
+        if self._numbers > _MOST_COUNTED and any(v.dtype == "float32" for v in self._metric.variables):
+            raise self.taken.error(
+                f"is given more than {_MOST_COUNTED:,} targets, which Keras cannot count in float32",
+                "Construct it with dtype='float64', or write hvdtrain.SumMetric.",
+            )
 
-        return tf.nest.map_structure(rows, tree)
-
-    def _update(self, preds: Any, targets: Any, outputs: Any) -> None:
-        if tf.is_tensor(preds) and tf.is_tensor(targets):
-            mask, is_output = mask_of(outputs), self.taken.given.preds is None
-            if self._takes_classes and is_output and preds.dtype.is_floating:
-                preds = self._of_classes(preds, targets)
-            if is_same_but_units(preds, targets):
-                preds = tf.reshape(preds, targets.shape)
-            if preds.shape.rank == 1 and targets.shape.rank == 1:
-                # as in fit(): Keras's functions take the mean over the last axis
-                preds, targets = preds[:, None], targets[:, None]
-            self._check_comparable(preds, targets)
-            if mask is not None and (is_output or preds.shape[:2] == outputs.shape[:2]):
-                preds = with_mask(tf.identity(preds), mask)  # which Keras's means leave out
-        if not self._has_updated:
-            in_call_order(self._metric.update_state, preds, targets, targets_first=True)
-            if not self._metric.variables:
-                raise self.taken.error(
-                    "has no variable, so the workers' states cannot be added up",
-                    "Call self.add_variable() in its __init__ for whatever update_state() changes.",
-                )
-            self._has_updated = True
-        self._metric.reset_state()
-        self._initial = self._values()
-        in_call_order(self._metric.update_state, preds, targets, targets_first=True)
-        sums = self._sums or [0.0] * len(self._initial)
-        self._sums = [
-            total + (now.astype(np.float64) - before)
-            for total, now, before in zip(sums, self._values(), self._initial, strict=True)
-        ]
+    def _result(self) -> Any:
+        return self._metric.result()
 
     def _of_classes(self, preds: Tensor, targets: Tensor) -> Tensor:
         """Return what Keras's own metrics take: classes on the last axis, and probabilities."""
@@ -161,33 +130,6 @@ class ObjectState(shared.ObjectState):
                 "hvdtrain.MetricObject(tf=..., targets=...).",
             )
 
-    def _state(self) -> dict[str, Any]:
-        return {str(place): array for place, array in enumerate(self._sums)}
-
-    def _comparable(self, states: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-        variables = enumerate(self._metric.variables)
-        return {
-            f"{place} {variable.name}": np.asarray(sum(state[str(place)] for state in states))
-            for place, variable in variables
-        }
-
-    def _merged(self, states: list[dict[str, Any]], samples: list[int]) -> Any:
-        if not self._initial:  # no sample of this worker counted
-            self._metric.reset_state()
-            self._initial = self._values()
-        for place, (variable, initial) in enumerate(zip(self._metric.variables, self._initial, strict=True)):
-            value = initial.astype(np.float64) + sum(state[str(place)] for state in states)
-            if initial.dtype.kind in "iu" and np.max(value, initial=0) > np.iinfo(initial.dtype).max:
-                raise self.taken.error(
-                    f"counts to {np.max(value):.0f}, which its {initial.dtype} cannot hold",
-                    "Construct it with dtype='float32'.",
-                )
-            variable.assign((np.rint(value) if initial.dtype.kind in "iu" else value).astype(initial.dtype))
-        return self._metric.result()
-
-    def _values(self) -> list[NDArray[Any]]:
-        return [np.array(variable.numpy()) for variable in self._metric.variables]
-
 
 def _metrics_within(metric: Any) -> Iterator[Any]:
     """Yield an object of Keras and those that it consists of."""
@@ -218,7 +160,7 @@ class HorovodCollectives(Collectives):
 FUNCTIONS = MetricFunctions(
     "tf",
     as_array,
-    object_states,
+    FedObject,
     cross_entropy,
     classes_last,
     argmax=partial(tf.argmax, axis=-1),

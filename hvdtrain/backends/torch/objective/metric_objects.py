@@ -1,6 +1,5 @@
 """Objects of torchmetrics in an evaluation, and what else it needs; as in ``tensorflow/``."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import horovod.torch as hvd
@@ -9,13 +8,12 @@ import torch
 from horovod.torch import mpi_ops
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.logits import class_axis_of
 from hvdtrain.backends.objective.metric_objects import TakenObject, in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
-from hvdtrain.backends.objective.stateful_metrics import Collectives, StatefulMetric
+from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.torch.objective.losses import classes_last, cross_entropy
 from hvdtrain.backends.torch.program import to_numpy
 from hvdtrain.data.unsupported import has_class
@@ -24,8 +22,6 @@ from hvdtrain.data.unsupported import has_class
 # logits if it does not: by how their names begin, or by name
 _OF_NUMBERS = ("Binary", "Multilabel")
 _OF_PROBABILITIES = ("MulticlassPrecisionRecallCurve", "MulticlassCalibrationError", "MulticlassHingeLoss")
-# torchmetrics' reductions of which the state of a batch is that of its parts
-_COMPARABLE = ("dim_zero_sum", "dim_zero_max", "dim_zero_min")
 
 
 def as_array(value: Any) -> NDArray[Any]:
@@ -33,29 +29,17 @@ def as_array(value: Any) -> NDArray[Any]:
     return to_numpy(value.detach().cpu()) if isinstance(value, Tensor) else np.asarray(value)
 
 
-def object_states(name: str, value: Any, task: Any) -> dict[str, StatefulMetric]:
-    """Return the states of a task's metric that is an object: one, or those of a collection."""
-    return {taken.name: ObjectState(taken) for taken in shared.taken_objects(name, value, task, "torch")}
-
-
-class ObjectState(shared.ObjectState):
-    """An object of torchmetrics in an evaluation, whose states are merged as its reductions say."""
+class FedObject(shared.FedObject):
+    """An object of torchmetrics, on the host."""
 
     def __init__(self, taken: TakenObject) -> None:
-        self._metric = taken.metric.clone()
-        modules = self._metric.named_modules()
-        self._within = {path: one for path, one in modules if has_class(one, "torchmetrics.Metric")}
-        if not any(module._defaults for module in self._within.values()):
-            raise taken.error(
-                "has no state that torchmetrics knows of, so the workers' cannot be merged",
-                "Call self.add_state() in its __init__ for whatever update() changes.",
-            )
-        for module in self._within.values():
+        self._metric = taken.metric.clone().cpu()
+        within = [one for one in self._metric.modules() if has_class(one, "torchmetrics.Metric")]
+        for module in within:  # which is on rank 0 alone
             module._to_sync = module.sync_on_compute = module.dist_sync_on_step = False
-            module.compute_with_cache = False
         names = [
             kind.__name__
-            for module in self._within.values()
+            for module in within
             for kind in type(module).__mro__
             if kind.__module__.startswith("torchmetrics.classification")
         ]
@@ -67,31 +51,23 @@ class ObjectState(shared.ObjectState):
             self._guessed = "sigmoid"
         elif any(name in _OF_PROBABILITIES for name in names):
             self._guessed = "softmax"
-        ignores = [getattr(module, "ignore_index", None) for module in self._within.values()]
-        super().__init__(taken, as_array, ignores)
+        super().__init__(taken, [getattr(module, "ignore_index", None) for module in within])
 
     def _reset(self) -> None:
-        for module in self._within.values():
-            module.reset()
-
-    def _rows_of(self, tree: Any, is_counted: NDArray[np.bool_]) -> Any:
-        places = torch.from_numpy(np.flatnonzero(is_counted))
-
-        def rows(tensor: Tensor) -> Tensor:
-            has_rows = tensor.shape[:1] == (len(is_counted),)
-            return tensor[places.to(tensor.device)] if has_rows else tensor
-
-        return pytree.tree_map_only(Tensor, rows, tree)
+        self._metric.reset()
 
     @torch.no_grad()
-    def _update(self, preds: Any, targets: Any, outputs: Any) -> None:
-        if isinstance(preds, Tensor) and isinstance(targets, Tensor):
-            self._metric.to(preds.device)
-            if self._takes_classes:
-                preds, targets = self._of_classes(preds, targets)
-            if is_same_but_units(preds, targets):
-                preds = preds.reshape(targets.shape)
-        in_call_order(self._metric.update, preds, targets, targets_first=False)
+    def _update(self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None) -> None:
+        given, wanted = torch.from_numpy(preds), torch.from_numpy(targets)
+        if self._takes_classes:
+            given, wanted = self._of_classes(given, wanted)
+        if is_same_but_units(given, wanted):
+            given = given.reshape(wanted.shape)
+        in_call_order(self._metric.update, given, wanted, targets_first=False)
+
+    @torch.no_grad()
+    def _result(self) -> Any:
+        return self._metric.compute()
 
     def _of_classes(self, preds: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return what metrics of classes take: classes on axis 1, probabilities, and integers as targets."""
@@ -115,63 +91,6 @@ class ObjectState(shared.ObjectState):
             )
         return preds, targets
 
-    def _state(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for path, module in self._within.items():
-            for name in module._defaults:
-                value = getattr(module, name)
-                is_list = isinstance(value, list)
-                if not all(isinstance(item, Tensor) for item in (value if is_list else [value])):
-                    raise self.taken.error(
-                        f"keeps something else than tensors in its state {name!r}",
-                        "Only tensors can be gathered: write hvdtrain.GatheredMetric.",
-                    )
-                found[f"{path}.{name}"] = [as_array(item) for item in value] if is_list else as_array(value)
-        return found
-
-    @torch.no_grad()
-    def _merged(self, states: list[dict[str, Any]], samples: list[int]) -> Any:
-        for path, name, _, value in self._reduced(states, samples):
-            setattr(self._within[path], name, value)
-        for module in self._within.values():
-            module._update_count = 1
-        return self._metric.compute()
-
-    @torch.no_grad()
-    def _comparable(self, states: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-        found = {}
-        for path, name, reduction, value in self._reduced(states, [1] * len(states)):
-            if isinstance(value, list) and reduction == "dim_zero_cat":
-                rows = [np.atleast_1d(as_array(item)) for item in value]
-                found[f"{path}.{name}".lstrip(".")] = np.concatenate(rows or [np.empty(0)])
-            elif not isinstance(value, list) and reduction in _COMPARABLE:
-                found[f"{path}.{name}".lstrip(".")] = as_array(value)
-        return found
-
-    def _reduced(
-        self, states: list[dict[str, Any]], samples: list[int]
-    ) -> Iterator[tuple[str, str, str, Tensor | list[Tensor]]]:
-        """Yield an object's path, a state's name, its reduction's name, and what workers' states become."""
-
-        def tensor(array: NDArray[Any]) -> Tensor:
-            return torch.from_numpy(np.array(array)).to(self._metric.device)
-
-        for path, module in self._within.items():
-            for name, reduce in module._reductions.items():
-                values = [state[f"{path}.{name}"] for state in states]
-                reduction = getattr(reduce, "__name__", "")
-                value: Tensor | list[Tensor]
-                if isinstance(values[0], list):  # as in one process
-                    value = [tensor(item) for items in values for item in items]
-                elif len(values) == 1:
-                    value = tensor(values[0])
-                elif reduction == "dim_zero_mean":  # torchmetrics' own has no weights
-                    value = tensor(np.average(values, axis=0, weights=samples).astype(values[0].dtype))
-                else:
-                    of_workers = torch.stack([tensor(array) for array in values])
-                    value = of_workers if reduce is None else reduce(of_workers)
-                yield path, name, reduction, value
-
 
 class HorovodCollectives(Collectives):
     """How objects, as bytes, and the states of metrics move between workers."""
@@ -187,7 +106,7 @@ class HorovodCollectives(Collectives):
 FUNCTIONS = MetricFunctions(
     "torch",
     as_array,
-    object_states,
+    FedObject,
     cross_entropy,
     classes_last,
     argmax=lambda outputs: outputs.argmax(-1),
