@@ -15,6 +15,8 @@ torch = pytest.importorskip("torch")
 tf = pytest.importorskip("tensorflow")
 keras = pytest.importorskip("keras")
 torchmetrics = pytest.importorskip("torchmetrics")
+of_torchmetrics = pytest.importorskip("hvdtrain.backends.torch.objective.metric_objects")
+of_keras = pytest.importorskip("hvdtrain.backends.tensorflow.objective.metric_objects")
 classification, regression = torchmetrics.classification, torchmetrics.regression
 
 RANDOM = np.random.RandomState(7)
@@ -30,12 +32,8 @@ NUMBERS = RANDOM.randn(SAMPLES, 2).astype("float32") + 3
 
 def side_of(framework):
     if framework == "torch":
-        from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
-
-        return FUNCTIONS, lambda array: torch.from_numpy(np.array(array))
-    from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
-
-    return FUNCTIONS, tf.constant
+        return of_torchmetrics.FUNCTIONS, lambda array: torch.from_numpy(np.array(array))
+    return of_keras.FUNCTIONS, tf.constant
 
 
 def states_of(framework, metric, loss="mse", **task):
@@ -261,9 +259,7 @@ def test_ignored_targets_are_left_to_an_object_that_knows_them():
 
 
 def test_keras_counts_no_more_than_the_24_bits_of_its_variables(monkeypatch):
-    from hvdtrain.backends.tensorflow.objective import metric_objects
-
-    monkeypatch.setattr(metric_objects, "_MOST_COUNTED", SAMPLES - 1)
+    monkeypatch.setattr(of_keras, "_MOST_COUNTED", SAMPLES - 1)
     with pytest.raises(TaskError, match="which Keras cannot count in float32"):
         evaluated("tf", keras.metrics.MeanAbsoluteError(), (SCORES, YES))
     found = evaluated("tf", keras.metrics.MeanAbsoluteError(dtype="float64"), (SCORES, YES))

@@ -42,7 +42,7 @@ class SynchronizedBatchNorm(BatchNorm):
 class SynchronizedInKeras(BatchNorm):
     """The same, evaluated, with images, a layer without scale and one that is not trained."""
 
-    judge = Judge(frameworks=("tf",), workers=(1, 3), options=SYNCHRONIZED.options)
+    judge = Judge(frameworks=("tf",), options=SYNCHRONIZED.options)
 
     def tf_model(self):
         import keras

@@ -22,7 +22,7 @@ class Observer(Model):
     """The largest input, by which an evaluation divides; the buffer is replaced in each forward pass."""
 
     state_reductions: Mapping[str, str] = {"*.peak": "max"}
-    judge = Judge(workers=(1, 3))
+    judge = Judge()
 
     def torch_model(self):
         import torch
@@ -64,7 +64,7 @@ class Counter(Even):
     """The number of samples seen, in which an evaluation ends up."""
 
     state_reductions: Mapping[str, str] = {"*.seen": "sum"}
-    judge = Judge(workers=(1, 3))
+    judge = Judge()
 
     def torch_model(self):
         import torch
@@ -130,7 +130,7 @@ class Queue(Even):
     """A queue of inputs and a pointer into it: each worker has its own. Neither is in the loss."""
 
     judge = Judge(
-        workers=(2, 3),
+        workers=(2,),
         noted=("queue: each worker has its own; rank 0's is saved, as DistributedDataParallel has it",),
     )
 
@@ -170,7 +170,7 @@ class Queue(Even):
 class Table(Model):
     """A table in a buffer, or a frozen layer, which training does not change."""
 
-    judge = Judge(workers=(3,))
+    judge = Judge()
 
     def torch_model(self):
         import torch

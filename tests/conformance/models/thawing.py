@@ -25,7 +25,7 @@ class Thaw(Model):
     """The body is thawed after the second step, with momentum; a resume begins there."""
 
     defaults: Mapping[str, object] = {**GRADIENT_DESCENT, "momentum": 0.9}
-    judge = Judge(noted=("from step 3 on:", "trained"), workers=(1, 3))
+    judge = Judge(noted=("from step 3 on:", "trained"))
     frozen = True
 
     def torch_model(self):
