@@ -4,13 +4,12 @@
 training step. Each framework's ``steps/custom_step.py`` does such a step.
 """
 
-import difflib
-import inspect
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hvdtrain.backends.objective.counting import counting_of
@@ -46,10 +45,8 @@ class Optimizers(Mapping[str, "StepOptimizerBase"]):
             TaskError: If there is none of this name.
         """
         if name not in self._by_name:
-            close = difflib.get_close_matches(str(name), self._by_name, n=1)
             raise TaskError(
-                f"there is no optimizer {name!r}; the task has {', '.join(map(repr, self._by_name))}",
-                f"Did you mean {close[0]!r}?" if close else "",
+                f"there is no optimizer {name!r}; the task has {', '.join(map(repr, self._by_name))}"
             )
         return self._by_name[name]
 
@@ -67,30 +64,6 @@ class StepPart(NamedTuple):
     gradient_weights: Any  # (samples,): each sample's part in the mean gradient over the global batch
     total_weight: Any  # sum of the samples' weights over all workers; a number in PyTorch
     learning_rate: Any  # that of the step, likewise; None in a dry run, which reduces and updates nothing
-
-
-class NotCalled:
-    """The methods of a framework's optimizers that a task's own step cannot call, each with the reason."""
-
-    def step(self, *_: Any, **__: Any) -> None:
-        """Refuse to take a step with gradients of this worker alone."""
-        raise TaskError(
-            "step() of an optimizer was called in the task's own step: it would use the gradients of this "
-            "worker alone; a closure would be evaluated several times before gradients are summed",
-            "Call minimize(losses), or gradients(losses) and then apply(gradients).",
-        )
-
-    def zero_grad(self, *_: Any, **__: Any) -> None:
-        """Refuse, because gradients are not kept between calls."""
-        raise TaskError(
-            "zero_grad() of an optimizer was called in the task's own step: gradients(losses) returns the "
-            "gradients, and nothing accumulates",
-            "Leave zero_grad() out.",
-        )
-
-    def backward(self, *_: Any, **__: Any) -> None:
-        """Refuse to add to gradients that nobody sums over workers."""
-        raise accumulated("backward()")
 
 
 class CallsBase(ABC, Generic[Check]):
@@ -156,7 +129,10 @@ class CallsBase(ABC, Generic[Check]):
         """Collective. Begin to compare codes with those of the other workers."""
 
 
-class StepOptimizerBase(NotCalled):
+_NOT_CALLED = ("step", "zero_grad", "backward", "apply_gradients")
+
+
+class StepOptimizerBase:
     """What both frameworks share of an optimizer that a task's own step is given.
 
     Args:
@@ -182,6 +158,16 @@ class StepOptimizerBase(NotCalled):
         self._calls = calls
         self._own_calls = 0
         self._samples: StepPart | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what a framework's optimizer would do with gradients of this worker alone."""
+        if name not in _NOT_CALLED:
+            raise AttributeError(name)
+        raise TaskError(
+            f"{name}() of the optimizer was called in the task's own step: it would use the gradients of "
+            "this worker alone, and none are kept between calls",
+            "Call minimize(losses), or gradients(losses) and then apply(gradients).",
+        )
 
     def minimize(self, losses: Any, *arguments: Any, **named: Any) -> None:
         """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
@@ -313,38 +299,6 @@ def own_step_of(task: Any, config: Config) -> Step | None:
     return step
 
 
-def check_losses(losses: Any, name: str) -> None:
-    """Check that losses are given, and no closure that computes them.
-
-    Raises:
-        TaskError: If it is a function.
-    """
-    if callable(losses) and not hasattr(losses, "shape"):
-        raise TaskError(
-            f"the optimizer {name!r} was given a function in place of losses; a closure would be evaluated "
-            "several times on this worker's gradients before they are summed over workers",
-            "Compute the losses, one per sample, and give them.",
-        )
-
-
-def check_takes_no_closure(name: str, optimizer: Any) -> None:
-    """Check that an optimizer's step needs no closure, as that of L-BFGS does.
-
-    Raises:
-        TaskError: If it needs one.
-    """
-    try:
-        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
-    except (TypeError, ValueError, AttributeError):  # written in C, or an optimizer without step()
-        return
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise TaskError(
-            f"the optimizer {name!r}, {type(optimizer).__name__}, needs a closure that computes the loss, "
-            "and would evaluate it several times on gradients that are not summed over workers",
-            "Use an optimizer whose step() takes gradients, such as Adam or SGD.",
-        )
-
-
 def check_reached(name: str, is_reached: bool) -> None:
     """Check that losses depend on a parameter of the optimizer that is to minimize them.
 
@@ -367,15 +321,14 @@ def check_gradients(
     Raises:
         TaskError: If they do not fit.
     """
-    if len(found) == len(wanted) and all(f == tuple(w) for f, w in zip(found, wanted, strict=True)):
+    pairs = list(zip_longest(found, map(tuple, wanted)))
+    place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+    if place is None:
         return
-    if len(found) != len(wanted):
-        problem = f"{len(found)} gradients for {len(wanted)} variables"
-    else:
-        place = next(i for i, (f, w) in enumerate(zip(found, wanted, strict=True)) if f != tuple(w))
-        what = "no tensor" if found[place] is None else f"the shape {found[place]}"
-        problem = f"gradient {place} has {what}, and the variable {tuple(wanted[place])}"
+    one, other = pairs[place]
+    has = "no tensor" if one is None else f"the shape {one}"
     raise TaskError(
-        f"apply() of the optimizer {name!r}: {problem}",
+        f"apply() of the optimizer {name!r} was given {len(found)} gradients for {len(wanted)} variables: "
+        f"gradient {place} has {has}, and the variable {other}",
         "Give the list that gradients() of the same optimizer returned, or one computed from it.",
     )

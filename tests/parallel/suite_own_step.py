@@ -51,10 +51,6 @@ def no_tape(task, model, batch, optimizers):
     optimizers["main"].minimize(losses_of(model, batch)[0])
 
 
-def closure(task, model, batch, optimizers):
-    optimizers["main"].minimize(lambda: losses_of(model, batch)[0], None)
-
-
 def outside_of_tape(task, model, batch, optimizers):
     losses, tape = losses_of(model, batch)
     optimizers["main"].minimize(losses * 2, tape)
@@ -71,10 +67,6 @@ def mean(task, model, batch, optimizers):
 def keras_way(task, model, batch, optimizers):
     losses, tape = losses_of(model, batch)
     optimizers["main"].apply_gradients(zip(tape.gradient(losses, model.weights), model.weights, strict=True))
-
-
-def zeroed(task, model, batch, optimizers):
-    optimizers["main"].zero_grad()
 
 
 def by_a_condition(task, model, batch, optimizers):
@@ -130,11 +122,9 @@ def wrong_name(task, model, batch, optimizers):
 
 MISTAKES = {
     no_tape: "without the tape that recorded them",
-    closure: "was given a function in place of losses",
     outside_of_tape: "depend on none of its parameters",
     mean: "must give one value per sample",
-    keras_way: "called step\\(\\) of the optimizer 'main' itself",
-    zeroed: "zero_grad\\(\\) of an optimizer was called",
+    keras_way: "apply_gradients\\(\\) of the optimizer was called",
     by_a_condition: "inside of tf.cond, tf.while_loop or a tf.function",
     by_a_tensor: "tf_step decides in Python by a tensor",
     at_random: "tf_step draws random numbers with RandomStandardNormal",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.jobs import Run, temporary_folder
-from support.pool import train
+from support.pool import controller_of, train
 from support.resuming import TASKS
 
 GROUPS = (
@@ -19,7 +19,7 @@ OPTIONS = ("--task", f"{TASKS}:Fit", "--steps", "8", "--global-batch-size", "8",
 @functools.cache
 def trained(framework: str, workers: int, *options: str) -> Run:
     words = ("--framework", framework, *OPTIONS, "--set", GROUPS, *options)
-    return train(workers, "none" if workers == 1 else "mpi", *words, cwd=temporary_folder())
+    return train(workers, controller_of(framework, workers), *words, cwd=temporary_folder())
 
 
 def arrays(run: Run, step: int, part: str) -> dict[str, np.ndarray]:

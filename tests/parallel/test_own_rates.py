@@ -8,7 +8,7 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 from support.jobs import FRAMEWORKS, Run, temporary_folder
-from support.pool import train
+from support.pool import controller_of, train
 from support.serving import hvdtrain
 
 TASKS = Path(__file__).with_name("rates_tasks.py")
@@ -35,7 +35,7 @@ def trained(framework: str, task: str, *options: str) -> Run:
         *UNUSED,
         *options,
     )
-    return train(2, "mpi", *words, cwd=temporary_folder())
+    return train(2, controller_of(framework, 2), *words, cwd=temporary_folder())
 
 
 def moved(run: Run, step: int) -> list[float]:

@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.documents import ROOT
 from support.jobs import Run, temporary_folder
-from support.pool import command, run_suite, train
+from support.pool import command, controller_of, run_suite, train
 from support.serving import hvdtrain
 
 from hvdtrain.data.order import ShuffledOrder
@@ -26,7 +26,7 @@ def options(framework: str, task: str, *others: str) -> tuple[str, ...]:
 
 @functools.cache
 def trained(framework: str, workers: int, task: str, *others: str) -> Run:
-    controller = "none" if workers == 1 else "mpi"
+    controller = controller_of(framework, workers)
     return train(workers, controller, *options(framework, task, *others), cwd=temporary_folder())
 
 
@@ -64,13 +64,16 @@ def test_with_two_workers_too(framework, compression):
 
 
 @pytest.mark.parametrize(
-    ("framework", "task"), [("torch", "Gan"), ("tf", "Sam"), ("torch", "Weighed"), ("tf", "Weighed")]
+    ("framework", "task", "workers"),
+    [("torch", "Gan", 3), ("tf", "Sam", 2), ("torch", "Weighed", 3), ("tf", "Weighed", 2)],
 )
-def test_curves_do_not_depend_on_the_number_of_workers(framework, task):
-    # the last batch of two epochs has 8 samples: workers have parts of unequal length, and padding
-    alone, three = (trained(framework, n, task, "--set", "steps=null", "--epochs", "2") for n in (1, 3))
+def test_curves_do_not_depend_on_the_number_of_workers(framework, task, workers):
+    # the last batch of two epochs has 8 samples: workers have padding, and three have parts of unequal length
+    alone, several = (
+        trained(framework, n, task, "--set", "steps=null", "--epochs", "2") for n in (1, workers)
+    )
     assert len(alone.losses) == 9
-    assert three.losses == pytest.approx(alone.losses, rel=1e-5)
+    assert several.losses == pytest.approx(alone.losses, rel=1e-5)
 
 
 @pytest.mark.parametrize(("framework", "workers"), JOBS)
@@ -85,15 +88,18 @@ def test_a_resumed_run_continues_bit_for_bit(framework, workers, task):
 
 
 # with PyTorch, test_documented.py trains it
-@pytest.mark.parametrize("framework", ["tf"])
-def test_the_example_continues_bit_for_bit_with_two_workers(framework):
-    task = ("--framework", framework, "--task", f"{ROOT}/examples/gan.py:DigitGan", *EVERY_STEP)
-    words = (*task, "--steps", "6", "--log-every", "1")
-    whole = train(2, "mpi", *words, cwd=temporary_folder())
-    half = str(whole.folder / "checkpoints" / "step-00000003")
-    resumed = train(2, "mpi", *words, "--resume", half, cwd=temporary_folder())
-    assert resumed.losses == whole.losses[3:]
-    assert_same(state(resumed, 6), state(whole, 6))
+def test_the_example_trains_with_keras():
+    task = (
+        "--framework",
+        "tf",
+        "--task",
+        f"{ROOT}/examples/gan.py:DigitGan",
+        "--steps",
+        "2",
+        "--log-every",
+        "1",
+    )
+    assert len(train(2, "gloo", *task, cwd=temporary_folder()).losses) == 2
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -173,7 +179,9 @@ def test_mistakes_are_refused_with_their_reason():
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_workers_that_use_different_optimizers_are_told_so(framework):
-    result = command(2, "mpi", framework, *options(framework, "Apart"), cwd=temporary_folder())
+    result = command(
+        2, controller_of(framework, 2), framework, *options(framework, "Apart"), cwd=temporary_folder()
+    )
     assert result.returncode == 2
     assert "workers did not call the same optimizers in the same order: call 2 of a step" in result.stderr
 
@@ -185,4 +193,4 @@ def test_what_a_traced_step_may_do(tmp_path):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_workers_that_weigh_or_return_something_else_are_told_so(framework, tmp_path):
     suite = Path(__file__).with_name("suite_own_step_differs.py")
-    run_suite(suite, 2, "mpi", framework, cwd=tmp_path, timeout=500)
+    run_suite(suite, 2, controller_of(framework, 2), framework, cwd=tmp_path, timeout=500)

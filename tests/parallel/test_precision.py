@@ -13,7 +13,7 @@ SUITE = Path(__file__).with_name("suite_precision.py")
 
 
 @pytest.mark.parametrize(
-    ("framework", "workers", "controller"), [("torch", 1, "none"), ("torch", 2, "mpi"), ("tf", 2, "mpi")]
+    ("framework", "workers", "controller"), [("torch", 1, "none"), ("torch", 2, "mpi"), ("tf", 2, "gloo")]
 )
 def test_backend_computes_as_it_is_told(framework, workers, controller, tmp_path):
     # one worker measures its memory and its threads: in a process of its own

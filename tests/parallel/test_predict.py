@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support.pool import Key, call, shared_run
+from support.pool import Key, call, controller_of, shared_run
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -23,7 +23,7 @@ def source(framework):
 
 def predict(framework, workers, *commands, cwd):
     """Run predict on each; return what rank 0 printed, and its error or nothing."""
-    key = Key(framework, "none" if workers == 1 else "gloo", workers)
+    key = Key(framework, controller_of(framework, workers), workers)
     lines = [
         ["predict", source(framework), "--task", f"{TASK}:{task}", *options] for task, *options in commands
     ]

@@ -376,6 +376,11 @@ def run_suite(
     assert "passed" in done.stdout
 
 
+def controller_of(framework: str, workers: int) -> str:
+    """Return the controller of a job for which any one does, so that such jobs share pools."""
+    return "none" if workers == 1 else {"torch": "mpi", "tf": "gloo"}[framework]
+
+
 def framework_of(options: tuple[str, ...]) -> str:
     """Return the framework that options name."""
     return options[options.index("--framework") + 1]

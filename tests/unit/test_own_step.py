@@ -233,10 +233,8 @@ def raw(model, batch, optimizers):
     [
         (backward, r"called backward\(\), which adds to the gradients of this worker alone"),
         (raw, r"called step\(\) of the optimizer 'g' itself"),
-        (lambda m, b, o: o["g"].step(), r"step\(\) of an optimizer was called.*closure"),
-        (lambda m, b, o: o["g"].zero_grad(), r"zero_grad\(\) of an optimizer was called"),
-        (lambda m, b, o: o["g"].backward(losses_of(m, b, "g")), r"called backward\(\)"),
-        (lambda m, b, o: o["g"].minimize(lambda: 0), "'g' was given a function in place of losses"),
+        (lambda m, b, o: o["g"].step(), r"step\(\) of the optimizer was called"),
+        (lambda m, b, o: o["g"].minimize(lambda: 0), "one value per sample"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "g").mean()), "one value per sample"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "d")), "depend on none of its parameters"),
         (lambda m, b, o: o["g"].minimize(losses_of(m, b, "g").detach()), "depend on none of its parameters"),

@@ -14,7 +14,6 @@ from hvdtrain.backends.custom_step import (
     StepOptimizerBase,
     StepPart,
     check_gradients,
-    check_losses,
     check_reached,
     stepped_alone,
 )
@@ -116,7 +115,6 @@ class StepOptimizer(StepOptimizerBase):
     def gradients(self, losses: Any, tape: tf.GradientTape | None = None) -> list[Tensor]:
         """Collective. Return the mean gradient over the global batch, one tensor for each variable."""
         samples = self._outside_of_branches()
-        check_losses(losses, self._name)
         check_values({f"what is given to the optimizer {self._name!r}": losses}, samples.weights.shape[0])
         if tape is None:
             raise TaskError(
@@ -147,10 +145,6 @@ class StepOptimizer(StepOptimizerBase):
         with tf.control_dependencies([tf.group(*clipped)]):
             self._optimizer.learning_rate.assign(self.learning_rate)
             self._apply(scaled(clipped, own_scale(self._optimizer)), self.variables)
-
-    def apply_gradients(self, *_: Any, **__: Any) -> None:
-        """Refuse to take a step with gradients of this worker alone."""
-        raise stepped_alone(self._name)
 
     def begin(self, samples: StepPart | None) -> None:
         """Begin a step with these samples; None if no step is being done. Local: no collective."""

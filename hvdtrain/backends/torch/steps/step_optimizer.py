@@ -12,9 +12,7 @@ from hvdtrain.backends.custom_step import (
     StepOptimizerBase,
     StepPart,
     check_gradients,
-    check_losses,
     check_reached,
-    check_takes_no_closure,
     stepped_alone,
 )
 from hvdtrain.backends.reduction import GradientReducer, choose_reducer
@@ -65,7 +63,6 @@ class StepOptimizer(StepOptimizerBase):
         *,
         workers: Workers,
     ) -> None:
-        check_takes_no_closure(name, optimizer)
         super().__init__(name, config, calls)
         self._optimizer = optimizer
         self._paths = [entry.path for entry in entries]
@@ -92,7 +89,6 @@ class StepOptimizer(StepOptimizerBase):
     def gradients(self, losses: Any, retain_graph: bool = False) -> list[torch.Tensor]:
         """Collective. Return the mean gradient over the global batch, one tensor for each variable."""
         samples = self._of_step()
-        check_losses(losses, self._name)
         given = {f"what is given to the optimizer {self._name!r}": losses}
         check_values(given, len(samples.weights))
         values = weigh(given, len(samples.weights), samples.weights.dtype)
