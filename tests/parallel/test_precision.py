@@ -17,8 +17,8 @@ SUITE = Path(__file__).with_name("suite_precision.py")
 )
 def test_backend_computes_as_it_is_told(framework, workers, controller, tmp_path):
     # one worker measures its memory and its threads: in a process of its own
-    runner = jobs.run_suite if workers == 1 else run_suite
-    runner(SUITE, workers, controller, framework, cwd=tmp_path, timeout=550)
+    runner, marks = (jobs.run_suite, "local") if workers == 1 else (run_suite, "not local")
+    runner(SUITE, workers, controller, framework, cwd=tmp_path, timeout=550, marks=marks)
 
 
 def test_a_bf16_run_is_saved_in_fp32_and_goes_on_in_fp32_in_the_other_framework():

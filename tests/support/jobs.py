@@ -73,10 +73,10 @@ def run(command: list[str], cwd: Path, timeout: float = LIMIT_SECONDS, **changes
 
 
 def run_suite(
-    suite: Path, workers: int, controller: str, framework: str, *, cwd: Path, timeout: float
+    suite: Path, workers: int, controller: str, framework: str, *, cwd: Path, timeout: float, marks: str = ""
 ) -> None:
-    """Run a file of tests inside a job: every worker runs all of them, on a backend that they share."""
-    pytest_command = ["python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(suite)]
+    """Run a file of tests inside a job: every worker runs all of them, or those with ``marks`` (as -m)."""
+    pytest_command = ["python", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", marks, str(suite)]
     result = run(
         [*launcher(workers, controller), *pytest_command],
         cwd,
