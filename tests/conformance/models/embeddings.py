@@ -63,17 +63,6 @@ class ScaledByFrequency(Tokens):
         return self.embedding(scale_grad_by_freq=True)
 
 
-class Bag(Tokens):
-    """Sums of vectors without the vectors in memory."""
-
-    def torch_model(self):
-        import torch
-        from torch import nn
-
-        torch.manual_seed(0)
-        return nn.Sequential(nn.EmbeddingBag(9, 6, mode="mean", padding_idx=0), nn.Linear(6, 3))
-
-
 class Language(Tokens):
     """A language model whose head is its embedding, with ignored targets: the mean is over tokens."""
 

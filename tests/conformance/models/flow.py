@@ -94,30 +94,6 @@ class GradientReversal(Model):
         return keras.Sequential([keras.Input((4,)), keras.layers.Dense(6), Straight(), keras.layers.Dense(3)])
 
 
-class Fourier(Model):
-    """A transform of Fourier in the model, whose values are complex: the gradient is of real weights."""
-
-    judge = BOTH
-
-    def torch_model(self):
-        import torch
-
-        def forward(self, x):
-            waves = torch.fft.rfft(self.layers[0](x))
-            return self.layers[1](torch.cat([waves.abs(), waves.imag], -1)) + torch.fft.fft(x).real[:, :3]
-
-        return torch_of(forward, (4, 6), (8, 3))
-
-    def tf_model(self):
-        import keras
-        import tensorflow as tf
-
-        keras.utils.set_random_seed(0)
-        inputs = keras.Input((4,))
-        waves = keras.layers.Lambda(lambda x: tf.math.real(tf.signal.rfft(x)), output_shape=(4,))
-        return keras.Model(inputs, keras.layers.Dense(3)(waves(keras.layers.Dense(6)(inputs))))
-
-
 class ByTheData(Model):
     """A branch that the values of a batch decide, sample by sample, in Python."""
 

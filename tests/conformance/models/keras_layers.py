@@ -7,31 +7,6 @@ RANDOM = np.random.RandomState(3)
 IMAGES = RANDOM.rand(SAMPLES, 6, 6, 2).astype(np.float32)
 
 
-class Images(Model):
-    """Depthwise, separable and transposed convolutions, pools, and channels that are scaled."""
-
-    judge = Judge(workers=(1, 2))
-
-    def train_data(self):
-        return IMAGES, Y
-
-    def eval_data(self):
-        return IMAGES[:EVALUATED], Y[:EVALUATED]
-
-    def tf_model(self):
-        import keras
-
-        keras.utils.set_random_seed(0)
-        layers = keras.layers
-        inputs = keras.Input((6, 6, 2))
-        x = layers.SeparableConv2D(4, 3, activation="relu")(inputs)
-        x = layers.DepthwiseConv2D(3, padding="same")(layers.UpSampling2D()(x))
-        x = layers.Conv2DTranspose(4, 3, strides=2)(layers.MaxPooling2D()(x))
-        gate = layers.Dense(4, "sigmoid")(layers.GlobalAveragePooling2D(keepdims=True)(x))
-        x = layers.PReLU(shared_axes=[1, 2])(layers.Multiply()([x, gate]))
-        return keras.Model(inputs, layers.Dense(3)(layers.GlobalMaxPooling2D()(x)))
-
-
 class OwnLayers(Model):
     """Layers that build their weights late, keep others in lists and dicts, and depend on the mode."""
 

@@ -188,19 +188,6 @@ class SpectralNorm(Model):
         )
 
 
-class HookedSpectralNorm(Model):
-    """The same by the older function."""
-
-    judge = Judge(workers=(1, 2))
-
-    def torch_model(self):
-        import torch
-
-        torch.manual_seed(0)
-        layer = torch.nn.utils.spectral_norm(torch.nn.Linear(4, 8))
-        return torch.nn.Sequential(layer, torch.nn.Tanh(), torch.nn.Linear(8, 3))
-
-
 class StandardizedWeights(Model):
     """A convolution that normalizes its kernel in the forward pass, as in BiT and timm's ScaledStdConv."""
 

@@ -101,19 +101,6 @@ class Smoothed(Objective):
         return hvdtrain.Weighted(losses / weights, weights * (targets >= 0))
 
 
-class Focal(Objective):
-    """Less of samples that are right already."""
-
-    judge = TORCH
-    targets = LABELS
-
-    def loss(self, outputs, batch):
-        from torch.nn.functional import binary_cross_entropy_with_logits
-
-        losses = binary_cross_entropy_with_logits(outputs, batch["targets"], reduction="none")
-        return ((1 - (-losses).exp()) ** 2 * losses).mean(-1)
-
-
 class FocalOfKeras(Objective):
     """The same by a loss of Keras, without its mean."""
 
@@ -124,90 +111,6 @@ class FocalOfKeras(Objective):
         import keras
 
         return keras.losses.binary_focal_crossentropy(batch["targets"], outputs, from_logits=True)
-
-
-class Quantiles(Objective):
-    """Three quantiles of a number."""
-
-    targets = NUMBERS
-
-    def loss(self, outputs, batch):
-        difference, wanted = batch["targets"] - outputs, np.array([0.1, 0.5, 0.9], np.float32)
-        if hasattr(outputs, "detach"):
-            import torch
-
-            wanted = torch.as_tensor(wanted)
-            return torch.maximum(wanted * difference, (wanted - 1) * difference).mean(-1)
-        import tensorflow as tf
-
-        return tf.reduce_mean(tf.maximum(wanted * difference, (wanted - 1) * difference), -1)
-
-
-class Counts(Objective):
-    """Numbers of events, as Poisson's distribution has them."""
-
-    judge = TORCH
-    targets = COUNTS
-    outputs = 1
-
-    def loss(self, outputs, batch):
-        from torch.nn.functional import poisson_nll_loss
-
-        return poisson_nll_loss(outputs, batch["targets"], full=True, reduction="none")[:, 0]
-
-
-class CountsOfKeras(Objective):
-    """The same of Keras."""
-
-    judge = KERAS
-    targets = COUNTS
-    outputs = 1
-
-    def loss(self, outputs, batch):
-        import keras
-
-        return keras.losses.poisson(batch["targets"], keras.ops.exp(outputs))
-
-
-class MeanAndVariance(Objective):
-    """A number with its uncertainty, both of which the network gives."""
-
-    judge = TORCH
-    targets = NUMBERS
-    outputs = 2
-
-    def loss(self, outputs, batch):
-        from torch.nn.functional import gaussian_nll_loss, softplus
-
-        mean, variance = outputs[:, :1], softplus(outputs[:, 1:])
-        return gaussian_nll_loss(mean, batch["targets"], variance, reduction="none")[:, 0]
-
-
-class Ordinal(Objective):
-    """Classes in an order: one logit and thresholds, which are parameters of the model."""
-
-    judge = TORCH
-
-    def torch_model(self):
-        import torch
-        from torch import nn
-
-        class Cumulative(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.body, self.thresholds = torch_net(1), nn.Parameter(torch.tensor([-1.0, 1.0]))
-
-            def forward(self, x):
-                return self.body(x) - self.thresholds
-
-        return Cumulative()
-
-    def loss(self, outputs, batch):
-        import torch
-        from torch.nn.functional import binary_cross_entropy_with_logits
-
-        reached = (batch["targets"][:, None] > torch.arange(2)).float()
-        return binary_cross_entropy_with_logits(outputs, reached, reduction="none").sum(-1)
 
 
 class Dice(Objective):
@@ -243,33 +146,6 @@ class Speech(Objective):
         frames = torch.full_like(lengths, 8)
         losses = ctc_loss(scores, batch["targets"], frames, lengths, reduction="none")
         return losses / lengths, {}
-
-
-class Autoencoder(Objective):
-    """A variational one: noise of the data and not of a generator, a reconstruction and a distance."""
-
-    judge = TORCH
-    targets = RANDOM.randn(SAMPLES, 2).astype(np.float32)
-
-    def torch_model(self):
-        from torch import nn
-
-        class Autoencoder(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.encoder, self.decoder = torch_net(4), nn.Linear(2, 4)
-
-            def forward(self, x, noise):
-                mean, spread = self.encoder(x).chunk(2, -1)
-                return self.decoder(mean + noise * (0.5 * spread).exp()), mean, spread
-
-        return Autoencoder()
-
-    def torch_loss(self, model, batch):
-        decoded, mean, spread = model(batch["inputs"], batch["targets"])
-        distance = 0.5 * (mean**2 + spread.exp() - 1 - spread).sum(-1)
-        errors = (decoded - batch["inputs"]).pow(2).sum(-1)
-        return errors + distance, {"distance": distance}
 
 
 class Distilled(Objective):
@@ -342,32 +218,3 @@ class MeanTeacher(Objective):
         student, teacher = outputs
         entropy = cross_entropy(student, batch["targets"], reduction="none")
         return entropy + (student - teacher).pow(2).mean(-1)
-
-
-class Contrasted(Objective):
-    """Pairs that are alike or not, by the distance of embeddings that are normalized."""
-
-    judge = TORCH
-    targets = (RANDOM.rand(SAMPLES) > 0.5).astype(np.float32)
-
-    def torch_loss(self, model, batch):
-        from torch.nn.functional import cosine_embedding_loss, normalize
-
-        first, second = (normalize(model(x), dim=-1) for x in (batch["inputs"], batch["inputs"].flip(-1)))
-        signs = 2 * batch["targets"] - 1
-        return cosine_embedding_loss(first, second, signs, margin=0.2, reduction="none"), {}
-
-
-class Density(Objective):
-    """A mixture of three normal distributions, by log-sum-exp."""
-
-    judge = KERAS
-    targets = NUMBERS
-    outputs = 9
-
-    def loss(self, outputs, batch):
-        import tensorflow as tf
-
-        shares, means, spreads = tf.split(outputs, 3, axis=-1)
-        logs = -0.5 * ((batch["targets"] - means) / tf.exp(spreads)) ** 2 - spreads
-        return -tf.reduce_logsumexp(tf.nn.log_softmax(shares) + logs, -1)
