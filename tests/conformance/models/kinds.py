@@ -1,4 +1,4 @@
-"""Kinds of models: graphs, factors, series, masks, noise, weights that are computed, fixed points."""
+"""Kinds of models: graphs, series, groups of parameters."""
 
 import types
 
@@ -8,7 +8,6 @@ from conformance.zoo import EVALUATED, GRADIENT_DESCENT, SAMPLES, Judge, Model, 
 RANDOM = np.random.RandomState(1)
 GRAPHS = RANDOM.randint(0, 5, (SAMPLES, 6, 2))
 WALKS = np.cumsum(RANDOM.randn(SAMPLES, 11), 1).astype(np.float32)
-IMAGES = RANDOM.rand(SAMPLES, 2, 6, 6).astype(np.float32)
 TWO = Judge(workers=(2,))
 
 

@@ -7,7 +7,6 @@ RANDOM = np.random.RandomState(4)
 BOTH = Judge(workers=(1, 2))
 LABELS = (RANDOM.rand(SAMPLES, 3) > 0.6).astype(np.float32)
 NUMBERS = RANDOM.randn(SAMPLES, 1).astype(np.float32)
-COUNTS = RANDOM.poisson(2, (SAMPLES, 1)).astype(np.float32)
 WEIGHTS = RANDOM.rand(SAMPLES).astype(np.float32)
 
 
