@@ -233,7 +233,8 @@ class Apart(Gan):
     """The generator is trained by one worker alone, from the second step on: a decision by its own losses."""
 
     def trains_generator(self, step):
-        return step == 0 or os.environ["OMPI_COMM_WORLD_RANK"] == "1"
+        rank = os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK"))
+        return step == 0 or rank == "1"
 
 
 class NoLoss(Gan):
