@@ -127,8 +127,8 @@ class Summary:
         """
         return parse_lines(self.metrics_log.splitlines())
 
-    def _rows(self) -> dict[str, str]:
-        """Return what a notebook shows first of it, as text by name."""
+    def _repr_html_(self) -> str:
+        """Return it as the table that a notebook shows."""
         last = ", ".join(f"{name} {value:.4f}" for name, value in self.final.items())
         best = ", ".join(f"{name} {one.value:.4f} at step {one.step:,}" for name, one in self.best.items())
         speed = f"{self.seconds:.1f} s, {self.samples_per_second:,.0f} samples/s"
@@ -137,17 +137,13 @@ class Summary:
             "last evaluation": last, "best": best, "run directory": self.run_dir,
             "checkpoint": self.checkpoint or "", "best checkpoint": self.best_checkpoint or "",
         }  # fmt: skip
-        return {name: text for name, text in rows.items() if text}
+        shown = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in rows.items() if text)
+        return f"<table>{''.join(shown)}</table>"
 
     def __repr__(self) -> str:
         """Return it in one short line."""
         values = "".join(f", {name} {value:.4f}" for name, value in self.final.items())
         return f"<Summary: {self.status}, {self.steps:,} steps{values}, {self.run_dir}>"
-
-    def _repr_html_(self) -> str:
-        """Return it as the table that a notebook shows."""
-        rows = (f"<tr><th>{name}</th><td>{escape(text)}</td></tr>" for name, text in self._rows().items())
-        return f"<table>{''.join(rows)}</table>"
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON-ready values; what is not so in every run, such as an error, only where it is.
