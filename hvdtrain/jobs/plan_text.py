@@ -15,6 +15,7 @@ from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.data_sets import known_size, promises, roles_of
+from hvdtrain.jobs.opening.dry_run import memory_limit
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import note_on_links
@@ -25,6 +26,9 @@ from hvdtrain.storage.urls import shown
 from hvdtrain.training_plan import TrainingPlan, most_workers
 
 _WIDTH = 14
+INDENT = 3 + _WIDTH  # columns before the text of a line
+_USUAL_REDUCTION = "fp32, sent uncompressed"
+_MUCH = 0.5  # part of the memory that a worker may take, from which on the plan has what it takes
 _SHARDED = {"optimizer": "the optimizer's state", "gradients": "the optimizer's state and the gradients"}
 _LOW = 0.2  # part of a step in which a stage waits, from which on more micro-batches are proposed
 _NAMED = 8  # hosts, numbers of workers and parameter groups that a line names
@@ -36,15 +40,15 @@ def describe_plan(
     *,
     model: ModelInfo,
     hosts: list[str],
-    build: str,
-    settings: Mapping[str, str],
     start: ResumePoint,
     found: str = "",
     roles: str = "",
+    limit: int | None = None,
 ) -> str:
     """Return what the run is going to do, as text.
 
-    ``found`` is the data in the task's own words, and ``roles`` what columns of the data are used for.
+    ``found`` is the data in the task's own words, ``roles`` what columns of the data are used for, ``limit``
+    how much memory a worker may take. What is as usual is left out; ``--check`` shows it.
     """
     config, workers, own = session.config, session.backend.workers.size, model.own_rates
     copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
@@ -69,15 +73,13 @@ def describe_plan(
         "groups": "; ".join(model.groups),
         "regularised": _regularised(config),
         "stops early": _stops_early(config),
-        "precision": _precision(config, model),
-        "gradients": model.reduction,
-        "memory": "" if session.memory.heaviest is None else session.memory.heaviest.describe(),
+        "precision": "" if (precision := describe_precision(config, model)) == "fp32" else precision,
+        "gradients": "" if model.reduction == _USUAL_REDUCTION else model.reduction,
+        "memory": _memory(session, limit),
         "sharded": "" if config.shard == "none" else sharded,
         "stages": _indented(describe_stages(config, workers, model.stages)),
         "local steps": _local_steps(config, plan),
-        "checkpoints": _checkpoints(config),
-        "Horovod": build,
-        "set for you": _set_for_you(session, settings),
+        "checkpoints": "" if _saves_as_usual(config) else _checkpoints(config),
         "run directory": shown(session.location_of(session.services.run_dir)) + copy,
     }
     if config.clip_norm:
@@ -120,7 +122,14 @@ def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
     return "\n".join([first, *stages])
 
 
-def _set_for_you(session: Session, settings: Mapping[str, str]) -> str:
+def _memory(session: Session, limit: int | None) -> str:
+    """Return what a worker takes of memory if that is a large part of what it may take."""
+    plan = session.memory.heaviest
+    return plan.describe() if plan and limit is not None and plan.total_bytes > _MUCH * limit else ""
+
+
+def describe_settings(session: Session, settings: Mapping[str, str]) -> str:
+    """Return what is set for the job, such as environment variables, as text."""
     parts = [f"{name}={value}" for name, value in settings.items()]
     if session.config.threads is None and "OMP_NUM_THREADS" not in os.environ:
         threads = threads_per_worker(session.backend.workers.local_size)
@@ -146,8 +155,8 @@ def _model(config: Config, model: ModelInfo, start: ResumePoint) -> str:
     if start.origin and not start.weights:
         return text
     origin = "drawn by name from" if config.initial_parameters == "portable" else "as the task made them,"
-    of_the_rest = " of the rest" if start.weights else ""
-    return f"{text}; initial values{of_the_rest} {origin} seed {config.seed}"
+    of_the_rest = "; the rest" if start.weights else ""
+    return f"{text}{of_the_rest}, {origin} seed {config.seed}"
 
 
 def _data(session: Session) -> str:
@@ -339,7 +348,8 @@ def _local_steps(config: Config, plan: TrainingPlan) -> str:
     return text
 
 
-def _precision(config: Config, model: ModelInfo) -> str:
+def describe_precision(config: Config, model: ModelInfo) -> str:
+    """Return the precision of the computation and of the weights, as text."""
     own = f"fp{model.float_bits}"
     text = own if config.precision == "fp32" else f"{config.precision}, weights {own}"
     text += ", loss scaled" if config.precision == "fp16" else ""
@@ -352,6 +362,11 @@ def _checkpoints(config: Config) -> str:
     kept = "all" if config.keep_last is None else f"the last {config.keep_last}"
     best = f" and the one with the best {config.keep_best.metric}" if config.keep_best else ""
     return f"{text}, keeping {kept}{best}"
+
+
+def _saves_as_usual(config: Config) -> bool:
+    fields = ("save_every", "keep_last", "keep_best")
+    return all(getattr(config, name) == Config.model_fields[name].default for name in fields)
 
 
 def _regularised(config: Config) -> str:
@@ -383,12 +398,11 @@ def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Seq
         plan,
         model=run.model,
         hosts=list(run.hosts),
-        build=run.job.build,
-        settings=run.job.settings,
         start=point,
         found=str(task.describe()) if hasattr(task, "describe") else "",
         roles=roles_of(names_of_batch(run.task_data), is_named),
+        limit=memory_limit(session.backend),
     )
-    session.services.report.say(text)
+    session.services.report.say(text, INDENT)
     for note in (*point.notes, *found, *of_directory, *run.notes_on_options(plan)):
         session.services.report.note(note)

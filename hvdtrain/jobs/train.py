@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.backends.base import device_memory
-from hvdtrain.backends.memory import MemoryPlan, mebibytes
+from hvdtrain.backends.memory import mebibytes
 from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
@@ -30,13 +30,20 @@ from hvdtrain.jobs.outcome import (
     status_of,
     write_summary_on_loss,
 )
-from hvdtrain.jobs.plan_text import describe_model, describe_stages, show_plan
+from hvdtrain.jobs.plan_text import (
+    describe_model,
+    describe_precision,
+    describe_settings,
+    describe_stages,
+    show_plan,
+)
 from hvdtrain.jobs.resume import ResumePoint, find_start, restore
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.stored import storing
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.loop import run as run_loop
 from hvdtrain.reporting.console import start_explained
+from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.task import task_class_of, task_spec
 from hvdtrain.training_plan import Progress
@@ -137,13 +144,14 @@ def check_job(layers: list[Layer], task_class: Any = None) -> None:
             seconds = time.perf_counter() - begun_seconds
             taken = backend.workers.allgather_object(peak_bytes())
             if backend.workers.rank == 0:
-                assert session.memory.heaviest is not None  # the dry run has measured it
-                text = _describe(run, found, session.memory.heaviest, seconds=seconds, peak=max(taken))
+                text = _describe(run, session, found, seconds=seconds, peak=max(taken))
                 open_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _describe(run: TrainingRun, found: Dry, memory: MemoryPlan, *, seconds: float, peak: int) -> str:
+def _describe(run: TrainingRun, session: Session, found: Dry, *, seconds: float, peak: int) -> str:
     config, backend, model = run.config, run.backend, run.model
+    memory = session.memory.heaviest
+    assert memory is not None  # the dry run has measured it
     workers = counted(backend.workers.size, "worker")
     lines = [("model", describe_model(model))]
     split = describe_stages(config, backend.workers.size, model.stages)
@@ -158,9 +166,13 @@ def _describe(run: TrainingRun, found: Dry, memory: MemoryPlan, *, seconds: floa
     if device_memory(backend) is None:
         limit = f"each worker of this host may take {mebibytes(most or 0)}"
     lines += [
+        ("precision", describe_precision(config, model)),
+        ("gradients", model.reduction),
         ("memory", memory.describe()),
         ("", f"the largest worker has had {mebibytes(peak)} of the host's until now, all included"),
         ("", limit),
+        ("Horovod", run.job.build),
+        ("set for you", describe_settings(session, run.job.settings)),
         ("time", f"{found.seconds:.2f} s for the dry run, {seconds:.2f} s with data and model"),
         *(("note", note) for note in found.notes),
     ]

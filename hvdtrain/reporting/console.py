@@ -1,9 +1,11 @@
 """What a run shows on rank 0's console: text, a progress bar or plain lines, the result."""
 
+import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from html import escape
 from importlib import import_module
 from threading import Event, Thread
@@ -57,8 +59,12 @@ class Console(Callback):
         kind = _Cell if console.is_jupyter else _Bar if console.is_terminal else _Lines
         self._progress: _Lines = kind(console)
 
-    def say(self, text: str) -> None:
-        """Show text."""
+    def say(self, text: str, indent: int = 0) -> None:
+        """Show text; on a terminal, lines that are too long continue at column ``indent`` if it is given."""
+        if indent and self._console.is_terminal:
+            wrap = partial(textwrap.fill, width=self._console.width, subsequent_indent=" " * indent)
+            lines = text.splitlines()
+            text = "\n".join(wrap(line, break_long_words=False, break_on_hyphens=False) for line in lines)
         self._console.print(text, highlight=False, markup=False)
 
     def note(self, text: str) -> None:
@@ -191,7 +197,8 @@ class _Bar(_Lines):
             self._update()
 
     def show(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        self._values = f"epoch {step.epoch:.1f}  {_describe(values)}"
+        # what a narrow terminal cuts comes last
+        self._values = f"{_speed(values)}  epoch {step.epoch:.1f}  {_describe(values, with_speed=False)}"
         self.advance(step)
 
     def status(self, text: str) -> None:
@@ -202,6 +209,8 @@ class _Bar(_Lines):
         self._status = ""
         if self._bar is not None:
             self._update()  # what came since the last update
+            task = self._bar.tasks[0]
+            self._bar.live.transient = not task.finished  # nothing is left of the bar of a run that was ended
             self._bar.stop()
             self._bar = None
 
@@ -255,11 +264,14 @@ def describe_means(means: Mapping[str, float]) -> str:
     return "  ".join(f"{name} {value:.4f}" for name, value in means.items())
 
 
-def _describe(values: Mapping[str, float]) -> str:
+def _describe(values: Mapping[str, float], *, with_speed: bool = True) -> str:
     parts = [f"{name} {value:.4f}" for name, value in values.items() if name not in _RATES]
     parts.append(f"lr {values['learning_rate']:.3g}")
-    parts.append(f"{values['samples_per_second']:,.0f} samples/s")
-    return "  ".join(parts)
+    return "  ".join([*parts, _speed(values)] if with_speed else parts)
+
+
+def _speed(values: Mapping[str, float]) -> str:
+    return f"{values['samples_per_second']:,.0f} samples/s"
 
 
 def _memory(summary: Summary) -> str:

@@ -217,8 +217,8 @@ class Report:
         self._steps_done: int | None = None
         self._dispatcher = Dispatcher(callbacks, self._note_failure, built_in)
 
-    def say(self, text: str) -> None:
-        """Show text on rank 0's console."""
+    def say(self, text: str, indent: int = 0) -> None:
+        """Show text on rank 0's console; long lines continue at a column if ``indent`` is given."""
 
     def note(self, text: str) -> None:
         """Show something that the user should know, such as a warning, on rank 0's console."""

@@ -88,9 +88,9 @@ class RunReport(Report):
         for record in records:
             self._metrics.append(record)
 
-    def say(self, text: str) -> None:
-        """Show text."""
-        self._console.say(text)
+    def say(self, text: str, indent: int = 0) -> None:
+        """Show text; long lines continue at a column if ``indent`` is given."""
+        self._console.say(text, indent)
 
     def note(self, text: str) -> None:
         """Show something that the user should know."""

@@ -32,7 +32,7 @@ _TAG = re.compile(r"^\[(?:1,|w)?(\d+)\]<(stdout|stderr)>: ?", re.MULTILINE)
 class Result:
     """What a job left: its exit code and what it printed, launcher's tags removed.
 
-    ``spoke`` holds the ranks that printed anything, where the launcher tags lines.
+    ``spoke`` holds the ranks other than 0 that printed anything.
     """
 
     returncode: int

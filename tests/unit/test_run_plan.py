@@ -16,7 +16,6 @@ NEW = ResumePoint()
 def plan(
     hosts=("alpha", "alpha", "beta", "beta"),
     *,
-    settings=None,
     own=None,
     start=NEW,
     found="",
@@ -40,8 +39,6 @@ def plan(
             leaves_out_padding=leaves_out,
         ),
         hosts=list(hosts),
-        build="0.28.1 with MPI",
-        settings=settings or {},
         start=start,
         found=found,
     )
@@ -60,7 +57,6 @@ CASES = {
     "one worker": {"hosts": ["alpha"], "norms": 20},
     "three workers": {"hosts": ["alpha", "beta", "alpha"]},
     "many hosts": {"hosts": [f"h{i}" for i in range(20)]},
-    "settings": {"settings": {"A": "1", "B": "2"}, "threads": 1},
     "lars": {"optimizer": "lars", "momentum": 0.8, "weight_decay": 1e-4},
     "lamb": {"optimizer": "lamb", "weight_decay": 0.01},
     "plain sgd": {"momentum": 0.0, "weight_decay": 0.0},

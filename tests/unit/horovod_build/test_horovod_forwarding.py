@@ -43,9 +43,12 @@ def launcher(patched, tmp_path_factory) -> Path:
     return folder
 
 
-def horovodrun(launcher: Path, controller: str, folder: Path, stdout: object) -> subprocess.CompletedProcess:
-    """Run two workers that print more than a pipe holds."""
-    command = [sys.executable, "-c", LAUNCHER, f"--{controller}", "-np", "2", sys.executable, "-c", WORKER]
+def horovodrun(
+    launcher: Path, controller: str, folder: Path, stdout: object, *worker: str
+) -> subprocess.CompletedProcess:
+    """Run two workers, which print more than a pipe holds if no other code is given."""
+    code = worker or (WORKER,)
+    command = [sys.executable, "-c", LAUNCHER, f"--{controller}", "-np", "2", sys.executable, "-c", *code]
     if controller == "mpi":
         command.insert(3, "--binding-args=--bind-to none --oversubscribe")
     environ = {
@@ -90,3 +93,20 @@ def test_a_reader_that_goes_away_ends_no_job(launcher, controller, tmp_path):
         done = horovodrun(launcher, controller, tmp_path, output)
     check_it_ended_well(done, tmp_path)
     assert done.stderr.decode().count(DROPPED.format("Broken pipe")) == 1
+
+
+def test_lines_of_rank_0_have_no_tag_and_an_explained_exit_code_no_report(launcher, tmp_path):
+    worker = (
+        "import os, sys, time; rank = os.environ.get('OMPI_COMM_WORLD_RANK') or os.environ['HOROVOD_RANK']\n"
+        "print(f'said by {rank}', flush=True); time.sleep(1); sys.exit(int(sys.argv[1]))"
+    )
+    for controller, code, is_shown in (("mpi", 2, False), ("mpi", 9, True), ("gloo", 2, False)):
+        done = horovodrun(launcher, controller, tmp_path, subprocess.PIPE, worker, str(code))
+        lines = done.stdout.decode().splitlines()
+        assert (done.returncode, sorted(line.strip() for line in lines if "said" in line)) == (
+            code,
+            sorted(
+                ["said by 0", "[1]<stdout>:said by 1" if controller == "gloo" else "[1,1]<stdout>: said by 1"]
+            ),
+        )
+        assert ("prterun" in done.stdout.decode() + done.stderr.decode()) == is_shown
