@@ -52,9 +52,8 @@ def describe_plan(
     """
     config, workers, own = session.config, session.backend.workers.size, model.own_rates
     copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
-    sharded = f"{_SHARDED.get(config.shard)}, over {workers} workers"
-    if workers == 1:
-        sharded = "one worker, which keeps all of it: sharding changes nothing"
+    alone = "one worker, which keeps all of it: sharding changes nothing"
+    sharded = alone if workers == 1 else f"{_SHARDED.get(config.shard)}, over {workers} workers"
     lines = {
         "workers": _workers(session, hosts),
         "starts from": start.origin,
@@ -79,7 +78,7 @@ def describe_plan(
         "sharded": "" if config.shard == "none" else sharded,
         "stages": _indented(describe_stages(config, workers, model.stages)),
         "local steps": _local_steps(config, plan),
-        "checkpoints": "" if _saves_as_usual(config) else _checkpoints(config),
+        "checkpoints": _checkpoints(config),
         "run directory": shown(session.location_of(session.services.run_dir)) + copy,
     }
     if config.clip_norm:
@@ -151,12 +150,11 @@ def _workers(session: Session, hosts: list[str]) -> str:
 
 
 def _model(config: Config, model: ModelInfo, start: ResumePoint) -> str:
-    text = describe_model(model)
+    text = describe_model(model) + ("; the rest" if start.weights else "")
     if start.origin and not start.weights:
         return text
     origin = "drawn by name from" if config.initial_parameters == "portable" else "as the task made them,"
-    of_the_rest = "; the rest" if start.weights else ""
-    return f"{text}{of_the_rest}, {origin} seed {config.seed}"
+    return f"{text}, {origin} seed {config.seed}"
 
 
 def _data(session: Session) -> str:
@@ -275,7 +273,7 @@ def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -
         text = f"{peak:g} = {text} x {peak / base:g} ({rule})"
     if rate.warmup_epochs:
         steps = config.warmup_steps
-        text += f", after a warm-up of {counted(steps, 'step') if steps else _epochs(rate.warmup_epochs)}"
+        text += f", after a warm-up of {counted(steps, 'step') if steps else counted(rate.warmup_epochs, 'epoch')}"
     lowest = f"{peak * rate.final_fraction:g}"
     after = {
         "constant": "constant",
@@ -284,7 +282,7 @@ def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -
         "one_cycle": f"one cycle: from {peak * ONE_CYCLE_FIRST:g} up to the peak at 30 % of the "
         f"training and down to {peak * ONE_CYCLE_LAST:g}",
         "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
-        "cyclic": f"cycles of {_epochs(rate.cycle_epochs)} down to {lowest}",
+        "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
         "plateau": _plateau(session, peak),
     }
     text += f", {after[rate.schedule]}"
@@ -295,10 +293,6 @@ def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -
     if is_elastic and not config.global_batch_size and config.lr_scaling != "none":
         text += "; it follows the number of workers at once"
     return text
-
-
-def _epochs(number: float) -> str:
-    return counted(number, "epoch")
 
 
 def _plateau(session: Session, peak: float) -> str:
@@ -358,15 +352,13 @@ def describe_precision(config: Config, model: ModelInfo) -> str:
 
 
 def _checkpoints(config: Config) -> str:
+    usual = Config.model_fields
+    if all(getattr(config, name) == usual[name].default for name in ("save_every", "keep_last", "keep_best")):
+        return ""
     text = f"{config.save_every.describe()} and at the end" if config.save_every else "at the end"
     kept = "all" if config.keep_last is None else f"the last {config.keep_last}"
     best = f" and the one with the best {config.keep_best.metric}" if config.keep_best else ""
     return f"{text}, keeping {kept}{best}"
-
-
-def _saves_as_usual(config: Config) -> bool:
-    fields = ("save_every", "keep_last", "keep_best")
-    return all(getattr(config, name) == Config.model_fields[name].default for name in fields)
 
 
 def _regularised(config: Config) -> str:
