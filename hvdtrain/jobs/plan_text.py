@@ -272,8 +272,8 @@ def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -
         rule = f"{config.lr_scaling} rule: {compared}, quoted for {plan.base_batch}"
         text = f"{peak:g} = {text} x {peak / base:g} ({rule})"
     if rate.warmup_epochs:
-        steps = config.warmup_steps
-        text += f", after a warm-up of {counted(steps, 'step') if steps else counted(rate.warmup_epochs, 'epoch')}"
+        number, unit = (config.warmup_steps, "step") if config.warmup_steps else (rate.warmup_epochs, "epoch")
+        text += f", after a warm-up of {counted(number, unit)}"
     lowest = f"{peak * rate.final_fraction:g}"
     after = {
         "constant": "constant",
