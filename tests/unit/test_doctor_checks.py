@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import subprocess
 import sys
 
@@ -196,9 +197,18 @@ def test_a_host_that_does_not_respond_is_all_that_fails():
 
 
 def test_the_command_checks_this_host_without_a_framework_loaded_here(tmp_path):
+    stand_ins, here = tmp_path / "libraries", tmp_path / "here"  # libraries that take seconds to import
+    here.mkdir()
+    for name in ("torchvision", "transformers", "torchmetrics", "datasets"):
+        (stand_ins / name).mkdir(parents=True)
+        (stand_ins / name / "__init__.py").write_text("PreTrainedModel = None\n")
     words = [sys.executable, "-m", "hvdtrain", "doctor", "--quick", "--json", "--framework", "torch"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
+    path = os.pathsep.join(filter(None, [str(stand_ins), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        words, capture_output=True, text=True, timeout=300, cwd=here, check=False,
+        env={**os.environ, "PYTHONPATH": path},
+    )  # fmt: skip
     document = json.loads(done.stdout)
     assert done.returncode == document["exit_code"], done.stderr
     assert document["how"] == "this host alone"
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []

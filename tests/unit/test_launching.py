@@ -92,7 +92,8 @@ def test_a_stranger_gets_and_sends_nothing(opened):
 def test_a_recorded_request_is_refused(opened):
     sent = []
     not_sent = mock.patch.object(channel, "_send", lambda connection, *rest: sent.append(rest))
-    with not_sent, pytest.raises(EnvironmentFault):
+    soon = mock.patch.object(channel, "_STRANGER_SECONDS", 1.0)  # what is not sent is awaited no longer
+    with not_sent, soon, pytest.raises(EnvironmentFault):
         worker_end(opened).request(channel.RESULT, b"x")  # whose bytes are those of another connection
     with socket.create_connection(address_of(opened), 20) as connection:
         connection.recv(99)

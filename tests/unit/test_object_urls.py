@@ -139,7 +139,7 @@ def test_failures_and_cuts_are_tried_again(store, tmp_path):
 
 
 def test_what_never_succeeds_ends_in_bounded_time_and_names_the_url(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(object_urls, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(object_urls, "STALL_SECONDS", 1.0)
     file_of(tmp_path / "there", 3_000_000)
     url = store.url("never")
     for fault in ("is_down", "is_frozen", "failures_left"):
