@@ -7,7 +7,7 @@ from support.twins import RANDOM, KerasSide, TorchSide, assert_same, keras, torc
 from hvdtrain.errors import TaskError
 
 nn, layers = torch.nn, keras.layers
-X = RANDOM.standard_normal((6, 5, 8)).astype(np.float32)
+X = RANDOM.standard_normal((6, 3, 8)).astype(np.float32)
 
 
 class Net(nn.Module):
@@ -185,13 +185,13 @@ def test_frozen_parameters_have_no_slots():
 def keras_side(make):
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
-    x = keras.Input((5, 8))
+    x = keras.Input((3, 8))
     y = layers.GRU(4, return_sequences=True, name="gru")(layers.MultiHeadAttention(2, 4, name="mha")(x, x))
     y = layers.Dense(2, name="dense")(layers.Conv1D(4, 3, groups=4, name="conv")(y))
     return KerasSide(keras.Model(x, y), make())
 
 
-def keras_train(side, steps=3):
+def keras_train(side, steps=2):
     import tensorflow as tf
 
     variables = side.model.trainable_variables
