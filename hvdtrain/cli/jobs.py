@@ -1,5 +1,6 @@
 """Commands that run a job: training, and what begins with a checkpoint or weights."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,27 +15,36 @@ from hvdtrain.storage.text import printable
 if TYPE_CHECKING:
     from hvdtrain.jobs.serving.checkpoint import Call
 
-_best = click.option(
-    "--best", is_flag=False, flag_value="keep_best", metavar="[METRIC]",
-    help="After CHECKPOINT: take the best one of the run, by METRIC, or else by keep_best or the loss.",
-)  # fmt: skip
+
+def _best_option(place: str) -> Callable[[Any], Any]:
+    text = f"After {place}: take the best checkpoint of the run, by METRIC, or else by keep_best or the loss."
+    return click.option("--best", is_flag=False, flag_value="keep_best", metavar="[METRIC]", help=text)
+
+
+_best = _best_option("CHECKPOINT")
 
 
 @click.command(cls=JobCommand)
 @click.argument("config_file", required=False, type=ExpandedPath())
 @config_options(*OPTIONS)
+@_best_option("--init RUN")
 @click.option("--check", is_flag=True, help="Stop before the first step, with a summary; write nothing.")
 def train(
-    config_file: Path | None, check: bool, assignments: tuple[str, ...], debug: bool, **options: Any
+    config_file: Path | None,
+    check: bool,
+    best: str | None,
+    assignments: tuple[str, ...],
+    debug: bool,
+    **options: Any,
 ) -> None:
     """Train a task. This is the default command."""
     from hvdtrain.jobs.train import check_job, run_job
 
     layers = given_layers(assignments, options, config_file)
     if check:
-        check_job(layers)
+        check_job(layers, best=_chosen(best))
     else:
-        run_job(layers)
+        run_job(layers, best=_chosen(best))
 
 
 @click.command(cls=JobCommand)
@@ -163,4 +173,8 @@ def _call(checkpoint: Path | str, best: str | None, layers: list[Layer]) -> "Cal
     """Return a checkpoint, of a run the best one if that is wanted, and the layers of its config."""
     from hvdtrain.jobs.serving.checkpoint import Call, chosen_checkpoint
 
-    return Call(chosen_checkpoint(checkpoint, True if best == "keep_best" else best or False), layers)
+    return Call(chosen_checkpoint(checkpoint, _chosen(best)), layers)
+
+
+def _chosen(best: str | None) -> bool | str:
+    return True if best == "keep_best" else best or False

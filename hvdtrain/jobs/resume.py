@@ -30,6 +30,8 @@ from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run
 from hvdtrain.jobs.run_directory.stored import begin_in_store, origin_of, resumed_checkpoint, values_in_store
+from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
+from hvdtrain.jobs.serving.outputs import place_of
 from hvdtrain.session import versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.storage.text import counted, with_urls
@@ -81,13 +83,16 @@ def restore(
     check_as_built: Callable[[], None] = lambda: None,
     *,
     is_stream: bool = False,
+    best: bool | str = False,
 ) -> ResumePoint:
     """Collective. Find where to start from, and load it into every worker's backend."""
     workers = backend.workers
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
     point = run_on_rank_zero(
         workers,
-        lambda: _find(config, backend, data_size, compare_data, states.append, is_stream=is_stream),
+        lambda: _find(
+            config, backend, data_size, compare_data, states.append, is_stream=is_stream, best=best
+        ),
         doing="reading the checkpoint" if config.resume or config.init else "",
     )
     state = states.pop() if states else None
@@ -125,6 +130,7 @@ def _find(
     use: Callable[[PortableState], None],
     *,
     is_stream: bool,
+    best: bool | str,
 ) -> ResumePoint:
     """Return where to start from; ``use`` is called with what is to be loaded. Local: done by rank 0."""
     notes: list[str] = []
@@ -138,7 +144,7 @@ def _find(
         begun = 0 if config.resume == "auto" else None  # the directory may hold a run without a checkpoint
         if config.init is None:
             return ResumePoint(resumed_step=begun, notes=tuple(notes))
-        found = fetched.locate(config.init)
+        found = fetched.locate(chosen_checkpoint(place_of(config.init), best))
         state, is_ema = read_weights(found)
         use(state)
         what = "EMA weights" if is_ema else "weights"
@@ -169,7 +175,7 @@ def _find(
     notes += [said] if said else []
     use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
-    manifest, best = found.manifest, config.keep_best
+    manifest, goal = found.manifest, config.keep_best
     if manifest.config.get("seed") != config.seed:
         notes.append("another seed is another order: of this epoch, some samples come twice and some never")
     return ResumePoint(
@@ -181,8 +187,8 @@ def _find(
         changes=tuple(changes(found, config, backend)),
         notes=tuple(notes),
         newest=found.path if in_place else None,
-        values=verification.values_in(_folder(config), best.metric, manifest.step)
-        if best and in_place
+        values=verification.values_in(_folder(config), goal.metric, manifest.step)
+        if goal and in_place
         else {},
     )
 
@@ -243,6 +249,7 @@ def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: No
         compare_data=lambda found: compare_with_checkpoint(found, data, config),
         check_as_built=check_as_built,
         is_stream=isinstance(run.task_data.train_data, Stream),
+        best=run.job.best,
     )
     if config.keep_best is not None and run.store is not None and point.resumed_step is not None:
         values = values_in_store(run.store, run_folder(config.run_dir) / CHECKPOINTS, point.resumed_step)

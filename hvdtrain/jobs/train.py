@@ -12,6 +12,7 @@ from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
 from hvdtrain.elastic.watch.liveness import Watching
+from hvdtrain.errors import UsageError
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
@@ -20,7 +21,7 @@ from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.opening.dry_run import Dry, memory_limit
 from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
-from hvdtrain.jobs.opening.start import prepare, started
+from hvdtrain.jobs.opening.start import JobSpec, prepare, started
 from hvdtrain.jobs.outcome import (
     early_end_reported,
     end_together,
@@ -52,7 +53,13 @@ from hvdtrain.workers.seeding import seeded_frameworks
 
 
 def train(
-    task: Any = None, *, framework: str, callbacks: Sequence[Any] = (), quiet: bool = False, **fields: Any
+    task: Any = None,
+    *,
+    framework: str,
+    callbacks: Sequence[Any] = (),
+    quiet: bool = False,
+    best: bool | str = False,
+    **fields: Any,
 ) -> Summary:
     """Train a task; the same as ``python -m hvdtrain``, from a script that a launcher starts.
 
@@ -66,6 +73,7 @@ def train(
             see :class:`hvdtrain.Callback`.
         quiet: show nothing on the console. The files of the run directory are written as ever, and errors
             are raised as ever.
+        best: of the run that ``init`` names, take the best checkpoint, as ``hvdtrain.evaluate`` does.
         fields: config fields, such as ``epochs=3``; docs/config.md lists them.
 
     Returns:
@@ -82,15 +90,20 @@ def train(
     named = {} if task is None else {"task": task_spec(task)}
     given = Layer("train()", {**named, "framework": framework, **fields})
     with muted_console(quiet):
-        return run_job([given], task_class_of(task), callbacks, from_python=True)
+        return run_job([given], task_class_of(task), callbacks, from_python=True, best=best)
 
 
 def run_job(
-    layers: list[Layer], task_class: Any = None, callbacks: Sequence[Any] = (), *, from_python: bool = False
+    layers: list[Layer],
+    task_class: Any = None,
+    callbacks: Sequence[Any] = (),
+    *,
+    from_python: bool = False,
+    best: bool | str = False,
 ) -> Summary:
     """Collective. Resolve the configuration, make the task and train it."""
     with interruptible() as signals, seeded_frameworks(), start_explained():
-        job = prepare(layers, task_class)
+        job = _prepared(layers, task_class, best)
         watching = Watching()
         membership = join_elastic_job(job.config, signals, watching)
         tool_hooks(job.config)  # before Horovod starts
@@ -105,6 +118,13 @@ def run_job(
             if membership is not None:
                 return train_in_worlds(run, membership, signals, watching)
             return _train(run, signals, watching)
+
+
+def _prepared(layers: list[Layer], task_class: Any, best: bool | str) -> JobSpec:
+    job = prepare(layers, task_class)
+    if best and job.config.init is None:
+        raise UsageError("best chooses a checkpoint of the run that init names", "Give init, too.")
+    return replace(job, best=best)
 
 
 def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
@@ -126,17 +146,18 @@ def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
 _WIDTH = 11
 
 
-def check_job(layers: list[Layer], task_class: Any = None) -> None:
+def check_job(layers: list[Layer], task_class: Any = None, best: bool | str = False) -> None:
     """Collective. Do what a job does before its first step, and show what was found."""
     # Nothing is written: the job starts from the beginning of the data, whether it is to resume or not.
     with interruptible() as signals, seeded_frameworks():
-        job = prepare(layers, task_class)
+        job = _prepared(layers, task_class, best)
         with started(job, signals) as backend, signals.signals_take_precedence():
             begun_seconds = time.perf_counter()
             run = opened(job, backend, (), RunLock())
             config, task_data = run.config, run.task_data
             checked = check_batches(backend.workers, task_data.identity, config, Progress())
-            restore(config.model_copy(update={"resume": None}), backend, len(task_data.train_data))
+            fresh = config.model_copy(update={"resume": None})
+            restore(fresh, backend, len(task_data.train_data), best=best)
             with entered(run, ResumePoint(), with_passes=True) as (session, found):
                 options = run.notes_on_options(session.plan())
             notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes, *checked)

@@ -11,7 +11,7 @@ from support.object_store import object_store
 pytest.importorskip("s3fs")
 pytest.importorskip("moto")
 
-OPTIONS = ("--task", "digits", "--steps", "6", "--batch-size", "8", "--save-every", "3", "--seed", "1")
+OPTIONS = ("--task", "digits", "--steps", "6", "--batch-size", "8", "--save-every", "3", "--eval-every", "3")
 
 
 @pytest.fixture(scope="module")
@@ -79,10 +79,12 @@ def test_training_starts_from_weights_in_a_store(store, tmp_path, framework, con
     url = store.url("runs/first/checkpoints/step-00000003")
     environ = {**store.environ, "HVDTRAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
     words = ("--framework", framework, *OPTIONS, "--init")
-    trained = train(2, controller, *words, url, cwd=tmp_path, **environ)
+    trained = train(
+        2, controller, *words, store.url("runs/first"), "--best", "loss:max", cwd=tmp_path, **environ
+    )
     assert f"weights of {url}, step 3" in trained.result.output
     config = (trained.folder / "config.yaml").read_text()
-    assert f"\ninit: {url}\n" in config
+    assert f"\ninit: {store.url('runs/first')}\n" in config
     assert str(tmp_path / "cache") not in config
     local = shared_run(1, "none", "--framework", "torch", *OPTIONS).folder / "checkpoints" / "step-00000003"
     (tmp_path / "other").mkdir()

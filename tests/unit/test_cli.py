@@ -29,7 +29,7 @@ def layers(monkeypatch, invoke):
 
     def get(*words: str) -> list[Layer]:
         handed_on: list[list[Layer]] = []
-        monkeypatch.setattr(job, "run_job", handed_on.append)
+        monkeypatch.setattr(job, "run_job", lambda layers, best: handed_on.append(layers))
         result = invoke(*words)
         assert result.exit_code == 0, result.output
         return handed_on[0]

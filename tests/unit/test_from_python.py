@@ -36,11 +36,11 @@ def test_importing_hvdtrain_loads_none_of_its_modules():
     assert done.stdout.strip() == "[]"
 
 
-def quiet(train, monkeypatch, callbacks=(), **fields) -> Summary:
+def quiet(train, monkeypatch, callbacks=(), best=False, **fields) -> Summary:
     """Train as ``hvdtrain.train(quiet=True)`` does."""
     given = {"framework": "numpy", "task": "digits", "learning_rate": 0.1, "run_dir": "run", **fields}
     with muted_console():
-        return run_job([Layer("train()", given)], NumpyDigits, callbacks, from_python=True)
+        return run_job([Layer("train()", given)], NumpyDigits, callbacks, from_python=True, best=best)
 
 
 def test_a_quiet_training_shows_nothing_and_writes_its_files(train, monkeypatch, capfd):
@@ -86,7 +86,7 @@ def test_best_values_by_the_end_that_is_better():
     }
 
 
-def test_the_best_checkpoint_of_a_run(train):
+def test_the_best_checkpoint_of_a_run(train, monkeypatch):
     train(steps=6, eval_every=2, save_every=2, keep_last=None)
     manifests = {
         path: json.loads((path / "trainer.json").read_text())["metrics"]
@@ -100,6 +100,14 @@ def test_the_best_checkpoint_of_a_run(train):
         chosen_checkpoint(Path("run"), "f1")
     with pytest.raises(UsageError, match="best must be True"):
         chosen_checkpoint(Path("run"), 3)
+    highest = chosen_checkpoint(Path("run"), "loss:max")
+    assert storage.checkpoints_in(Path("run/checkpoints"))[-1] != highest
+    for number, (best, init) in enumerate({"loss:max": Path("run"), False: highest}.items()):
+        quiet(train, monkeypatch, steps=6, run_dir=f"tuned{number}", init=str(init), best=best)
+    first, second = (Path(f"tuned{number}/metrics.jsonl").read_text().splitlines() for number in (0, 1))
+    assert [json.loads(line)["loss"] for line in first] == [json.loads(line)["loss"] for line in second]
+    with pytest.raises(UsageError, match="a checkpoint of the run that init names"):
+        quiet(train, monkeypatch, steps=1, run_dir="none", best=True)
 
 
 def test_an_error_that_all_workers_have_is_shared(monkeypatch):

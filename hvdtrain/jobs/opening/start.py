@@ -62,6 +62,7 @@ class JobSpec:
     notes: tuple[str, ...] = ()  # what to report to the user before training
     given: frozenset[str] = frozenset()  # the config fields that the user set
     build_identity: str = ""  # the Horovod build in the words in which workers compare theirs
+    best: bool | str = False  # whether init takes the best checkpoint of its run, and by which metric
 
 
 def prepare(layers: list[Layer], task_class: Any = None) -> JobSpec:
