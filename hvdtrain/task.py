@@ -1,6 +1,5 @@
 """Task and Dataset, the interfaces that a user implements, and loading a task by name or path."""
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import load_triton
 from hvdtrain.storage.files import expand_task
+from hvdtrain.storage.text import did_you_mean
 from hvdtrain.workers.user_errors import task_errors
 
 Arrays = dict[str, NDArray[Any]]
@@ -253,13 +253,6 @@ def _import_file(path: Path) -> ModuleType:
     with task_errors(f"task file {path} cannot be imported"):
         spec.loader.exec_module(module)
     return module
-
-
-def did_you_mean(name: str, known: Any) -> str:
-    """Return a hint at the known name that is nearest to an unknown one; empty if none is near."""
-    by_plain_name = {str(other).lower(): other for other in known}
-    close = difflib.get_close_matches(name.lower(), by_plain_name, n=1)
-    return f"Did you mean {by_plain_name[close[0]]!r}?" if close else ""
 
 
 def _known_classes(name: str, module: ModuleType) -> str:

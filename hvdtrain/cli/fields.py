@@ -1,7 +1,6 @@
 """Options that are config fields, and the layers of a configuration that they make."""
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,12 +13,7 @@ from hvdtrain.config.options import GROUPS, NULL, FieldChoice, OrNull
 from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the question whether another word was meant; empty if none is close."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f"Did you mean {close[0]!r}?" if close else ""
+from hvdtrain.storage.text import did_you_mean
 
 
 class _TrainByDefault(click.Group):

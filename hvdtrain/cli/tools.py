@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from hvdtrain.cli.fields import OPTIONS, config_options, did_you_mean, given_layers
+from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
 from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
 from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.storage.text import printable
+from hvdtrain.storage.text import did_you_mean, printable
 from hvdtrain.tools.output import options_of, take_options
 
 _debug = click.option("--debug", is_flag=True, help="Show the traceback of errors.")

@@ -1,6 +1,5 @@
 """Types of options and commands: what the command line adds to click, mostly hints."""
 
-import difflib
 import faulthandler
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from hvdtrain.host.launcher import launched_rank
 from hvdtrain.host.output import make_output_tolerant
 from hvdtrain.host.start_reports import report_begin
 from hvdtrain.storage.files import check_url, expand_path
+from hvdtrain.storage.text import did_you_mean
 from hvdtrain.storage.urls import is_url, shown
 
 # the options of train, as its help shows them
@@ -91,8 +91,7 @@ def _option_hint(word: str, known: set[str]) -> str:
     if advice := advice_for(word):
         return advice
     if field is None:
-        close = difflib.get_close_matches(word, known, n=1)
-        return f"Did you mean {close[0]!r}?" if close else ""
+        return did_you_mean(word, known)
     option = f"--{field.replace('_', '-')}"
     return f"Did you mean {option!r}?" if option in known else f"Did you mean '--set {field}=VALUE'?"
 

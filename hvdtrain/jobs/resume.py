@@ -153,17 +153,8 @@ def _find(
         return ResumePoint(origin=origin, source=found, resumed_step=begun, notes=tuple(notes))
     _check_same_training(found, config, data_size, is_stream)
     notes += compare_data(found)
-    state = read_checkpoint(found)
-    if config.ema_decay is None:
-        state = without_ema(state)
-    elif not has_ema(state):
-        notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
-    if config.outer_optimizer != "nesterov":
-        if has_outer(state):
-            notes.append("the momentum of the outer optimizer nesterov is dropped: this job does not use it")
-        state = without_outer(state)
-    elif not has_outer(state):
-        notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
+    state, of_state = _state_for(found, config)
+    notes += of_state
     workers_before, workers = found.manifest.workers, backend.workers.size
     if config.sync_every is not None and workers_before != workers:
         notes.append(
@@ -171,8 +162,8 @@ def _find(
             f"{workers_before} and is {workers}"
         )
     before = str(found.manifest.config.get("compression"))
-    state, said = fitting_state(state, config.compression, before)
-    notes += [said] if said else []
+    state, of_compression = fitting_state(state, config.compression, before)
+    notes += [of_compression] if of_compression else []
     use(state)
     in_place = config.run_dir is not None and found.path.parent.resolve() == _folder(config).resolve()
     manifest, goal = found.manifest, config.keep_best
@@ -191,6 +182,22 @@ def _find(
         if goal and in_place
         else {},
     )
+
+
+def _state_for(found: Checkpoint, config: Config) -> tuple[PortableState, list[str]]:
+    """Return a checkpoint's state with the averages and momenta that this job uses, and notes on them."""
+    state, notes = read_checkpoint(found), []
+    if config.ema_decay is None:
+        state = without_ema(state)
+    elif not has_ema(state):
+        notes.append("the checkpoint has no average of its weights: ema_decay starts from the weights")
+    if config.outer_optimizer != "nesterov":
+        if has_outer(state):
+            notes.append("the momentum of the outer optimizer nesterov is dropped: this job does not use it")
+        state = without_outer(state)
+    elif not has_outer(state):
+        notes.append("the checkpoint has no momentum of an outer optimizer: it starts from zero")
+    return state, notes
 
 
 def changes(found: Checkpoint, config: Config, backend: Backend) -> list[str]:

@@ -1,5 +1,6 @@
 """Words for numbers of things."""
 
+import difflib
 import re
 import unicodedata
 from collections.abc import Iterable
@@ -43,6 +44,13 @@ def counted(number: float, noun: str) -> str:
     """Return a number of things as text: "1 worker", "1,797 samples", "0.5 epochs"."""
     text = f"{number:,}" if isinstance(number, int) else f"{number:,g}"
     return f"{text} {noun}" if number == 1 else f"{text} {noun}s"
+
+
+def did_you_mean(name: object, known: Iterable[object]) -> str:
+    """Return the question whether another name was meant, in whatever case; empty if none is close."""
+    by_plain_name = {str(other).lower(): str(other) for other in known}
+    close = difflib.get_close_matches(str(name).lower(), by_plain_name, n=1)
+    return f"Did you mean {by_plain_name[close[0]]!r}?" if close else ""
 
 
 def some(names: Iterable[object], most: int) -> str:

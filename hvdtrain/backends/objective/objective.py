@@ -1,6 +1,5 @@
 """From a task's loss and metrics to one function of (model, batch), in either framework."""
 
-import difflib
 from collections.abc import Callable, Container, Mapping
 from functools import partial
 from typing import Any
@@ -13,6 +12,7 @@ from hvdtrain.backends.objective.named_metrics import NAMES
 from hvdtrain.data.augment import SHARE, partner_of
 from hvdtrain.early_stopping import check_metric_names
 from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.storage.text import did_you_mean
 
 _LEAST = 1e-30  # in place of a weight of 0
 
@@ -252,7 +252,6 @@ def _look_up(
         return own
     if not isinstance(value, str) or value not in table:
         known = [*table, *(NAMES if field != "loss" else ())]
-        close = difflib.get_close_matches(str(value), known, n=1)
         if isinstance(value, str) and (here := _OF_KERAS.get(value.lower())):
             logits = " of logits: leave out the activation of the last layer" if here in _OF_LOGITS else ""
             raise TaskError(
@@ -260,7 +259,7 @@ def _look_up(
             )
         raise TaskError(
             f"the task's {field} is {value!r}, which is neither a function nor a known name",
-            f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sorted(known))}.",
+            did_you_mean(value, known) or f"Known: {', '.join(sorted(known))}.",
         )
     taken = {name: given for name, given in options.items() if name != "class_axis" or value in OF_CLASSES}
     return of_tensor(value, partial(table[value], **taken))

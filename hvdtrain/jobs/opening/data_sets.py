@@ -35,8 +35,8 @@ from hvdtrain.errors import DataError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.opening.data_identity import DATA, METHODS
 from hvdtrain.session import Session
-from hvdtrain.storage.text import counted, some
-from hvdtrain.task import MEMBERS, Arrays, GivenTask, did_you_mean
+from hvdtrain.storage.text import counted, did_you_mean, some
+from hvdtrain.task import MEMBERS, Arrays, GivenTask
 from hvdtrain.workers.user_errors import task_errors
 
 

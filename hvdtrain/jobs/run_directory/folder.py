@@ -38,21 +38,18 @@ def open_run(
     provenance: Provenance | None = None,
     new_reporters: Callable[[Path], Sequence[Reporter]] = lambda path: (),
 ) -> tuple[Report, Path]:
-    """Collective. Make the run directory, or cut one back to where training resumes, and the report.
+    """Collective. Make the run directory, or cut one back; return this rank's report and the directory.
 
     Args:
         config: the resolved config.
         workers: the workers.
         resumed_step: steps done, if the run resumes in a directory that exists.
-        callbacks: the user's callbacks, which ``find_callbacks`` has checked. Each rank has its own objects.
+        callbacks: the user's, which ``find_callbacks`` has checked. Each rank has its own objects.
         context: what callbacks can use of the run; the run directory is added here.
         lock: the caller's lock, which rank 0 acquires here if it has not done so; none if not given.
         lost_lease: returns why this worker may no longer write files; empty while it may.
         provenance: where the run came from, which config.yaml says; rank 0 may know.
         new_reporters: makes further built-in callbacks, by the run directory; rank 0 calls it.
-
-    Returns:
-        The report of this rank, and the run directory.
 
     Raises:
         ConfigError: If ``run_dir`` already holds a run that this one does not resume.
