@@ -5,8 +5,9 @@ import signal
 from dataclasses import dataclass
 
 import pytest
-from support.jobs import LIMIT_SECONDS, Result, Run, run, temporary_folder
-from support.resuming import await_in, command_for, kill, last_step, slow, trained_steps
+from support import pool
+from support.jobs import LIMIT_SECONDS, Result, Run, temporary_folder
+from support.resuming import TASKS, await_in, command_for, kill, last_step, slow, trained, trained_steps
 
 STEPS = 40
 OPTIONS = ("--framework", "torch", "--steps", str(STEPS), "--save-every", "10")
@@ -36,7 +37,10 @@ def met() -> Met:
     with slow(command, folder, sample_seconds=0.03) as job:
         await_in(job, lambda: (folder / "copy" / ".lock").exists() and last_step(folder) >= 2)
         job.process.send_signal(signal.SIGSTOP)  # so that it does not end before the others come
-        resumed, fresh = run([*command, "--resume"], folder), run(command, folder)
+        words = ("--task", f"{TASKS}:CopiedFit", "--run-dir", "run", *OPTIONS, "--eval-every", "1")
+        resumed, fresh = (
+            pool.command(1, "none", "torch", *words, *more, cwd=folder) for more in (["--resume"], [])
+        )
         job.process.send_signal(signal.SIGCONT)
         return Met(job.process.pid, resumed, fresh, Run(folder / "run", job.wait(LIMIT_SECONDS)))
 
@@ -59,8 +63,8 @@ def test_the_first_job_is_not_disturbed(met):
 
 def test_a_killed_jobs_lock_does_not_stay():
     folder = temporary_folder()
-    command = command_for(1, "none", "Fit", *OPTIONS, "--resume")
-    with slow(command, folder, sample_seconds=0.03) as job:
-        await_in(job, lambda: last_step(folder) >= 2)
-        kill(job)
-    assert run(command, folder).returncode == 0
+    job = (1, "none", "Fit", *OPTIONS, "--resume")
+    with slow(command_for(*job), folder, sample_seconds=0.03) as killed:
+        await_in(killed, lambda: last_step(folder) >= 2)
+        kill(killed)
+    trained(*job, cwd=folder)

@@ -11,20 +11,12 @@ from support.jobs import FRAMEWORKS, Run, launcher, run, train
 TASKS = Path(small_task.__file__)
 
 
-# framework, launcher, workers
-@pytest.mark.parametrize(
-    ("framework", "controller", "workers", "said"),
-    [
-        ("torch", "mpirun", 2, "coordinated by MPI"),
-        ("torch", "mpi", 2, "coordinated by MPI"),
-        ("torch", "gloo", 2, "coordinated by Gloo"),
-        ("torch", "torchrun", 2, "coordinated by Gloo"),
-    ],
-)
-def test_a_task_file_trains(framework, controller, workers, said, tmp_path):
-    job = train(workers, controller, "--framework", framework, "--task", f"{TASKS}:Small", cwd=tmp_path)
-    assert said in job.result.stdout
-    assert job.summary["workers"] == workers
+# horovodrun starts the script below over MPI, and the worker that takes long over Gloo
+@pytest.mark.parametrize(("launched_by", "controller"), [("mpirun", "MPI"), ("torchrun", "Gloo")])
+def test_a_task_file_trains(launched_by, controller, tmp_path):
+    job = train(2, launched_by, "--framework", "torch", "--task", f"{TASKS}:Small", cwd=tmp_path)
+    assert f"coordinated by {controller}" in job.result.stdout
+    assert job.summary["workers"] == 2
     assert job.summary["samples"] == 200
     assert job.summary["final"]["loss"] < job.losses[0] / 2
     assert job.summary["final"].keys() == {"loss", "mae"}
@@ -79,6 +71,7 @@ def script(tmp_path_factory):
     (folder / "mine.py").write_text(SCRIPT)
     result = run([*launcher(2, "mpi"), "python", "mine.py"], folder)
     assert result.returncode == 0, result.output[-5000:]
+    assert "coordinated by MPI" in result.stdout
     return Run(folder / "out", result)
 
 
@@ -104,6 +97,7 @@ def test_a_script_may_train_twice_and_gets_the_same(script):
 def test_a_worker_that_takes_long_over_its_data_holds_up_no_start(tmp_path):
     options = ("--framework", "torch", "--task", f"{TASKS}:SlowToOpen")
     job = train(2, "gloo", *options, cwd=tmp_path, HOROVOD_GLOO_TIMEOUT_SECONDS=str(small_task.GLOO_SECONDS))
+    assert "coordinated by Gloo" in job.result.stdout
     assert job.summary["status"] == "completed"
 
 
