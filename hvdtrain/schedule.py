@@ -6,10 +6,12 @@ two and a half times its size, at any batch size and any number of workers.
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 # a step of a deep model has ten thousand operations, of each of which a profiler keeps up to 1.5 KB in memory
 _MOST_STEPS = 100
@@ -116,6 +118,18 @@ def scaling_factor(rule: str, global_batch: int, base_batch: int) -> float:
     return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[rule]
 
 
+class TrainingProgress(NamedTuple):
+    """Where training stands, as a task's ``learning_rate_factor`` is given it."""
+
+    epoch: float  # passes over the training data so far, such as 2.5
+    epochs: float  # those of the whole training
+
+    @property
+    def fraction(self) -> float:
+        """The part of the training that is done, from 0 to 1."""
+        return min(self.epoch / self.epochs, 1.0)
+
+
 @dataclass(frozen=True)
 class LearningRate:
     """The learning rate as a function of progress.
@@ -129,6 +143,10 @@ class LearningRate:
     - step: ``peak * step_factor ** (boundaries passed)``;
     - cyclic: triangles between ``final_fraction * peak`` and ``peak``, one per ``cycle_epochs``
       (Smith 2017, arXiv:1506.01186), starting at the top;
+    - cosine_restarts: half a cosine from ``peak`` to ``final_fraction * peak``, again and again, one per
+      ``cycle_epochs`` (Loshchilov and Hutter 2017);
+    - inverse_sqrt: ``peak * sqrt(warmup_epochs / epoch)`` (Vaswani et al. 2017, arXiv:1706.03762);
+    - task: ``peak`` times what the task's ``learning_rate_factor`` returns, in the warm-up, too;
     - plateau: ``peak`` times the fraction that the evaluations have led to, see ``early_stopping.py``.
 
     or, from the beginning,
@@ -139,40 +157,41 @@ class LearningRate:
     """
 
     peak: float  # learning rate at the end of the warm-up
-    schedule: str  # "constant", "linear", "cosine", "step", "cyclic", "plateau" or "one_cycle"
+    schedule: str  # the name of one of those
     total_epochs: float  # length of the whole training
     warmup_epochs: float = 0.0  # length of the warm-up; 0 for none
-    # lowest learning rate of linear, cosine, cyclic and plateau, as a fraction of peak
+    # lowest learning rate of linear, cosine, cosine_restarts, cyclic and plateau, as a fraction of peak
     final_fraction: float = 0.0
     step_epochs: tuple[float, ...] = ()  # boundaries of step, in epochs since the start
     step_factor: float = 0.1  # what step multiplies by at each boundary
-    cycle_epochs: float = 1.0  # length of one cycle of cyclic, in epochs
+    cycle_epochs: float = 1.0  # length of one cycle of cyclic and cosine_restarts, in epochs
+    factor: Callable[[TrainingProgress], float] | None = None  # of the schedule task
 
     def at(self, epoch: float, plateau_fraction: float = 1.0) -> float:
         """Return the learning rate at a point of the training."""
         lowered = max(plateau_fraction, self.final_fraction) if self.schedule == "plateau" else 1.0
+        if self.schedule == "task" and self.factor is not None:
+            lowered = self.factor(TrainingProgress(epoch, self.total_epochs))
         if epoch < self.warmup_epochs:
             return self.peak * epoch / self.warmup_epochs * lowered
         return self.peak * self._decay(epoch) * lowered
 
     def _decay(self, epoch: float) -> float:
         since_warmup = epoch - self.warmup_epochs
-        if self.schedule in ("linear", "cosine"):
-            length = max(self.total_epochs - self.warmup_epochs, 1e-12)
-            part = min(since_warmup / length, 1.0)
-            return self._between(1 - part if self.schedule == "linear" else _half_cosine(part))
         if self.schedule == "one_cycle":
-            part = min(epoch / self.total_epochs, 1.0)
-            if part < _ONE_CYCLE_RISE:
-                return 1 + (ONE_CYCLE_FIRST - 1) * _half_cosine(part / _ONE_CYCLE_RISE)
-            fall = _half_cosine((part - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
-            return ONE_CYCLE_LAST + (1 - ONE_CYCLE_LAST) * fall
+            return _one_cycle(min(epoch / self.total_epochs, 1.0))
         if self.schedule == "step":
             return float(self.step_factor ** sum(epoch >= boundary for boundary in self.step_epochs))
-        if self.schedule == "cyclic":
-            phase = since_warmup / self.cycle_epochs % 1.0
-            return self._between(abs(1 - 2 * phase))
-        return 1.0
+        if self.schedule == "inverse_sqrt":
+            return math.sqrt(self.warmup_epochs / max(epoch, 1e-12))
+        if self.schedule in ("linear", "cosine"):
+            part = min(since_warmup / max(self.total_epochs - self.warmup_epochs, 1e-12), 1.0)
+        elif self.schedule in ("cyclic", "cosine_restarts"):
+            part = since_warmup / self.cycle_epochs % 1.0
+        else:
+            return 1.0
+        straight = {"linear": 1 - part, "cyclic": abs(1 - 2 * part)}
+        return self._between(straight.get(self.schedule, _half_cosine(part)))
 
     def _between(self, height: float) -> float:
         return self.final_fraction + (1 - self.final_fraction) * height
@@ -187,3 +206,11 @@ _ONE_CYCLE_RISE = 0.3
 def _half_cosine(part: float) -> float:
     """Return half a cosine from 1 to 0."""
     return 0.5 * (1 + math.cos(math.pi * part))
+
+
+def _one_cycle(part: float) -> float:
+    """Return the fraction of the peak at a part of the training."""
+    if part < _ONE_CYCLE_RISE:
+        return 1 + (ONE_CYCLE_FIRST - 1) * _half_cosine(part / _ONE_CYCLE_RISE)
+    fall = _half_cosine((part - _ONE_CYCLE_RISE) / (1 - _ONE_CYCLE_RISE))
+    return ONE_CYCLE_LAST + (1 - ONE_CYCLE_LAST) * fall

@@ -22,6 +22,7 @@ from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.jsonl import finite
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState, StepEnd
+from hvdtrain.schedule import TrainingProgress
 from hvdtrain.storage.urls import is_url, join
 from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
 
@@ -46,6 +47,8 @@ class Services:
     # those of ``on_step`` and ``on_window`` that callbacks of some worker have: they are called before the
     # next step, which follows what they freeze and thaw
     watched: frozenset[str] = frozenset()
+    # the task's learning_rate_factor, checked; None if the task has none
+    rate_factor: Callable[[TrainingProgress], float] | None = None
     # the user's callbacks that rank 0 calls after an evaluation to find whether training ends
     stoppers: Sequence[Any] = ()
 
@@ -105,6 +108,7 @@ class Session:
             self.state.progress,
             most=most_workers(workers),
             is_dealt=self.data.is_sharded,
+            rate_factor=self.services.rate_factor,
         )
 
     def learning_rate(self, plan: TrainingPlan) -> float:

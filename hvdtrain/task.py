@@ -43,6 +43,7 @@ MEMBERS: dict[str, tuple[str, ...] | None] = {
     "collate": ("samples",),
     "train_collate": ("samples",),
     "sample_probabilities": (),
+    "learning_rate_factor": ("progress",),
     "describe": (),
     "loss": None,
     "metrics": None,
@@ -108,6 +109,8 @@ class Task(Protocol):
     - ``collate(samples)``: a batch of a list of samples, in place of stacking them;
     - ``train_collate(samples)``: the same for training alone;
     - ``sample_probabilities()``: a number for each training sample, by which an epoch draws with replacement;
+    - ``learning_rate_factor(progress)``: what the peak learning rate is multiplied by at
+      ``progress.epoch`` of ``progress.epochs``, in place of the other schedules;
     - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not show;
     - ``torch_serve(model, batch)`` / ``tf_serve(model, batch)``: the outputs of an exported program, if it
       is not to make the call of the model that the loss makes;

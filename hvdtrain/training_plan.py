@@ -1,12 +1,13 @@
 """What follows from the config, the number of workers and the size of the data."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hvdtrain.config import Config
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import ConfigError
 from hvdtrain.metrics import StepInfo
-from hvdtrain.schedule import Cadence, LearningRate, scaling_factor
+from hvdtrain.schedule import Cadence, LearningRate, TrainingProgress, scaling_factor
 from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.wire_types import travels
 
@@ -49,6 +50,7 @@ class TrainingPlan:
         *,
         most: int | None = None,
         is_dealt: bool = False,
+        rate_factor: Callable[[TrainingProgress], float] | None = None,
     ) -> "TrainingPlan":
         """Work it out."""
         batch = batch_plan(config, workers, most)
@@ -82,6 +84,7 @@ class TrainingPlan:
                 step_epochs=config.lr_step_epochs,
                 step_factor=config.lr_step_factor,
                 cycle_epochs=config.lr_cycle_epochs,
+                factor=rate_factor,
             ),
             data_size=data_size,
             last_sample=last_sample,

@@ -69,20 +69,25 @@ class Config(BaseModel):
     base_batch_size: int | None = _option(
         "Batch size that the learning rate refers to; if not given, one worker's samples per step, or the "
         "global batch size if --global-batch-size is given.", None, gt=0, le=10**9)
-    lr_schedule: Literal["constant", "cosine", "linear", "one_cycle", "step", "cyclic", "plateau"] = _option(
-        "Learning rate schedule after the warm-up; one_cycle has its own warm-up, and plateau lowers the "
-        "learning rate when an evaluation metric no longer improves.", "constant")
+    lr_schedule: Literal[
+        "constant", "cosine", "cosine_restarts", "linear", "inverse_sqrt", "one_cycle", "step", "cyclic",
+        "plateau", "task"
+    ] = _option(
+        "Learning rate schedule after the warm-up; one_cycle has its own warm-up, plateau lowers the "
+        "learning rate when an evaluation metric no longer improves, and task is learning_rate_factor of "
+        "the task, the default of a task that has it.", "constant")
     warmup_epochs: float = _option("Length of the linear warm-up, in epochs.", 0.0, ge=0)
     warmup_steps: int | None = _option(
         "Length of the linear warm-up in steps, in place of --warmup-epochs.", None, ge=0)
     lr_final_fraction: float = _option(
-        "Lowest learning rate of the cosine, linear, cyclic and plateau schedules, as a fraction of the "
-        "peak.", 0.0, ge=0, le=1)
+        "Lowest learning rate of the cosine, cosine_restarts, linear, cyclic and plateau schedules, as a "
+        "fraction of the peak.", 0.0, ge=0, le=1)
     lr_step_epochs: tuple[float, ...] = _option(
         "Epochs at which the step schedule lowers the learning rate.", ())
     lr_step_factor: float = _option(
         "Factor by which the step schedule multiplies the learning rate.", 0.1, gt=0)
-    lr_cycle_epochs: float = _option("Length of one cycle of the cyclic schedule, in epochs.", 2.0, gt=0)
+    lr_cycle_epochs: float = _option(
+        "Length of one cycle of cyclic and cosine_restarts, in epochs.", 2.0, gt=0)
     plateau_metric: MetricGoalField = _option(
         "Evaluation metric that the plateau schedule watches; written as for "
         "keep_best.", MetricGoal.parse("loss"))

@@ -67,7 +67,8 @@ _TASK_ADVICE = {
     f"evaluation computes loss and metrics; {_OWN_LOSS} and {{metric: value of each sample}}":
         "validation_step test_step eval_step evaluation_step",
     "torch_serve(model, batch) or tf_serve(model, batch) returns the outputs": "predict_step",
-    "torch_optimizer(parameters) or tf_optimizer() returns the optimizer; the config has lr_schedule":
+    "torch_optimizer(parameters) or tf_optimizer() returns the optimizer; the config has lr_schedule, "
+    "and the task may have learning_rate_factor(progress)":
         "configure_optimizers configure_optimizer create_optimizer get_optimizer optimizer optimizers "
         "scheduler lr_scheduler create_scheduler configure_schedulers",
     "metrics maps names to metrics: names, functions of (outputs, batch), SumMetric or GatheredMetric":
@@ -94,6 +95,9 @@ _HOOK = re.compile(
     r"step|optimizer|backward|zero_grad|sanity|exception|init)(_\w+)?|should_stop|configure_callbacks"
 )
 _VALUES = {
+    ("lr_schedule", "cosine_with_restarts"): "write cosine_restarts",
+    ("lr_schedule", "cosineannealingwarmrestarts"): "write cosine_restarts",
+    ("lr_schedule", "lambdalr"): "give the task learning_rate_factor(progress)",
     ("lr_schedule", "reducelronplateau"): "write plateau",
     ("lr_schedule", "reduce_lr_on_plateau"): "write plateau",
     ("optimizer", "adam"): "adamw with weight_decay 0 is Adam",

@@ -136,6 +136,11 @@ WHOLE = _of_config("`compression` powersgd", "compression",
 WARMUP_EPOCHS = _of_config("`warmup_epochs`", "warmup_epochs",
                            lambda c: c.warmup_steps is None and c.warmup_epochs > 0)
 WARMUP_STEPS = _of_config("`warmup_steps`", "warmup_steps", lambda c: bool(c.warmup_steps))
+NO_WARMUP = Feature("a warm-up", lambda job: not (WARMUP_EPOCHS.holds(job) or WARMUP_STEPS.holds(job)),
+                    joined="without")
+NO_FACTOR = Feature("`learning_rate_factor` of the task",
+                    lambda job: job.task is not None and not hasattr(job.task, "learning_rate_factor"),
+                    joined="without")
 LATE_PROFILE = _of_config("`profile` of later steps", "profile",
                           lambda c: bool(c.profile and c.steps and c.profile.first > c.steps))
 EPOCHS = Feature("`epochs`", lambda job: job.config.steps is None)
@@ -210,6 +215,8 @@ ROWS = (
     # fields of the config
     Row(option("lr_schedule", "step"), no_option("lr_step_epochs"), "it lowers the rate at these epochs",
         "Give lr_step_epochs, for example [30, 60, 80]."),
+    Row(option("lr_schedule", "inverse_sqrt"), NO_WARMUP, "it falls from the end of the warm-up",
+        "Give warmup_epochs or warmup_steps."),
     Row(option("lr_schedule", "one_cycle"), WARMUP_EPOCHS, _OWN_WARMUP, "Leave warmup_epochs out."),
     Row(option("lr_schedule", "one_cycle"), WARMUP_STEPS, _OWN_WARMUP, "Leave warmup_steps out."),
     Row(option("lr_schedule", "plateau"), option("lr_final_fraction", 1),
@@ -297,13 +304,16 @@ ROWS = (
     Row(TRAINING_STREAM, SYNC_EVERY, "local steps need an index", _INDEXED),
     Row(UNCOUNTED, EPOCHS, "there are no epochs", f"{_DECLARED}, or give --steps."),
     Row(UNCOUNTED, WARMUP_EPOCHS, "there are no epochs", f"{_DECLARED}, or give warmup_steps."),
-    Row(UNCOUNTED, option("lr_schedule", "step", "cyclic"), "there are no epochs", f"{_DECLARED}."),
+    Row(UNCOUNTED, option("lr_schedule", "step", "cyclic", "cosine_restarts", "task"), "there are no epochs",
+        f"{_DECLARED}."),
     # what a task brings
     *(Row(feature, NO_EVAL_DATA, "it goes by a metric of the evaluation",
           f"Give the task eval_data(), or {rest}.")
       for feature, rest in ((option("keep_best"), "leave keep_best out"),
                             (option("early_stopping"), "leave early_stopping out"),
                             (option("lr_schedule", "plateau"), "use another lr_schedule than plateau"))),
+    Row(option("lr_schedule", "task"), NO_FACTOR, "it is what that method returns",
+        "Give the task learning_rate_factor(progress), or use another lr_schedule."),
     Row(STAGES, OWN_STEP, "it calls the whole model itself", "Leave stages out, or {own_step}."),
     Row(SHARD, OWN_STEP, "it updates whole parameters itself", _NO_SHARD),
     Row(SYNC_EVERY, OWN_STEP, "it sums its gradients over all workers itself", _NO_LOCAL_STEPS),

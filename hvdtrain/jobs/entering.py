@@ -1,6 +1,7 @@
 """Entering a run: its session, the dry run, and its services, which are closed after the last step."""
 
 import importlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +16,7 @@ from hvdtrain.checkpoints.saver import BackgroundSaver, Saver, UploadingSaver
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import TrainingData, readers_for
-from hvdtrain.errors import ConfigError
+from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.jobs.opening.dry_run import (
     Dry,
@@ -36,11 +37,14 @@ from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
+from hvdtrain.schedule import TrainingProgress
 from hvdtrain.session import Services, Session, versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.task import GivenTask
 from hvdtrain.workers.activity import ACTIVITY
+from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import seed_generators, seed_host_generators
+from hvdtrain.workers.user_errors import task_errors
 
 if TYPE_CHECKING:
     from hvdtrain.checkpoints.remote.run_store import RunStore
@@ -85,12 +89,37 @@ def new_session(
             Report(),
             run_folder(config.run_dir),
             watched=_watched(config, backend, callbacks),
+            rate_factor=_rate_factor(task_data.task, backend.workers),
             stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
         ),
         state=RunState.from_manifest(point.manifest, config, point.best_value(config)),
     )
     session.services.hooks = hooks_of(session)
     return session
+
+
+_CHECKED = [TrainingProgress(tenth, 10.0) for tenth in range(11)]
+
+
+def _rate_factor(task: Any, workers: Workers) -> Callable[[TrainingProgress], float] | None:
+    """Collective. Return a task's ``learning_rate_factor``, which must be the same on all workers."""
+    name = "learning_rate_factor of the task"
+    if (given := getattr(task, "learning_rate_factor", None)) is None:
+        return None
+
+    def factor(progress: TrainingProgress) -> float:
+        with task_errors(f"{name} fails for {progress}"):
+            value = float(given(progress))
+        if not (math.isfinite(value) and value >= 0):
+            remedy = "Return a finite number, 0 or more: the peak learning rate is multiplied by it."
+            raise TaskError(f"{name} returned {value} for {progress}", remedy)
+        return value
+
+    found = workers.allgather_object([factor(point) for point in _CHECKED])
+    if any(one != found[0] for one in found):
+        remedy = "Compute it from progress.epoch and progress.epochs alone."
+        raise TaskError(f"{name} returns other values on other workers", remedy, everywhere=True)
+    return factor
 
 
 def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> frozenset[str]:

@@ -259,16 +259,13 @@ def _length(session: Session, plan: TrainingPlan) -> str:
 def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -> str:
     """Return the learning rate, its warm-up and schedule, and how it follows the number of workers."""
     rate, config = plan.learning_rate, session.config
-    base, peak = config.base_learning_rate, rate.peak
-    text = f"{base:g}"
+    base, peak, text = config.base_learning_rate, rate.peak, f"{config.base_learning_rate:g}"
     if own is not None and own.base is not None:
         is_own = math.isclose(base, own.base, rel_tol=1e-6)
         text += " (the optimizer's own)" if is_own else f" (in place of the optimizer's default {own.base:g})"
     if peak != base:
-        batch = plan.batch
-        compared = f"each worker's batch {-(-batch.global_batch // batch.workers)}"
-        if config.sync_every is None:
-            compared = f"global batch {batch.global_batch}"
+        of_all, batch = plan.batch.global_batch, -(-plan.batch.global_batch // plan.batch.workers)
+        compared = f"global batch {of_all}" if config.sync_every is None else f"each worker's batch {batch}"
         rule = f"{config.lr_scaling} rule: {compared}, quoted for {plan.base_batch}"
         text = f"{peak:g} = {text} x {peak / base:g} ({rule})"
     if rate.warmup_epochs:
@@ -283,6 +280,9 @@ def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -
         f"training and down to {peak * ONE_CYCLE_LAST:g}",
         "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
         "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
+        "cosine_restarts": f"cosines of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
+        "inverse_sqrt": "then by the inverse square root",
+        "task": "times the task's learning_rate_factor",
         "plateau": _plateau(session, peak),
     }
     text += f", {after[rate.schedule]}"

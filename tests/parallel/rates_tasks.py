@@ -34,6 +34,13 @@ class Lion(Small):
         return keras.optimizers.Lion(5e-4)
 
 
+class Scheduled(Lion):
+    """The task has a schedule of its own."""
+
+    def learning_rate_factor(self, progress):
+        return 1 / (1 + progress.epoch)
+
+
 class Groups(Lion):
     """The bias learns ten times as fast as the kernel."""
 

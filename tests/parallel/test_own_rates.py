@@ -38,6 +38,16 @@ def trained(framework: str, task: str, *options: str) -> Run:
     return train(2, controller_of(framework, 2), *words, cwd=temporary_folder())
 
 
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_tasks_schedule_multiplies_the_rate_at_the_middle_of_each_step(framework):
+    run = trained(framework, "Scheduled")
+    epochs = [line["epoch"] / line["step"] for line in run.metrics if line["phase"] == "train"]
+    rates = [1e-3 / (1 + (step - 0.5) * epoch) for step, epoch in enumerate(epochs, 1)]
+    assert [line["learning_rate"] for line in run.metrics if line["phase"] == "train"] == pytest.approx(rates)
+    assert moved(run, 2) == pytest.approx([rates[1]] * 2, rel=1e-3)
+    assert "times the task's learning_rate_factor" in run.result.stdout
+
+
 def moved(run: Run, step: int) -> list[float]:
     """Give how far kernel and bias moved in a step."""
     folders = [run.folder / "checkpoints" / f"step-{number:08d}" for number in (step, step - 1)]

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from hvdtrain.schedule import Cadence, LearningRate
 
-SCHEDULES = ("constant", "cosine", "linear", "step", "cyclic", "plateau")  # those that follow a warm-up
+SCHEDULES = (
+    "constant",
+    "cosine",
+    "cosine_restarts",
+    "linear",
+    "step",
+    "cyclic",
+    "plateau",
+    "inverse_sqrt",
+)  # those that follow a warm-up
 RATE = LearningRate(
     peak=0.8,
     schedule="constant",
@@ -41,6 +50,9 @@ def test_warm_up_is_linear_from_zero_to_the_peak(schedule, epoch, share):
         ("step", 4.0, 0.5),
         ("step", 8.0, 0.25),
         ("step", 10.0, 0.25),
+        ("cosine_restarts", 4.0, 0.25 + 0.75 * 0.5),
+        ("cosine_restarts", 6.0, 1.0),
+        ("inverse_sqrt", 8.0, 0.5),
         ("cyclic", 3.0, 0.25 + 0.75 * 0.5),
         ("cyclic", 4.0, 0.25),
         ("cyclic", 8.0, 0.25),
@@ -73,6 +85,21 @@ def test_cosine_is_that_of_pytorch():
     rate = LearningRate(peak=0.8, schedule="cosine", total_epochs=5.0, final_fraction=0.1)
     make = partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=20, eta_min=0.08)
     assert [rate.at(5.0 * step / 20) for step in range(21)] == pytest.approx(of_pytorch(make, 21))
+
+
+def test_cosine_with_restarts_is_that_of_pytorch():
+    rate = LearningRate(
+        peak=0.8, schedule="cosine_restarts", total_epochs=5.0, final_fraction=0.1, cycle_epochs=2.0
+    )
+    make = partial(torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=8, eta_min=0.08)
+    assert [rate.at(step / 4) for step in range(21)] == pytest.approx(of_pytorch(make, 21))
+
+
+def test_a_tasks_schedule_is_its_factor_in_the_warm_up_too():
+    rate = replace(
+        RATE, schedule="task", factor=lambda progress: 0.5 if progress.fraction < 0.5 else progress.epoch
+    )
+    assert [rate.at(epoch) for epoch in (1.0, 4.0, 6.0)] == pytest.approx([0.8 / 2 / 2, 0.8 / 2, 0.8 * 6])
 
 
 def test_one_cycle_is_that_of_pytorch():

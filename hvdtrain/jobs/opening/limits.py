@@ -216,9 +216,9 @@ _USED_WITH: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("optimizer", ("sgd", "lars"), ("momentum",)),
     ("optimizer", ("adamw", "lamb"), ("adam_beta1", "adam_beta2", "adam_epsilon")),
     ("optimizer", ("sgd", "adamw"), ("decay_norms_and_biases",)),
-    ("lr_schedule", ("cosine", "linear", "cyclic", "plateau"), ("lr_final_fraction",)),
+    ("lr_schedule", ("cosine", "cosine_restarts", "linear", "cyclic", "plateau"), ("lr_final_fraction",)),
     ("lr_schedule", ("step",), ("lr_step_epochs", "lr_step_factor")),
-    ("lr_schedule", ("cyclic",), ("lr_cycle_epochs",)),
+    ("lr_schedule", ("cyclic", "cosine_restarts"), ("lr_cycle_epochs",)),
     ("lr_schedule", ("plateau",), ("plateau_metric", "plateau_patience", "plateau_factor")),
 )
 # options, when they have no effect, and why; the last row that holds counts

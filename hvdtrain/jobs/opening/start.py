@@ -97,6 +97,8 @@ def settle(layers: list[Layer], task_class: Any = None) -> tuple[Any, Config]:
     defaults = getattr(task_class, "defaults", {})
     if not isinstance(defaults, Mapping):
         raise TaskError(f"the defaults of task {spec} must be a mapping, found {defaults!r}")
+    if hasattr(task_class, "learning_rate_factor"):
+        defaults = {"lr_schedule": "task", **defaults}
     config = resolve(
         [Layer(f"defaults of task {spec}", defaults), *layers], constructor_parameters(task_class)
     )
