@@ -321,7 +321,7 @@ def command(
     failed = [code for code, _ in done.values if code]
     if workers > 1 and any(has_left for _, has_left in done.values):
         POOLS.drop(key)  # MPI starts only once
-    return Result(failed[0] if failed else 0, done.stdout, done.stderr, done.spoke)
+    return Result(failed[0] if failed else 0, done.stdout, done.stderr, done.spoke - {0})
 
 
 def train(
