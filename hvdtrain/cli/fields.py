@@ -106,7 +106,7 @@ def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
     if get_origin(annotation) is Literal:
         return FieldChoice(get_args(annotation)), None
     kind: Any = {int: click.INT, float: click.FLOAT}.get(kinds[0], click.STRING)
-    metavar = {"resume": "[auto|PATH]", "profile": "FIRST-LAST"}.get(name)
+    metavar = {"resume": "[auto|PATH]", "profile": "FIRST-LAST", "max_time": "TIME"}.get(name)
     if Cadence in kinds or annotation is Cadence or name.endswith("_every"):
         kind, metavar = click.STRING, "STEPS|Nepoch"
     return (OrNull(kind) if is_nullable(name) else kind), metavar

@@ -16,6 +16,7 @@ from hvdtrain.config.values import (
     ParameterGroup,
     Patterns,
     StepsField,
+    TimeField,
     TrackersField,
     expand_place,
 )
@@ -53,6 +54,9 @@ class Config(BaseModel):
     epochs: float | None = _option(
         "Number of epochs to train; 10 if neither epochs nor steps is given.", None, gt=0, le=10**9)
     steps: int | None = _option("Number of steps to train, in place of --epochs.", None, gt=0, le=10**12)
+    max_time: TimeField | None = _option(
+        "How long to train, such as 30m, 2h or 1d12h: then the run stops after a step with exit code 75, as "
+        "after SIGTERM, and --resume continues it. A number is seconds.", None)
     batch_size: int = _option("Samples per worker and micro-batch.", 32, gt=0, le=10**9)
     global_batch_size: int | None = _option(
         "Samples per step over all workers, in place of --batch-size.", None, gt=0, le=10**9)

@@ -20,7 +20,7 @@ from hvdtrain.storage.urls import is_url, shown
 GROUPS = {
     "Task and data": ("framework", "task", "check_data", "on_changed_data", "read_workers", "on_bad_sample",
                       "mixup", "cutmix", "seed"),
-    "Length": ("epochs", "steps", "early_stopping"),
+    "Length": ("epochs", "steps", "max_time", "early_stopping"),
     "Batch": ("batch_size", "global_batch_size", "accumulate"),
     "Learning rate and optimizer": ("learning_rate", "lr_scaling", "base_batch_size", "lr_schedule",
                                     "warmup_epochs", "warmup_steps", "optimizer", "weight_decay", "momentum",

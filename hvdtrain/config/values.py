@@ -1,6 +1,7 @@
 """The values of config fields: their types, and tables of compression, formats of exports, trackers."""
 
 import os
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -150,6 +151,21 @@ def _known_framework(value: object) -> object:
     return value
 
 
+_TIME = re.compile(r"(?:(\d+(?:\.\d*)?)d)?(?:(\d+(?:\.\d*)?)h)?(?:(\d+(?:\.\d*)?)m)?(?:(\d+(?:\.\d*)?)s?)?")
+
+
+def _seconds_of(value: object) -> object:
+    """Return the seconds of a time such as ``1d12h``, ``90m`` or ``30``, which are seconds."""
+    match = _TIME.fullmatch(value.replace(" ", "")) if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return value
+    if match is None or not any(match.groups()):
+        raise ValueError("must be a time such as 30m, 2h or 1d12h, or a number of seconds")
+    units = (86400, 3600, 60, 1)
+    return sum(float(part or 0) * unit for part, unit in zip(match.groups(), units, strict=True))
+
+
+TimeField = Annotated[float, BeforeValidator(_seconds_of), Field(gt=0, le=10**9)]
 MetricGoalField = Annotated[MetricGoal, BeforeValidator(MetricGoal.parse), PlainSerializer(str)]
 FrameworkField = Annotated[str, BeforeValidator(_known_framework)]
 # one text is a list of one pattern

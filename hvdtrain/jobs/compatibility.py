@@ -264,6 +264,8 @@ ROWS = (
           EnvironmentFault) for name in FIXED_SETTINGS),
     Row(NCCL, ELASTIC, "it needs a fixed number of workers", "Use --device cpu, a Horovod that is built "
         "without --gpu nccl, or a fixed number of workers.", EnvironmentFault),
+    Row(option("max_time"), ELASTIC, "the launcher decides when its workers stop",
+        "Send SIGTERM to horovodrun after that time, as the command timeout does."),
     Row(STAGES, ELASTIC, "a lost worker takes its stage with it", _NO_STAGES),
     Row(SHARD, ELASTIC, "the part of the state that a worker keeps is lost with it", _NO_SHARD),
     Row(SYNC_EVERY, ELASTIC, "what a worker has learned since the last synchronisation is lost with it",

@@ -106,6 +106,7 @@ def polling(session: Session, signals: Signals) -> Callable[[], ControlFlags]:
     # A request to stop is reported, and the summary written, at once: a launcher may leave the workers
     # less time than a step and a save take, as mpirun does after Ctrl-C.
     reported = False
+    signals.stop_after(session.config.max_time)
 
     def poll_signals() -> ControlFlags:
         nonlocal reported

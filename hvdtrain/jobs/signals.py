@@ -1,7 +1,9 @@
 """What signals do to a job: stop it at a step, save, or end it at once."""
 
+import math
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -23,16 +25,27 @@ class Signals:
         self.number: int | None = None  # the signal that requested a stop, if one came
         self._save = False
         self._waits_for_step = False
+        self._end_seconds = math.inf
+
+    def stop_after(self, seconds: float | None) -> None:
+        """Request a stop when so much time has passed, if any is given."""
+        if seconds is not None:
+            self._end_seconds = time.monotonic() + seconds
 
     @property
     def why(self) -> str:
         """Why training is to stop, as text; empty if it is not."""
-        return "" if self.number is None else f"{signal.Signals(self.number).name} came"
+        if self.number is not None:
+            return f"{signal.Signals(self.number).name} came"
+        return "max_time is over" if self._is_over() else ""
+
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._end_seconds
 
     def poll(self) -> ControlFlags:
         """Return what this worker wants all of them to do; a save is wanted once for each signal."""
         save, self._save = self._save, False
-        return ControlFlags(stop=self.number is not None, save=save)
+        return ControlFlags(stop=self.number is not None or self._is_over(), save=save)
 
     @contextmanager
     def defer_to_step_boundary(self) -> Iterator[None]:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from endings import SOON_SECONDS, Ending, command_for, ended, steps_logged, wait_until
 from support import pool
-from support.jobs import started
+from support.jobs import FRAMEWORKS, started
+from support.pool import command, controller_of
 
 JOBS = [("torch", "mpi"), ("tf", "gloo")]  # the others signal launchers, which know no framework
 
@@ -106,6 +107,18 @@ def test_one_worker_that_is_asked_stops_all_of_them(tmp_path):
     ending, seconds = asked_to_stop(slow("torch", "gloo"), tmp_path, signal.SIGTERM, rank=1)
     assert_stopped_in_order(ending)
     assert seconds < SOON_SECONDS
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_max_time_stops_all_workers_at_a_step_and_the_run_can_be_resumed(framework, tmp_path):
+    words = ("train", "--framework", framework, "--run-dir", str(tmp_path / "run"), "--epochs", "9999")
+    for steps, options in enumerate((("--max-time", "1"), ("--resume", "--set", "max_time=0.5s"))):
+        done = command(2, controller_of(framework, 2), *words, *options, cwd=tmp_path)
+        assert done.returncode == 75
+        assert "max_time is over" in done.output
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert (summary["status"], summary["steps"] > steps) == ("stopped", True)
+        assert checkpoints(tmp_path)[-1] == f"step-{summary['steps']:08d}"
 
 
 @pytest.mark.parametrize("controller", ["mpirun", "mpi", "gloo"], ids="torch-{}".format)

@@ -24,6 +24,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "`resume` auto": {"resume": "auto"},
     "`profile` of later steps": {"profile": "30-40", "steps": 20},
     "`steps`": {"steps": 20},
+    "`max_time`": {"max_time": "2h"},
     "`outer_optimizer`": {"outer_optimizer": "nesterov"},
     "`stage_cuts`": {"stage_cuts": [1]},
     "`compile` in TensorFlow": {"compile": True, "framework": "tf"},

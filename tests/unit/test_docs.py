@@ -10,6 +10,7 @@ from support.documents import ROOT, documents, hvdtrain_commands, links
 from hvdtrain.cli import cli
 from hvdtrain.cli.fields import OPTIONS
 from hvdtrain.config import Config
+from hvdtrain.config.values import TimeField
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.schedule import Cadence, StepWindow
@@ -68,6 +69,8 @@ def _type(field: Any) -> str:
         return numbers.get(part, "list of texts" if is_text else "list of mappings")
     if get_origin(kind) is dict:
         return "mapping"
+    if kind == TimeField:
+        return "time such as `2h`"
     said = {int: "whole number", float: "number", str: "text", bool: "`true`, `false`"}
     said[Cadence] = "steps, or epochs as `0.5epoch`"
     said[StepWindow] = "steps such as `20-24`"
