@@ -52,6 +52,7 @@ from hvdtrain.workers.agreement import Workers
 
 # of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
 _WARM_UP_RATE = 1e-6
+_LARGE_BYTES = 1 << 24
 
 
 def start(config: Config, membership: Membership | None = None) -> "TensorFlowBackend":
@@ -75,7 +76,7 @@ class TensorFlowBackend(CommonBackend):
         model: the task's model, or the layers of this worker's stage, after ``build``.
     """
 
-    _has_built = False  # in this process
+    _built_bytes = 0  # of the parameters of the model that this process built before
     model: keras.Model
     parts: Parts
     _state: TrainingState
@@ -88,16 +89,16 @@ class TensorFlowBackend(CommonBackend):
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Build model, optimizer and compiled steps, with initial values. Collective if it is split."""
-        # automatic names of layers start anew, equal on all workers; only an earlier model is worth the
-        # seconds of a garbage collection, and `start` refuses a process that has used TensorFlow before
+        # automatic names of layers start anew, equal on all workers; only a large earlier model is worth the
+        # time of a garbage collection, and `start` refuses a process that has used TensorFlow before
         policy = keras.config.dtype_policy()  # a session's, and the user's
-        keras.utils.clear_session(free_memory=TensorFlowBackend._has_built)
+        keras.utils.clear_session(free_memory=TensorFlowBackend._built_bytes > _LARGE_BYTES)
         keras.config.set_dtype_policy(policy)
-        TensorFlowBackend._has_built = True
         keras.utils.set_random_seed(mix(config.seed, 0) >> 33)
         self.step = step = choose_step(task, config)(task, config, self.workers)
         self._take(parts := make_parts(step, task, config, batch, self._is_cpu))
         self.model = parts.computation.model
+        TensorFlowBackend._built_bytes = sum(4 * math.prod(one.shape) for one in self.model.variables)
         self.weight_shapes = step.weight_shapes(self._state.weight_shapes())
         self._state_tensors = StateTensors(self.model, parts.tensors)
         replicas, collectives = step.replicas()
