@@ -131,8 +131,8 @@ class Config(BaseModel):
         "What the stages of a split model have equal parts of: the measured time of a step, or the memory of "
         "the parameters.", "time")
     stage_cuts: tuple[int, ...] | None = _option(
-        "The first block of each stage but the first, blocks being counted from 0; if not given, those of "
-        "the checkpoint that is resumed, and in a new run stage_balance decides.", None)
+        "Where to cut the model: the index, from 0, of the block that starts each later stage. Default: the "
+        "cuts of the resumed checkpoint; in a new run, stage_balance chooses.", None)
     sync_every: int | None = _option(
         "Local steps: number of steps that each worker trains on its own before the workers average their "
         "parameters; if not given, they average their gradients in every step.", None, gt=0, le=10**9)

@@ -81,8 +81,8 @@ def given_cuts(cuts: Sequence[int], blocks: int, stages: int) -> list[int]:
     if len(firsts) != stages or any(first >= end for first, end in zip(firsts, ends, strict=True)):
         raise ConfigError(
             f"stage_cuts {list(cuts)} does not divide {blocks} blocks into {stages} stages",
-            f"Give {stages - 1} increasing numbers from 1 to {blocks - 1}: the first block of each stage but "
-            "the first, blocks being counted from 0.",
+            f"Give {stages - 1} increasing numbers from 1 to {blocks - 1}: the index, from 0, of the "
+            "block that starts each later stage.",
             everywhere=True,
         )
     return firsts
