@@ -53,7 +53,8 @@ def resolve(layers: Iterable[Layer], task_parameters: Collection[str] = ()) -> C
     try:
         config = Config(**merged)
     except ValidationError as error:
-        details = (one for one in error.errors() if one["type"] != "missing")
+        # a missing framework is no news where a name is wrong
+        details = (one for one in error.errors() if (one["type"], one["loc"]) != ("missing", ("framework",)))
         wrong = [_describe(detail, sources) for detail in details]
     if len(unknown) == 1 and not wrong:
         problem, hint = unknown[0]

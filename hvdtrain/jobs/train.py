@@ -124,7 +124,7 @@ def _prepared(layers: list[Layer], task_class: Any, best: bool | str) -> JobSpec
     job = prepare(layers, task_class)
     if best and job.config.init is None:
         raise UsageError("best chooses a checkpoint of the run that init names", "Give init, too.")
-    return replace(job, best=best)
+    return replace(job, best=best) if best else job
 
 
 def _train(run: TrainingRun, signals: Signals, watching: Watching) -> Summary:
