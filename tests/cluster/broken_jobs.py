@@ -29,7 +29,7 @@ def fails(cluster: Cluster, controller: str, tmp_path: Path, *told: str, hosts: 
     assert result.returncode == 3, result.output
     for pattern in told:
         assert re.search(pattern, result.output), f"{pattern} is not in:\n{result.output}"
-    assert "Traceback" not in result.output
+    assert "Traceback" not in result.output, result.output
     nothing_left(cluster)
 
 
