@@ -150,9 +150,11 @@ class Summary:
 
         Without ``best`` and ``metrics_log``, which metrics.jsonl has.
         """
-        values = {item.name: getattr(self, item.name) for item in fields(self)[:-2]}
-        rare = {item.name for item in fields(self) if item.default is not MISSING} - {"checkpoint"}
-        return {name: value for name, value in values.items() if value or name not in rare | {"eval_sets"}}
+        kept = [item for item in fields(self) if item.name not in ("best", "metrics_log")]
+        values = {item.name: getattr(self, item.name) for item in kept}
+        needed = [one.name for one in kept if one.default is MISSING and one.default_factory is MISSING]
+        always = {*needed, "checkpoint"}
+        return {name: value for name, value in values.items() if value or name in always}
 
 
 def parse_lines(lines: Iterable[bytes]) -> list[dict[str, Any]]:

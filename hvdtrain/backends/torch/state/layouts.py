@@ -37,9 +37,7 @@ class Layout:
     to_portable: Callable[[list[Array]], Array]  # from the tensors' values
     from_portable: Callable[[Array], list[Array]]  # to the tensors' values, in the same order
     of_slots: "Layout | None" = None  # the layout of optimizer slots, where it is another
-    lossy: bool = (
-        False  # whether the tensors cannot be derived from the array, so that they are saved as well
-    )
+    lossy: bool = False  # whether the array does not determine the tensors, so that they are saved as well
 
 
 @dataclass(frozen=True)

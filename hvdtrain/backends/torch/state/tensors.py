@@ -62,7 +62,7 @@ def host_copy(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_cuda:
         if tensor.dtype not in _NUMPY_KINDS or not tensor.is_contiguous():
             return tensor.clone()
-        # numpy requests from the system huge pages, and most of a copy's time goes into new pages
+        # numpy requests huge pages from the system, and most of a copy's time goes into new pages
         room = torch.from_numpy(np.empty(tensor.shape, as_array(tensor).dtype))
         return room.copy_(tensor)
     # only a copy into pinned memory lets the host continue; strides are kept, so that none are changed here
