@@ -33,7 +33,7 @@ IMAGE := $(if $(HVDTRAIN_TEST_IMAGE_ROOT)$(HVDTRAIN_TEST_IMAGE_BUILD),,image)
 JOBS := tests/contract tests/conformance tests/parallel tests/faults
 
 .PHONY: help setup train test test-unit test-jobs test-full test-cluster test-build test-all
-.PHONY: test-jobs-and-hosts test-hosts test-measured test-newest
+.PHONY: test-hosts test-measured test-newest
 .PHONY: check format clean lock docs
 .NOTPARALLEL:
 
@@ -69,8 +69,7 @@ train: $(DONE)
 	@echo "== both side by side"
 	python -m hvdtrain compare $(RUNS)/torch $(RUNS)/tf
 
-# with HOSTS=too, the tests of hosts run while those of jobs do
-test: test-unit $(if $(HOSTS),test-jobs-and-hosts,test-jobs)
+test: test-unit test-jobs
 
 # a process for each core
 test-unit: $(DONE)
@@ -89,17 +88,10 @@ test-full: $(DONE)
 test-cluster: $(DONE)
 	python tests/background.py $(IMAGE) -- $(MAKE) --keep-going test-hosts test-measured
 
-# tests of jobs keep all cores busy, and those of hosts mostly wait: together they take little longer than the former
-test-jobs-and-hosts: $(DONE)
-	@log=$$(mktemp); $(MAKE) --no-print-directory test-hosts HOST_PROCESSES=1 >"$$log" 2>&1 & hosts=$$!; \
-	$(MAKE) --no-print-directory test-jobs; jobs=$$?; wait $$hosts; hosts=$$?; \
-	cat "$$log"; rm "$$log"; [ $$jobs = 0 ] && [ $$hosts = 0 ]
-
 # two files at a time, since most tests wait for a host that is broken; in order, as those that need the image
 # come last; then, by itself, what measures speed or has far more workers than cores
-HOST_PROCESSES ?= 2
 test-hosts: $(DONE)
-	$(PYTEST) tests/cluster -m "not alone" -n $(HOST_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(PYTEST) tests/cluster -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder
 
 test-measured: $(DONE)
 	$(PYTEST) tests/cluster -m alone
@@ -115,7 +107,7 @@ test-newest:
 		'python -m hvdtrain build-horovod && python -m hvdtrain.tools.doctor.software && python -m pytest tests/contract'
 
 test-all: $(DONE)
-	python tests/background.py image build -- $(MAKE) --keep-going TIER=full HOSTS=too test test-measured
+	python tests/background.py image build -- $(MAKE) --keep-going TIER=full test test-cluster
 
 check: $(DONE)
 	ruff check .
