@@ -1,6 +1,6 @@
-"""Classification of images from files: IDX, an image folder, CIFAR-10 batches or npz."""
+"""Classification of images from files: IDX, an image folder or npz."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,11 +23,8 @@ from hvdtrain.errors import DataError
 from hvdtrain.models.choose import NAMES, BuiltIn, image_module, image_sizes
 from hvdtrain.tasks import _options as options
 
-FORMS = ("auto", "idx", "folder", "cifar", "npz")
-_WANTED = (
-    "Expected: IDX files (train-images-idx3-ubyte, ...), CIFAR-10 batches (data_batch_1.bin, ...), "
-    "an npz file, or a sub-folder of images for each class."
-)
+FORMS = ("auto", "idx", "folder", "npz")
+_WANTED = "Expected: IDX files (train-images-idx3-ubyte, ...), an npz file, or a folder for each class."
 
 
 def find(path: Path, form: str) -> Found:
@@ -41,12 +38,7 @@ def find(path: Path, form: str) -> Found:
             form = _form_of(path)
         if form == "npz":
             return arrays.find_npz(path if path.is_file() else _npz_in(path))
-        finders: dict[str, Callable[[Path], Found]] = {
-            "idx": arrays.find_idx,
-            "cifar": arrays.find_cifar,
-            "folder": folder.find,
-        }
-        return finders[form](path)
+        return arrays.find_idx(path) if form == "idx" else folder.find(path)
 
 
 def _form_of(path: Path) -> str:
@@ -55,8 +47,6 @@ def _form_of(path: Path) -> str:
         return "npz"
     if arrays.idx_names_in(path):
         return "idx"
-    if arrays.cifar_folder(path):
-        return "cifar"
     if any(path.glob("*.npz")):
         return "npz"
     if folder.is_image_folder(path):
@@ -84,7 +74,7 @@ class Images(BuiltIn):
 
     Args:
         path: a folder, or an npz file.
-        form: "auto", "idx", "folder", "cifar" or "npz".
+        form: "auto", "idx", "folder" or "npz".
         model: "mlp", "convnet", "resnet18", "resnet34" or "resnet50".
         activation: activation of ResNets, "relu" or "silu".
         image_size: side of the images, or [height, width]; by default that of the files.

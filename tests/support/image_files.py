@@ -46,14 +46,6 @@ def write_idx(
     return folder
 
 
-def write_cifar(folder: Path, images: np.ndarray, labels: np.ndarray, name: str = "data_batch_1.bin") -> Path:
-    """Write images (n, 32, 32, 3) as a batch of CIFAR-10."""
-    folder.mkdir(exist_ok=True)
-    pixels = images.transpose(0, 3, 1, 2).reshape(len(images), -1)
-    (folder / name).write_bytes(np.column_stack([labels.astype(np.uint8), pixels]).tobytes())
-    return folder
-
-
 def write_folder(folder: Path, images: np.ndarray, labels: np.ndarray, suffix: str = ".png") -> Path:
     """Write an image per file, in a sub-folder per class."""
     for place, (image, label) in enumerate(zip(images, labels, strict=True)):

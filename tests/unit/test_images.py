@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from PIL import Image
-from support.image_files import FORMS, digits, in_colour, write, write_cifar, write_folder, write_idx
+from support.image_files import FORMS, digits, in_colour, write, write_folder, write_idx
 
 from hvdtrain.data.datasets import fetch, signature
 from hvdtrain.errors import BadSampleError
@@ -38,30 +38,10 @@ def test_every_form_gives_the_same_grey_images(tmp_path, form):
 def test_every_form_gives_the_same_colours(tmp_path):
     colours = in_colour(IMAGES)
     places = [write(form, tmp_path, colours, LABELS) for form in FORMS]
-    places.append(write_cifar(tmp_path / "cifar-10-batches-bin", colours, LABELS).parent)
-    found = [fetch(Images(path=p, eval_fraction=0, mean=0, std=1).train_data(), ALL) for p in places[:-1]]
-    found.append(
-        fetch(Images(path=places[-1], form="cifar", eval_fraction=0, mean=0, std=1).train_data(), ALL)
-    )
+    found = [fetch(Images(path=p, eval_fraction=0, mean=0, std=1).train_data(), ALL) for p in places]
     assert found[0]["inputs"].shape == (COUNT, 32, 32, 3)
     for other in found[1:]:
         assert by_content(other) == by_content(found[0])
-
-
-def test_cifars_batches_follow_each_other(tmp_path):
-    colours = in_colour(IMAGES)
-    for name, part in (("data_batch_1.bin", slice(0, 70)), ("data_batch_2.bin", slice(70, 200))):
-        write_cifar(tmp_path, colours[part], LABELS[part], name)
-    write_cifar(tmp_path, colours[:20], LABELS[:20], "test_batch.bin")
-    task = Images(path=tmp_path, mean=0, std=1 / 255)
-    chosen = np.array([199, 3, 69, 70, 3])
-    np.testing.assert_allclose(fetch(task.train_data(), chosen)["inputs"], colours[chosen], atol=1e-4)
-    np.testing.assert_array_equal(fetch(task.train_data(), ALL)["targets"], LABELS)
-    np.testing.assert_allclose(fetch(task.eval_data(), ALL[:20])["inputs"], colours[:20], atol=1e-4)
-    assert task.describe() == (
-        f"200 images 32x32 in 10 classes, 20 to evaluate (CIFAR-10 batches in {tmp_path}); "
-        "mean 0, 0, 0, std 0.003922, 0.003922, 0.003922"
-    )
 
 
 def test_parts_that_lie_apart_are_used_so(tmp_path):

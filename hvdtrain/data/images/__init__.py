@@ -1,1 +1,1 @@
-"""Images from files: IDX, CIFAR-10 binary batches, npz and image folders."""
+"""Images from files: IDX, npz and image folders."""
