@@ -170,9 +170,6 @@ class Config(BaseModel):
         "Processes per worker that prefetch samples; with 0, threads do.", 0, ge=0, le=1024)
     on_bad_sample: Literal["error", "skip"] = _option(
         "What to do if a sample cannot be read: end with an error, or skip and count it.", "error")
-    check_data: int = _option(
-        "Number of batches whose samples are compared between workers, and read twice, before "
-        "training.", 0, ge=0)
     on_changed_data: Literal["stop", "warn"] = _option(
         "What to do if the data changed since the checkpoint: end with an error, or continue with a "
         "note.", "stop")

@@ -18,7 +18,7 @@ from hvdtrain.storage.urls import is_url, shown
 
 # the options of train, as its help shows them
 GROUPS = {
-    "Task and data": ("framework", "task", "check_data", "on_changed_data", "read_workers", "on_bad_sample",
+    "Task and data": ("framework", "task", "on_changed_data", "read_workers", "on_bad_sample",
                       "mixup", "cutmix", "seed"),
     "Length": ("epochs", "steps", "max_time", "early_stopping"),
     "Batch": ("batch_size", "global_batch_size", "accumulate"),

@@ -43,7 +43,7 @@ from hvdtrain.storage.files import run_folder
 from hvdtrain.task import GivenTask
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import Workers
-from hvdtrain.workers.seeding import seed_generators, seed_host_generators
+from hvdtrain.workers.seeding import seed_host_generators
 from hvdtrain.workers.user_errors import task_errors
 
 if TYPE_CHECKING:
@@ -56,8 +56,6 @@ _PROFILE = "hvdtrain.tools.profile.step_profile"
 def seed_training(run: TrainingRun, step: int) -> None:
     """Seed the generators that the task's code may draw from, after this step. Local: no collective."""
     seed = run.config.seed
-    if run.config.check_data:  # it has seeded them for each sample
-        seed_generators(seed, "training")
     # transforms that draw from them must not draw the same on all workers
     seed_host_generators(seed, f"step {step}, rank {run.backend.workers.rank}")
 

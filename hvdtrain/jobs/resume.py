@@ -26,7 +26,6 @@ from hvdtrain.jobs.opening.checkpoint_config import (
     read_weights,
 )
 from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint, same_field, same_task
-from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run
 from hvdtrain.jobs.run_directory.stored import begin_in_store, origin_of, resumed_checkpoint, values_in_store
@@ -261,7 +260,5 @@ def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: No
     if config.keep_best is not None and run.store is not None and point.resumed_step is not None:
         values = values_in_store(run.store, run_folder(config.run_dir) / CHECKPOINTS, point.resumed_step)
         point = replace(point, values={**values, **point.values})
-    ACTIVITY.enter("comparing batches", is_long=True)
-    checked = check_batches(workers, data, config, point.progress)
-    notes = (*run.job.notes, *run.model.notes, *run.task_data.notes, *data.notes, *point.notes, *checked)
+    notes = (*run.job.notes, *run.model.notes, *run.task_data.notes, *data.notes, *point.notes)
     return replace(point, notes=(*of_store, *notes))

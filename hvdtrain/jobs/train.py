@@ -19,7 +19,6 @@ from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
 from hvdtrain.jobs.entering import entered, seed_training, services_open, tool_hooks
 from hvdtrain.jobs.failures import end_if_uncaught
 from hvdtrain.jobs.opening.dry_run import Dry, memory_limit
-from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
 from hvdtrain.jobs.opening.start import JobSpec, prepare, started
 from hvdtrain.jobs.outcome import (
@@ -47,7 +46,6 @@ from hvdtrain.reporting.console import start_explained
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.task import task_class_of, task_spec
-from hvdtrain.training_plan import Progress
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 from hvdtrain.workers.seeding import seeded_frameworks
 
@@ -155,12 +153,11 @@ def check_job(layers: list[Layer], task_class: Any = None, best: bool | str = Fa
             begun_seconds = time.perf_counter()
             run = opened(job, backend, (), RunLock())
             config, task_data = run.config, run.task_data
-            checked = check_batches(backend.workers, task_data.identity, config, Progress())
             fresh = config.model_copy(update={"resume": None})
             restore(fresh, backend, len(task_data.train_data), best=best)
             with entered(run, ResumePoint(), with_passes=True) as (session, found):
                 options = run.notes_on_options(session.plan())
-            notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes, *checked)
+            notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes)
             found = replace(found, notes=(*notes, *found.notes, *options))
             seconds = time.perf_counter() - begun_seconds
             taken = backend.workers.allgather_object(peak_bytes())

@@ -6,34 +6,23 @@ import hvdtrain
 from hvdtrain.backends import load_backend
 from hvdtrain.config import Layer
 from hvdtrain.errors import HvdtrainError
-from hvdtrain.jobs.opening.limits import check_batches
 from hvdtrain.jobs.opening.setup import open_together
 from hvdtrain.jobs.opening.start import prepare
-from hvdtrain.training_plan import Progress
 from hvdtrain.workers.seeding import seeded_frameworks
 
 TASKS = Path(__file__).with_name("noise_tasks.py")
 
 
-def opened(framework: str, tasks: dict[str, int]) -> dict[str, list]:
-    """Open the data of tasks and check some batches.
-
-    Args:
-        framework: the job's.
-        tasks: number of batches to check, by class.
-
-    Returns:
-        For each class, exit code and text of its error, or nothing.
-    """
+def opened(framework: str, tasks: list[str]) -> dict[str, list]:
+    """Open the data of tasks; return exit code and text of its error, or nothing, by class."""
     found: dict[str, list] = {}
-    for name, batches in tasks.items():
-        fields = {"framework": framework, "task": f"{TASKS}:{name}", "check_data": batches, "device": "cpu"}
+    for name in tasks:
+        fields = {"framework": framework, "task": f"{TASKS}:{name}", "device": "cpu"}
         with seeded_frameworks():
             job = prepare([Layer("options", fields)])
             backend = load_backend(job.config)
             try:
-                task_data, *_ = open_together(job, backend)
-                check_batches(backend.workers, task_data.identity, job.config, Progress())
+                open_together(job, backend)
                 found[name] = []
             except HvdtrainError as error:
                 found[name] = [error.exit_code, str(error)]

@@ -1,14 +1,11 @@
 """Tasks whose labels are pure noise, so that an accuracy above 0.5 shows a leak; splits without a seed."""
 
-import os
-
 import numpy as np
 
 SAMPLES, EVALUATED, INPUTS = 400, 100, 16
 _GENERATOR = np.random.default_rng(0)
 X = _GENERATOR.normal(size=(SAMPLES, INPUTS)).astype("float32")
 Y = _GENERATOR.integers(0, 2, SAMPLES)
-RANK = int(os.environ.get("HOROVOD_RANK", os.environ.get("OMPI_COMM_WORLD_RANK", "0")))
 
 
 class Noise:
@@ -91,40 +88,3 @@ class Unseeded(Noise):
 
     def order(self):
         return np.random.default_rng().permutation(SAMPLES)
-
-
-class Sharded(Noise):
-    """A part of the training data for each rank, as tutorials of Horovod do."""
-
-    def order(self):
-        return np.arange(SAMPLES)
-
-    def train_data(self):
-        inputs, targets = super().train_data()
-        return inputs[RANK::2], targets[RANK::2]
-
-
-class OneOther(Sharded):
-    """One sample differs on rank 1, and is not among those that are compared in any case."""
-
-    def train_data(self):
-        inputs, targets = Noise.train_data(self)
-        inputs[101] += RANK
-        return inputs, targets
-
-
-class Changing(Sharded):
-    """One sample is another one at every reading."""
-
-    def train_data(self):
-        inputs, targets = Noise.train_data(self)
-
-        class Samples:
-            def __len__(self):
-                return len(inputs)
-
-            def __getitem__(self, index):
-                noise = np.random.default_rng().normal() if index == 101 else 0.0
-                return inputs[index] + np.float32(noise), targets[index]
-
-        return Samples()

@@ -14,8 +14,8 @@ SEEDED = {"torch": ["Sklearn", "Numpy", "Torch"], "tf": ["Sklearn", "TensorFlow"
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """What two workers say of the data of each task; the number of batches that are checked beside it."""
-    tasks = {"SetOrder": 0, "Unseeded": 0, "OneOther": 9, "Changing": 20}
+    """What two workers say of the data of each task."""
+    tasks = ["SetOrder", "Unseeded"]
     case = f"{TASKS.with_name('data_cases.py')}:opened"
     done = call(Key("torch", "mpi", 2), case, tmp_path_factory.mktemp("case"), framework="torch", tasks=tasks)
     assert done.values[0] == done.values[1]
@@ -30,22 +30,12 @@ def test_a_split_without_a_seed_is_the_same_on_all_workers(framework, tmp_path):
     assert done.values[0] == [HONEST] * len(SEEDED[framework])
 
 
-@pytest.mark.parametrize("task", ["Unseeded", "OneOther"])
-def test_data_that_differ_are_refused_with_index_key_ranks_and_remedy(opened, task):
-    code, text = opened[task]
-    index = 101 if task == "OneOther" else 0
+def test_data_that_differ_are_refused_with_index_key_ranks_and_remedy(opened):
+    code, text = opened["Unseeded"]
     assert code == 3
-    assert (
-        f"sample {index} of the training data differs under 'inputs': one value on rank 0 ({HOST}), " in text
-    )
+    assert f"sample 0 of the training data differs under 'inputs': one value on rank 0 ({HOST}), " in text
     assert f"another on rank 1 ({HOST})" in text
     assert "Do not shard it: hvdtrain shards the data itself. Seed a random split" in text
-
-
-def test_a_sample_that_changes_with_every_reading_is_refused_on_request(opened):
-    code, text = opened["Changing"]
-    assert code == 3
-    assert "every reading of sample 101 of the training data gives another value under 'inputs'" in text
 
 
 def test_the_order_of_a_set_is_equal_or_refused(opened):

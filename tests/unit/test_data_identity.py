@@ -18,8 +18,6 @@ from hvdtrain.jobs.opening.data_identity import (
     first_samples,
     identify_data,
 )
-from hvdtrain.jobs.opening.limits import check_batches
-from hvdtrain.training_plan import Progress
 
 SIZE = 200
 
@@ -57,8 +55,7 @@ def identified(*train, evaluation=None, hosts=None, **fields) -> list:
         evaluations = evaluation or [None] * len(train)
         given = {"train_data": train[workers.rank], "eval_data": evaluations[workers.rank]}
         datasets = {name: None if data is None else as_dataset(data) for name, data in given.items()}
-        found = identify_data(workers, datasets, config(**fields))
-        return found, check_batches(workers, found, config(**fields), Progress())
+        return identify_data(workers, datasets, config(**fields))
 
     return on_every_rank(hosts, identify)
 
@@ -84,14 +81,6 @@ def test_a_note_says_that_evaluations_are_read_at_random():
     notes = identify_data(one_worker(), {"train_data": dataset, "eval_data": dataset}, config()).notes
     assert len(notes) == 1
     assert notes[0].startswith("reading the evaluation data draws random numbers from a global generator")
-
-
-def test_later_samples_are_compared_on_request():
-    assert len({len(data.notes) for data, _ in identified(values(), values(100))}) == 1
-    text = said(identified(values(), values(100), check_data=13))
-    assert text.startswith("the workers disagree before training:\n  sample 100 of the training data differs")
-    text = said(identified(values(), values(), evaluation=[values(), values(100)], check_data=13))
-    assert "sample 100 of the evaluation data" in text
 
 
 def job_data(train, evaluation=None) -> JobData:

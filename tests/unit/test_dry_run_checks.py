@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from hvdtrain.backends.records import DryRun
-from hvdtrain.data.datasets import as_dataset
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import DataError, NonFiniteLossError, TaskError
 from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
@@ -15,7 +14,6 @@ from hvdtrain.jobs.opening.dry_run_looks import (
     random_note,
     reused_memory,
     scale_note,
-    shared_samples,
 )
 
 RANDOM = np.random.RandomState(3)
@@ -341,15 +339,3 @@ class Batches(Items):
 @pytest.mark.parametrize("kind", [Items, Batches])
 def test_data_that_return_one_buffer_are_found(kind):
     assert [reused_memory(kind(reuses)) for reuses in (False, True)] == ["", "inputs"]
-
-
-def test_samples_of_the_training_data_are_counted_unless_few_are_distinct():
-    train = as_dataset({"inputs": RANDOM.randn(300, 3), "targets": np.arange(300)})
-    half = as_dataset({
-        "inputs": np.concatenate([train.batch(np.arange(20))["inputs"], RANDOM.randn(20, 3)]),
-        "targets": np.arange(40),
-    })  # fmt: skip
-    assert shared_samples(train, half) == (20, 40)
-    assert shared_samples(Items(size=9), Items(size=4)) == (4, 4)
-    few = as_dataset({"inputs": RANDOM.randint(0, 2, (300, 3))})
-    assert shared_samples(few, few) == (0, 0)

@@ -40,7 +40,7 @@ _OF_TRAINING = {
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
     *("device", "threads", "read_threads", "read_workers"),
     *("sync_every", "outer_optimizer"),
-    *("check_data", "on_changed_data", "profile", "track", "track_checkpoints"),  # chosen for one job
+    *("on_changed_data", "profile", "track", "track_checkpoints"),  # chosen for one job
 }
 # of these, what a task has by default could refuse an evaluation or change what it does
 _NOT_BY_DEFAULT = (

@@ -38,16 +38,12 @@ from hvdtrain.jobs.opening.dry_run_looks import (
     random_note,
     reused_memory,
     scale_note,
-    shared_samples,
 )
 from hvdtrain.session import Session
-from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import is_url
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 from hvdtrain.workers.seeding import random_state_kept
 from hvdtrain.workers.user_errors import task_errors
-
-_SHARED = 0.05  # a few samples come twice in most data
 
 
 @dataclass(frozen=True)
@@ -78,11 +74,11 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
         may_halve = passes and passes[0].result.memory is not None and not passes[0].with_row_numbers
         if again is not None and is_alone and may_halve and plan.batch.micro_batch > 1:
             half = probes(session.backend).dry_run(again.half(), training=True).memory
-        reused, shared = (_reused_memory(session), dict(_shared(session))) if passes else (None, {})
+        reused = _reused_memory(session) if passes else None
     errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
     error = next((error for error in errors if error), None)
-    found = dict(note for one in passes for note in find_notes(one)) | shared
+    found = dict(note for one in passes for note in find_notes(one))
     if again is not None:
         found |= drawn_note(passes[0].arrays, Pass.of("", again, passes[0].result, "").arrays)
     if passes and passes[0].comparing and session.config.accumulate > 1:
@@ -142,23 +138,6 @@ def _reused_memory(session: Session) -> HvdtrainError | None:
                 "Return an array of its own for each sample, such as buffer.copy().",
             )
     return None
-
-
-def _shared(session: Session) -> Iterator[tuple[str, str]]:
-    """Yield the notes on evaluation samples that are training samples. Local: rank 0 looks."""
-    if session.backend.workers.rank:
-        return
-    for name, dataset in sets_of(session.data.evaluation).items():
-        if "train" in name:  # which is meant
-            continue
-        shared, compared = shared_samples(session.data.training, dataset)
-        if shared > 1 and shared >= _SHARED * compared:
-            yield (
-                f"samples of the {set_words(name)}",
-                f"{shared} of {counted(compared, 'sample')} of the {set_words(name)} that were looked at "
-                f"({shared / compared:.0%}) are in the training data, too: this evaluation does not say how "
-                "good the model is for new data",
-            )
 
 
 def share_findings(workers: Workers, error: HvdtrainError | None, notes: Mapping[str, str]) -> list[str]:

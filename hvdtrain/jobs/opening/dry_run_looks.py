@@ -1,7 +1,6 @@
 """What more looks at a batch of the dry run show: wrong shapes, a random evaluation, data that do not fit."""
 
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -46,47 +45,6 @@ def reused_memory(dataset: Any) -> str:
     except Exception:
         return ""  # it is reported when it is read for a step
     return next(iter(changed), "")
-
-
-def shared_samples(train: Any, other: Any) -> tuple[int, int]:
-    """Return how many samples of a data set are in the training data as well, and how many were looked for.
-
-    Not all are read: as many as a moment suffices for, from both ends first. Where samples of the training
-    data are often equal to each other, as few distinct ones are, nothing is looked for.
-    """
-    if isinstance(train, Stream) or isinstance(other, Stream):
-        return 0, 0
-    begun = time.perf_counter()
-    try:
-        names = sorted(set(_read(train, np.zeros(1, np.int64))) & set(_read(other, np.zeros(1, np.int64))))
-        wanted = list(_hashes(other, names, begun + _SECONDS / 3, _COMPARED))
-        known = list(_hashes(train, names, begun + _SECONDS))
-    except Exception:
-        return 0, 0  # it is reported when it is read for a step
-    distinct = set(known)
-    if not names or 2 * len(distinct) < len(known):
-        return 0, 0
-    return sum(one in distinct for one in wanted), len(wanted)
-
-
-def _hashes(dataset: Any, names: list[str], deadline: float, most: int | None = None) -> Iterator[int]:
-    """Yield hashes of samples, blocks of the beginning and the end in turn, until the time is over."""
-    size, taken = len(dataset), 0
-    one = sum(array.nbytes for array in _read(dataset, np.zeros(1, np.int64)).values())
-    block = min(_BLOCK, max(1, _BLOCK_BYTES // max(1, one))) if hasattr(dataset, "batch") else 1
-    blocks = range(0, size, block)
-    starts = [start for pair in zip(blocks, reversed(blocks), strict=True) for start in pair]
-    for start in list(dict.fromkeys(starts))[: most and -(-most // block)]:
-        arrays = _read(dataset, np.arange(start, min(start + block, size)))
-        rows = [np.ascontiguousarray(arrays[name]) for name in names]
-        yield from (hash(tuple(row[i].tobytes() for row in rows)) for i in range(len(rows[0]) if rows else 0))
-        taken += sum(row.nbytes for row in rows)
-        if time.perf_counter() > deadline or taken > _BYTES:
-            return
-
-
-def _read(dataset: Any, indices: Any) -> Any:
-    return LocalFetch(dataset)(indices)[0]
 
 
 def _are_equal(one: Any, other: Any) -> bool:

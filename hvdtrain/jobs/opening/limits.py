@@ -1,7 +1,7 @@
 """What of a config cannot be meant: batches and lengths that are refused, options that change nothing."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,13 @@ from hvdtrain.config import Config
 from hvdtrain.config.values import senders
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import TRAINING_DATA, metric_prefixes, set_words, sets_of
-from hvdtrain.data.fingerprint import differing_keys, sample_reader
-from hvdtrain.data.order import Order, SequentialOrder, training_order
-from hvdtrain.data.stream import Stream
 from hvdtrain.early_stopping import SEPARATOR
-from hvdtrain.errors import AgreementError, ConfigError, TaskError
+from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import Job
-from hvdtrain.jobs.opening.data_identity import JobData, disagreement, hash_of, words_for
 from hvdtrain.schedule import StepWindow
 from hvdtrain.storage.text import counted
-from hvdtrain.training_plan import Progress, TrainingPlan, most_workers
-from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.agreement import Place, Workers
+from hvdtrain.training_plan import TrainingPlan
 
 
 def check_metrics(config: Config, task: Any, eval_data: Any) -> None:
@@ -95,75 +89,6 @@ def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
             everywhere=True,
         )
     return config.model_copy(update={"learning_rate": rate})
-
-
-_SAME_SAMPLE = (
-    "__getitem__ must return the same sample at every reading. Give a random transform a generator that is "
-    "seeded by the index, or augment with hvdtrain.data.Augmented."
-)
-
-
-def check_batches(workers: Workers, data: JobData, config: Config, progress: Progress) -> list[str]:
-    """Collective. Compare all samples of the first ``check_data`` batches over the workers."""
-    # Every worker reads the whole global batches, without augmentation, and its own part of them twice.
-    if not config.check_data:
-        return []
-    size = len(data.datasets["train_data"])
-    plan = TrainingPlan.of(
-        config, Place(workers, config.stages).replicas, size, progress, most=most_workers(workers)
-    )
-    train_order = training_order(data.datasets["train_data"], size, config.seed)
-    ranges: dict[str, tuple[Order, int, int, int]] = {
-        "train_data": (train_order, progress.samples, plan.last_sample, plan.batch.global_batch)
-    }
-    for name, dataset in data.datasets.items():
-        if name not in ranges:
-            count = len(dataset)
-            ranges[name] = (SequentialOrder(count), 0, count, plan.eval_batch.global_batch)
-    notes = []
-    for name in [name for name, dataset in data.datasets.items() if isinstance(dataset, Stream)]:
-        ranges.pop(name, None)
-        notes.append(
-            f"check_data: the {words_for(name)} is a stream, of which only the first sample is compared"
-        )
-    for name, (order, first, end, batch) in ranges.items():
-        last = min(end, first + config.check_data * batch)
-        for start in range(first, last, batch):
-            ACTIVITY.progress()
-            indices = list(map(int, order.indices(np.arange(start, min(start + batch, last)))))
-            _check_samples(workers, name, data.datasets[name], indices, data.skip)
-        if last > first:
-            samples = f"{last - first:,} samples of the {words_for(name)}"
-            notes.append(f"check_data: {samples} are equal on all workers and at every reading")
-    return notes
-
-
-def _check_samples(workers: Workers, name: str, dataset: Any, indices: Sequence[int], skip: bool) -> None:
-    """Collective. Check that samples are the same on all workers, and at every reading."""
-    read = sample_reader(dataset, skip)
-    own = [read(index) for index in indices]
-    twice = range(workers.rank, len(indices), workers.size)
-    changed = next(
-        ((indices[k], keys) for k in twice if (keys := differing_keys(own[k], read(indices[k])))), None
-    )
-    everyone = workers.allgather_object((workers.host, changed, hash_of(own)))
-    for rank, (host, found, _) in enumerate(everyone):
-        if found is not None:
-            index, keys = found
-            raise AgreementError(
-                f"every reading of sample {index} of the {words_for(name)} gives another value under "
-                f"{', '.join(map(repr, keys))}: found by rank {rank} ({host})",
-                _SAME_SAMPLE,
-                everywhere=True,
-            )
-    if len({hashed for *_, hashed in everyone}) == 1:
-        return
-    gathered = workers.allgather_object((workers.host, own))
-    for k, index in enumerate(indices):
-        found = [(host, digests[k]) for host, digests in gathered]
-        keys = sorted({key for _, digests in found for key in differing_keys(found[0][1], digests)})
-        if keys:
-            raise disagreement(name, index, keys[0], found)
 
 
 _MOST_PASSES = 1000  # over the data in one batch

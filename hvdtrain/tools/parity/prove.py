@@ -34,7 +34,7 @@ _LEFT_OUT: dict[str, Any] = {
 }  # fmt: skip
 _SILENTLY: dict[str, Any] = {
     "epochs": None, "save_every": 1, "keep_last": None, "keep_best": None, "log_every": 1, "eval_every": None,
-    "profile": None, "resume": None, "track": [], "track_checkpoints": False, "check_data": 0,
+    "profile": None, "resume": None, "track": [], "track_checkpoints": False,
     "trace_indices": False, "check_replicas_every": 1, "on_save_error": "stop", "sync_batch_norm": True,
 }  # fmt: skip
 DEFAULT_STEPS, _LEAST_STEPS = 4, 2
