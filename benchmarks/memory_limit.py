@@ -102,9 +102,7 @@ def train(framework, job, limit, folder, options) -> dict[str, int]:
         optimizer="adamw",
         shard=shard,
         stages=stages,
-        **(
-            {"accumulate": 4, "batch_size": 2, "stage_balance": "memory"} if stages > 1 else {"batch_size": 8}
-        ),
+        **({"accumulate": 4, "batch_size": 2} if stages > 1 else {"batch_size": 8}),
         steps=steps,
         device="cpu",
         threads=1,

@@ -61,7 +61,6 @@ class ModelInfo:
     stages: tuple[str, ...] = ()  # what each stage of a split model has, for the plan
     # shapes of the trainable parameters of each stage; empty if the model is not split
     stage_shapes: tuple[Mapping[str, tuple[int, ...]], ...] = ()
-    stage_cuts: tuple[int, ...] = ()  # the first block of each stage but the first
     synchronized_layers: int = 0  # number of batch-norm layers that normalise over all workers
     slot_bytes: int = 0  # what the state of the task's own optimizers takes; 0 if that is not known
     float_bits: int = 32  # bits of the floating-point numbers that the model takes, 32 or 64

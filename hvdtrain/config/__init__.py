@@ -127,12 +127,9 @@ class Config(BaseModel):
     stages: int = _option(
         "Split the model into this many stages of consecutive blocks, each on a worker of its own; needs "
         "MPI. Each such group of workers trains a replica of the model.", 1, ge=1, le=4096)
-    stage_balance: Literal["time", "memory"] = _option(
-        "What the stages of a split model have equal parts of: the measured time of a step, or the memory of "
-        "the parameters.", "time")
     stage_cuts: tuple[int, ...] | None = _option(
-        "Where to cut the model: the index, from 0, of the block that starts each later stage. Default: the "
-        "cuts of the resumed checkpoint; in a new run, stage_balance chooses.", None)
+        "Where to cut the model: the index, from 0, of the block that starts each later stage. By "
+        "default, stages have equal parts of the parameters.", None)
     sync_every: int | None = _option(
         "Local steps: number of steps that each worker trains on its own before the workers average their "
         "parameters; if not given, they average their gradients in every step.", None, gt=0, le=10**9)

@@ -53,7 +53,7 @@ _ADVICE = {
     "There are no log levels: --debug shows the traceback of errors, log_every sets how often is logged.":
         "log_level loglevel logging_level verbose verbosity quiet",
     "It is 0.001; `hvdtrain docs numbers` has what replaces another one.": "lars_trust_coefficient",
-    "It has left; remove it.": "rescale_epochs check_data",
+    "It has left; remove it.": "rescale_epochs check_data stage_balance",
     "Set adam_beta1 and adam_beta2.": "betas",
     "Name the file without an option: python -m hvdtrain CONFIG.yaml ...": "config config_file",
     "The task has the data, the model and the loss; its options are set by task_options.":

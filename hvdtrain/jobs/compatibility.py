@@ -316,6 +316,8 @@ ROWS = (
                             (option("lr_schedule", "plateau"), "use another lr_schedule than plateau"))),
     Row(option("lr_schedule", "task"), NO_FACTOR, "it is what that method returns",
         "Give the task learning_rate_factor(progress), or use another lr_schedule."),
+    Row(STAGES, OWN_LOSS, "no worker has the whole model",
+        "Give the task a loss, which may be a function of (outputs, batch), or leave stages out."),
     Row(STAGES, OWN_STEP, "it calls the whole model itself", "Leave stages out, or {own_step}."),
     Row(SHARD, OWN_STEP, "it updates whole parameters itself", _NO_SHARD),
     Row(SYNC_EVERY, OWN_STEP, "it sums its gradients over all workers itself", _NO_LOCAL_STEPS),

@@ -2,7 +2,6 @@
 
 import itertools
 
-import numpy as np
 from stages_tasks import Mlp, Plain
 
 import hvdtrain
@@ -12,88 +11,6 @@ def _dense(*sizes):
     from torch import nn
 
     return [nn.Linear(one, other) for one, other in itertools.pairwise(sizes)]
-
-
-class LossDraws(Mlp):
-    """A loss that draws noise, gives it to the model, and compares with it what comes back."""
-
-    def torch_model(self):
-        from torch import nn
-
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.hidden, self.logits = _dense(64, 32, 10)
-
-            def first(self, x):
-                return self.hidden(x.flatten(1)).tanh(), x
-
-            def second(self, value):
-                return self.logits(value[0]), value[1]
-
-            def forward(self, x):
-                return self.second(self.first(x))
-
-        return Model()
-
-    def torch_blocks(self, model):
-        return [hvdtrain.Block(model.first, model.hidden), hvdtrain.Block(model.second, model.logits)]
-
-    def noise(self, inputs):
-        import torch
-
-        return torch.randn_like(inputs)
-
-    def torch_loss(self, model, batch):
-        from torch.nn.functional import cross_entropy
-
-        given = batch["inputs"] + self.noise(batch["inputs"])
-        outputs, seen = model(given)
-        same = (given == seen).flatten(1).all(1).float()
-        return cross_entropy(outputs, batch["targets"], reduction="none"), {"same": same}
-
-    def tf_model(self):
-        import keras
-
-        x = keras.Input((8, 8, 1))
-        hidden = keras.layers.Dense(32, activation="tanh", name="hidden")(keras.layers.Flatten()(x))
-        return keras.Model(x, [keras.layers.Dense(10, name="logits")(hidden), keras.layers.Flatten()(x)])
-
-    def tf_blocks(self, model):
-        hidden, logits = model.get_layer("hidden"), model.get_layer("logits")
-
-        def first(x):
-            import keras
-
-            flat = keras.ops.reshape(x, (-1, 64))
-            return hidden(flat), flat
-
-        return [
-            hvdtrain.Block(first, hidden),
-            hvdtrain.Block(lambda value: [logits(value[0]), value[1]], logits),
-        ]
-
-    def tf_loss(self, model, batch):
-        import keras
-        import tensorflow as tf
-
-        given = batch["inputs"] + tf.random.normal(tf.shape(batch["inputs"]))
-        outputs, seen = model(given)
-        same = tf.reduce_all(tf.reshape(given, (-1, 64)) == seen, 1)
-        losses = keras.losses.sparse_categorical_crossentropy(batch["targets"], outputs, from_logits=True)
-        return losses, {"same": tf.cast(same, "float32")}
-
-
-class LossDrawsByNumpy(LossDraws):
-    """The same, with the generators of Python and numpy."""
-
-    def noise(self, inputs):
-        import random
-
-        import torch
-
-        drawn = np.random.rand(*inputs.shape) + random.random()
-        return torch.from_numpy(drawn.astype(np.float32))
 
 
 class RootIsTraining(Mlp):
@@ -234,21 +151,6 @@ class OwnForward(Plain):
         return Model(nn.Flatten(), *_dense(64, 32), nn.Tanh(), *_dense(32, 10))
 
 
-class Asks(Mlp):
-    """A loss that takes something of the model if it is there."""
-
-    def torch_model(self):
-        model = super().torch_model()
-        model.factor = 3.0
-        return model
-
-    def torch_loss(self, model, batch):
-        from torch.nn.functional import cross_entropy
-
-        losses = cross_entropy(model(batch["inputs"]), batch["targets"], reduction="none")
-        return losses * getattr(model, "factor", 1.0), {}
-
-
 class RegularizedAtTheEnd(Plain):
     """A regularizer in the last stage alone, whose error rank 0 does not have."""
 
@@ -269,8 +171,11 @@ class DropsOut(Plain):
         first, last = nn.Linear(64, 32, bias=False), nn.Linear(32, 4, bias=False)
         return nn.Sequential(nn.Flatten(), first, nn.Dropout(0.5), last)
 
-    def torch_loss(self, model, batch):
-        return model(batch["inputs"]).mean(-1), {}
+    metrics = {}  # noqa: RUF012
+
+    @staticmethod
+    def loss(outputs, batch):
+        return outputs.mean(-1) if hasattr(outputs, "mean") else sum(outputs[:, i] for i in range(4)) / 4
 
     def tf_model(self):
         import keras
@@ -278,11 +183,6 @@ class DropsOut(Plain):
         dense = [keras.layers.Dense(size, use_bias=False) for size in (32, 4)]
         layers = [keras.layers.Flatten(), dense[0], keras.layers.Dropout(0.5), dense[1]]
         return keras.Sequential([keras.Input((8, 8, 1)), *layers])
-
-    def tf_loss(self, model, batch):
-        import keras
-
-        return keras.ops.mean(model(batch["inputs"]), -1), {}
 
 
 class TrainsOtherwise(DropsOut):
@@ -293,10 +193,3 @@ class TrainsOtherwise(DropsOut):
 
     def tf_blocks(self, model):
         return [layer for layer in model.layers if not layer.name.startswith("dropout")]
-
-
-class NoPair(DropsOut):
-    """A loss that does not return what it must, which the last stage alone finds."""
-
-    def torch_loss(self, model, batch):
-        return model(batch["inputs"]).mean()

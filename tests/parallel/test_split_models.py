@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.jobs import FRAMEWORKS
 from support.pool import command
-from test_stages import ALL, BASE, MPI, STAY, TOLERANCE, difference, evaluated, refused, trained
+from test_stages import ALL, BASE, MPI, STAY, TOLERANCE, difference, refused, trained
 
 RATE = 0.01
 PLAIN_SGD = (
@@ -30,14 +30,6 @@ def test_the_curve_is_that_of_one_worker(name):
     stay = ("--set", "stage_cuts=[1]") if name in ("RootIsTraining", "IntegersInPlace") else STAY
     found = trained("torch", 2, 2, *task(name), *stay, *ALL)
     assert difference(found, trained("torch", 1, 1, *task(name), *ALL)) < TOLERANCE
-
-
-@pytest.mark.parametrize("name", ["LossDraws", "LossDrawsByNumpy"])
-def test_a_loss_draws_the_same_in_the_first_stage_and_in_the_last(name):
-    found = trained("torch", 2, 2, *task(name), "--eval-every", "6")
-    drawn = [line["same"] for line in found.metrics if line["phase"] == "train"]
-    assert drawn == [1.0] * len(found.losses)
-    assert set(evaluated(found, "same")) == {1.0}
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
@@ -71,9 +63,6 @@ def first_kernel(checkpoint: Path) -> np.ndarray:
     [
         ("torch", "WrongOfSequential", "the blocks compute other outputs than the model"),
         ("torch", "OwnForward", "the blocks compute other outputs than the model"),
-        ("torch", "Asks", "the loss uses the model's factor"),
-        ("torch", "NoPair", ": torch_loss must return (loss per sample, {metric: value per sample})"),
-        ("tf", "LossDraws", "tf_loss draws random numbers"),
         ("tf", "RegularizedAtTheEnd", "losses of their own"),
     ],
 )

@@ -23,8 +23,7 @@ ALL = (  # whatever a step may do at once
     *("--set", 'parameter_groups=[{"match": "*bias", "learning_rate_factor": 2}]'),
     *("--save-every", str(SAVED), "--keep-last", "9", "--eval-every", str(SAVED)),
 )
-BY_MEMORY = ("--set", "stage_balance=memory")
-STAY = ("--set", "stage_cuts=[2]")  # where measured times would cut elsewhere from run to run
+STAY = ("--set", "stage_cuts=[2]")
 
 
 def task(name: str) -> tuple[str, str]:
@@ -136,23 +135,6 @@ def test_a_run_goes_on_with_other_stages_and_in_the_other_framework(framework):
         np.testing.assert_allclose(evaluated(found)[-1], evaluated(whole)[-1], rtol=1e-4)
 
 
-def test_a_run_keeps_its_cuts(tmp_path):
-    """Measured ones may be others in each job, and with them what dropout draws."""
-    words = [*task("Gpt"), *BASE, "--framework", "torch", "--stages", "2", "--accumulate", "2"]
-    words += ["--run-dir", "run", "--steps", "2", "--save-every", "1"]
-    found = command(2, MPI, "torch", *words, *BY_MEMORY, cwd=tmp_path)
-    assert found.returncode == 0, found.output
-    cuts = re.search(r"\nstage_cuts:\n- (\d+)\n", (tmp_path / "run" / "config.yaml").read_text())
-    assert f"stage 2: blocks {cuts[1]} to" in found.output
-    other = {"1": "2"}.get(cuts[1], "1")
-    again = [*words[:-4], "--steps", "3", "--resume", "auto"]
-    found = command(2, MPI, "torch", *again, "--set", f"stage_cuts=[{other}]", cwd=tmp_path)
-    assert f"stage 2: blocks {other} to" in found.output
-    again[again.index("3")] = "4"
-    found = command(2, MPI, "torch", *again, *BY_MEMORY, cwd=tmp_path)
-    assert f"stage 2: blocks {other} to" in found.output, found.output
-
-
 def test_sharded_then_whole_in_the_other_framework_then_split(tmp_path):
     options = (*task("Mlp"), *ALL, "--save-every", "4")
     expected = trained("torch", 1, 1, *options)
@@ -206,7 +188,7 @@ def test_what_needs_the_whole_model_refuses_stages(name, options, tmp_path):
         ("tf", "Undivided", (), "cannot be divided into stages"),
         ("torch", "Wrong", (), "the blocks compute other outputs than the model"),
         ("tf", "Left", (), "no block has the model's"),
-        ("torch", "Twice", (), "calls the model several times"),
+        ("torch", "Twice", (), "stages 2 cannot be used with the task's own torch_loss"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

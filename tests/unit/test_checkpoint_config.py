@@ -54,13 +54,12 @@ def test_what_the_tasks_defaults_say_of_exchanging_gradients_is_left_out():
     assert (config.profile, config.sync_batch_norm) == (None, True)
 
 
-def test_stages_that_evaluate_have_equal_parts_of_the_parameters():
-    of_training = {"stages": 2, "stage_cuts": [3], "stage_balance": "time", "initial_parameters": "portable"}
+def test_an_evaluation_has_its_own_stages():
+    of_training = {"stages": 2, "stage_cuts": [3], "initial_parameters": "portable"}
     config = resolved(manifest(**of_training))
     assert (config.stages, config.stage_cuts, config.initial_parameters) == (1, None, "model")
     config = resolved(manifest(**of_training), Layer("options", {"stages": 2}))
     assert (config.stages, config.stage_cuts) == (2, None)
-    assert (config.stage_balance, config.initial_parameters) == ("memory", "model")
 
 
 @pytest.mark.parametrize(

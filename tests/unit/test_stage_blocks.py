@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
-from hvdtrain.backends.tensorflow.stages.model import StageModel, blocks_of
+from hvdtrain.backends.tensorflow.stages.model import StageModel, layers_of
 from hvdtrain.errors import TaskError
 from hvdtrain.models import bert, convnet, gpt, lstm, mlp, resnet
 
@@ -27,7 +28,7 @@ def sequential(layer):
 @pytest.mark.parametrize("name", LAYERS)
 def test_layers_of_a_sequential_model_train_and_evaluate(name):
     whole = sequential(LAYERS[name]())
-    stage = StageModel(blocks_of(SimpleNamespace(), whole))
+    stage = StageModel(layers_of(whole))
     inputs = tf.constant(np.random.RandomState(0).rand(16, 8), tf.float32)
     evaluated = evaluate_both(stage, whole, inputs)
     before = [np.array(variable.numpy()) for variable in whole.variables]
@@ -69,4 +70,4 @@ def evaluate_both(stage, whole, inputs):
 def test_a_functional_model_without_blocks_is_refused_with_the_remedy():
     model = convnet.tf_model((8, 8, 1), 10)
     with pytest.raises(TaskError, match=r"a Functional, cannot be divided into stages"):
-        blocks_of(SimpleNamespace(), model)
+        blocks_of(SimpleNamespace(), model, "tf", layers_of(model))

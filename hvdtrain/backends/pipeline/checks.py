@@ -1,16 +1,14 @@
 """Models that cannot be split, in either framework, and the errors of their blocks."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.errors import TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.workers.user_errors import where_raised
 
-Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model or a block is called with
 Outputs = Callable[[bool], Sequence[Any]]
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from the model's
@@ -26,19 +24,17 @@ _OF_GRAPHS = {
 }
 
 
-def gives_blocks(task: Any, framework: str) -> bool:
-    """Return whether a task says what the blocks of its model are."""
-    return getattr(task, FRAMEWORKS[framework].blocks_method, None) is not None
-
-
-def given_blocks(task: Any, model: Any, framework: str, kinds: Any) -> list[Any]:
-    """Return the blocks of a model that its task gives, in a list of one of some classes.
+def blocks_of(task: Any, model: Any, framework: str, of_sequential: Sequence[Any] | None) -> list[Any]:
+    """Return the blocks of a model: what the task gives, or those that it has as a sequential one.
 
     Raises:
-        TaskError: If it gives none, or something else.
+        TaskError: If the model cannot be divided, or the task gives something else.
     """
     method, name = FRAMEWORKS[framework].blocks_method, type(model).__name__
-    if not gives_blocks(task, framework):
+    own = getattr(task, method, None)
+    if own is None and of_sequential is not None:
+        return list(of_sequential)
+    if own is None:
         raise TaskError(
             f"the model, a {name}, cannot be divided into stages: {_CAN_BE_CUT[framework]}; of other models, "
             "the task says what their blocks are",
@@ -47,11 +43,11 @@ def given_blocks(task: Any, model: Any, framework: str, kinds: Any) -> list[Any]
             everywhere=True,
         )
     try:
-        given = getattr(task, method)(model)
+        given = own(model)
     except Exception as error:
         problem = f"it fails for the model, a {name}: {type(error).__name__}: {error}"
         raise wrong_blocks(framework, problem) from error
-    blocks = list(given) if isinstance(given, kinds) else []
+    blocks = list(given) if isinstance(given, Iterable) else []
     wrong = next((block for block in blocks if not callable(block)), None)
     if not blocks or wrong is not None:
         found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"
@@ -171,59 +167,4 @@ def uses_another_stage(path: str) -> TaskError:
     return TaskError(
         f"a block of the model uses {path} of a block of another stage, which this worker does not have",
         "hvdtrain.Block(function, *parts) names the modules or layers that a function uses.",
-    )
-
-
-class _FirstCall(BaseException):
-    """What a model was called with; no error, and none that a task may catch."""
-
-
-def call_of(objective: Objective, batch: Mapping[str, Any], called: Any) -> Call:
-    """Return the arguments with which an objective calls the model for a micro-batch.
-
-    Raises:
-        TaskError: If it does not call the model.
-    """
-
-    def raise_call(*arguments: Any, **named: Any) -> NoReturn:
-        raise _FirstCall(arguments, named)
-
-    called.run = raise_call
-    try:
-        objective(called, batch)
-    except _FirstCall as call:
-        arguments, named = call.args
-        return arguments, named
-    raise TaskError("the task's loss does not call the model", "With stages, it has to call it once.")
-
-
-def called_once(compute: Callable[[], Any]) -> Callable[..., Any]:
-    """Return what a loss may call once in place of the model, with any arguments.
-
-    It raises TaskError when it is called again.
-    """
-    calls: list[None] = []
-
-    def run(*_: Any, **__: Any) -> Any:
-        calls.append(None)
-        if len(calls) > 1:
-            raise TaskError(
-                "the task's loss calls the model several times", "With stages, it has to call it once."
-            )
-        return compute()
-
-    return run
-
-
-def has_no_part(name: str, model_has_it: bool) -> Exception:
-    """Return the error of a loss that uses something of the model but its call.
-
-    If the model does not have it, the error is that of the model, so that a loss may ask whether it is there.
-    """
-    problem = f"the loss uses the model's {name}"
-    if not model_has_it:
-        return AttributeError(f"{problem}, which it does not have")
-    return TaskError(
-        f"{problem}; with stages, no worker has the whole model, and the loss can only call it once",
-        "Let the model return what the loss needs, or train without --stages.",
     )

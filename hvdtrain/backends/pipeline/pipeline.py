@@ -1,10 +1,11 @@
 """A step of a split model: the passes of its micro-batches, with what they send and wait for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Literal
 
+from hvdtrain.backends.objective.model_call import ModelCall
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import MOST_UNSENT, Message, Messenger
 from hvdtrain.errors import ConfigError, HvdtrainError, TaskError
@@ -40,27 +41,19 @@ def bubble(stages: int, micro_batches: int) -> float:
     return (stages - 1) / (micro_batches + stages - 1)
 
 
-def cut(costs: Sequence[float], stages: int, last_costs: Sequence[float] | None = None) -> list[int]:
-    """Return the first block of each stage, so that the largest cost of a stage is as small as possible.
+def cut(sizes: Sequence[int], stages: int) -> list[int]:
+    """Return the first block of each stage, so that the largest size of a stage is as small as possible.
 
-    The costs are those of each block, such as its seconds; ``last_costs`` are those in the last stage.
-    Of several such divisions, the one is chosen whose stages before the last cost most: they are the first in
+    Of several such divisions, the one is chosen whose stages before the last have most: they are the first in
     the order of their first blocks from behind.
-
-    Raises:
-        TaskError: If there are fewer blocks than stages.
     """
-    count = len(costs)
-    check_enough(count, stages)
-    sums = [0.0, *accumulate(costs)]
-    last_sums = [0.0, *accumulate(costs if last_costs is None else last_costs)]
-    # of the first blocks up to each end: the largest cost of a stage, and the first block of each stage
+    count, sums = len(sizes), [0, *accumulate(sizes)]
+    # of the first blocks up to each end: the largest size of a stage, and the first block of each stage
     best = {end: (sums[end], [0]) for end in range(1, count + 1)}
     for used in range(2, stages + 1):
-        of_stage = last_sums if used == stages else sums
         best = {
             end: min(
-                (max(best[begin][0], of_stage[end] - of_stage[begin]), -begin, [*best[begin][1], begin])
+                (max(best[begin][0], sums[end] - sums[begin]), -begin, [*best[begin][1], begin])
                 for begin in range(used - 1, end)
             )[::2]
             for end in range(used, count + 1)
@@ -73,9 +66,7 @@ def given_cuts(cuts: Sequence[int], blocks: int, stages: int) -> list[int]:
 
     Raises:
         ConfigError: If they do not divide the blocks into stages of at least one block.
-        TaskError: If there are fewer blocks than stages.
     """
-    check_enough(blocks, stages)
     firsts = [0, *cuts]
     ends = [*cuts, blocks]
     if len(firsts) != stages or any(first >= end for first, end in zip(firsts, ends, strict=True)):
@@ -105,6 +96,32 @@ def check_enough(blocks: int, stages: int) -> None:
         )
 
 
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model or a block is called with
+
+
+class StandIn:
+    """What stands for the whole model where a stage is computed; called, it returns its arguments.
+
+    Args:
+        model: the model, whose signature says how it is called.
+        stage: the blocks of this worker, which have the layers whose losses count as the model's.
+
+    Attributes:
+        run: is called in place of the model.
+    """
+
+    def __init__(self, model: Any, stage: Any = None) -> None:
+        self.__wrapped__, self._stage = model, stage
+        self.run: Callable[..., Any] = lambda *arguments, **named: (arguments, named)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Compute what stands for the model."""
+        return self.run(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stage, name)
+
+
 class StagePassesBase:
     """What a worker computes of the micro-batches of a step.
 
@@ -121,8 +138,12 @@ class StagePassesBase:
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
-    def __init__(self, computation: Any, layout: Layout, update: Any) -> None:
+    received: Any  # returns the tensors of a message
+
+    def __init__(self, computation: Any, layout: Layout, update: Any, whole: Any, call: ModelCall) -> None:
         self._computation, self._layout, self._update = computation, layout, update
+        self._model_call, self._given = call, StandIn(whole)
+        self._called = StandIn(whole, computation.model)
         self._kept: dict[int, Any] = {}  # of each micro-batch, what its backward pass needs
         self.sums: Any = None
         self.last_values: Any = None
@@ -142,6 +163,13 @@ class StagePassesBase:
     def _counted(self, place: int) -> tuple[dict[str, Any], Any, Any]:
         """Return a micro-batch without padding, with its weights and gradient weights."""
         raise NotImplementedError
+
+    def _call(self, place: int, received: Message | None) -> Call:
+        """Return what the stage is called with."""
+        if received is not None:
+            return (self.received(received),), {}
+        call: Call = self._model_call(self._given, self._counted(place)[0])[0]
+        return call
 
     def _next_place(self) -> int:
         self.place += 1

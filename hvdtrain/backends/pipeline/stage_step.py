@@ -7,10 +7,11 @@ from functools import partial
 from typing import Any, cast
 
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
-from hvdtrain.backends.pipeline.checks import check_one_owner, gives_blocks, owners_of
+from hvdtrain.backends.objective.model_call import ModelCall
+from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of
 from hvdtrain.backends.pipeline.groups import Layout, WorkerGroup
 from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Pipeline, check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.pipeline import Pipeline, StandIn, check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import choose_reducer
@@ -51,10 +52,8 @@ class StageStepBase(WholeModelStep):
     tensors_of: Any  # returns the tensors of a portable array
     identities_of: Any  # returns the identities of the tensors that a block has
     parameters_of: Any  # returns the identities of those tensors of a model that gradients alone change
-    differs: Any  # returns whether a sequential model may compute something else than its parts in turn
-    call_for: Any  # returns what the loss calls the model with for the first micro-batch of a batch
+    first_of: Any  # returns the first micro-batch of a batch, on the host
     check_blocks: Any  # checks that blocks compute what their model does; returns a note on training
-    seconds_of: Any  # returns how long the forward pass of each block takes, and changes nothing
     zeros: Any  # returns a vector of zeros on the CPU
     summed: Any  # collective: returns the vector of an evaluation, of a worker's sums and signals
     own_form: Any  # returns the names of the sums of the last step or evaluation, if this is the last stage
@@ -64,6 +63,7 @@ class StageStepBase(WholeModelStep):
         self._task, self._config = task, config
         self.layout = Layout.of(workers, config.stages)
         self.pipeline = Pipeline(self.layout, Messenger())
+        self.model_call = ModelCall(self.framework)
         self.notes: list[str] = []  # on what is not as on one worker
         # in training or not: the names of the sums and of those with weights, which the last stage finds
         self.forms: dict[bool, Form] = {}
@@ -77,15 +77,18 @@ class StageStepBase(WholeModelStep):
             ConfigError: If the config's own division does not fit.
             TaskError: If there are too few blocks, or they do not make up the model.
         """
-        fields, layout = whole.fields, self.layout
+        fields, layout, config = whole.fields, self.layout, self._config
+        check_enough(len(blocks), layout.stages)
         of_blocks = owners_of(self.framework, fields, self.tensors_of, list(map(self.identities_of, blocks)))
         sizes = [0] * len(blocks)
         for field, having in zip(fields, of_blocks, strict=True):
             for block in having:
                 sizes[block] += math.prod(field.shape)
-        check_enough(len(blocks), layout.stages)
-        choose = partial(self._choose, model, blocks, sizes, batch)
-        firsts = run_on_rank_zero(self.workers, choose, "measuring the blocks of the model")
+        if batch is not None:
+            compare = partial(self._compare, model, blocks, batch)
+            self.notes.append(run_on_rank_zero(self.workers, compare, "comparing the blocks with the model"))
+        given = config.stage_cuts
+        firsts = cut(sizes, config.stages) if given is None else given_cuts(given, len(blocks), config.stages)
         ends = [*firsts[1:], len(blocks)]
         stage_of = [stage for stage in range(layout.stages) for _ in range(firsts[stage], ends[stage])]
         owners = [sorted({stage_of[block] for block in having}) for having in of_blocks]
@@ -116,20 +119,11 @@ class StageStepBase(WholeModelStep):
         own = blocks[firsts[layout.stage] : ends[layout.stage]]
         return own, whole.part([layout.stage in having for having in owners])
 
-    def _choose(
-        self, model: Any, blocks: Sequence[Any], sizes: Sequence[int], batch: HostBatch | None
-    ) -> list[int]:
-        """Return the first block of each stage, on rank 0."""
-        config = self._config
+    def _compare(self, model: Any, blocks: Sequence[Any], batch: HostBatch) -> str:
+        """Check that blocks compute what their model does; return what they do otherwise in training."""
         try:
-            call = None if batch is None else self.call_for(model, batch)
-            if call is not None and (gives_blocks(self._task, self.framework) or self.differs(model)):
-                self.notes.append(self.check_blocks(blocks, model, call))
-            if config.stage_cuts is not None:
-                return given_cuts(config.stage_cuts, len(blocks), config.stages)
-            if config.stage_balance == "memory" or call is None:
-                return cut(sizes, config.stages)
-            seconds = self.seconds_of(blocks, model, call)
+            call, _ = self.model_call(StandIn(model), self.first_of(batch))
+            note: str = self.check_blocks(blocks, model, call)
         except HvdtrainError:
             raise
         except Exception as error:  # of the task's code
@@ -137,8 +131,7 @@ class StageStepBase(WholeModelStep):
             problem = f"the first batch of the training data fails in the model's blocks: {where}"
             remedy = "With stages, a block can use what the one before returns, and nothing else of it."
             raise TaskError(problem, remedy) from error
-        # a backward pass takes about twice as long as a forward pass, which all stages but the last do twice
-        return cut([4 * one for one in seconds], config.stages, [3 * one for one in seconds])
+        return note
 
     def replicas(self) -> tuple[Any, Any]:
         """Return those who have copies of this worker's state, and what moves objects between them."""
@@ -251,7 +244,6 @@ class StageStepBase(WholeModelStep):
             batch_norm_layers=self.batch_norms,
             stages=tuple(lines),
             stage_shapes=tuple(self._stage_shapes),
-            stage_cuts=tuple(self._firsts[1:]),
         )
 
     def completed(self, found: DryRun, training: bool) -> DryRun:

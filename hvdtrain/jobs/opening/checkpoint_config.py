@@ -35,7 +35,7 @@ from hvdtrain.workers.agreement import run_on_rank_zero
 _OF_TRAINING = {
     *("run_dir", "resume", "init", "init_only", "init_skip", "keep_best", "early_stopping"),
     *("label_smoothing", "mixup", "cutmix", "compression", "overlap", "shard"),
-    *("stages", "stage_balance", "stage_cuts"),
+    *("stages", "stage_cuts"),
     *("global_batch_size", "accumulate", "batch_size", "learning_rate"),
     *("lr_schedule", "warmup_epochs", "warmup_steps", "lr_final_fraction", "plateau_metric"),
     *("device", "threads", "read_threads", "read_workers"),
@@ -111,8 +111,6 @@ def layers_of(found: Checkpoint, given: list[Layer]) -> list[Layer]:
     values["initial_parameters"] = "model"  # they are about to be replaced
     # training's optimizer and its options: one that keeps nothing
     values |= {"optimizer": "sgd", "momentum": 0.0, "parameter_groups": []}
-    if merged.get("stages") not in (None, 1):
-        values["stage_balance"] = "memory"
     if task is not None and not same_task(trained_on, str(task)):
         values.pop("task_options", None)  # they are another constructor's
     return [Layer(f"checkpoint {found.path}", values), *given]

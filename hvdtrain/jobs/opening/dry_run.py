@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from hvdtrain.backends.base import Backend, Probes, device_memory, probes
@@ -22,14 +21,12 @@ from hvdtrain.backends.objective.logits import named_loss
 from hvdtrain.backends.objective.objective import has_own_values
 from hvdtrain.backends.records import DryRun, ModelInfo, StepMemory
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
-from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import CheckpointError, DataError, EnvironmentFault, HvdtrainError
+from hvdtrain.errors import DataError, HvdtrainError
 from hvdtrain.host.cores import limit_bytes, peak_bytes, release_unused, resident_bytes
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.failures import lack_of_memory
-from hvdtrain.jobs.opening.checkpoint_config import find_unverified
 from hvdtrain.jobs.opening.dry_run_checks import Pass, find_error, find_notes
 from hvdtrain.jobs.opening.dry_run_looks import (
     drawn_note,
@@ -40,8 +37,7 @@ from hvdtrain.jobs.opening.dry_run_looks import (
     scale_note,
 )
 from hvdtrain.session import Session
-from hvdtrain.storage.urls import is_url
-from hvdtrain.workers.agreement import Workers, run_on_rank_zero
+from hvdtrain.workers.agreement import Workers
 from hvdtrain.workers.seeding import random_state_kept
 from hvdtrain.workers.user_errors import task_errors
 
@@ -220,26 +216,6 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training:
     # named losses and metrics check shapes themselves
     if not one.with_row_numbers and has_own_values(task, config.framework):
         one.error = find_broadcast(what, batch, found.outputs, evaluated)
-
-
-def with_cuts_before(config: Config, workers: Workers) -> Config:
-    """Collective if the model is split. Return the config with the cuts of the checkpoint that it resumes."""
-    # It stays as it is if it has cuts, or if that checkpoint is of the other framework, whose blocks may be
-    # others, or of another number of stages.
-    if config.stages == 1 or config.stage_cuts is not None or config.resume is None:
-        return config
-    place = str(config.run_dir if config.resume == "auto" else config.resume)
-
-    def find() -> list[int] | None:
-        try:
-            made = find_unverified(place if is_url(place) else Path(place)).manifest.config
-        except (CheckpointError, EnvironmentFault):  # what is wrong is said when it is read
-            return None
-        is_alike = (made.get("framework"), made.get("stages")) == (config.framework, config.stages)
-        return made.get("stage_cuts") if is_alike else None
-
-    cuts = run_on_rank_zero(workers, find, doing="looking for the checkpoint")
-    return config if cuts is None else config.model_copy(update={"stage_cuts": tuple(cuts)})
 
 
 def plan_memory(session: Session, model: ModelInfo, measured: MeasuredMemory | None = None) -> MemoryPlan:

@@ -41,7 +41,7 @@ from hvdtrain.jobs.opening.data_sets import (
     open_sets,
     streams_of,
 )
-from hvdtrain.jobs.opening.dry_run import share_findings, with_cuts_before
+from hvdtrain.jobs.opening.dry_run import share_findings
 from hvdtrain.jobs.opening.limits import (
     check_batch_sizes,
     check_metrics,
@@ -139,8 +139,7 @@ def open_together(job: JobSpec, backend: Backend) -> tuple[TaskData, ModelInfo, 
         reading = TrainingData(config, workers, task_data.train_data)
         session = Session(config, backend, reading, Services(Report(), Path(os.devnull)))
         batch = reading.train_batch(session.plan(), session.state.progress)
-    with_cuts = with_cuts_before(config, workers)
-    model = build_together(with_cuts, task_data.task, backend, batch, task_data.identity)
+    model = build_together(config, task_data.task, backend, batch, task_data.identity)
     row = FRAMEWORKS[config.framework]
     if not any(hasattr(task_data.task, method) for method in (row.loss_method, row.step_method)):
         note = describe_columns(config.framework, backend.model, names_of_batch(task_data))
@@ -251,8 +250,6 @@ def opened(job: JobSpec, backend: Backend, callbacks: Sequence[Any], lock: RunLo
     """Collective. Agree, open the data, build the model and find the callbacks."""
     task_data, model, hosts = open_together(job, backend)
     config = job.config
-    if model.stage_cuts:  # so that whoever uses the model again cuts it alike
-        config = config.model_copy(update={"stage_cuts": model.stage_cuts})
     job = replace(job, config=with_learning_rate(config, model.own_rates))
     callbacks = find_callbacks(task_data.task, job.config.task, callbacks)
     return TrainingRun(job, backend, task_data, model, hosts, callbacks, lock)

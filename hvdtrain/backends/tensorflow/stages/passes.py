@@ -1,13 +1,12 @@
 """The forward and backward passes of a stage in TensorFlow."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from hvdtrain.backends.pipeline.checks import Call, call_of, called_once
-from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.pipeline.pipeline import StagePassesBase
 from hvdtrain.backends.pipeline.stage_step import Form
@@ -16,7 +15,6 @@ from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_
 from hvdtrain.backends.tensorflow.objective.losses import Values, masks_within
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.stages.model import (
-    Called,
     float_tensors,
     from_message,
     to_message,
@@ -34,10 +32,9 @@ class StagePasses(StagePassesBase):
         forms: in training or not: the names of the sums and of those with weights, as last traced.
     """
 
-    def __init__(self, computation: Computation, layout: Layout, update: Any, called: Called) -> None:
-        super().__init__(computation, layout, update)
-        self._called, self._model = called, computation.model
-        called.stage = computation.model
+    def __init__(self, computation: Computation, *arguments: Any) -> None:
+        super().__init__(computation, *arguments)
+        self._model = computation.model
         self.forms: dict[bool, Form] = {}
         self.gradients: list[Tensor] | None = None
         self._seen: Any = ()  # what evaluating the last micro-batch gave to metrics of a whole evaluation
@@ -56,6 +53,8 @@ class StagePasses(StagePassesBase):
                 ("add", lambda one, other: [a + b for a, b in zip(one, other, strict=True)]),
             )
         }
+
+    received = staticmethod(from_message)
 
     def begin(self, batch: Any, training: bool) -> None:
         """Begin a step, or the evaluation of a batch."""
@@ -146,8 +145,9 @@ class StagePasses(StagePassesBase):
     def _values_of(self, call: Any, arrays: Mapping[str, Tensor], weights: Tensor, training: bool) -> Values:
         """Return losses and values of the samples of a micro-batch, in the last stage, while traced."""
         computation = self._computation
-        self._called.run = called_once(lambda: self._model.call(*call[0], **call[1]))
-        computation.called = cast_outputs_to_fp32(self._called, computation.precision)
+        computed = cast_outputs_to_fp32(partial(self._model.call, *call[0], **call[1]), computation.precision)
+        self._called.run = lambda *_, **__: computed()
+        computation.called = self._called
         values: Values = computation.per_sample(arrays, weights, training)
         self._check_no_added_loss()
         self.forms[training] = computation.names, computation.weighted
@@ -207,12 +207,6 @@ class StagePasses(StagePassesBase):
     def _set_seeds(self, seeds: Tensor) -> None:
         for i, state in enumerate(self._computation.seed_states):
             state.assign(seeds[i])
-
-    def _call(self, place: int, received: Message | None) -> Call:
-        """Return what the stage is called with."""
-        if received is not None:
-            return (from_message(received),), {}
-        return call_of(self._objective, self._counted(place)[0], self._called)
 
     def _counted(self, place: int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """Return a micro-batch without padding, with its weights and gradient weights."""

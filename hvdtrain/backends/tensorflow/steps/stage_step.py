@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.optimizers import MAIN
-from hvdtrain.backends.pipeline.checks import Call, call_of, loss_has_parameters
+from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import FINDINGS, PendingVector
@@ -19,13 +19,10 @@ from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.precision import float_bits_of, precision_of
 from hvdtrain.backends.tensorflow.stages.model import (
-    Called,
     StageModel,
-    blocks_of,
     check_blocks,
-    check_it_draws_nothing,
     free_others,
-    seconds_of,
+    layers_of,
     tensors_of,
 )
 from hvdtrain.backends.tensorflow.stages.passes import StagePasses
@@ -53,11 +50,10 @@ class StageStep(StageStepBase, PlainStep):
         """Collective. Make this worker's stage of the task's model; return its variables."""
         task, config, computation = self._task, self._config, self.computation
         computation.precision = config.precision
-        model = make_model(task, config)
-        blocks = blocks_of(task, model)
+        model = self._whole = make_model(task, config)
+        blocks = blocks_of(task, model, "tf", layers_of(model))
         if take_loss(model):
             raise loss_has_parameters()
-        self._called = Called(model)
         whole = ModelState(model, Renaming(task, "tf"))
         own, tensors = self.divide(model, blocks, whole, batch)
         computation.layer_state = LayerState(model)
@@ -95,27 +91,18 @@ class StageStep(StageStepBase, PlainStep):
         """Return the identities of those variables of a model that gradients alone change."""
         return {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
 
-    def call_for(self, model: keras.Model, batch: HostBatch) -> Call:
-        """Return what the loss calls the model with for the first micro-batch of a batch."""
-        wrapped, objective = self.computation.wrap(batch), self.computation.train_objective
-        arrays = wrapped.arrays
-        if len(wrapped.weights.shape) > 1:
-            arrays = {name: array[0] for name, array in arrays.items()}
-        once, again = (call_of(objective, arrays, self._called) for _ in range(2))
-        check_it_draws_nothing(once, again)
-        return once
-
-    @staticmethod
-    def differs(model: keras.Model) -> bool:
-        """Return that a sequential model computes its layers one after the other."""
-        return False
+    def first_of(self, batch: HostBatch) -> dict[str, Tensor]:
+        """Return the first micro-batch of a batch."""
+        wrapped = self.computation.wrap(batch)
+        if len(wrapped.weights.shape) == 1:
+            return wrapped.arrays
+        return {name: array[0] for name, array in wrapped.arrays.items()}
 
     check_blocks = staticmethod(check_blocks)
-    seconds_of = staticmethod(seconds_of)
 
     def trace(self) -> None:
         """Let what steps call be traced anew, when the next batch comes."""
-        self.passes = StagePasses(self.computation, self.layout, self.update, self._called)
+        self.passes = StagePasses(self.computation, self.layout, self.update, self._whole, self.model_call)
         self._update_function = tf.function(self._traced_update, autograph=False)
 
     def broadcast(self, root: int) -> None:

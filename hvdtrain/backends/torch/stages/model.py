@@ -1,9 +1,6 @@
 """Models of PyTorch divided into blocks and stages; ``tensorflow/stages/model.py`` does so for Keras."""
 
-import inspect
-import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -12,15 +9,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.pipeline.checks import (
-    Call,
-    check_outputs,
-    given_blocks,
-    gives_blocks,
-    has_no_part,
-    uses_another_stage,
-)
+from hvdtrain.backends.pipeline.checks import check_outputs, uses_another_stage
 from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
+from hvdtrain.backends.pipeline.pipeline import Call
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.errors import TaskError
@@ -28,7 +19,6 @@ from hvdtrain.models.block import called_in_order, parts_of
 from hvdtrain.workers.seeding import random_state_kept
 
 _PATH = "hvdtrain_path"  # attribute of a tensor of another stage
-_REPEATS = 3  # of which the fastest is taken
 
 
 def to_message(value: Any) -> Message:
@@ -103,49 +93,6 @@ class StageModel(nn.Module):
         return self
 
 
-class Called:
-    """What stands for the whole model when a stage computes the loss.
-
-    Args:
-        model: the model.
-
-    Attributes:
-        run: is called with what the model is called with.
-    """
-
-    run: Callable[..., Any]
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-        def forward(*arguments: Any, **named: Any) -> Any:
-            return self.run(*arguments, **named)
-
-        with suppress(TypeError, ValueError):  # how a model is called follows from its signature
-            forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
-            self.forward = forward
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Compute the stage."""
-        return self.run(*arguments, **named)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise has_no_part(name, "_model" in self.__dict__ and hasattr(self._model, name))
-
-
-def blocks_of(task: Any, model: nn.Module) -> list[Any]:
-    """Return the blocks of a model: what the task gives, or the modules of a sequential one.
-
-    Raises:
-        TaskError: If the model cannot be divided.
-    """
-    if not gives_blocks(task, "torch") and isinstance(model, nn.Sequential):
-        return list(model)
-    return given_blocks(task, model, "torch", (Sequence, nn.ModuleList, nn.Sequential))
-
-
 def tensors_of(blocks: Sequence[Any]) -> dict[int, torch.Tensor]:
     """Return the parameters and buffers of blocks by their identity."""
     return {
@@ -198,22 +145,6 @@ def check_blocks(blocks: Sequence[Any], model: nn.Module, call: Call) -> str:
 
 def _array(tensor: torch.Tensor) -> Any:
     return (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-
-
-def seconds_of(blocks: Sequence[Any], model: nn.Module, call: Call) -> list[float]:
-    """Return how long the forward pass of each block takes for a micro-batch, and change nothing."""
-    found, (arguments, named) = [], call
-    with state_kept(model, torch.device("cpu")), random_state_kept(), torch.no_grad():
-        for block in blocks:
-            ends = []
-            for _ in range(_REPEATS):
-                given = copies((arguments, named))
-                begun = time.perf_counter()
-                outputs = block(*given[0], **given[1])
-                ends.append(time.perf_counter() - begun)
-            found.append(min(ends))
-            arguments, named = (outputs,), {}
-    return found
 
 
 def copies(value: Any) -> Any:

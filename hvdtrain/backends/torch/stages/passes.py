@@ -1,29 +1,22 @@
 """The forward and backward passes of a stage in PyTorch."""
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
-from hvdtrain.backends.pipeline.checks import Call, call_of, called_once
-from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.messages import Message
-from hvdtrain.backends.pipeline.pipeline import StagePassesBase
-from hvdtrain.backends.torch.computation import Computation
+from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
 from hvdtrain.backends.torch.objective.losses import Values
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.stages.model import (
-    Called,
     copies,
     float_tensors,
     from_message,
     to_message,
 )
-from hvdtrain.data.order import mix
 from hvdtrain.workers.seeding import host_generators, random_state_kept, restore_host_generators
 
 
@@ -40,9 +33,9 @@ class _Kept:
 class StagePasses(StagePassesBase):
     """What a worker computes of the micro-batches of a step."""
 
-    def __init__(self, computation: Computation, layout: Layout, update: Any, whole: torch.nn.Module) -> None:
-        super().__init__(computation, layout, update)
-        self._called = Called(whole)
+    def received(self, message: Message) -> Any:
+        """Return the tensors of a message."""
+        return from_message(message, self._computation.device)
 
     def begin(self, batch: Any, training: bool) -> None:
         """Begin a step, or the evaluation of a batch."""
@@ -115,13 +108,6 @@ class StagePasses(StagePassesBase):
         """Return what the last micro-batch gave to metrics of a whole evaluation, in the last stage."""
         return self._computation.evaluation.take()
 
-    def _call(self, place: int, received: Message | None) -> Call:
-        """Return what the stage is called with."""
-        if received is not None:
-            return (from_message(received, self._computation.device),), {}
-        with self._drawing_alike(place):
-            return call_of(self._objective, self._counted(place)[0], self._called)
-
     def _computed(self, place: int, call: Call) -> Any:
         """Return the outputs of the stage."""
         computation = self._computation
@@ -134,8 +120,8 @@ class StagePasses(StagePassesBase):
     def _values(self, place: int, call: Call) -> Values:
         """Return losses and values of the samples of a micro-batch, in the last stage."""
         micro_batch, weights, _ = self._counted(place)
-        self._called.run = called_once(lambda: self._computed(place, call))
-        with self._drawing_alike(place), autocast(self._computation.precision, self._computation.device):
+        self._called.run = lambda *_, **__: self._computed(place, call)
+        with autocast(self._computation.precision, self._computation.device):
             losses, metrics = self._objective(self._called, micro_batch)
         values: Values = self._computation.values({"loss": losses, **metrics}, len(weights))
         return values
@@ -143,23 +129,6 @@ class StagePasses(StagePassesBase):
     def _counted(self, place: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
         found: tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor] = self._batch.counted(place)
         return found
-
-    @contextmanager
-    def _drawing_alike(self, place: int) -> Iterator[None]:
-        """Return a context in which a task's loss draws the same in the first stage as in the last.
-
-        The first one computes it up to the call of the model, and the last one all of it.
-        """
-        if self._computation.is_one_call:  # a loss of the task's own may draw before it calls the model
-            yield
-            return
-        first = self._layout.rank - self._layout.stage
-        seed = mix(self._computation.config.seed, self._batch.step, first, place, 1) >> 1
-        with random_state_kept():
-            self._computation.seed(seed)
-            random.seed(seed)
-            np.random.seed(seed & 0xFFFFFFFF)
-            yield
 
     def _leaves(self, call: Call) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""

@@ -6,9 +6,10 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from hvdtrain.backends.objective.counting import sample_values
-from hvdtrain.backends.pipeline.checks import Call, call_of, loss_has_parameters
+from hvdtrain.backends.pipeline.checks import blocks_of, loss_has_parameters
 from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import PendingVector
@@ -16,12 +17,9 @@ from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.precision import cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.stages.model import (
-    Called,
     StageModel,
-    blocks_of,
     check_blocks,
     free_others,
-    seconds_of,
     tensors_of,
 )
 from hvdtrain.backends.torch.stages.passes import StagePasses
@@ -46,7 +44,7 @@ class StageStep(StageStepBase, PlainStep):
         """Collective. Make this worker's stage of the task's model; return its tensors."""
         task, config, computation = self._task, self._config, self.computation
         model = self._whole = make_model(task)
-        blocks = blocks_of(task, model)
+        blocks = blocks_of(task, model, "torch", list(model) if isinstance(model, nn.Sequential) else None)
         if getattr(model, LOSS, model) in (getattr(task, "torch_loss", None), getattr(task, "loss", None)):
             raise loss_has_parameters()
         if config.checkpoint_activations:
@@ -83,24 +81,16 @@ class StageStep(StageStepBase, PlainStep):
         """Return the identities of those tensors of a model that gradients alone change."""
         return {id(parameter) for parameter in model.parameters()}
 
-    @staticmethod
-    def differs(model: torch.nn.Module) -> bool:
-        """Return whether a sequential model may compute something else than its parts one after the other."""
-        return type(model).forward is not torch.nn.Sequential.forward
-
-    def call_for(self, model: torch.nn.Module, batch: HostBatch) -> Call:
-        """Return what the loss calls the model with for the first micro-batch of a batch."""
-        micro_batch = self.computation.wrap(batch).micro_batches[0]
-        on_host = {name: tensor.cpu() for name, tensor in micro_batch.items()}
-        return call_of(self.computation.train_objective, on_host, Called(model))
+    def first_of(self, batch: HostBatch) -> dict[str, torch.Tensor]:
+        """Return the first micro-batch of a batch, on the host."""
+        return {name: tensor.cpu() for name, tensor in self.computation.wrap(batch).micro_batches[0].items()}
 
     check_blocks = staticmethod(check_blocks)
-    seconds_of = staticmethod(seconds_of)
 
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step. Local: no collective."""
         super().attach(parts)
-        self.passes = StagePasses(self.computation, self.layout, self.update, self._whole)
+        self.passes = StagePasses(self.computation, self.layout, self.update, self._whole, self.model_call)
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the tensors of the first replica to the others."""
