@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -62,6 +62,8 @@ def check_metric_names(names: Iterable[str], source: str) -> None:
     )
 
 
+K = TypeVar("K")
+
 # metrics that are best when lowest, by the last word of their name; any other is best when highest
 _LOWEST_IS_BEST = ("loss", "error", "mae", "mse", "rmse", "perplexity", "distance")
 
@@ -93,6 +95,14 @@ class MetricGoal:
         if new is None or not math.isfinite(new):
             return False
         return old is None or (new > old if self.highest else new < old)
+
+    def best_of(self, values: Mapping[K, float | None]) -> K | None:
+        """Return the key of the best value, of equal ones the first; None if there is no value."""
+        best: K | None = None
+        for key, value in values.items():
+            if self.improves(value, None if best is None else values[best]):
+                best = key
+        return best
 
 
 @travels

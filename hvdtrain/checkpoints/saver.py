@@ -268,17 +268,12 @@ class BackgroundSaver(Saver):
 
     def best(self) -> Path | None:
         """Return the best checkpoint that is kept."""
-        return None if self._best is None else self._best_of(storage.checkpoints_in(self._folder))
+        return self._best_of(storage.checkpoints_in(self._folder))
 
     def _best_of(self, paths: Sequence[Path]) -> Path | None:
         """Return the best of some checkpoints; None if none has a value, or it is not wanted."""
-        best: Path | None = None
-        if self._best is not None:
-            for path in paths:
-                value = self._values.get(path)
-                if self._best.improves(value, self._values.get(best) if best else None):
-                    best = path
-        return best
+        values = {path: self._values.get(path) for path in paths}
+        return None if self._best is None else self._best.best_of(values)
 
     def _take_outcome(self) -> None:
         outcome, self._outcome = self._outcome, None

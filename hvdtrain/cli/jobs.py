@@ -51,11 +51,11 @@ def train(
 @click.argument("checkpoint", type=PathOrUrl())
 @_best
 @config_options("framework", "task", "device", "on_changed_data", defaults=False)
-@click.option("--output", type=PathOrUrl(), metavar="FILE",
-              help="JSON Lines file to append to; RUN_DIR/evaluations.jsonl if not given.")  # fmt: skip
+@click.option("--output", type=ExpandedPath(), metavar="FILE",
+              help="JSON Lines file to append to. [RUN_DIR/evaluations.jsonl; none at a URL]")  # fmt: skip
 def evaluate(
     checkpoint: Path | str,
-    output: Path | str | None,
+    output: Path | None,
     best: str | None,
     assignments: tuple[str, ...],
     debug: bool,
@@ -77,7 +77,7 @@ def evaluate(
 @_best
 @click.option("--to", "format_name", required=True, type=click.Choice(list(EXPORT_FORMATS)),
               help="Export format, which determines the framework.")  # fmt: skip
-@click.option("--output", type=PathOrUrl(), metavar="PATH",
+@click.option("--output", type=ExpandedPath(), metavar="PATH",
               help="Path to write to; RUN_DIR/exports if not given.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace an existing export.")
 @config_options("task", defaults=False)
@@ -85,7 +85,7 @@ def export(
     checkpoint: Path | str,
     *,
     format_name: str,
-    output: Path | str | None,
+    output: Path | None,
     force: bool,
     best: str | None,
     assignments: tuple[str, ...],
@@ -108,7 +108,7 @@ def export(
 @click.command(cls=JobCommand)
 @click.argument("checkpoint", type=PathOrUrl())
 @_best
-@click.option("--output", required=True, type=PathOrUrl(), metavar="FILE",
+@click.option("--output", required=True, type=ExpandedPath(), metavar="FILE",
               help="File to write to, .npz or .parquet.")  # fmt: skip
 @click.option("--split", type=click.Choice(["train", "eval", "predict"]),
               help="Data of the task. [predict_data() if the task has it, else eval]")  # fmt: skip
@@ -117,7 +117,7 @@ def export(
 def predict(
     checkpoint: Path | str,
     *,
-    output: Path | str,
+    output: Path,
     split: str | None,
     force: bool,
     best: str | None,
@@ -137,7 +137,7 @@ def predict(
 
 
 @click.command("import", cls=JobCommand)
-@click.argument("weights", type=PathOrUrl())
+@click.argument("weights", type=ExpandedPath())
 @click.option("--output", required=True, type=ExpandedPath(), metavar="DIR",
               help="Directory to write the checkpoint to.")  # fmt: skip
 @click.option("--only", multiple=True, metavar="PATTERN",
@@ -146,7 +146,7 @@ def predict(
               help="Leave out the weights whose name matches.")  # fmt: skip
 @config_options("framework", "task", "seed")
 def import_(
-    weights: Path | str,
+    weights: Path,
     *,
     output: Path,
     only: tuple[str, ...],
@@ -157,8 +157,7 @@ def import_(
 ) -> None:
     """Convert PyTorch or Keras weights to a checkpoint.
 
-    WEIGHTS is a file that PyTorch or Keras saved, or its URL. Training starts from the checkpoint with
-    --init.
+    WEIGHTS is a file that PyTorch or Keras saved. Training starts from the checkpoint with --init.
     """
     from hvdtrain.backends.records import Choice
     from hvdtrain.jobs.serving.checkpoint import Call

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
-from hvdtrain.config.options import ExpandedPath, JobCommand, PathOrUrl
+from hvdtrain.config.options import ExpandedPath, JobCommand
 from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.storage.text import did_you_mean, printable
@@ -81,47 +81,45 @@ plan = _measuring(
 
 
 @click.command()
-@click.argument("run_dirs", nargs=-1, required=True, type=PathOrUrl())
+@click.argument("run_dirs", nargs=-1, required=True, type=ExpandedPath())
 @click.option("--sort", metavar="COLUMN",
               help="Column to sort by, best first: accuracy, 'best loss', seconds.")  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, with all digits.")
-def compare(run_dirs: tuple[Path | str, ...], sort: str | None, as_csv: bool) -> None:
+def compare(run_dirs: tuple[Path, ...], sort: str | None, as_csv: bool) -> None:
     """Compare runs: results in a table, and what differs in their configs.
 
-    A folder that holds run directories, such as runs, stands for all of them; it can be a URL.
+    A folder that holds run directories, such as runs, stands for all of them.
     """
-    from hvdtrain.checkpoints.remote.fetched import local_runs
     from hvdtrain.reporting.compare import print_csv, print_table
 
-    (print_csv if as_csv else print_table)(local_runs(run_dirs), sort)
+    (print_csv if as_csv else print_table)(run_dirs, sort)
 
 
 @click.command()
-@click.argument("run_dirs", nargs=-1, required=True, type=PathOrUrl())
+@click.argument("run_dirs", nargs=-1, required=True, type=ExpandedPath())
 @click.option("-o", "--output", type=ExpandedPath(), default="report.html", metavar="FILE",
               help="File to write. [report.html]")  # fmt: skip
 @click.option("--verify/--no-verify", default=True, help="Check every byte of the checkpoints. [on]")
 @_debug
-def report(run_dirs: tuple[Path | str, ...], output: Path, verify: bool, debug: bool) -> None:
+def report(run_dirs: tuple[Path, ...], output: Path, verify: bool, debug: bool) -> None:
     """Draw runs: curves, events, configs and checkpoints in one HTML page.
 
     The page needs no network. Runs may not have ended. A folder that holds run directories, such as runs,
-    stands for all of them; it can be a URL.
+    stands for all of them.
     """
-    from hvdtrain.checkpoints.remote.fetched import local_runs
     from hvdtrain.tools.report.page import write_report
 
-    click.echo(printable(write_report(local_runs(run_dirs, for_report=True), output, verify)))
+    click.echo(printable(write_report(run_dirs, output, verify)))
 
 
 @click.command()
-@click.argument("run_dir", type=PathOrUrl())
+@click.argument("run_dir", type=ExpandedPath())
 @click.option("--wait", type=click.FloatRange(0), metavar="SECONDS",
               help="How long to wait for a run that is not there yet, or for a stopped or killed one to be "
                    "resumed. [60, and 0 at the start]")  # fmt: skip
 @_debug
-def watch(run_dir: Path | str, wait: float | None, debug: bool) -> None:
-    """Follow a run from another terminal, or another host that sees its directory or URL.
+def watch(run_dir: Path, wait: float | None, debug: bool) -> None:
+    """Follow a run from another terminal, or another host that sees its directory.
 
     It ends when the run ends.
     """

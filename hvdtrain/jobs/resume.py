@@ -14,7 +14,7 @@ from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.checkpoints.remote import fetched
-from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.checkpoints.storage import Checkpoint, step_of
 from hvdtrain.config import Config
 from hvdtrain.data.stream import Stream, is_place_kept, number_words, samples_words
 from hvdtrain.errors import CheckpointError
@@ -28,7 +28,7 @@ from hvdtrain.jobs.opening.checkpoint_config import (
 from hvdtrain.jobs.opening.data_identity import compare_with_checkpoint, same_field, same_task
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, lock_run
-from hvdtrain.jobs.run_directory.stored import begin_in_store, origin_of, resumed_checkpoint, values_in_store
+from hvdtrain.jobs.run_directory.stored import begin_in_store, origin_of, resumed_checkpoint
 from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.jobs.serving.outputs import place_of
 from hvdtrain.session import versions_with
@@ -258,7 +258,9 @@ def find_start(run: TrainingRun, check_as_built: Callable[[], None] = lambda: No
         best=run.job.best,
     )
     if config.keep_best is not None and run.store is not None and point.resumed_step is not None:
-        values = values_in_store(run.store, run_folder(config.run_dir) / CHECKPOINTS, point.resumed_step)
-        point = replace(point, values={**values, **point.values})
+        folder = run_folder(config.run_dir) / CHECKPOINTS
+        stored = {folder / name: value for name, value in run.store.values(config.keep_best.metric).items()}
+        earlier = {path: value for path, value in stored.items() if step_of(path) <= point.resumed_step}
+        point = replace(point, values={**earlier, **point.values})
     notes = (*run.job.notes, *run.model.notes, *run.task_data.notes, *data.notes, *point.notes)
     return replace(point, notes=(*of_store, *notes))

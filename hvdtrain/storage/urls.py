@@ -5,11 +5,9 @@ that cannot be read. Tries, waits and parts are those of fsspec's clients.
 """
 
 import contextlib
-import random
 import re
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -64,19 +62,12 @@ class ObjectInfo:
     Attributes:
         url, size_bytes, is_folder: its URL, and its size; 0 of a folder.
         tag: the store's own name of this version of an object; empty if it has none.
-        modified: when it was written, in seconds since 1970; None if the store does not say.
     """
 
     url: str
     size_bytes: int
     is_folder: bool
     tag: str
-    modified: float | None
-
-    @property
-    def version(self) -> str:
-        """A text that changes when the object does."""
-        return f"{self.size_bytes} {self.tag or self.modified}"
 
 
 def _info_of(url: str, found: dict[str, Any]) -> ObjectInfo:
@@ -84,13 +75,7 @@ def _info_of(url: str, found: dict[str, Any]) -> ObjectInfo:
     is_folder = found.get("type") == "directory"
     size_bytes = 0 if is_folder else int(found.get("size") or 0)
     tag = next((str(found[key]) for key in ("ETag", "etag", "generation") if found.get(key)), "")
-    times = (found.get(key) for key in ("LastModified", "last_modified", "updated", "mtime", "created"))
-    modified: Any = next(filter(None, times), None)
-    if isinstance(modified, str):
-        modified = datetime.fromisoformat(modified)
-    if isinstance(modified, datetime):
-        modified = modified.timestamp()
-    return ObjectInfo(url, size_bytes, is_folder, tag, modified)
+    return ObjectInfo(url, size_bytes, is_folder, tag)
 
 
 def is_url(path: object) -> bool:
@@ -165,13 +150,11 @@ def objects_below(url: str) -> list[ObjectInfo]:
     return [one for some in found for one in some]
 
 
-def read(url: str, limit_bytes: int) -> bytes:
-    """Return the content of a small object; raises a StoreError also if it has more bytes than that."""
-    return read_version(url, limit_bytes)[0]
+def read(url: str, limit_bytes: int) -> tuple[bytes, str | None]:
+    """Return the content of a small object, and the tag of that version or an older one; None if it has none.
 
-
-def read_version(url: str, limit_bytes: int) -> tuple[bytes, str | None]:
-    """Return what ``read`` does, and the tag of that version or an older one; None if the store has none."""
+    Raises a StoreError also if it has more bytes than that.
+    """
     found = info(url)
     content = cast(bytes, request(url, "read", "cat_file")) if found.size_bytes <= limit_bytes else b""
     if max(found.size_bytes, len(content)) > limit_bytes:
@@ -284,10 +267,6 @@ def _named(url: str, done: str, error: Exception) -> StoreError:
     return StoreError(problem)
 
 
-_MAX_BYTES = 1 << 28  # of an object with lines
-_TRIES, _WAIT_SECONDS = 20, 0.2  # while others append lines at the same time
-
-
 def download(url: str, path: Path) -> None:
     """Download an object to a file, which takes its name when it is whole.
 
@@ -318,29 +297,3 @@ def upload(path: Path, url: str) -> None:
     request(url, "written", "put_file", str(path), callback=Callback())
     if (found_bytes := info(url).size_bytes) < size_bytes:  # a log may have grown meanwhile
         raise ChangedObjectError(f"{shown(url)} has {found_bytes:,} bytes of {size_bytes:,}")
-
-
-def append_line(url: str, line: bytes) -> None:
-    """Append a line to an object, which is written anew with one more line.
-
-    S3 refuses that if another process has written the object since it was read; then it is read again. With
-    other stores, and servers that do not know the condition, the line of a process that writes in the same
-    moment may be lost.
-    """
-    for number in range(_TRIES):
-        try:
-            before, tag = read_version(url, _MAX_BYTES)
-        except MissingBucketError:
-            raise
-        except MissingObjectError:
-            before, tag = b"", ""
-        if number and line in before:  # it was written, and the answer was lost
-            return
-        try:
-            write(url, before + line, over=tag)
-        except (ChangedObjectError, MissingObjectError):
-            time.sleep(random.uniform(0.0, _WAIT_SECONDS * (number + 1)))
-            continue
-        if line in read(url, _MAX_BYTES):
-            return
-    raise StoreError(f"{shown(url)} cannot be written: other processes write it, too")

@@ -4,7 +4,7 @@ import json
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.remote.run_store import RunStore
-from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
+from hvdtrain.checkpoints.remote.stored_checkpoints import fetch, manifest_of, names_in
 from support.states import make_record, saved
 
 
@@ -21,9 +21,9 @@ class Stepped(RunStore):
 class Job:
     """A job in a run directory at a URL, whose files a test writes."""
 
-    def __init__(self, store, folder, resume="", *, start=0, keep_last=None, goal=None, spared=()):
+    def __init__(self, store, folder, resume="", *, start=0, keep_last=None, goal=None):
         self.folder = folder
-        self.uploader = Stepped(store.url, folder, keep_last, goal, spared)
+        self.uploader = Stepped(store.url, folder, keep_last, goal)
         try:
             self.notes = self.uploader.begin(resume)
         except Exception:
@@ -55,12 +55,12 @@ class Job:
 
 def stored(store):
     """Return the steps of the checkpoints in the store that verify."""
-    found = StoredCheckpoints(f"{store.url}/checkpoints")
-    return [int(name[5:]) for name in found.names() if found.manifest(name) is not None]
+    folder = f"{store.url}/checkpoints"
+    return [int(name[5:]) for name in names_in(folder) if manifest_of(f"{folder}/{name}") is not None]
 
 
 def verified(store, folder):
     """Download all checkpoints that have a manifest; each must be whole."""
     for step in stored(store):
-        StoredCheckpoints(f"{store.url}/checkpoints").fetch(storage.name_of(step), folder)
+        fetch(f"{store.url}/checkpoints/{storage.name_of(step)}", folder)
     return stored(store)

@@ -65,7 +65,7 @@ def test_small_objects_and_listings(url):
     object_urls.write(f"{url}/one", b"1")
     assert object_urls.entries(f"{url}/nowhere") == []
     object_urls.write(f"{url}/folder/two", b"22")
-    assert object_urls.read(f"{url}/folder/two", 2) == b"22"
+    assert object_urls.read(f"{url}/folder/two", 2)[0] == b"22"
     assert [(found.url, found.is_folder) for found in object_urls.entries(url)] == [
         (f"{url}/folder", True),
         (f"{url}/one", False),
@@ -74,7 +74,6 @@ def test_small_objects_and_listings(url):
         (f"{url}/folder/two", 2),
         (f"{url}/one", 1),
     ]
-    assert abs(object_urls.info(f"{url}/one").modified - time.time()) < 600
     object_urls.remove(f"{url}/one")
     object_urls.remove(f"{url}/one")
     assert [found.url for found in object_urls.entries(url)] == [f"{url}/folder"]
@@ -94,7 +93,7 @@ def test_what_is_not_as_expected_is_refused(url, tmp_path):
 
 def test_a_version_that_is_no_longer_there_is_not_written_over(store):
     object_urls.write(url := store.url("versions"), b"1", over="")
-    _, first = object_urls.read_version(url, 1)
+    _, first = object_urls.read(url, 1)
     object_urls.write(url, b"2", over=first)
     for old in (first, ""):
         with pytest.raises(ChangedObjectError):
@@ -107,7 +106,7 @@ def test_a_store_that_knows_no_conditions_is_written_without_them(monkeypatch):
     write = system.pipe_file
     monkeypatch.setattr(system, "pipe_file", lambda self, path, value: write(self, path, value, "overwrite"))
     object_urls.write("memory://plain/one", b"1", over="")
-    assert object_urls.read("memory://plain/one", 1) == b"1"
+    assert object_urls.read("memory://plain/one", 1)[0] == b"1"
 
 
 def test_another_clients_objects_are_seen_at_once(store):

@@ -19,10 +19,8 @@ from hvdtrain.storage.urls import (
     ChangedObjectError,
     MissingObjectError,
     StoreError,
-    StorePermissionError,
     join,
-    read_version,
-    remove,
+    read,
     shown,
     write,
 )
@@ -59,17 +57,15 @@ class Claim:
             EnvironmentFault: If another job has it, naming it.
         """
         found, tag = self._read()
-        if found and not self._has_ended(found):
-            text = (
-                f"{shown(self._url)} was in use by {_described(found)}: waiting {FRESH_SECONDS:.0f} s for a "
-            )
-            self._note(f"{text}sign of life")
-            dead_seconds = time.monotonic() + FRESH_SECONDS
-            while time.monotonic() < dead_seconds and found and not self._has_ended(found):
-                time.sleep(_LOOK_SECONDS)
-                before, (found, tag) = found, self._read()
-                if found and found != before and not self._has_ended(found):
-                    raise self._in_use(found)
+        if self._is_of_other(found):
+            waits = f"waiting {FRESH_SECONDS:.0f} s for a sign of life"
+            self._note(f"{shown(self._url)} was in use by {_described(found)}: {waits}")
+        dead_seconds = time.monotonic() + FRESH_SECONDS
+        while self._is_of_other(found) and time.monotonic() < dead_seconds:
+            time.sleep(_LOOK_SECONDS)
+            before, (found, tag) = found, self._read()
+            if self._is_of_other(found) and found != before:
+                raise self._in_use(found)
         self.writer = found.get("writer", "")
         self._write(tag)
         time.sleep(_SETTLE_SECONDS)
@@ -78,10 +74,10 @@ class Claim:
         self._is_held = True
 
     def update(self, is_released: bool = False) -> None:
-        """Give a sign of life; raises a StoreError if the store does not answer."""
+        """Give a sign of life; raises as ``check`` does."""
         with self._lock:
             tag = self._look()
-            if self._is_held and not self.lost:
+            if self._is_held:
                 self._beat += 1
                 self._is_held = not is_released
                 self._write(tag, is_released)
@@ -94,29 +90,25 @@ class Claim:
         """
         with self._lock:
             self._look()
-        if self.lost:
-            raise StoreError(self.lost)
 
     def release(self) -> None:
         """Let other jobs have the run directory; raises as ``check`` does."""
-        if self._is_held and not self.writer:  # nothing was written there
-            self.check()
-            self._is_held = False
-            with suppress(StorePermissionError):  # where nothing can be deleted
-                return remove(self._object)
-        return self.update(is_released=True)
+        if self._is_held:
+            self.update(is_released=True)
 
     def _look(self) -> str | None:
-        """Find out whether another job has the run directory; return the tag of the claim."""
+        """Return the tag of the claim; raises a StoreError if it is another job's."""
         found, tag = self._read()
         if found and found.get("id") != self.id:
             self.lost = f"the run directory {shown(self._url)} was taken over by {_described(found)}"
+        if self.lost:
+            raise StoreError(self.lost)
         return tag
 
     def _read(self) -> tuple[dict[str, Any], str | None]:
         """Return what the claim says, nothing if there is none, and its tag."""
         try:
-            content, tag = read_version(self._object, _MAX_BYTES)
+            content, tag = read(self._object, _MAX_BYTES)
         except MissingObjectError:
             return {}, ""
         with suppress(ValueError):
@@ -130,9 +122,10 @@ class Claim:
         with suppress(ChangedObjectError):  # or the answer to the first try was lost
             write(self._object, json.dumps(said).encode(), over=tag)
 
-    def _has_ended(self, found: dict[str, Any]) -> bool:
-        is_of_this_host = found.get("id") == self._ended and found.get("host") == self._said["host"]
-        return bool(found.get("is_released")) or is_of_this_host
+    def _is_of_other(self, found: dict[str, Any]) -> bool:
+        """Return whether a claim is that of a job that may not have ended."""
+        has_ended = found.get("id") == self._ended and found.get("host") == self._said["host"]
+        return bool(found) and not has_ended and not found.get("is_released")
 
     def _in_use(self, found: dict[str, Any]) -> EnvironmentFault:
         return EnvironmentFault(

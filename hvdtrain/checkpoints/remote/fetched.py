@@ -1,4 +1,4 @@
-"""Runs and checkpoints at URLs, for those who only read them: copies that are read as what lies on a disk.
+"""Checkpoints at URLs, for those who only read them: copies that are read as what lies on a disk.
 
 The copies belong to one process and are removed at its end.
 """
@@ -8,35 +8,30 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
-from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
+from hvdtrain.checkpoints.remote.stored_checkpoints import fetch, manifest_of, names_in
 from hvdtrain.checkpoints.storage import FOLDER, MANIFEST_FILE, NAME, Checkpoint
 from hvdtrain.errors import CheckpointError, EnvironmentFault
-from hvdtrain.reporting.report import PROVENANCE_FILE
-from hvdtrain.reporting.stored_runs import FILES
 from hvdtrain.storage.files import cache_folder
-from hvdtrain.storage.text import name_place, url_of
+from hvdtrain.storage.text import name_place
 from hvdtrain.storage.urls import (
     MissingBucketError,
     MissingObjectError,
     StoreError,
-    download,
     entries,
     is_url,
     join,
     name,
-    parent,
     shown,
 )
 
 _LISTINGS = 3  # if checkpoints are removed while they are fetched
-_MOST_CHECKPOINTS = 100
 _OLD_SECONDS = 24 * 3600.0  # after which the copies of a process that was killed are removed
 
 
@@ -50,14 +45,7 @@ def locate(place: Path | str) -> Checkpoint:
     if not is_url(place):
         return verification.locate(Path(place))
 
-    def fetched(url: str) -> Checkpoint | None:
-        stored = StoredCheckpoints(parent(url))
-        if stored.manifest(name(url)) is None:
-            return None
-        path = _place(url)
-        return verification.verify(stored.fetch(name(url), path.parent))
-
-    return _newest(str(place), fetched)
+    return _newest(str(place), is_fetched=True)
 
 
 def find_unverified(url: str) -> Checkpoint:
@@ -65,24 +53,22 @@ def find_unverified(url: str) -> Checkpoint:
 
     Nothing is fetched: what its path is for is to name it. It raises what ``locate`` does.
     """
-
-    def by_manifest(url: str) -> Checkpoint | None:
-        manifest = StoredCheckpoints(parent(url)).manifest(name(url))
-        return None if manifest is None else Checkpoint(_place(url), manifest)
-
-    return _newest(url, by_manifest)
+    return _newest(url, is_fetched=False)
 
 
-def _newest(url: str, read: Callable[[str], Checkpoint | None]) -> Checkpoint:
-    """Return the first checkpoint there that can be read; one that does not exist is read as None."""
+def _newest(url: str, is_fetched: bool) -> Checkpoint:
+    """Return the first checkpoint there that can be read."""
     with reading(url):
         for _ in range(_LISTINGS):
             problems: list[str] = []
             is_removed = False  # by its run, meanwhile
             for one in _candidates(url):
                 try:
-                    if (found := read(one)) is not None:
-                        return Checkpoint(found.path, found.manifest, tuple(problems))
+                    if (manifest := manifest_of(one)) is not None:
+                        path = _place(one)
+                        if is_fetched:
+                            fetch(one, path.parent)
+                        return Checkpoint(path, manifest, tuple(problems))
                 except CorruptCheckpoint as corruption:
                     is_removed |= not _is_whole(one)
                     problems.append(f"{name(one)}: {corruption}")
@@ -100,16 +86,9 @@ def manifests_in(url: str) -> dict[str, Manifest]:
     with reading(url):
         for one in reversed(_candidates(url)):
             with suppress(CorruptCheckpoint, EnvironmentFault):
-                if (manifest := StoredCheckpoints(parent(one)).manifest(name(one))) is not None:
+                if (manifest := manifest_of(one)) is not None:
                     found[one] = manifest
     return found
-
-
-def run_place_of(found: Checkpoint) -> Path | str:
-    """Return the run directory that a checkpoint lies in, or its own folder: the URL of a copy's original."""
-    if url := url_of(found.path):
-        return parent(parent(url)) if name(parent(url)) == FOLDER else parent(url)
-    return found.run_dir
 
 
 def _candidates(url: str) -> list[str]:
@@ -117,7 +96,7 @@ def _candidates(url: str) -> list[str]:
     if NAME.fullmatch(name(url)) or _is_whole(url):
         return [url]
     for folder in (join(url, FOLDER), url):
-        if names := StoredCheckpoints(folder).names():
+        if names := names_in(folder):
             return [join(folder, one) for one in reversed(names)]
     return []
 
@@ -168,61 +147,3 @@ def reading(url: str) -> Iterator[None]:
             f"{shown(url)} cannot be fetched into {cache_folder()}: {error.strerror or error}",
             "Free space there, or name another folder with HVDTRAIN_CACHE.",
         ) from None
-
-
-class FetchedRun:
-    """A copy of the small files of a run at a URL, at ``path``; there are none before ``refresh``."""
-
-    def __init__(self, url: str, for_report: bool = False) -> None:
-        self.url, self._for_report = url, for_report
-        self.path = _place(url)
-        self.path.mkdir()
-        self._versions: dict[str, str] = {}
-
-    def refresh(self) -> None:
-        """Fetch what is new, and remove what is no longer there."""
-        listed = {name(one.url): one for one in entries(self.url) if not one.is_folder}
-        files = (*FILES, PROVENANCE_FILE) if self._for_report else FILES
-        found = {key: one for key, one in listed.items() if key in files}
-        stored = StoredCheckpoints(join(self.url, FOLDER))
-        for checkpoint in stored.names()[-_MOST_CHECKPOINTS:] if self._for_report else ():
-            inner = {name(one.url): one for one in entries(join(stored.url, checkpoint))}
-            if MANIFEST_FILE in inner:
-                found[f"{FOLDER}/{checkpoint}/{MANIFEST_FILE}"] = inner[MANIFEST_FILE]
-        for key in self._versions.keys() - found.keys():
-            (self.path / key).unlink(missing_ok=True)
-            del self._versions[key]
-        for key, one in found.items():
-            if self._versions.get(key) != one.version:
-                path = self.path / key
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with suppress(MissingObjectError):  # removed just now
-                    download(one.url, path)
-                    self._versions[key] = one.version
-                    if one.modified is not None:
-                        os.utime(path, (one.modified, one.modified))
-
-
-def local_runs(places: Sequence[Path | str], for_report: bool = False) -> list[Path]:
-    """Return the paths of run directories, and of copies of those at URLs: also of a folder of runs.
-
-    Raises:
-        EnvironmentFault: If a store cannot be read.
-    """
-    found: list[Path] = []
-    for place in places:
-        if not isinstance(place, str):
-            found.append(place)
-            continue
-        with reading(place):
-            folders = [place, *(one.url for one in entries(place) if one.is_folder)]
-            runs = [place] if _holds_run(place) else [one for one in folders if _holds_run(one)]
-            for url in runs or [place]:
-                copy = FetchedRun(url, for_report)
-                copy.refresh()
-                found.append(copy.path)
-    return found
-
-
-def _holds_run(url: str) -> bool:
-    return any(name(one.url) in FILES for one in entries(url) if not one.is_folder)

@@ -4,18 +4,24 @@ import json
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from hvdtrain.checkpoints import storage, verification
-from hvdtrain.checkpoints.manifest import CorruptCheckpoint, copied
+from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest, copied
 from hvdtrain.checkpoints.remote.claim import BEAT_SECONDS, Claim
 from hvdtrain.checkpoints.remote.stored_checkpoints import (
-    StoredCheckpoints,
+    SCRATCH,
+    delete,
+    fetch,
     fetch_logs,
-    left_out_of,
+    files_in,
     logs_in,
+    manifest_of,
+    names_in,
+    put,
+    set_aside,
     step_in,
 )
 from hvdtrain.checkpoints.storage import FOLDER, MANIFEST_FILE
@@ -29,12 +35,10 @@ from hvdtrain.storage.urls import StorePermissionError, entries, join, name, rem
 from hvdtrain.workers.activity import ACTIVITY
 
 AUTO, NEW = "auto", ""  # continue if there is a run; there must be none
-SCRATCH = ".store"
 _RUN_FILES = (METRICS_FILE, SUMMARY_FILE, FOLDER)  # if a directory has one of them, it holds a run
 _POLL_SECONDS = 0.5
 _LONGEST_WAIT, _LAST_WAIT = 30.0, 2.0  # between attempts while the store fails, and while the job waits
 _LOG_SECONDS = 30.0  # between uploads of logs while there are no checkpoints
-_MOST_SHARE = 20  # uploads of logs take at most one part in so many of the time
 _SAY_SECONDS = 10.0
 _FEW_SECONDS = 2.0  # for what is left if the job has waited for it in vain
 
@@ -47,41 +51,36 @@ class RunStore:
         folder: its working copy.
         keep_last: how many of the newest checkpoints are kept in the store; None keeps all.
         goal: the metric whose best one is kept, too.
-        spared: names of others.
 
     Attributes:
         url, folder: the run directory and its working copy.
         claim: the job's claim on it; None before ``begin``.
         newest: the name of the newest good checkpoint at the start, which is in the copy; empty if none is.
-        values: the metric of the goal, by the name of a checkpoint that was in the store at the start.
+        known: the manifests of the checkpoints in the store, the newest last; None of damaged ones.
         whole: the names of the checkpoints of the working copy that are whole in the store.
     """
 
     def __init__(
-        self,
-        url: str,
-        folder: Path,
-        keep_last: int | None = None,
-        goal: MetricGoal | None = None,
-        spared: Sequence[str] = (),
+        self, url: str, folder: Path, keep_last: int | None = None, goal: MetricGoal | None = None
     ) -> None:
         self.url, self.folder = url, folder
-        self._keep_last, self._goal, self._spared = keep_last, goal, spared
         self.claim: Claim | None = None
-        self.newest, self.whole = "", set[str]()
-        self.values: dict[str, float | None] = {}
-        self._stored = StoredCheckpoints(join(url, FOLDER))
-        self._checkpoints, self._scratch = folder / FOLDER, folder / SCRATCH
-        self._claims = self._scratch / "claims.json"  # of the last jobs whose work is here
-        self._seen: dict[str, tuple[int, int]] = {}  # checkpoints here that are uploaded, or damaged
-        self._uploaded: dict[Path, tuple[int, int]] = {}  # logs
+        self.newest = ""
+        self.known: dict[str, Manifest | None] = {}
+        self.whole: set[str] = set()
+        self._keep_last, self._goal = keep_last, goal
+        self._checkpoints, self._stored, self._scratch = folder / FOLDER, join(url, FOLDER), folder / SCRATCH
+        self._claims = self._scratch / "claims.json"  # which jobs have written the working copy
+        self._later: list[str] = []  # checkpoints that are still to be set aside, the newest last
+        self._has_begun = False  # to write in the store
+        self._seen: dict[str, tuple[int, int]] = {}  # versions of checkpoints that need no upload
+        self._uploaded: dict[Path, tuple[int, int]] = {}  # versions of logs
+        self._retained: list[str] = []  # what was here when others were last deleted there
         self._next_logs = 0.0
-        self._later: list[str] = []
-        self._has_begun = self._has_given_up = False
-        self._retained: list[str] = []  # which checkpoints were here when others were last deleted there
         self._thread: threading.Thread | None = None
         self._wake, self._is_over = threading.Event(), threading.Event()
-        self._until = self._failing_since = math.inf  # when uploads end in any case; since when they fail
+        self._failing_since = math.inf
+        self._has_given_up = False
         self._problem, self._notes = "", list[str]()
         self._wanted = self._done = 0  # the number of the last flush, and of the last that was done
 
@@ -133,46 +132,55 @@ class RunStore:
 
     def _find_newest(self, resume: str) -> None:
         """Find the newest good checkpoint, or the one that is named, and bring it into the working copy."""
-        self._stored.look()
-        if (goal := self._goal) is not None:
-            self.values = {one: m.metrics.get(goal.metric) for one, m in self._stored.known.items() if m}
+        self._look()
         here = [path.name for path in storage.checkpoints_in(self._checkpoints)]
-        names = sorted({*here, *self._stored.known}, key=step_in)
+        names = sorted({*here, *self.known}, key=step_in)
         if resume != AUTO and resume not in names:
             raise CheckpointError(
-                f"there is no checkpoint {shown(self._stored.url)}/{resume}",
+                f"there is no checkpoint {shown(self._stored)}/{resume}",
                 f"There are: {', '.join(names[-4:])}.",
             )
         problems: list[str] = []
         for one in reversed(names if resume == AUTO else [resume]):
-            if (one in here and self._is_good(one, problems)) or self._is_fetched(one, problems):
-                self.newest = one
-                break
+            path = self._checkpoints / one
+            if one in here:
+                try:
+                    verification.verify(path)
+                    self.newest = one
+                    break
+                except CorruptCheckpoint as corruption:
+                    problems.append(f"{path} is damaged: {corruption}; {storage.quarantine(path)}")
+            if one in self.known:
+                try:
+                    fetch(join(self._stored, one), self._checkpoints)
+                    self.newest = one
+                    break
+                except CorruptCheckpoint as corruption:  # it stays: this host may have misread it
+                    problems.append(f"{shown(self._stored)}/{one} is damaged: {corruption}")
         if problems and not self.newest:
             raise CheckpointError(
                 f"no checkpoint that can be resumed: {'; '.join(problems[:4])}",
                 "Try again, also on another host, or choose another --run-dir.",
             )
+        if self.newest and self.newest not in self.known:
+            yet = f"{self.newest} is not in {shown(self.url)} yet"
+            self._notes.append(f"{yet}: it is uploaded from {self.folder}")
         self._notes += [f"checkpoint {text}; it is passed over" for text in problems]
 
-    def _is_good(self, one: str, problems: list[str]) -> bool:
-        """Return whether a checkpoint of the working copy is good; one that is not is set aside."""
-        try:
-            verification.verify(path := self._checkpoints / one)
-        except CorruptCheckpoint as corruption:
-            problems.append(f"{path} is damaged: {corruption}; {storage.quarantine(path)}")
-            return False
-        if one not in self._stored.known:
-            self._notes.append(f"{one} is not in {shown(self.url)} yet: it is uploaded from {self.folder}")
-        return True
+    def _look(self) -> None:
+        """Find the checkpoints in the store now."""
+        known: dict[str, Manifest | None] = {}
+        for one in names_in(self._stored):
+            with suppress(CorruptCheckpoint, EnvironmentFault):
+                known[one] = None
+                known[one] = self.known.get(one) or manifest_of(join(self._stored, one))
+                if known[one] is None:
+                    del known[one]
+        self.known = known
 
-    def _is_fetched(self, one: str, problems: list[str]) -> bool:
-        """Return whether a checkpoint was fetched. A damaged one stays: this host may have misread it."""
-        try:
-            return one in self._stored.known and bool(self._stored.fetch(one, self._checkpoints))
-        except CorruptCheckpoint as corruption:
-            problems.append(f"{shown(self._stored.url)}/{one} is damaged: {corruption}")
-            return False
+    def values(self, metric: str) -> dict[str, float | None]:
+        """Return a metric of the checkpoints in the store, by their names."""
+        return {one: manifest.metrics.get(metric) for one, manifest in self.known.items() if manifest}
 
     def start(self, step: int | None) -> None:
         """Begin to upload what the job writes.
@@ -182,13 +190,9 @@ class RunStore:
                 store are set aside before anything is uploaded.
         """
         if step is not None:
-            self._later = [one for one in sorted(self._stored.known, key=step_in) if step_in(one) > step]
+            self._later = [one for one in self.known if step_in(one) > step]
         self._thread = threading.Thread(target=self.work, daemon=True, name="upload")
         self._thread.start()
-
-    def left_out(self) -> list[str]:
-        """Return what lies in the working copy, is no checkpoint, and is not uploaded, such as links."""
-        return left_out_of(self.folder, (SCRATCH, LOCK_FILE)) if self.folder.is_dir() else []
 
     def beat(self, claim: Claim) -> None:
         """Give signs of life until the job has ended. A thread runs it."""
@@ -199,23 +203,20 @@ class RunStore:
     def work(self) -> None:
         """Upload what the job writes until it has ended. A thread runs it."""
         failures = 0
-        while not self.lost:
+        while not self.lost and not self._is_over.is_set():
             self._wake.wait(_POLL_SECONDS)
             self._wake.clear()
             wanted = self._wanted
             try:
                 self.round(is_last=wanted > self._done)
-                if self._problem:
-                    text = f"{shown(self.url)} answers again, and has all that was written meanwhile"
-                    self._notes.append(text)
-                self._problem, self._failing_since, failures, self._done = "", math.inf, 0, wanted
             except Exception as error:  # the thread must not end without a word
                 failures += 1
                 self._note_problem(error)
-                longest = _LAST_WAIT if wanted else _LONGEST_WAIT
-                self._wake.wait(max(0.0, min(longest, 2.0**failures, self._until - time.monotonic())))
-            if time.monotonic() > self._until or (self._until < math.inf and self._done == self._wanted):
-                return
+                self._wake.wait(min(_LAST_WAIT if wanted else _LONGEST_WAIT, 2.0 ** min(failures, 5)))
+                continue
+            if self._problem:
+                self._notes.append(f"{shown(self.url)} answers again, and has all that was written meanwhile")
+            self._problem, self._failing_since, failures, self._done = "", math.inf, 0, wanted
 
     def _note_problem(self, error: Exception) -> None:
         reason = " ".join(shown(error).split())
@@ -231,12 +232,9 @@ class RunStore:
         if not self._has_begun:
             self.claim.writer = self.claim.id
             self.claim.update()
-            self.claim.check()
             while self._later:
-                new = self._stored.set_aside(one := self._later[-1])
-                self._notes.append(
-                    f"checkpoint {self._stored.url}/{one} is of a later step; set aside as {new}"
-                )
+                url = join(self._stored, self._later[-1])
+                self._notes.append(f"checkpoint {url} is of a later step; set aside as {set_aside(url)}")
                 self._later.pop()
             if not (self.folder / SUMMARY_FILE).exists():
                 with suppress(StorePermissionError):
@@ -257,7 +255,7 @@ class RunStore:
     def is_done(self) -> bool:
         """Return whether the store has all that is here."""
         names = {path.name for path in storage.checkpoints_in(self._checkpoints)}
-        logs = (self._uploaded.get(path) == version for path, version in logs_in(self.folder))
+        logs = (self._uploaded.get(path) == _size_and_time(path) for path in logs_in(self.folder))
         return self._has_begun and not self.unfinished() and names <= self.whole and all(logs)
 
     def _upload(self, claim: Claim, path: Path) -> None:
@@ -268,7 +266,7 @@ class RunStore:
                 return
             self._upload_logs(claim)  # no checkpoint is newer than its log
             try:
-                self._stored.put(source, claim.check)
+                self.known[path.name] = put(source, join(self._stored, path.name), claim.check)
                 self.whole.add(path.name)
                 self._retained = []
             except (CorruptCheckpoint, EnvironmentFault) as error:
@@ -277,32 +275,40 @@ class RunStore:
         self._seen[path.name] = version
 
     def _upload_logs(self, claim: Claim) -> None:
-        began = time.monotonic()
-        for path, version in logs_in(self.folder):
-            if self._uploaded.get(path) != version:
-                claim.check()
-                with suppress(FileNotFoundError):  # it was removed meanwhile
+        for path in logs_in(self.folder):
+            with suppress(FileNotFoundError):  # it was removed meanwhile
+                if self._uploaded.get(path) != (version := _size_and_time(path)):
+                    claim.check()
                     upload(path, join(self.url, path.relative_to(self.folder).as_posix()))
                     self._uploaded[path] = version
-        now = time.monotonic()
-        self._next_logs = now + max(_LOG_SECONDS, _MOST_SHARE * (now - began))
+        self._next_logs = time.monotonic() + _LOG_SECONDS
 
     def _retain(self, claim: Claim) -> None:
         """Delete checkpoints in the store that need not be kept, as enough newer ones are whole there."""
         here = [path.name for path in storage.checkpoints_in(self._checkpoints)]
         if self._keep_last is None or here == self._retained:
             return
-        self._stored.look()  # also at what a job wrote that was cut off and came back
+        self._look()  # also at what a job wrote that was cut off and came back
+        newest = [one for one, manifest in self.known.items() if manifest][-self._keep_last :]
+        if len(newest) < self._keep_last:
+            return
+        best = self._goal and self._goal.best_of(self.values(self._goal.metric))
         try:
-            for one in self._stored.superfluous(self._keep_last, self._goal, self.url):
-                if one not in (*here, *self._spared):
+            for one in names_in(self._stored):
+                if step_in(one) < step_in(newest[0]) and one not in (best, *here):
                     claim.check()
-                    self._stored.delete(one)
+                    delete(join(self._stored, one))
                     self.whole.discard(one)
         except StorePermissionError as error:
             self._notes.append(f"{error.problem}; older checkpoints stay in the store")
             self._keep_last = None
         self._retained = here
+
+    def left_out(self) -> list[str]:
+        """Return what lies in the working copy and not in the store, such as links."""
+        whole = {self._checkpoints / one for one in self.whole}
+        left = (path for path in files_in(self.folder) if path not in self._uploaded)
+        return [str(path.relative_to(self.folder)) for path in left if path.parent not in whole]
 
     @property
     def lost(self) -> str:
@@ -356,27 +362,33 @@ class RunStore:
         if self.claim is None or self._is_over.is_set():
             return True
         seconds = min(seconds, _FEW_SECONDS) if self._has_given_up else seconds
-        self._wanted += 1
-        self._until = time.monotonic() + seconds
+        self._has_given_up = False
+        if self._thread is not None:
+            self.flush(lambda: (seconds, seconds), self._notes.append)
+        self._is_over.set()
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(seconds + 1.0)
-        is_alive = self._thread is not None and self._thread.is_alive()
-        self._is_over.set()
-        if not is_alive:  # else it may still write
-            with suppress(OSError):
-                self.claim.release()
-        return self._thread is None or (not is_alive and self.is_done())
+            self._thread.join(1.0)
+            if self._thread.is_alive():  # it may still write
+                return False
+        with suppress(OSError):
+            self.claim.release()
+        return self._thread is None or self.is_done()
 
     def newest_whole(self) -> str | None:
         """Return the URL of the newest checkpoint of this job's working copy that is whole in the store."""
-        names = sorted(self.whole.copy(), key=step_in)
-        return join(self._stored.url, names[-1]) if names else None
+        newest = max(self.whole.copy(), key=step_in, default=None)
+        return newest and join(self._stored, newest)
 
     def problem(self) -> str:
         """Return why not all that was written is in the store."""
         reason = self.lost or self._problem or "it was not uploaded in time"
         return f"not all of the run is in {shown(self.url)}: {reason}"
+
+
+def _size_and_time(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def _version(path: Path) -> tuple[int, int]:

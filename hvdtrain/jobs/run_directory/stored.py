@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.saver import Saver
-from hvdtrain.checkpoints.storage import NAME, Checkpoint, step_of
+from hvdtrain.checkpoints.storage import NAME, Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
@@ -42,8 +42,7 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
     check(Job(config, elastic=is_elastic()))
     from hvdtrain.checkpoints.remote.run_store import RunStore  # most jobs do without
 
-    spared = [*filter(None, [_named_checkpoint(config)])]
-    store = RunStore(config.run_dir, run_folder(config.run_dir), config.keep_last, config.keep_best, spared)
+    store = RunStore(config.run_dir, run_folder(config.run_dir), config.keep_last, config.keep_best)
     try:
         yield store
     finally:
@@ -111,12 +110,6 @@ def origin_of(config: Config, path: Path) -> str:
     if config.run_dir is None or not is_url(config.run_dir) or not path.is_relative_to(folder):
         return str(path)
     return shown(join(config.run_dir, *path.relative_to(folder).parts))
-
-
-def values_in_store(store: "RunStore", folder: Path, last_step: int) -> dict[Path, float | None]:
-    """Return the metric that keep_best names of the checkpoints in the store up to a step, by their paths."""
-    paths = {folder / name: value for name, value in store.values.items()}
-    return {path: value for path, value in paths.items() if step_of(path) <= last_step}
 
 
 def publish(session: Session, status: str, signals: Signals) -> str:

@@ -100,6 +100,14 @@ def given_path(text: str | Path, what: str = "") -> Place:
         raise UsageError(f"{what}{shown(text)}: {error}") from None
 
 
+def given_output(text: str | Path) -> Path:
+    """Return the path of what is to be written, likewise; raises a UsageError also if it is a URL."""
+    place = given_path(text)
+    if isinstance(place, str):
+        raise UsageError(f"{shown(place)} is a URL; a path of this host is needed here")
+    return place
+
+
 @contextmanager
 def opened(
     call: Call,
@@ -164,11 +172,8 @@ def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
         return path
     manifests = _manifests_in(path)
     goal = _goal(best, next(reversed([*manifests.values()]), None))
-    value: float | None = None
-    found: Path | str | None = None
-    for candidate, manifest in manifests.items():
-        if goal.improves(manifest.metrics.get(goal.metric), value):
-            value, found = manifest.metrics[goal.metric], candidate
+    values = {candidate: manifest.metrics.get(goal.metric) for candidate, manifest in manifests.items()}
+    found: Path | str | None = goal.best_of(values)
     if found is None:
         names = sorted({name for manifest in manifests.values() for name in manifest.metrics})
         raise CheckpointError(

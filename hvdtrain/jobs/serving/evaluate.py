@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.checkpoints.remote.fetched import run_place_of
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
@@ -24,19 +23,18 @@ from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.serving.checkpoint import (
     Call,
     evaluation_session,
-    given_path,
+    given_output,
     load_verified,
     open_checkpoint_data,
     opened,
     show,
     show_notes,
 )
-from hvdtrain.jobs.serving.outputs import Place, place_in
+from hvdtrain.jobs.serving.outputs import Place
 from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.step_end import evaluate as run_evaluation
-from hvdtrain.storage.text import counted, with_urls
-from hvdtrain.storage.urls import append_line, shown
+from hvdtrain.storage.text import counted, url_of, with_urls
 from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.user_errors import task_errors
 
@@ -65,7 +63,7 @@ def evaluate(
         best: of a run, take the best checkpoint that is kept: True by the metric that the run kept the best
             of, or by the loss; or a metric, written as for ``keep_best``.
         output: the file of JSON lines to append the metrics to; ``evaluations.jsonl`` in the run directory if
-            not given.
+            not given; of a run at a URL, none is written then.
         quiet: show nothing on the console.
         fields: config fields that are to differ from the checkpoint's, such as ``eval_batch_size=64``.
 
@@ -78,10 +76,10 @@ def evaluate(
     """
     call = Call.of("evaluate", checkpoint, task, fields, framework=framework, best=best)
     with muted_console(quiet):
-        return evaluate_checkpoint(call, None if output is None else given_path(output))
+        return evaluate_checkpoint(call, None if output is None else given_output(output))
 
 
-def evaluate_checkpoint(call: Call, output: Place | None = None) -> dict[str, float]:
+def evaluate_checkpoint(call: Call, output: Path | None = None) -> dict[str, float]:
     """Collective. Evaluate a checkpoint, show the metrics and append them to a file of JSON lines.
 
     Raises:
@@ -164,22 +162,20 @@ def _evaluate(job: JobSpec, backend: Backend, place: Place, unverified: Checkpoi
     return _Done(found, is_ema, job.config, metrics, backend.workers.size, sizes, seconds, bad, all_notes)
 
 
-def _report(done: _Done, output: Place | None) -> None:
+def _report(done: _Done, output: Path | None) -> None:
     """Show the metrics and append them to a file."""
     show(done.describe(), done.notes)
-    path = output or place_in(run_place_of(done.checkpoint), EVALUATIONS_FILE)
-    line = (to_json(done.as_dict()) + "\n").encode()
+    if output is None and url_of(done.checkpoint.path):
+        return  # a run in a store is not written to
+    path = output or done.checkpoint.run_dir / EVALUATIONS_FILE
     try:
-        if isinstance(path, str):
-            append_line(path, line)
-        else:
-            file = AppendFile(path, follow=output is not None)
-            problem = file.append(line)
-            file.close()
-            if problem is not None:
-                raise problem
+        file = AppendFile(path, follow=output is not None)
+        problem = file.append((to_json(done.as_dict()) + "\n").encode())
+        file.close()
+        if problem is not None:
+            raise problem
     except OSError as error:
-        text = f"cannot write {shown(path)}: {error.strerror or error}"
+        text = f"cannot write {path}: {error.strerror or error}"
         if output is not None:
             raise EnvironmentFault(text, "The metrics above are all there is.") from None
         show_notes([f"{text}; --output names another file"])

@@ -11,7 +11,6 @@ import numpy as np
 from hvdtrain.backends.base import Backend, model_files
 from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE
 from hvdtrain.backends.records import Exported
-from hvdtrain.checkpoints.remote.fetched import run_place_of
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.values import EXPORT_FORMATS
@@ -23,19 +22,17 @@ from hvdtrain.errors import NOT_THE_TASKS, DataError, EnvironmentFault, TaskErro
 from hvdtrain.host.output import quiet_output
 from hvdtrain.jobs.opening.setup import build, new_task, open_data
 from hvdtrain.jobs.opening.start import JobSpec
-from hvdtrain.jobs.serving.checkpoint import Call, given_path, load_verified, opened
+from hvdtrain.jobs.serving.checkpoint import Call, given_output, load_verified, opened
 from hvdtrain.jobs.serving.outputs import (
     Place,
     check_not_there,
     holds_saved_model,
-    place_in,
     put_into_place,
     size_of,
-    suffix_of,
     written_beside,
 )
 from hvdtrain.storage.files import NotAFileError, check_link
-from hvdtrain.storage.urls import shown
+from hvdtrain.storage.text import url_of
 
 # how training computed is no part of a model that others serve
 _PLAIN = {"precision": "fp32", "checkpoint_activations": False, "compile": False}
@@ -50,13 +47,13 @@ class Export:
     checkpoint: Checkpoint  # what was exported
     is_ema: bool  # whether the moving average of its weights was
     format_name: str  # the format's name
-    path: Place  # the file or directory, or its URL
+    path: Path  # the file or directory
     exported: Exported  # the outcome of loading it back
     notes: tuple[str, ...] = ()  # what the user should know of the checkpoint
 
     def __repr__(self) -> str:
         """Return it in one line."""
-        return f"<Export: {self.format_name}, {shown(self.path)}, of step {self.checkpoint.manifest.step:,}>"
+        return f"<Export: {self.format_name}, {self.path}, of step {self.checkpoint.manifest.step:,}>"
 
     def describe(self) -> str:
         """Return what was written, how close its outputs are and how to load it, as text."""
@@ -64,7 +61,7 @@ class Export:
         batch = f", takes {exported.batch}" if exported.batch else ""
         return "\n".join(
             [
-                f"{self.format_name}: {shown(self.path)} ({size_of(self.path) / 1e6:,.2f} MB{batch})",
+                f"{self.format_name}: {self.path} ({size_of(self.path) / 1e6:,.2f} MB{batch})",
                 f"of {self.checkpoint.path}, step {manifest.step:,}{', EMA weights' * self.is_ema}",
                 *(f"input: {text}" for text in exported.inputs),
                 *(f"output: {text}" for text in exported.outputs),
@@ -80,7 +77,7 @@ class Export:
         """Return a line of Python that loads what was written, and calls it if it is a program."""
         names = self.exported.arguments
         return EXPORT_FORMATS[self.format_name].loading.format(
-            path=shown(self.path),
+            path=self.path,
             arguments="inputs" if self.exported.is_plain else ", ".join(f"{name}={name}" for name in names),
             keywords=", ".join(f"{name}={name}" for name in names),
             mapping=", ".join(f'"{name}": {name}' for name in names),
@@ -116,11 +113,11 @@ def export(
     if to not in EXPORT_FORMATS:
         raise UsageError(f"there is no export format {to!r}", f"Formats: {', '.join(EXPORT_FORMATS)}.")
     call = Call.of("export", checkpoint, task, fields, best=best)
-    return export_checkpoint(call, to, None if output is None else given_path(output), force)
+    return export_checkpoint(call, to, None if output is None else given_output(output), force)
 
 
 def export_checkpoint(
-    call: Call, format_name: str, output: Place | None = None, force: bool = False
+    call: Call, format_name: str, output: Path | None = None, force: bool = False
 ) -> Export:
     """Export a checkpoint, load it back, compare outputs on real samples, then put it into place.
 
@@ -240,21 +237,21 @@ def _check_packages(format_name: str) -> None:
         )
 
 
-def _default_output(found: Checkpoint, config: Config, format_name: str) -> Place:
+def _default_output(found: Checkpoint, config: Config, format_name: str) -> Path:
     """Return where an export goes if the user does not say it: a folder of the run directory."""
-    run_dir = run_place_of(found)
+    if url_of(found.path):
+        raise UsageError(f"nothing is exported to a store: {url_of(found.path)}", "Give an --output.")
     try:
-        if isinstance(run_dir, Path):
-            check_link(run_dir / "exports", run_dir)
+        check_link(found.run_dir / "exports", found.run_dir)
     except NotAFileError as error:
         raise UsageError(f"{error.filename}: {error.strerror}", "Give an --output.") from None
     task = Path(config.task.rpartition(":")[2]).stem.lower()
     suffix = EXPORT_FORMATS[format_name].suffix or f"-{format_name}"
-    return place_in(run_dir, "exports", f"{task}-{found.path.name}{suffix}")
+    return found.run_dir / "exports" / f"{task}-{found.path.name}{suffix}"
 
 
-def _check_output(output: Place, format_name: str, force: bool) -> None:
+def _check_output(output: Path, format_name: str, force: bool) -> None:
     suffix = EXPORT_FORMATS[format_name].suffix
-    if suffix and suffix_of(output) != suffix:
-        raise UsageError(f"--output {shown(output)}: a file of --to {format_name} ends with {suffix}")
+    if suffix and output.suffix != suffix:
+        raise UsageError(f"--output {output}: a file of --to {format_name} ends with {suffix}")
     check_not_there(output, force, may_be_folder=not suffix and holds_saved_model(output))

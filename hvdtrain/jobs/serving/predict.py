@@ -26,13 +26,13 @@ from hvdtrain.jobs.opening.start import JobSpec, handshake
 from hvdtrain.jobs.serving.checkpoint import (
     Call,
     evaluation_session,
-    given_path,
+    given_output,
     load_verified,
     open_checkpoint_data,
     opened,
     show,
 )
-from hvdtrain.jobs.serving.outputs import Place, check_not_there, put_into_place, written_beside
+from hvdtrain.jobs.serving.outputs import check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.serving.prediction_files import (
     Arrays,
     PredictionFile,
@@ -42,7 +42,6 @@ from hvdtrain.jobs.serving.prediction_files import (
 )
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
-from hvdtrain.storage.urls import shown
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.user_errors import task_errors
@@ -61,7 +60,7 @@ class _Done:
 
     checkpoint: Checkpoint
     is_ema: bool
-    path: Place | None
+    path: Path | None
     what: str
     file: PredictionFile
     samples: int = 0
@@ -95,7 +94,7 @@ class _Done:
         try:
             yield
         except OSError as error:
-            problem = f"cannot write {shown(self.path)}: {error.strerror or error}"
+            problem = f"cannot write {self.path}: {error.strerror or error}"
             raise EnvironmentFault(problem, "Nothing was written.") from None
 
     def describe(self) -> str:
@@ -106,7 +105,7 @@ class _Done:
             notes.append(f"without {', '.join(sorted(self.left_out))}, which is one value for a whole batch")
         weights = "EMA weights, " * self.is_ema
         return (
-            f"predictions: {shown(self.path or 'returned')} "
+            f"predictions: {self.path or 'returned'} "
             f"({counted(self.samples, 'sample')} of the {self.what}: {outputs})\n"
             f"of {self.checkpoint.path}, {weights}step {self.checkpoint.manifest.step:,}"
             + "".join(f"\nnote: {note}" for note in notes)
@@ -124,7 +123,7 @@ def predict(
     best: bool | str = False,
     quiet: bool = False,
     **fields: Any,
-) -> dict[str, NDArray[Any]] | Path | str:
+) -> dict[str, NDArray[Any]] | Path:
     """Return a model's outputs for every sample; the same as ``python -m hvdtrain predict``.
 
     Collective: every worker of the job calls it.
@@ -137,7 +136,7 @@ def predict(
 
     Returns:
         Name to array, with a row for each sample in the order of the data: the same on every worker. The
-        file's path or URL if ``output`` is given.
+        file's path if ``output`` is given.
 
     Raises:
         UsageError: If the output exists or has the wrong ending, or there is no such split.
@@ -149,19 +148,19 @@ def predict(
     with muted_console(quiet):
         if output is None:
             return predict_checkpoint(call, None, split).joined()
-        file = given_path(output)
+        file = given_output(output)
         predict_checkpoint(call, file, split, force)
         return file
 
 
 def predict_checkpoint(
-    call: Call, output: Place | None, split: str | None = None, force: bool = False
+    call: Call, output: Path | None, split: str | None = None, force: bool = False
 ) -> Arrays:
     """Collective. Write the model's outputs for every sample to a file, in the data's order.
 
     Args:
         call: what the user gave.
-        output: the file or its URL, which ends with ``.npz`` or ``.parquet``; None for the memory of every
+        output: the file, which ends with ``.npz`` or ``.parquet``; None for the memory of every
             worker.
         split: one of ``SPLITS``; the task's ``predict_data()`` if it has one, else its evaluation data.
         force: replace a file that is there.

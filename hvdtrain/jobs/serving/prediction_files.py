@@ -5,14 +5,13 @@ import math
 import shutil
 import zipfile
 from collections.abc import Callable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.errors import EnvironmentFault, TaskError, UsageError
-from hvdtrain.storage.urls import shown
 
 Rows = Mapping[str, NDArray[Any]]
 
@@ -31,21 +30,21 @@ class PredictionFile(Protocol):
         ...
 
 
-def check_suffix(path: Path | str) -> None:
+def check_suffix(path: Path) -> None:
     """Check that predictions can be written to a file of this name.
 
     Raises:
         UsageError: If its ending is not that of a format.
         EnvironmentFault: If the format's package is missing.
     """
-    suffix = PurePosixPath(path).suffix
+    suffix = path.suffix
     if suffix not in _FORMATS:
         raise UsageError(
-            f"--output {shown(path)}: predictions are written to files that end with {' or '.join(_FORMATS)}"
+            f"--output {path}: predictions are written to files that end with {' or '.join(_FORMATS)}"
         )
     if suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise EnvironmentFault(
-            f"--output {shown(path)} needs pyarrow", "pip install pyarrow, or write an .npz file."
+            f"--output {path} needs pyarrow", "pip install pyarrow, or write an .npz file."
         )
 
 

@@ -15,11 +15,9 @@ from hvdtrain.host.output import quiet_output
 from hvdtrain.jobs.opening.setup import build, new_task, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.serving.checkpoint import Call, given_path, load_verified, opened, show_notes
-from hvdtrain.jobs.serving.outputs import Place, local_file
+from hvdtrain.jobs.serving.checkpoint import Call, given_output, load_verified, opened, show_notes
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.session import versions_with
-from hvdtrain.storage.urls import shown
 from hvdtrain.workers.seeding import seeded_frameworks
 
 # how training computed is no part of the model
@@ -66,16 +64,12 @@ _FILE_ENDINGS = {
     ".keras": "tf",
 }
 
-_TO_UPLOAD = (
-    "Copy it to the store with the store's own client: model.safetensors and optimizer.safetensors first."
-)
-
 
 @dataclass(frozen=True)
 class Imported:
     """Weights that became a checkpoint."""
 
-    source: Place  # the file, or its URL
+    source: Path  # the file
     held: str  # what it held, as text
     path: Path  # the checkpoint
     config: Config  # the config that the model was built with
@@ -83,7 +77,7 @@ class Imported:
     def describe(self) -> str:
         """Return what was read and how to continue."""
         return (
-            f"read {shown(self.source)}: {self.held}\n"
+            f"read {self.source}: {self.held}\n"
             f"checkpoint: {self.path}\n"
             f"to train from it: python -m hvdtrain --framework {self.config.framework} "
             f"--task {self.config.task} --init {self.path.parent}"
@@ -124,11 +118,11 @@ def import_weights(
     """
     only, skip = ((one,) if isinstance(one, str) else tuple(one) for one in (only, skip))
     choice = Choice(only, skip, options=("only", "skip"))
-    call = Call.of("import_weights", weights, task, fields, framework=framework)
-    return import_file(call, given_path(output), choice)
+    call = Call.of("import_weights", given_output(weights), task, fields, framework=framework)
+    return import_file(call, given_output(output), choice)
 
 
-def import_file(call: Call, output: Place, choice: Choice = ALL_WEIGHTS) -> Imported:
+def import_file(call: Call, output: Path, choice: Choice = ALL_WEIGHTS) -> Imported:
     """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer.
 
     One worker. Nothing in the file is executed.
@@ -136,17 +130,9 @@ def import_file(call: Call, output: Place, choice: Choice = ALL_WEIGHTS) -> Impo
     Raises:
         CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
         UsageError: If its kind is unknown or another framework's, or ``output`` has checkpoints.
-        EnvironmentFault: If the file cannot be fetched, or the checkpoint not be written.
+        EnvironmentFault: If the checkpoint cannot be written.
     """
-    if isinstance(output, str):
-        raise UsageError(
-            f"--output {shown(output)}: the checkpoint is written to a directory of this host", _TO_UPLOAD
-        )
-    with local_file(call.place) as file:
-        return _import(call, file, output, choice)
-
-
-def _import(call: Call, path: Path, output: Path, choice: Choice) -> Imported:
+    path = Path(call.place)
     if not path.is_file():
         raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")
     framework = _framework_of(path)
@@ -164,7 +150,7 @@ def _import(call: Call, path: Path, output: Path, choice: Choice) -> Imported:
         with started(job, signals, stays=call.from_python) as backend:
             check_alone(backend, "import")
             held, made = _make(job, backend, path, output, choice)
-    return Imported(call.place, held, made, job.config)
+    return Imported(path, held, made, job.config)
 
 
 def _framework_of(path: Path) -> str:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hvdtrain.callbacks import EVENT, TRAIN
-from hvdtrain.checkpoints.remote.fetched import FetchedRun
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting import stored_runs as stored
 from hvdtrain.reporting.compare import LogState
@@ -210,14 +209,14 @@ def _finite(value: Any, otherwise: float) -> float:
 
 
 class FollowedRun:
-    """A run as its directory shows it now, which may be a copy of one at a URL."""
+    """A run as its directory shows it now."""
 
-    def __init__(self, run_dir: Path, fetched: FetchedRun | None = None) -> None:
+    def __init__(self, run_dir: Path) -> None:
         self.progress = RunProgress()
         self.records: list[dict[str, Any]] = []  # what the last poll found that is new
         self.cut_step: int | None = None  # the last step that is still there, if the last poll found a cut
         self.silent_seconds = math.inf  # how long ago the last record came
-        self._run_dir, self._fetched = run_dir, fetched
+        self._run_dir = run_dir
         self._log = LogFollower(run_dir / METRICS_FILE)
         self._standing = StandingWatch(run_dir)
         self._changed_seconds = -math.inf
@@ -240,8 +239,6 @@ class FollowedRun:
         return standing
 
     def _read(self, now_seconds: float) -> Standing:
-        if self._fetched is not None:
-            self._fetched.refresh()
         # a clock of a file server may differ from this host's
         self.silent_seconds = min(
             stored.silent_seconds_of(self._run_dir), now_seconds - self._changed_seconds

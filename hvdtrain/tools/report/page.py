@@ -23,7 +23,7 @@ from hvdtrain.reporting import stored_runs
 from hvdtrain.reporting.compare import FACTS, Row, differing_fields, metric_names, row_of
 from hvdtrain.reporting.jsonl import write_whole
 from hvdtrain.reporting.stored_runs import StoredRun, find_runs, metric_text, number_text, plain
-from hvdtrain.storage.text import counted, url_of
+from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.run_log import RunEvent, RunLog, history_of, read_log
 
 _LARGE_MB = 2.0
@@ -68,7 +68,6 @@ class StoredCheckpoint(NamedTuple):
 def stored_checkpoints(run_dir: Path, verified: bool = True) -> tuple[list[StoredCheckpoint], list[str]]:
     """Return the checkpoints of a run, the newest last, and what to say of others."""
     folder = run_dir / "checkpoints"
-    verified = verified and not url_of(run_dir)  # of those at a URL, only the manifests are here
     try:
         paths = checkpoints_in(folder)
         set_aside = sorted(path.name for path in folder.iterdir() if path.name.startswith("set-aside-"))

@@ -12,14 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hvdtrain.callbacks import EVAL, EVENT, TRAIN
-from hvdtrain.checkpoints.remote.fetched import FetchedRun, reading
 from hvdtrain.errors import UsageError
 from hvdtrain.reporting.stored_runs import FILES, describe_event, metrics_in, metrics_text, number_text, plain
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.followed_run import FollowedRun, Kind, RunProgress, Standing
 
 _POLL_SECONDS = 1.0
-_POLL_URL_SECONDS = 10.0  # each look is a request
 _WAIT_SECONDS = 60.0  # for a run that stopped or was killed while it was followed
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _SILENT_SECONDS = 60.0  # without a record, after which plain lines say so; likewise between them
@@ -32,17 +30,12 @@ _MEASURES = (
 )  # fmt: skip
 
 
-def follow(place: Path | str, wait: float | None = None) -> None:
+def follow(run_dir: Path, wait: float | None = None) -> None:
     """Show a run until it ends.
 
     Raises UsageError if there is no run. Raises EnvironmentFault if its directory cannot be read.
     """
-    fetched = None
-    if isinstance(place, str):
-        with reading(place):
-            fetched = FetchedRun(place)
-    run_dir = Path(place) if fetched is None else fetched.path
-    followed, ends = FollowedRun(run_dir, fetched), Ends(wait)
+    followed, ends = FollowedRun(run_dir), Ends(wait)
     standing = followed.poll()
     view = View(run_dir)
     with view.screen:
@@ -50,11 +43,11 @@ def follow(place: Path | str, wait: float | None = None) -> None:
             view.show(followed, standing)
             if ends.is_over(standing, time.monotonic()):
                 break
-            time.sleep(_POLL_SECONDS if fetched is None else _POLL_URL_SECONDS)
+            time.sleep(_POLL_SECONDS)
             standing = followed.poll()
     if standing.kind is Kind.ABSENT:
         raise UsageError(
-            f"{place}: no run (none of {', '.join(FILES)})",
+            f"{run_dir}: no run (none of {', '.join(FILES)})",
             "Name a run directory. With --wait SECONDS, watch waits for the run to begin.",
         )
 

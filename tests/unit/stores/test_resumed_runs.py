@@ -4,7 +4,7 @@ import pytest
 from support.store_jobs import Job, stored
 
 from hvdtrain.checkpoints import storage
-from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
+from hvdtrain.checkpoints.remote.stored_checkpoints import names_in
 from hvdtrain.errors import CheckpointError, ConfigError
 from hvdtrain.storage.urls import StoreError
 
@@ -80,7 +80,7 @@ def test_a_damaged_checkpoint_is_passed_over_until_the_run_goes_on(store, tmp_pa
     assert other.uploader.newest == storage.name_of(1)
     exists = (damage, file) != ("missing", "trainer.json")  # without a manifest it does not
     assert any("step-00000002 is damaged" in note for note in other.notes) is exists
-    assert storage.name_of(2) in StoredCheckpoints(f"{store.url}/checkpoints").names()
+    assert storage.name_of(2) in names_in(f"{store.url}/checkpoints")
     other.uploader.start(1)
     other.round()
     assert ("set aside as set-aside-step-00000002" in " ".join(other.notes)) is exists

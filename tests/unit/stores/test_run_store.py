@@ -10,7 +10,7 @@ from support.store_jobs import Job, stored, verified
 
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.remote.run_store import RunStore
-from hvdtrain.checkpoints.remote.stored_checkpoints import StoredCheckpoints
+from hvdtrain.checkpoints.remote.stored_checkpoints import fetch
 from hvdtrain.checkpoints.saver import UploadingSaver
 from hvdtrain.errors import ConfigError
 from hvdtrain.reporting.report import Report
@@ -18,7 +18,7 @@ from hvdtrain.storage.urls import StoreError
 
 
 def fetched(store, path, folder):
-    return StoredCheckpoints(f"{store.url}/checkpoints").fetch(path.name, folder)
+    return fetch(f"{store.url}/checkpoints/{path.name}", folder)
 
 
 def test_a_run_is_in_the_store_as_it_is_here(store, tmp_path):
@@ -156,7 +156,7 @@ def test_what_a_job_writes_is_whole_when_it_was_waited_for_and_its_copy_goes(tmp
     assert saver.published() == (f"{url}/checkpoints/step-00000003", None)
     said = saver.close(60.0)
     assert folder.exists() is not is_all_uploaded
-    assert ("these are not in the store: set-aside-step-00000002" in said) is not is_all_uploaded
+    assert ("these are not in the store: checkpoints/set-aside-step-00000002" in said) is not is_all_uploaded
     with pytest.raises(ConfigError, match="already holds a run"):
         (second := RunStore(url, tmp_path / "h2")).begin("")
     second.close(0.0)
