@@ -8,7 +8,6 @@ import pytest
 
 from hvdtrain.backends.pipeline.groups import Layout
 from hvdtrain.backends.pipeline.pipeline import (
-    Pipeline,
     bubble,
     check_enough,
     cut,
@@ -40,25 +39,6 @@ def test_fewer_blocks_than_stages_are_refused():
         check_enough(2, 3)
     with pytest.raises(TaskError, match="the model has one block"):
         check_enough(1, 2)
-
-
-@pytest.mark.parametrize(
-    ("stage", "micro_batches", "messages"),
-    [
-        (0, 1, 0),
-        (1, 1, 0),
-        (2, 1, 0),
-        (0, 4, 3),  # outputs that MPI may not have taken
-        (0, 40, 7),
-        (1, 4, 1 + 6),  # and what it was given for one micro-batch more
-        (1, 40, 1 + 6),
-        (2, 4, 3),
-    ],
-)
-def test_messages_under_way_take_memory(stage, micro_batches, messages):
-    pipeline = Pipeline(Layout(SimpleNamespace(rank=stage, size=3), 3), None)
-    pipeline.message_bytes = 10
-    assert pipeline.kept_bytes(micro_batches) == 10 * messages
 
 
 @pytest.mark.parametrize("cuts", [[0], [5], [3, 2], [1, 1], [], [1, 2, 3]])
@@ -111,8 +91,8 @@ def test_places_of_workers():
     workers = SimpleNamespace(rank=4, size=6)
     layout = Layout.of(workers, 3)
     assert (layout.replicas, layout.replica, layout.stage) == (2, 1, 1)
-    assert not layout.is_first
-    assert not layout.is_last
+    assert not layout.is_first_stage
+    assert not layout.is_last_stage
     assert layout.ranks_of([1]) == [1, 4]
     assert layout.ranks_of([0, 2]) == [0, 2, 3, 5]
     assert layout.describe() == "stage 2 of 3 of replica 1"

@@ -1,11 +1,9 @@
 """Tensors of both frameworks as messages between stages."""
 
-import numpy as np
 import pytest
 import torch
 
 from hvdtrain.backends.torch.stages.model import float_tensors, from_message, to_message
-from hvdtrain.errors import TaskError
 
 CPU = torch.device("cpu")
 TENSORS = {
@@ -38,13 +36,3 @@ def test_a_tensor_arrives_as_it_was(name):
 def test_tensors_that_can_have_a_gradient():
     value = {"a": TENSORS["float"], "b": [TENSORS["whole"], (TENSORS["half"], None)]}
     assert [t.dtype for t in float_tensors(value)] == [torch.float32, torch.bfloat16]
-
-
-def test_a_sparse_tensor_is_refused():
-    with pytest.raises(TaskError, match=r"layout torch\.sparse_coo"):
-        to_message(torch.eye(3).to_sparse())
-
-
-def test_an_array_is_refused():
-    with pytest.raises(TaskError, match="returns a ndarray"):
-        to_message(np.zeros(3))

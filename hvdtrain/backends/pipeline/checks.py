@@ -76,23 +76,15 @@ def loss_has_parameters() -> TaskError:
     )
 
 
-def owners_of(
-    framework: str, fields: Sequence[Any], tensors: Callable[[Any], Iterable[Any]], blocks: Sequence[Any]
-) -> list[list[int]]:
-    """Return for each portable array of a model the blocks that have it.
-
-    Args:
-        framework: "torch" or "tf".
-        fields: the portable arrays.
-        tensors: returns the tensors of an array.
-        blocks: for each block, the identities of the tensors that it has.
+def owners_of(framework: str, fields: Sequence[Any], blocks: Sequence[set[int]]) -> list[list[int]]:
+    """Return for each portable array of a model the blocks that have its tensors, by their identities.
 
     Raises:
         TaskError: If a block has a part of one, or no block has one.
     """
     owners = []
     for field in fields:
-        held = [[id(tensor) in own for tensor in tensors(field)] for own in blocks]
+        held = [[id(tensor) in own for tensor in field.tensors] for own in blocks]
         having = [number for number, has in enumerate(held) if any(has)]
         if not having:
             raise wrong_blocks(framework, f"no block has the model's {field.path.replace('/', '.')}")
@@ -103,11 +95,7 @@ def owners_of(
 
 
 def check_one_owner(path: str, stages: Sequence[int]) -> None:
-    """Check that what changes without a gradient, such as the statistics of batch norm, is in one stage.
-
-    Raises:
-        TaskError: If it is in several.
-    """
+    """Check that what changes without a gradient, such as the statistics of batch norm, is in one stage."""
     if len(stages) > 1:
         raise TaskError(
             f"{path} is in blocks of the stages {', '.join(str(stage + 1) for stage in stages)}, each of "
@@ -120,14 +108,8 @@ def check_one_owner(path: str, stages: Sequence[int]) -> None:
 def check_outputs(framework: str, of_model: Outputs, of_blocks: Outputs) -> str:
     """Check that blocks compute what their model does; return what they do otherwise in training, as text.
 
-    Args:
-        framework: "torch" or "tf".
-        of_model: computes the model for the first batch, in training or in evaluation, from equal random
-            states; returns its outputs one after the other, as arrays of numpy where they are tensors.
-        of_blocks: computes the blocks likewise.
-
-    Raises:
-        TaskError: If they compute something else in evaluation, or cannot be computed.
+    The functions compute model and blocks for the first batch, in training or in evaluation, from equal
+    random states; they return the outputs one after the other, as arrays of numpy where they are tensors.
     """
     for training in (False, True):
         expected = of_model(training)

@@ -4,10 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.workers import GATHER, frame, messages_in
+from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.storage.text import counted
-from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Place, Workers
 
 
@@ -35,28 +34,13 @@ class Layout(Place):
         return cls(workers, stages)
 
     @property
-    def rank(self) -> int:
-        """Rank of the worker."""
-        return self.workers.rank
-
-    @property
-    def size(self) -> int:
-        """Number of workers."""
-        return self.workers.size
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this worker has the first stage, which is given the samples."""
-        return self.stage == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether this worker has the last stage, which computes loss and metrics."""
+    def is_last_stage(self) -> bool:
+        """Whether this worker computes loss and metrics."""
         return self.stage == self.stages - 1
 
     def ranks_of(self, stages: Sequence[int]) -> list[int]:
         """Return the ranks that have one of some stages, in order."""
-        return [rank for rank in range(self.size) if rank % self.stages in stages]
+        return [rank for rank in range(self.workers.size) if rank % self.stages in stages]
 
     def describe(self) -> str:
         """Return this worker's place, as text."""
@@ -67,7 +51,7 @@ class Layout(Place):
 _process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's process sets of this process, by their ranks
 
 
-class WorkerGroup:
+class WorkerGroup(HorovodWorkers):
     """Collective. Some workers of a job: those that have one of some stages.
 
     Args:
@@ -87,27 +71,12 @@ class WorkerGroup:
         EnvironmentFault: If Horovod was started without process sets.
     """
 
-    is_elastic = False
-
     def __init__(self, layout: Layout, stages: Sequence[int], host: str, collectives: Any) -> None:
         ranks = layout.ranks_of(stages)
-        self.size, self.host, self.first = len(ranks), host, ranks[0]
-        self.rank = ranks.index(layout.rank) if layout.rank in ranks else 0
-        self.may_reduce = self.size > 1
+        self.size, self.host, self.first, self.is_elastic = len(ranks), host, ranks[0], False
+        self.rank = ranks.index(layout.workers.rank) if layout.workers.rank in ranks else 0
         self.process_set = _process_set_of(collectives.hvd, ranks)
-        self.collectives = collectives(self)
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Collective in the group. Return the values of all of them, in the order of ranks."""
-        if self.size == 1:
-            return [value]
-        joined = self.collectives.join(frame(GATHER, value), "hvdtrain.objects.of_group")
-        messages = messages_in(joined, self.size, GATHER)
-        return [wire.decode(message, f"worker {number}") for number, message in enumerate(messages)]
-
-    def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective in the group. Return the root's value on all of them."""
-        return self.allgather_object(value if self.rank == root else None)[root]
+        self.collectives = self._collectives = collectives(self)
 
 
 def _process_set_of(hvd: Any, ranks: Sequence[int]) -> Any:

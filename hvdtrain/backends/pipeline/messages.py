@@ -14,28 +14,34 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.errors import EnvironmentFault, PeerLostError, TaskError
+from hvdtrain.errors import EnvironmentFault, PeerLostError
 from hvdtrain.workers import wire
+from hvdtrain.workers.wire_types import travels
 
 Bytes = NDArray[np.uint8]
 
 _TEXT_TAG, _DATA_TAG = 72, 73
 _PIECE_BYTES = 1 << 30  # of one message of MPI, whose lengths are 32-bit numbers
 _BUSY_TRIES, _PAUSE_SECONDS = 100, 5e-5  # of a wait, which soon ends or takes as long as a pass
-MOST_UNSENT = 8  # messages that a worker sends ahead before it waits for the oldest
+_MOST_UNSENT = 8  # messages that a worker sends ahead before it waits for the oldest
 
 
 @dataclass(frozen=True)
 class Message:
     """What one stage passes to another."""
 
-    description: Any  # of types that travel; from it and the buffers the receiver makes its tensors
+    description: Any  # of types that travel, with ``SentTensor`` in place of tensors
     buffers: Sequence[Bytes]  # the bytes of each tensor, without gaps
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers)
+
+@travels
+@dataclass(frozen=True)
+class SentTensor:
+    """What stands for a tensor in the description of a message; its bytes are the next buffer."""
+
+    dtype: str
+    shape: Sequence[int]
+    order: Sequence[int] = ()  # its axes, from that of the largest stride, where the framework has strides
 
 
 class Messenger:
@@ -57,7 +63,7 @@ class Messenger:
         """
         sizes = [buffer.nbytes for buffer in message.buffers]
         self._begin(np.frombuffer(wire.encode((message.description, sizes)), np.uint8), message.buffers, to)
-        while len(self._requests) > MOST_UNSENT:
+        while len(self._requests) > _MOST_UNSENT:
             self._wait_for_oldest()
 
     def send_failure(self, ranks: Sequence[int]) -> None:
@@ -159,58 +165,3 @@ def _mpi() -> Any:
             "leave HOROVOD_MPI_THREADS_DISABLE out.",
         )
     return MPI
-
-
-_TENSOR, _TUPLE, _LIST, _DICT, _VALUE = "tensor", "tuple", "list", "dict", "value"
-_PLAIN = (bool, int, float, str, type(None))
-
-
-def pack(
-    value: Any, is_tensor: Callable[[Any], bool], describe: Callable[[Any], tuple[Any, Bytes]]
-) -> Message:
-    """Return tensors within tuples, lists and dicts as a message.
-
-    Args:
-        value: the tensors.
-        is_tensor: whether something is one.
-        describe: returns what describes a tensor, of types that travel, and its bytes.
-
-    Raises:
-        TaskError: If there is something that cannot be sent.
-    """
-    buffers: list[Bytes] = []
-
-    def described(part: Any) -> Any:
-        if is_tensor(part):
-            description, buffer = describe(part)
-            buffers.append(buffer)
-            return _TENSOR, description
-        if type(part) in (tuple, list):
-            return _TUPLE if type(part) is tuple else _LIST, [described(one) for one in part]
-        if type(part) is dict and all(isinstance(key, str) for key in part):
-            return _DICT, {key: described(one) for key, one in part.items()}
-        if isinstance(part, _PLAIN):
-            return _VALUE, part
-        raise TaskError(
-            f"a block of the model returns a {type(part).__name__}, which cannot be passed to the next stage",
-            "Let blocks return tensors, or tuples, lists and dicts of them.",
-        )
-
-    return Message(described(value), buffers)
-
-
-def unpack(message: Message, make: Callable[[Any, Bytes], Any]) -> Any:
-    """Return the nested tensors of a message; ``make`` makes one of its description and its bytes."""
-    buffers = iter(message.buffers)
-
-    def made(description: Any) -> Any:
-        kind, content = description
-        if kind == _TENSOR:
-            return make(content, next(buffers))
-        if kind in (_TUPLE, _LIST):
-            return (tuple if kind == _TUPLE else list)(map(made, content))
-        if kind == _DICT:
-            return {key: made(one) for key, one in content.items()}
-        return content
-
-    return made(message.description)

@@ -5,9 +5,7 @@ from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Literal
 
-from hvdtrain.backends.objective.model_call import ModelCall
-from hvdtrain.backends.pipeline.groups import Layout
-from hvdtrain.backends.pipeline.messages import MOST_UNSENT, Message, Messenger
+from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.errors import ConfigError, HvdtrainError, TaskError
 
 Pass = tuple[Literal["forward", "backward"], int]
@@ -123,14 +121,13 @@ class StandIn:
 
 
 class StagePassesBase:
-    """What a worker computes of the micro-batches of a step.
+    """What a worker computes of the micro-batches of a step, and what it sends and waits for.
 
-    Between its forward and its backward pass, a micro-batch takes the memory of what the stage was given: the
-    backward pass computes the forward pass again, from the same buffers, such as the statistics of batch
-    norm, and with the same random numbers. Buffers move once, in the forward pass.
+    Between its forward and its backward pass, a micro-batch takes the memory of the stage's activations.
 
-    A framework's class has ``forward``, ``backward``, ``compute_loss`` and ``evaluate``, which ``Pipeline``
-    calls, and ``taken``: what the last micro-batch gave to metrics of a whole evaluation, in the last stage.
+    A framework's class has ``forward``, ``backward``, ``compute_loss`` and ``evaluate``, whose messages are
+    None where there is no neighbour, and ``taken``: what the last micro-batch gave to metrics of a whole
+    evaluation, in the last stage.
 
     Attributes:
         place: the micro-batch that ``evaluate`` computes next.
@@ -138,31 +135,55 @@ class StagePassesBase:
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
 
+    forward: Any  # computes the outputs for a micro-batch, and keeps what the backward pass needs
+    backward: Any  # adds its part to the gradients; returns the gradients of what the stage was given
+    compute_loss: Any  # does both passes of a micro-batch in the last stage
+    evaluate: Any  # computes the outputs for a micro-batch; in the last stage, the metrics
     received: Any  # returns the tensors of a message
+    taken: Any
+    _counted: Any  # returns a micro-batch without padding, with its weights and gradient weights
 
-    def __init__(self, computation: Any, layout: Layout, update: Any, whole: Any, call: ModelCall) -> None:
-        self._computation, self._layout, self._update = computation, layout, update
-        self._model_call, self._given = call, StandIn(whole)
-        self._called = StandIn(whole, computation.model)
+    def __init__(self, step: Any, whole: Any) -> None:
+        self._computation, self._layout, self._update = step.computation, step.layout, step.update
+        self._messenger, self._model_call = step.messenger, step.model_call
+        self._given, self._called = StandIn(whole), StandIn(whole, step.computation.model)
         self._kept: dict[int, Any] = {}  # of each micro-batch, what its backward pass needs
         self.sums: Any = None
         self.last_values: Any = None
 
     def begin(self, batch: Any, training: bool) -> None:
         """Begin a step, or the evaluation of a batch."""
-        self._batch, self._training = batch, training
+        self._batch = batch
         self.place, self.sums, self.last_values = 0, None, None
         self._kept.clear()
         computation = self._computation
         self._objective = computation.train_objective if training else computation.eval_objective
 
+    def train(self, micro_batches: int) -> None:
+        """Collective in the replica. Do the forward and backward passes of a step."""
+        layout = self._layout
+        waiting: dict[int, Message | None] = {}
+        with self._failure_sent():
+            for what, place in one_forward_one_backward(layout.stage, layout.stages, micro_batches):
+                if what == "forward":
+                    waiting[place] = self._from_before()
+                    if not layout.is_last_stage:
+                        self._send(self.forward(place, waiting.pop(place)), 1)
+                elif layout.is_last_stage:
+                    self._send(self.compute_loss(place, waiting.pop(place)), -1)
+                else:
+                    self._send(self.backward(place, self._messenger.receive(layout.workers.rank + 1)), -1)
+            self._messenger.flush()
+
+    def evaluate_next(self) -> None:
+        """Evaluate one micro-batch; stages before the last may be several ahead."""
+        with self._failure_sent():
+            received, self.place = self._from_before(), self.place + 1
+            self._send(self.evaluate(self.place - 1, received), 1)
+
     def samples(self, place: int) -> int:
         """Return the number of samples that are computed of a micro-batch, which has no padding."""
         return len(self._counted(place)[1])
-
-    def _counted(self, place: int) -> tuple[dict[str, Any], Any, Any]:
-        """Return a micro-batch without padding, with its weights and gradient weights."""
-        raise NotImplementedError
 
     def _call(self, place: int, received: Message | None) -> Call:
         """Return what the stage is called with."""
@@ -171,73 +192,17 @@ class StagePassesBase:
         call: Call = self._model_call(self._given, self._counted(place)[0])[0]
         return call
 
-    def _next_place(self) -> int:
-        self.place += 1
-        return self.place - 1
-
     def _add(self, rows: Any, weights: Any, sums: Any) -> None:
         self.last_values = rows, weights
         self.sums = sums if self.sums is None else self.sums + sums
 
-
-class Pipeline:
-    """The pipeline that one worker has a stage of.
-
-    A stage is the framework's ``StagePasses``. Messages are None where there is no neighbour.
-
-    Attributes:
-        message_bytes: the size of the largest message of training so far.
-    """
-
-    def __init__(self, layout: Layout, messenger: Messenger) -> None:
-        self.layout = layout
-        self.messenger = messenger
-        self.message_bytes = 0
-
-    def train(self, stage: Any, micro_batches: int) -> None:
-        """Collective in the replica. Do the forward and backward passes of a step."""
-        layout = self.layout
-        waiting: dict[int, Message | None] = {}
-        with self._failure_sent():
-            for what, place in one_forward_one_backward(layout.stage, layout.stages, micro_batches):
-                if what == "forward":
-                    waiting[place] = self._noted(self._from_before())
-                    if not layout.is_last:
-                        self._send(self._noted(stage.forward(place, waiting.pop(place))), 1)
-                elif layout.is_last:
-                    self._send(stage.compute_loss(place, waiting.pop(place)), -1)
-                else:
-                    self._send(stage.backward(place, self.messenger.receive(layout.rank + 1)), -1)
-            self.messenger.flush()
-
-    def evaluate(self, stage: Any) -> None:
-        """Evaluate one micro-batch; stages before the last may be several ahead."""
-        with self._failure_sent():
-            self._send(stage.evaluate(self._from_before()), 1)
-
-    def kept_bytes(self, micro_batches: int) -> int:
-        """Return what messages take at most in a step, beyond those of a step with one micro-batch.
-
-        They are what the stage was given for micro-batches that are under way, and what was sent and is kept
-        until MPI has taken it.
-        """
-        layout = self.layout
-        given = 0 if layout.is_first else min(layout.stages - layout.stage, micro_batches) - 1
-        each = 2 - layout.is_first - layout.is_last
-        sent = min(MOST_UNSENT, micro_batches * each) - each
-        return self.message_bytes * (given + max(0, sent))
-
-    def _noted(self, message: Message | None) -> Message | None:
-        if message is not None:
-            self.message_bytes = max(self.message_bytes, message.nbytes)
-        return message
-
     def _from_before(self) -> Message | None:
-        return None if self.layout.is_first else self.messenger.receive(self.layout.rank - 1)
+        layout = self._layout
+        return None if layout.is_first_stage else self._messenger.receive(layout.workers.rank - 1)
 
     def _send(self, message: Message | None, by: int) -> None:
         if message is not None:
-            self.messenger.send(message, self.layout.rank + by)
+            self._messenger.send(message, self._layout.workers.rank + by)
 
     @contextmanager
     def _failure_sent(self) -> Iterator[None]:
@@ -247,7 +212,9 @@ class Pipeline:
         except BaseException as error:
             if isinstance(error, HvdtrainError):
                 error.everywhere = False  # other stages compute something else, and do not say it
-            layout = self.layout
-            before, behind = [layout.rank - 1], [layout.rank + 1]
-            self.messenger.send_failure(before * (not layout.is_first) + behind * (not layout.is_last))
+            layout, rank = self._layout, self._layout.workers.rank
+            before, behind = [rank - 1], [rank + 1]
+            self._messenger.send_failure(
+                before * (not layout.is_first_stage) + behind * (not layout.is_last_stage)
+            )
             raise

@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.model_call import ModelCall
 from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of
 from hvdtrain.backends.pipeline.groups import Layout, WorkerGroup
 from hvdtrain.backends.pipeline.messages import Messenger
-from hvdtrain.backends.pipeline.pipeline import Pipeline, StandIn, check_enough, cut, given_cuts
+from hvdtrain.backends.pipeline.pipeline import StandIn, check_enough, cut, given_cuts
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.reduction import choose_reducer
@@ -49,9 +49,7 @@ class StageStepBase(WholeModelStep):
     passes: Any
     update: Any
     state: StateOfStage
-    tensors_of: Any  # returns the tensors of a portable array
-    identities_of: Any  # returns the identities of the tensors that a block has
-    parameters_of: Any  # returns the identities of those tensors of a model that gradients alone change
+    tensors_of: Any  # returns the tensors of blocks by their identities
     first_of: Any  # returns the first micro-batch of a batch, on the host
     check_blocks: Any  # checks that blocks compute what their model does; returns a note on training
     zeros: Any  # returns a vector of zeros on the CPU
@@ -62,24 +60,27 @@ class StageStepBase(WholeModelStep):
         super().__init__(task, config, workers, *arguments)  # type: ignore[call-arg]
         self._task, self._config = task, config
         self.layout = Layout.of(workers, config.stages)
-        self.pipeline = Pipeline(self.layout, Messenger())
+        self.messenger = Messenger()
         self.model_call = ModelCall(self.framework)
         self.notes: list[str] = []  # on what is not as on one worker
         # in training or not: the names of the sums and of those with weights, which the last stage finds
         self.forms: dict[bool, Form] = {}
 
     def divide(
-        self, model: Any, blocks: Sequence[Any], whole: Any, batch: HostBatch | None
+        self, model: Any, blocks: Sequence[Any], whole: Any, batch: HostBatch | None, parameters: set[int]
     ) -> tuple[Sequence[Any], Any]:
         """Collective. Choose the stages; return the blocks of this worker's one, and its tensors.
 
-        Raises:
-            ConfigError: If the config's own division does not fit.
-            TaskError: If there are too few blocks, or they do not make up the model.
+        Args:
+            model: the whole model.
+            blocks: its blocks.
+            whole: its tensors.
+            batch: the first one of the training data, with which blocks are compared with the model.
+            parameters: the identities of those tensors of the model that gradients alone change.
         """
         fields, layout, config = whole.fields, self.layout, self._config
         check_enough(len(blocks), layout.stages)
-        of_blocks = owners_of(self.framework, fields, self.tensors_of, list(map(self.identities_of, blocks)))
+        of_blocks = owners_of(self.framework, fields, [set(self.tensors_of([block])) for block in blocks])
         sizes = [0] * len(blocks)
         for field, having in zip(fields, of_blocks, strict=True):
             for block in having:
@@ -92,9 +93,8 @@ class StageStepBase(WholeModelStep):
         ends = [*firsts[1:], len(blocks)]
         stage_of = [stage for stage in range(layout.stages) for _ in range(firsts[stage], ends[stage])]
         owners = [sorted({stage_of[block] for block in having}) for having in of_blocks]
-        parameters = self.parameters_of(model)
         for field, having in zip(fields, owners, strict=True):
-            if any(id(tensor) not in parameters for tensor in self.tensors_of(field)):
+            if any(id(tensor) not in parameters for tensor in field.tensors):
                 check_one_owner(field.path, having)
         shared = {tuple(having) for having in owners if len(having) > 1}
         sets = [*((stage,) for stage in range(layout.stages)), *sorted(shared)]
@@ -156,10 +156,8 @@ class StageStepBase(WholeModelStep):
 
     def make_state(self) -> Any:
         """Make and return the state of this worker."""
-        parts, messenger = self.parts, self.pipeline.messenger
-        arguments = parts.tensors, parts.optimizers, parts.ema
-        make = self.parts_of_stage[0]
-        self.state = make(self.layout, self.workers, messenger, self.groups, self.owners, *arguments)
+        parts = self.parts
+        self.state = self.parts_of_stage[0](self, parts.tensors, parts.optimizers, parts.ema)
         return self.state
 
     def evaluate(self, batch: Any, partial: PartialSums | None) -> PartialSums:
@@ -169,8 +167,8 @@ class StageStepBase(WholeModelStep):
             computation.evaluation.begin()
         passes.begin(batch, training=False)
         for place in range(len(batch.samples.weights)):
-            self.pipeline.evaluate(passes)
-            if computation.evaluation and self.layout.is_last:
+            passes.evaluate_next()
+            if computation.evaluation and self.layout.is_last_stage:
                 computation.evaluation.add(passes.taken(), batch.samples.rows(place, passes.samples(place)))
         before = 0.0 if partial is None else partial.weight
         sums = self.zeros(0) if passes.sums is None else passes.sums
@@ -182,8 +180,8 @@ class StageStepBase(WholeModelStep):
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         self.forms.pop(False, None)
         names, weighted = self.agreed_form(False)
-        self.pipeline.messenger.flush()
-        own = partial.values if self.layout.is_last else self.zeros(len(names) + len(weighted))
+        self.messenger.flush()
+        own = partial.values if self.layout.is_last_stage else self.zeros(len(names) + len(weighted))
         vector = self.summed(own, signals)
         evaluation = self.computation.evaluation
         found = {"computed": self._computed(evaluation), "order": evaluation.order}
@@ -195,8 +193,8 @@ class StageStepBase(WholeModelStep):
         if not evaluation:
             return {}
         found: dict[str, float] = {}
-        if self.layout.is_last:
-            found = evaluation.computed(cast(Workers, self.near), self.near.collectives)
+        if self.layout.is_last_stage:
+            found = evaluation.computed(self.near, self.near.collectives)
         computed: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
         return computed
 
@@ -210,7 +208,7 @@ class StageStepBase(WholeModelStep):
         if training not in self.forms:
             self.forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
         found = self.forms[training]
-        if self.layout.is_last and own != found:
+        if self.layout.is_last_stage and own != found:
             raise TaskError(
                 f"the task's metrics change from step to step: {', '.join(own[0])}, and before "
                 f"{', '.join(found[0])}",
@@ -221,11 +219,11 @@ class StageStepBase(WholeModelStep):
     def try_out(self, batch: Any) -> None:
         """Collective. Evaluate the first micro-batch, with the metrics of a whole evaluation."""
         passes = self.passes
-        self.pipeline.evaluate(passes)
-        if self.layout.is_last:
+        passes.evaluate_next()
+        if self.layout.is_last_stage:
             rows = batch.samples.rows(0, passes.samples(0))
             self.computation.evaluation.try_out(passes.taken(), rows)
-        self.pipeline.messenger.flush()
+        self.messenger.flush()
 
     def weight_shapes(self, own: Shapes) -> Shapes:
         """Collective. Return the shapes of the whole model's arrays, of which this worker has some."""
@@ -249,19 +247,18 @@ class StageStepBase(WholeModelStep):
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Collective. Return what a dry run has found, with what the first replica's last stage has found.
 
-        The memory is that of the worker's own stage, with what messages take while several micro-batches are
-        under way.
+        The memory is that of the worker's own stage, with the activations of all micro-batches that it keeps.
         """
         if found.error is not None:
             return found
         if training:
             found = replace(found, note="; ".join(filter(None, [found.note, *self.notes])))
         if (memory := found.memory) is not None:
-            kept = self.pipeline.kept_bytes(self._config.accumulate)
-            found = replace(found, memory=replace(memory, activations=memory.activations + kept))
+            kept = min(self.layout.stages - self.layout.stage, self._config.accumulate)
+            found = replace(found, memory=replace(memory, activations=memory.activations * kept))
         last = self.layout.stages - 1
-        sent = self.workers.broadcast_object(_sent_of(found) if self.layout.rank == last else None, last)
-        if self.layout.is_last:
+        sent = self.workers.broadcast_object(_sent_of(found) if self.workers.rank == last else None, last)
+        if self.layout.is_last_stage:
             return found
         # what a stage before the last returns are no outputs of the model
         outputs, values, last_activation = (None, {}, "") if self.layout.replica else sent
@@ -273,10 +270,7 @@ class StageStepBase(WholeModelStep):
 
     def scatter(self, state: PortableState, part: StatePart) -> None:
         """Collective. Load this worker's part of rank 0's portable state, or of a part of that."""
-        if part is StatePart.ALL:
-            self.state.scatter(state)
-        else:
-            self.state.scatter_weights(state, part is StatePart.SOME_WEIGHTS)
+        self.state.scatter(state, part)
 
 
 def _sent_of(found: DryRun) -> tuple[Any, dict[str, Any], str]:

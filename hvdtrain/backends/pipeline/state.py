@@ -1,7 +1,8 @@
 """The state of a split model as one portable state: gathered on rank 0, and given out again."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import PendingState
-from hvdtrain.backends.pipeline.groups import Layout, WorkerGroup
 from hvdtrain.backends.pipeline.messages import Message, Messenger
 from hvdtrain.backends.portable.initial_values import has_ema
 from hvdtrain.backends.portable.names import check_state
 from hvdtrain.backends.portable.training_state import CommonState, ReadyState, Spool
-from hvdtrain.backends.records import PortableState, Shapes, StateArrays
+from hvdtrain.backends.records import PortableState, Shapes, StateArrays, StatePart
 from hvdtrain.backends.workers import group_of
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 
@@ -51,11 +51,7 @@ class StateOfStage(CommonState):
     """Model and optimizer of one stage as a part of a portable state; it stands before ``TrainingState``.
 
     Args:
-        layout: the place of this worker.
-        workers: the job's workers.
-        messenger: what passes messages between them.
-        groups: the workers that have some stages, by these.
-        owners: the stages that have a tensor, by its path.
+        step: the step of this worker.
         *arguments: those of ``TrainingState``.
     """
 
@@ -63,97 +59,53 @@ class StateOfStage(CommonState):
     replicated: Any
     copy: Any  # collective in a group: copies a rank's tensors to the others
 
-    def __init__(
-        self,
-        layout: Layout,
-        workers: Workers,
-        messenger: Messenger,
-        groups: Mapping[tuple[int, ...], WorkerGroup],
-        owners: Mapping[str, Sequence[int]],
-        *arguments: Any,
-    ) -> None:
+    def __init__(self, step: Any, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._layout, self._workers, self._messenger = layout, workers, messenger
-        self._groups, self._owners = groups, owners
+        self._step, self._layout = step, step.layout
+        self._workers: Workers = step.workers
+        self._messenger: Messenger = step.messenger
 
     def gather(self, kept: PortableState, folder: Path | None, is_root: bool) -> PendingState | None:
         """Collective. Copy the state of all stages to rank 0, one array after the other.
 
         What several stages have, such as tied weights, is that of the first of them.
         """
-        state: PortableState = {}
         error: OSError | None = None
-
-        def keep(arrays: Iterable[tuple[str, NDArray[Any]]]) -> None:
-            nonlocal error
-            for name, array in arrays:  # to the end, as others send theirs
-                try:
-                    if error is None and name not in state:
-                        state[name] = spool.keep(array)
-                except OSError as lack:  # such as no room on the disk
-                    error = lack
-
-        if is_root:
-            try:
-                spool = Spool(folder)
-            except OSError as lack:
-                error = lack
-            keep(self.arrays())
+        try:
+            spool = Spool(folder if is_root else None)
+        except OSError as lack:
+            error = lack
         if not self._workers.broadcast_object(error is None):
             return ReadyState(None, error) if is_root else None
-        if is_root:
-            for rank in range(1, self._layout.stages):
-                keep(map(_array_of, iter(partial(self._messenger.receive, rank), _END)))
-            return ReadyState(None if error else state, error)
-        if self._layout.replica == 0:
-            for name, array in self.arrays():
-                self._send_array(name, array, 0)
-            self._messenger.send(_END, 0)
-            self._messenger.flush()
-        return None
+        if not is_root:
+            if self._layout.replica == 0:
+                for name, array in self.arrays():
+                    self._send_array(name, array, 0)
+                self._messenger.send(_END, 0)
+                self._messenger.flush()
+            return None
+        state: PortableState = {}
+        receive = self._messenger.receive
+        messages = (iter(partial(receive, rank), _END) for rank in range(1, self._layout.stages))
+        for name, array in chain(self.arrays(), map(_array_of, chain.from_iterable(messages))):
+            try:  # to the end, as others send theirs
+                if error is None and name not in state:
+                    state[name] = spool.keep(array)
+            except OSError as lack:  # such as no room on the disk
+                error = lack
+        return ReadyState(None if error else state, error)
 
-    def scatter(self, state: PortableState | None) -> None:
-        """Collective. Check rank 0's whole state, and load this worker's part of it.
+    def scatter(self, state: PortableState | None, part: StatePart) -> None:
+        """Collective. Check rank 0's whole state, or a part of it, and load this worker's part of that.
 
         Raises:
             TaskError: On every worker, if it does not fit.
         """
-        with_ema = self._workers.broadcast_object(has_ema(state or {}))
-        self._scatter(state, self.shapes(with_ema), self.load)
-
-    def scatter_weights(self, weights: PortableState | None, is_part: bool) -> None:
-        """Collective. Check rank 0's weights, which may be a part, and load this worker's part of them.
-
-        Raises:
-            TaskError: On every worker, if they do not fit.
-        """
-        load = lambda found: self.load_weights(found, is_part)  # noqa: E731
-        self._scatter(weights, self.weight_shapes(), load, is_part)
-
-    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
-        """Do nothing: rank 0 has checked the whole state."""
-
-    def broadcast(self, others: Sequence[Any] = ()) -> None:
-        """Collective. Copy what the first of those workers has that have the same to the others.
-
-        Args:
-            others: what belongs to no tensor of the model, such as counts of steps.
-        """
-        by_owners: dict[tuple[int, ...], list[Any]] = {(self._layout.stage,): list(others)}
-        for path, tensor in self.replicated():
-            having = tuple(self._owners.get(path, [self._layout.stage]))
-            by_owners.setdefault(having, []).append(tensor)
-        for having, tensors in sorted(by_owners.items(), key=lambda item: item[0]):
-            if (group := self._groups[having]).size > 1:
-                self.copy(tensors, group.first, group_of(group), f"stage.{'.'.join(map(str, having))}")
-
-    def _scatter(
-        self,
-        state: PortableState | None,
-        expected: Shapes,
-        load: Callable[[StateArrays], None],
-        is_part: bool = False,
-    ) -> None:
+        is_part, load = part is StatePart.SOME_WEIGHTS, self.load
+        if part is StatePart.ALL:
+            expected = self.shapes(self._workers.broadcast_object(has_ema(state or {})))
+        else:
+            expected, load = self.weight_shapes(), partial(self.load_weights, is_part=is_part)
         workers, messenger = self._workers, self._messenger
         private = self.private_names()  # which the state may have
         of_ranks = workers.allgather_object((dict(expected), private, dict(self.own_names())))
@@ -181,6 +133,23 @@ class StateOfStage(CommonState):
             while (name := messenger.receive(rank).description) is not None:
                 self._send_array(name, state[name], rank)
         load({name: state[name] for name in names})
+
+    def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
+        """Do nothing: rank 0 has checked the whole state."""
+
+    def broadcast(self, others: Sequence[Any] = ()) -> None:
+        """Collective. Copy what the first of those workers has that have the same to the others.
+
+        Args:
+            others: what belongs to no tensor of the model, such as counts of steps.
+        """
+        by_owners: dict[tuple[int, ...], list[Any]] = {(self._layout.stage,): list(others)}
+        for path, tensor in self.replicated():
+            having = tuple(self._step.owners.get(path, [self._layout.stage]))
+            by_owners.setdefault(having, []).append(tensor)
+        for having, tensors in sorted(by_owners.items(), key=lambda item: item[0]):
+            if (group := self._step.groups[having]).size > 1:
+                self.copy(tensors, group.first, group_of(group), f"stage.{'.'.join(map(str, having))}")
 
     def _send_array(self, name: str, array: NDArray[Any], to: int) -> None:
         """Send an array, and wait until it is sent: one at a time takes memory."""

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvdtrain.backends.pipeline.checks import check_outputs, uses_another_stage
-from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
+from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
 from hvdtrain.backends.tensorflow.probes import state_kept
@@ -21,17 +21,30 @@ Variable = Any
 
 
 def to_message(value: Any) -> Message:
-    """Return nested tensors as a message; they may be on any device.
+    """Return nested tensors as a message; they may be on any device."""
+    buffers: list[Bytes] = []
 
-    Raises:
-        TaskError: If there is something that cannot be sent.
-    """
-    return pack(value, tf.is_tensor, _describe)
+    def sent(part: Any) -> Any:
+        if not tf.is_tensor(part):
+            return part
+        array = np.ascontiguousarray(tf.convert_to_tensor(part).numpy())
+        buffers.append(array.reshape(-1).view(np.uint8))
+        return SentTensor(part.dtype.name, list(part.shape))
+
+    return Message(tf.nest.map_structure(sent, value), buffers)
 
 
 def from_message(message: Message) -> Any:
     """Return the nested tensors of a message."""
-    return unpack(message, _make)
+    buffers = iter(message.buffers)
+
+    def made(part: Any) -> Any:
+        if not isinstance(part, SentTensor):
+            return part
+        kind = tf.as_dtype(part.dtype).as_numpy_dtype
+        return tf.convert_to_tensor(next(buffers).view(kind).reshape(part.shape))
+
+    return tf.nest.map_structure(made, message.description)
 
 
 def float_tensors(value: Any) -> list[Tensor]:
@@ -39,16 +52,6 @@ def float_tensors(value: Any) -> list[Tensor]:
     return [
         t for t in tf.nest.flatten(value) if tf.is_tensor(t) and (t.dtype.is_floating or t.dtype.is_complex)
     ]
-
-
-def _describe(tensor: Tensor) -> tuple[Any, Bytes]:
-    array = np.ascontiguousarray(tf.convert_to_tensor(tensor).numpy())
-    return (tensor.dtype.name, list(tensor.shape)), array.reshape(-1).view(np.uint8)
-
-
-def _make(description: Any, buffer: Bytes) -> Tensor:
-    kind, shape = description
-    return tf.convert_to_tensor(buffer.view(tf.as_dtype(kind).as_numpy_dtype).reshape(shape))
 
 
 class StageModel(keras.Model):

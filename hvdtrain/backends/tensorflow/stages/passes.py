@@ -10,8 +10,7 @@ import tensorflow as tf
 from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.backends.pipeline.pipeline import StagePassesBase
 from hvdtrain.backends.pipeline.stage_step import Form
-from hvdtrain.backends.tensorflow.computation import Computation
-from hvdtrain.backends.tensorflow.functions import native, phase_of_layers, run_compiled
+from hvdtrain.backends.tensorflow.functions import phase_of_layers, run_compiled
 from hvdtrain.backends.tensorflow.objective.losses import Values, masks_within
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32
 from hvdtrain.backends.tensorflow.stages.model import (
@@ -32,21 +31,16 @@ class StagePasses(StagePassesBase):
         forms: in training or not: the names of the sums and of those with weights, as last traced.
     """
 
-    def __init__(self, computation: Computation, *arguments: Any) -> None:
-        super().__init__(computation, *arguments)
-        self._model = computation.model
+    def __init__(self, step: Any, whole: Any) -> None:
+        super().__init__(step, whole)
+        self._model = step.computation.model
         self.forms: dict[bool, Form] = {}
         self.gradients: list[Tensor] | None = None
         self._seen: Any = ()  # what evaluating the last micro-batch gave to metrics of a whole evaluation
-        parameters = {id(v) for layer in self._model._flatten_layers() for v in layer._trainable_variables}
-        seeds = {id(state) for state in computation.seed_states}
-        moving = [v for v in self._model.variables if id(v) not in parameters | seeds]
-        self._moving = [native(variable) for variable in moving]
         self._functions = {
             what: tf.function(function, autograph=False)
             for what, function in (
-                ("forward", self._trace_forward),
-                ("backward", self._trace_backward),
+                ("forward", self._computed),
                 ("loss", self._trace_loss),
                 ("evaluate", self._trace_evaluate),
                 ("evaluate_loss", self._trace_evaluate_loss),
@@ -62,18 +56,20 @@ class StagePasses(StagePassesBase):
         self.gradients, self._seen = None, ()
 
     def forward(self, place: int, received: Message | None) -> Message:
-        """Compute the outputs for a micro-batch; keep what the stage was given."""
+        """Compute the outputs for a micro-batch, and keep them with what the stage was given."""
         call = self._call(place, received)
-        outputs, before = self._run("forward", call, *self._weights_and_seeds(place))
-        self._kept[place] = call, before
+        given = [] if self._layout.is_first_stage else float_tensors(call)
+        with tf.GradientTape() as tape:
+            tape.watch(given)
+            outputs = self._run("forward", call, *self._weights_and_seeds(place))
+        self._kept[place] = tape, float_tensors(outputs), given
         return to_message(outputs)
 
     def backward(self, place: int, received: Message) -> Message | None:
         """Add a micro-batch's part to the gradients; return the gradients of what the stage was given."""
-        call, before = self._kept.pop(place)
-        given = from_message(received)
-        found, passed = self._run("backward", call, before, given, *self._weights_and_seeds(place))
-        return self._added(found, passed)
+        tape, outputs, given = self._kept.pop(place)
+        pairs = [(o, g) for o, g in zip(outputs, from_message(received), strict=True) if g is not None]
+        return self._added(*self._gradients(tape, [o for o, _ in pairs], [g for _, g in pairs], given))
 
     def compute_loss(self, place: int, received: Message | None) -> Message | None:
         """Do both passes of a micro-batch in the last stage."""
@@ -83,11 +79,10 @@ class StagePasses(StagePassesBase):
         self._add(rows, counted[1], tf.linalg.matvec(rows, counted[1]))
         return self._added(found, passed)
 
-    def evaluate(self, received: Message | None) -> Message | None:
+    def evaluate(self, place: int, received: Message | None) -> Message | None:
         """Compute the outputs for a micro-batch; in the last stage, the metrics."""
-        place = self._next_place()
         call = self._call(place, received)
-        if not self._layout.is_last:
+        if not self._layout.is_last_stage:
             return to_message(self._run("evaluate", call))
         arrays, weights, _ = self._counted(place)
         rows, self._seen = self._run("evaluate_loss", call, arrays, weights)
@@ -101,31 +96,10 @@ class StagePasses(StagePassesBase):
     def _run(self, what: str, *arguments: Any) -> Any:
         return run_compiled(self._functions[what], *arguments)
 
-    def _trace_forward(self, call: Any, weights: Tensor, seeds: Tensor) -> Any:
-        before = [tf.identity(variable) for variable in self._moving]
-        return self._computed(call, weights, seeds), before
-
-    def _trace_backward(
-        self, call: Any, before: list[Tensor], gradients: Sequence[Tensor], weights: Tensor, seeds: Tensor
-    ) -> Any:
-        now = [tf.identity(variable) for variable in self._moving]
-        for variable, value in zip(self._moving, before, strict=True):
-            variable.assign(value)
-        given = [] if self._layout.is_first else float_tensors(call)
-        with tf.GradientTape() as tape:
-            tape.watch(given)
-            outputs = float_tensors(self._computed(call, weights, seeds))
-        pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
-        found = self._gradients(tape, [o for o, _ in pairs], [g for _, g in pairs], given)
-        with tf.control_dependencies(outputs):
-            for variable, value in zip(self._moving, now, strict=True):
-                variable.assign(value)
-        return found
-
     def _trace_loss(
         self, call: Any, arrays: Any, weights: Tensor, gradient_weights: Tensor, seeds: Tensor
     ) -> Any:
-        given = [] if self._layout.is_first else float_tensors(call)
+        given = [] if self._layout.is_first_stage else float_tensors(call)
         self._set_seeds(seeds)
         with tf.GradientTape() as tape:
             tape.watch(given)
@@ -226,4 +200,4 @@ class StagePasses(StagePassesBase):
     def _added(self, found: list[Tensor], passed: Sequence[Tensor]) -> Message | None:
         """Add a micro-batch's part to the gradients; return those of what the stage was given."""
         self.gradients = found if self.gradients is None else self._functions["add"](self.gradients, found)
-        return None if self._layout.is_first else to_message(list(passed))
+        return None if self._layout.is_first_stage else to_message(list(passed))

@@ -37,6 +37,11 @@ class Field:
         """Its name in the portable state."""
         return f"{self.prefix}/{self.path}"
 
+    @property
+    def tensors(self) -> tuple[Variable]:
+        """The variable, as one of several tensors that an array of PyTorch follows from."""
+        return (self.variable,)
+
     def read(self) -> Array:
         """Copy the variable into a portable array."""
         return _laid_out(_copied(self.variable), self.shape)

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
@@ -27,7 +26,7 @@ from hvdtrain.backends.tensorflow.stages.model import (
 )
 from hvdtrain.backends.tensorflow.stages.passes import StagePasses
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
-from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
+from hvdtrain.backends.tensorflow.state.model_state import ModelState
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
 from hvdtrain.backends.tensorflow.steps.staged_update import StagedReducer, StagedState, StagedUpdate
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
@@ -55,7 +54,8 @@ class StageStep(StageStepBase, PlainStep):
         if take_loss(model):
             raise loss_has_parameters()
         whole = ModelState(model, Renaming(task, "tf"))
-        own, tensors = self.divide(model, blocks, whole, batch)
+        parameters = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
+        own, tensors = self.divide(model, blocks, whole, batch, parameters)
         computation.layer_state = LayerState(model)
         if computation.layer_state:
             raise ConfigError(
@@ -76,21 +76,6 @@ class StageStep(StageStepBase, PlainStep):
         found: ModelState = tensors
         return found
 
-    @staticmethod
-    def tensors_of(field: Field) -> Sequence[Any]:
-        """Return the tensors of a portable array."""
-        return [field.variable]
-
-    @staticmethod
-    def identities_of(block: Any) -> set[int]:
-        """Return the identities of the tensors that a block has."""
-        return set(tensors_of([block]))
-
-    @staticmethod
-    def parameters_of(model: keras.Model) -> set[int]:
-        """Return the identities of those variables of a model that gradients alone change."""
-        return {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
-
     def first_of(self, batch: HostBatch) -> dict[str, Tensor]:
         """Return the first micro-batch of a batch."""
         wrapped = self.computation.wrap(batch)
@@ -98,11 +83,12 @@ class StageStep(StageStepBase, PlainStep):
             return wrapped.arrays
         return {name: array[0] for name, array in wrapped.arrays.items()}
 
+    tensors_of = staticmethod(tensors_of)
     check_blocks = staticmethod(check_blocks)
 
     def trace(self) -> None:
         """Let what steps call be traced anew, when the next batch comes."""
-        self.passes = StagePasses(self.computation, self.layout, self.update, self._whole, self.model_call)
+        self.passes = StagePasses(self, self._whole)
         self._update_function = tf.function(self._traced_update, autograph=False)
 
     def broadcast(self, root: int) -> None:
@@ -114,7 +100,7 @@ class StageStep(StageStepBase, PlainStep):
         rate = tf.constant(np.asarray(learning_rate, np.float32))
         computation, passes = self.computation, self.passes
         passes.begin(batch, training=True)
-        self.pipeline.train(passes, len(batch.samples.weights))
+        passes.train(len(batch.samples.weights))
         names, weighted = self.agreed_form(True)
         sums = passes.sums if passes.sums is not None else tf.zeros(len(names) + len(weighted))
         unused = list(computation.unused)
@@ -158,7 +144,7 @@ class StageStep(StageStepBase, PlainStep):
         computation, passes = self.computation, self.passes
         passes.begin(batch, training=training)
         if training:
-            self.pipeline.train(passes, 1)
+            passes.train(1)
             meter.take_graph(passes.gradients or ())
         else:
             self.try_out(batch)

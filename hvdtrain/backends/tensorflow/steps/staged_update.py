@@ -63,7 +63,7 @@ class StagedUpdate(Update):
     ) -> None:
         self._layout, self._counted_elsewhere = layout, counted_elsewhere
         self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
-        super().__init__(*arguments, workers=FixedSize(layout.size), **options)
+        super().__init__(*arguments, workers=FixedSize(layout.workers.size), **options)
 
     @property
     def parameters(self) -> list[Any]:

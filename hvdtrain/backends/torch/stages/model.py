@@ -10,11 +10,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.pipeline.checks import check_outputs, uses_another_stage
-from hvdtrain.backends.pipeline.messages import Bytes, Message, pack, unpack
+from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.state.model_state import ModelState
-from hvdtrain.errors import TaskError
 from hvdtrain.models.block import called_in_order, parts_of
 from hvdtrain.workers.seeding import random_state_kept
 
@@ -22,17 +21,17 @@ _PATH = "hvdtrain_path"  # attribute of a tensor of another stage
 
 
 def to_message(value: Any) -> Message:
-    """Return nested tensors as a message; they may be on any device.
-
-    Raises:
-        TaskError: If there is something that cannot be sent.
-    """
-    return pack(value, lambda part: isinstance(part, torch.Tensor), _describe)
+    """Return nested tensors as a message; they may be on any device."""
+    buffers: list[Bytes] = []
+    return Message(pytree.tree_map_only(torch.Tensor, partial(_sent, buffers), value), buffers)
 
 
 def from_message(message: Message, device: torch.device) -> Any:
     """Return the nested tensors of a message."""
-    return unpack(message, lambda description, buffer: _make(description, buffer).to(device))
+    buffers = iter(message.buffers)
+    return pytree.tree_map_only(
+        SentTensor, lambda sent: _made(sent, next(buffers)).to(device), message.description
+    )
 
 
 def float_tensors(value: Any) -> list[torch.Tensor]:
@@ -43,28 +42,21 @@ def float_tensors(value: Any) -> list[torch.Tensor]:
     return [tensor for part in parts for tensor in float_tensors(part)]
 
 
-def _describe(tensor: torch.Tensor) -> tuple[Any, Bytes]:
-    if tensor.layout != torch.strided:
-        raise TaskError(
-            f"a block of the model returns a tensor of layout {tensor.layout}, which cannot be passed to the "
-            "next stage",
-            "Let blocks return dense tensors.",
-        )
+def _sent(buffers: list[Bytes], tensor: torch.Tensor) -> SentTensor:
     tensor = tensor.detach()
     # as it lies in memory: what is computed from it may depend on that in the last bits
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
     if not tensor.permute(order).is_contiguous():
         order = list(range(tensor.dim()))
     laid_out = tensor.permute(order).contiguous().cpu()
-    description = str(tensor.dtype).removeprefix("torch."), list(laid_out.shape), order
-    return description, laid_out.reshape(-1).view(torch.uint8).numpy()
+    buffers.append(laid_out.reshape(-1).view(torch.uint8).numpy())
+    return SentTensor(str(tensor.dtype).removeprefix("torch."), list(laid_out.shape), order)
 
 
-def _make(description: Any, buffer: Bytes) -> torch.Tensor:
-    kind, shape, order = description
-    dtype = getattr(torch, kind)
+def _made(sent: SentTensor, buffer: Bytes) -> torch.Tensor:
+    dtype = getattr(torch, sent.dtype)
     flat = torch.from_numpy(np.asarray(buffer)).view(dtype) if len(buffer) else torch.empty(0, dtype=dtype)
-    return flat.view(shape).permute([order.index(axis) for axis in range(len(order))])
+    return flat.view(tuple(sent.shape)).permute([sent.order.index(axis) for axis in range(len(sent.order))])
 
 
 class StageModel(nn.Module):

@@ -1,8 +1,6 @@
 """The forward and backward passes of a stage in PyTorch."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,17 +15,6 @@ from hvdtrain.backends.torch.stages.model import (
     from_message,
     to_message,
 )
-from hvdtrain.workers.seeding import host_generators, random_state_kept, restore_host_generators
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What the backward pass of a micro-batch needs to compute its forward pass again."""
-
-    received: Message | None  # what the stage was given; None in the first stage
-    # the buffers that the forward pass has moved: the mapping that has one, its name, its values before
-    moved: Sequence[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]]
-    generators: tuple[Any, Any]  # the state of the generators of Python and numpy before it
 
 
 class StagePasses(StagePassesBase):
@@ -43,35 +30,19 @@ class StagePasses(StagePassesBase):
         self._computation.enter_mode(training)
 
     def forward(self, place: int, received: Message | None) -> Message:
-        """Compute the outputs for a micro-batch; keep what the stage was given."""
-        generators = host_generators()
-        with torch.no_grad():
-            before = [
-                (module._buffers, name, buffer, buffer.clone())
-                for module in self._computation.model.modules()
-                for name, buffer in module._buffers.items()
-                if buffer is not None
-            ]
-            message = to_message(self._computed(place, self._call(place, received)))
-            moved = [
-                (holder, name, value)
-                for holder, name, buffer, value in before
-                if holder.get(name) is not buffer or not torch.equal(buffer, value)
-            ]
-        self._kept[place] = _Kept(received, moved, generators)
-        return message
+        """Compute the outputs for a micro-batch, and keep them with what the stage was given."""
+        call = self._call(place, received)
+        leaves = self._leaves(call)
+        outputs = self._computed(place, call)
+        self._kept[place] = leaves, float_tensors(outputs)
+        return to_message(outputs)
 
     def backward(self, place: int, received: Message) -> Message | None:
         """Add a micro-batch's part to the gradients; return the gradients of what the stage was given."""
-        kept = self._kept.pop(place)
-        with _as_before(kept):
-            call = self._call(place, kept.received)
-            leaves = self._leaves(call)
-            outputs = float_tensors(self._computed(place, call))
-        gradients = from_message(received, self._computation.device)
+        leaves, outputs = self._kept.pop(place)
         pairs = [
             (output, gradient)
-            for output, gradient in zip(outputs, gradients, strict=True)
+            for output, gradient in zip(outputs, self.received(received), strict=True)
             if output.requires_grad and gradient is not None
         ]
 
@@ -93,12 +64,11 @@ class StagePasses(StagePassesBase):
         self._add(rows.detach(), weights, torch.mv(rows.detach(), weights))
         return self._gradients_of(leaves)
 
-    def evaluate(self, received: Message | None) -> Message | None:
+    def evaluate(self, place: int, received: Message | None) -> Message | None:
         """Compute the outputs for a micro-batch; in the last stage, the metrics."""
-        place = self._next_place()
         with torch.no_grad():
             call = self._call(place, received)
-            if not self._layout.is_last:
+            if not self._layout.is_last_stage:
                 return to_message(self._computed(place, call))
             rows, weights = self._values(place, call).rows, self._counted(place)[1]
             self._add(rows, weights, torch.mv(rows, weights))
@@ -112,7 +82,6 @@ class StagePasses(StagePassesBase):
         """Return the outputs of the stage."""
         computation = self._computation
         computation.batch_norm.weights = self._counted(place)[1]
-        # so that the backward pass of the micro-batch draws the same as its forward pass
         computation.seed_step(self._batch.step, place)
         with autocast(computation.precision, computation.device):
             return computation.model(*copies(call[0]), **copies(call[1]))
@@ -132,24 +101,9 @@ class StagePasses(StagePassesBase):
 
     def _leaves(self, call: Call) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""
-        if self._layout.is_first:
+        if self._layout.is_first_stage:
             return []
         return [tensor.requires_grad_() for tensor in float_tensors(list(call[0]))]
 
     def _gradients_of(self, leaves: Sequence[torch.Tensor]) -> Message | None:
-        return None if self._layout.is_first else to_message([leaf.grad for leaf in leaves])
-
-
-@contextmanager
-def _as_before(kept: _Kept) -> Iterator[None]:
-    """Return a context in which buffers and generators are as they were before a forward pass."""
-    now = [(holder, name, holder.get(name)) for holder, name, _ in kept.moved]
-    for holder, name, value in kept.moved:
-        holder[name] = value
-    try:
-        with random_state_kept():
-            restore_host_generators(kept.generators)
-            yield
-    finally:
-        for holder, name, buffer in now:
-            holder[name] = buffer
+        return None if self._layout.is_first_stage else to_message([leaf.grad for leaf in leaves])

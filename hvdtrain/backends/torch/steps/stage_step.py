@@ -23,7 +23,7 @@ from hvdtrain.backends.torch.stages.model import (
     tensors_of,
 )
 from hvdtrain.backends.torch.stages.passes import StagePasses
-from hvdtrain.backends.torch.state.model_state import Field, ModelState
+from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
 from hvdtrain.backends.torch.steps.staged_update import StagedReducer, StagedState, StagedUpdate
@@ -50,14 +50,14 @@ class StageStep(StageStepBase, PlainStep):
         if config.checkpoint_activations:
             apply_activation_checkpointing(model)
         whole = ModelState(model, Renaming(task, "torch"))
-        own, tensors = self.divide(model, blocks, whole, batch)
+        own, tensors = self.divide(model, blocks, whole, batch, set(map(id, model.parameters())))
         free_others(whole, own)
         computation.batch_norm = BatchNormSync(self.near)
         self.batch_norms = len(find_batch_norms(model))
         if config.sync_batch_norm:
             computation.batch_norm.take_over(model)
         computation.model = StageModel(own, model).to(computation.device)
-        if self.layout.is_last:
+        if self.layout.is_last_stage:
             cast_outputs_to_fp32(computation.model, config.precision)
         if config.compile:
             check_compiler(computation.device, self.workers.host)
@@ -66,31 +66,17 @@ class StageStep(StageStepBase, PlainStep):
         found: ModelState = tensors
         return found
 
-    @staticmethod
-    def tensors_of(field: Field) -> Sequence[torch.Tensor]:
-        """Return the tensors of a portable array."""
-        return field.tensors
-
-    @staticmethod
-    def identities_of(block: Any) -> set[int]:
-        """Return the identities of the tensors that a block has."""
-        return set(tensors_of([block]))
-
-    @staticmethod
-    def parameters_of(model: torch.nn.Module) -> set[int]:
-        """Return the identities of those tensors of a model that gradients alone change."""
-        return {id(parameter) for parameter in model.parameters()}
-
     def first_of(self, batch: HostBatch) -> dict[str, torch.Tensor]:
         """Return the first micro-batch of a batch, on the host."""
         return {name: tensor.cpu() for name, tensor in self.computation.wrap(batch).micro_batches[0].items()}
 
+    tensors_of = staticmethod(tensors_of)
     check_blocks = staticmethod(check_blocks)
 
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step. Local: no collective."""
         super().attach(parts)
-        self.passes = StagePasses(self.computation, self.layout, self.update, self._whole, self.model_call)
+        self.passes = StagePasses(self, self._whole)
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the tensors of the first replica to the others."""
@@ -105,7 +91,7 @@ class StageStep(StageStepBase, PlainStep):
         update.zero_grad()
         update.expect(len(batch.weights), batch.in_warmup)
         passes.begin(batch, training=True)
-        self.pipeline.train(passes, len(batch.weights))
+        passes.train(len(batch.weights))
         unused = update.fill_in_unused()
         names, weighted = self.agreed_form(True)
         numbers = computation.numbers(unused, signals)
@@ -135,7 +121,7 @@ class StageStep(StageStepBase, PlainStep):
         if training:
             self.update.begin(reduces=False)
             try:
-                self.pipeline.train(passes, 1)
+                passes.train(1)
             finally:
                 self.update.zero_grad()
                 self.update.begin()
