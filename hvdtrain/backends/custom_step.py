@@ -9,8 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import zip_longest
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.model_call import nested_batch
@@ -27,34 +26,17 @@ Check = TypeVar("Check")
 Step = Callable[[Any, Mapping[str, Any], "Optimizers"], tuple[Any, dict[str, Any]]]
 
 
-class Optimizers(Mapping[str, "StepOptimizerBase"]):
+class Optimizers(dict[str, "StepOptimizerBase"]):
     """What a task's own step is given as ``optimizers``.
 
     Attributes:
         step: the number of the step, counted from 0; equal on all workers.
     """
 
-    def __init__(self, by_name: Mapping[str, "StepOptimizerBase"]) -> None:
-        self._by_name = dict(by_name)
-        self.step: Any = 0
+    step: Any = 0
 
-    def __getitem__(self, name: str) -> "StepOptimizerBase":
-        """Return an optimizer.
-
-        Raises:
-            TaskError: If there is none of this name.
-        """
-        if name not in self._by_name:
-            raise TaskError(
-                f"there is no optimizer {name!r}; the task has {', '.join(map(repr, self._by_name))}"
-            )
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
+    def __missing__(self, name: str) -> NoReturn:
+        raise TaskError(f"there is no optimizer {name!r}; the task has {', '.join(map(repr, self))}")
 
 
 class StepPart(NamedTuple):
@@ -67,14 +49,14 @@ class StepPart(NamedTuple):
 
 
 class CallsBase(ABC, Generic[Check]):
-    """Checks that all workers make the same calls in a step, with an all-reduce of four numbers for each.
+    """Checks that all workers make the same calls in a step, with an all-reduce of two numbers for each.
 
-    If they did not, each would wait for sums that others do not compute. The numbers are two codes and their
-    squares: the mean and the mean square are this worker's only if all codes are equal.
+    If they did not, each would wait for sums that others do not compute. The numbers are a code and its
+    square: mean and mean square are this worker's only if all codes are equal.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._codes = {"": 0.0} | {name: 1.0 + place for place, name in enumerate(names)}
+        self._codes = {name: 2.0 * place for place, name in enumerate(names, 1)}
         self._number = 0
 
     def begin(self) -> None:
@@ -83,62 +65,35 @@ class CallsBase(ABC, Generic[Check]):
 
     def announce(self, name: str, is_weighted: bool) -> Check:
         """Collective. Begin the check of a call, which raises TaskError on all workers if calls differ."""
-        different = TaskError(
-            f"workers did not give the optimizer {name!r} losses of the same kind: those of call "
-            f"{self._number + 1} of a step are Weighted on one worker and plain on another",
-            "Give Weighted losses on all workers or on none; the weights may all be 1.",
-            everywhere=True,
-        )
-        return self._announce(name, float(is_weighted), different)
+        what = f"gradients() of {name!r} with {'Weighted' if is_weighted else 'plain'} losses"
+        return self._announce(self._codes[name] + is_weighted, what)
 
     def announce_end(self, names: Sequence[str], weighted: Sequence[str]) -> Check:
-        """Collective. Begin the check of the end of a step.
-
-        It raises TaskError on all workers if another made a call or returned other metrics.
-        """
+        """Collective. Begin the check of the end of a step, of which all return the same names."""
         shown = ", ".join(f"{name!r} (Weighted)" if name in weighted else repr(name) for name in names)
-        different = TaskError(
-            f"workers returned different values from the task's own step: {shown} on one worker and others, "
-            "or these in another order, on another",
-            "The metrics must have the same names in the same order on all workers, and the same ones must "
-            "be Weighted.",
-            everywhere=True,
-        )
         # its square, summed over up to 2**13 workers, is exact in float64
-        code = float(zlib.crc32(repr((tuple(names), tuple(weighted))).encode()) % (1 << 20))
-        return self._announce("", code, different)
+        code = zlib.crc32(repr((tuple(names), tuple(weighted))).encode()) % (1 << 19) + (1 << 19)
+        return self._announce(float(code), f"the end, with the values {shown},")
 
-    def _announce(self, name: str, form: float, different_form: TaskError) -> Check:
-        number, code = self._number, self._codes[name]
+    def _announce(self, code: float, what: str) -> Check:
         self._number += 1
-        return self._compare(name, number, [code, code * code, form, form * form], different_form)
-
-    @staticmethod
-    def _different_call(name: str, number: int) -> TaskError:
-        """Return the error of a call that is another one on another worker, or after which its step ended."""
-        call = f"gradients() of {name!r}" if name else "the end"
-        return TaskError(
-            f"workers did not call the same optimizers in the same order: call {number + 1} of a step is "
-            f"{call} on one worker and something else on another",
-            "Decide by optimizers.step, which is equal on all workers, and not by losses or samples.",
+        different = TaskError(
+            f"workers did not make the same calls in the same order: call {self._number} of a step is {what} "
+            "on one worker and something else on another",
+            "Decide by optimizers.step, which is equal on all workers, and not by losses or samples. Give "
+            "Weighted losses on all workers or on none, and return the same metrics in the same order, the "
+            "same ones of them Weighted.",
             everywhere=True,
         )
+        return self._compare(self._number, [code, code * code], different)
 
     @abstractmethod
-    def _compare(self, name: str, number: int, codes: list[float], different_form: TaskError) -> Check:
+    def _compare(self, number: int, codes: list[float], different: TaskError) -> Check:
         """Collective. Begin to compare codes with those of the other workers."""
-
-
-_NOT_CALLED = ("step", "zero_grad", "backward", "apply_gradients")
 
 
 class StepOptimizerBase:
     """What both frameworks share of an optimizer that a task's own step is given.
-
-    Args:
-        name: its name.
-        config: the config.
-        calls: those of the step so far, of all its optimizers.
 
     Attributes:
         variables: the parameters that it trains, in the order of the gradients.
@@ -159,16 +114,6 @@ class StepOptimizerBase:
         self._own_calls = 0
         self._samples: StepPart | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what a framework's optimizer would do with gradients of this worker alone."""
-        if name not in _NOT_CALLED:
-            raise AttributeError(name)
-        raise TaskError(
-            f"{name}() of the optimizer was called in the task's own step: it would use the gradients of "
-            "this worker alone, and none are kept between calls",
-            "Call minimize(losses), or gradients(losses) and then apply(gradients).",
-        )
-
     def minimize(self, losses: Any, *arguments: Any, **named: Any) -> None:
         """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
         self.apply(self.gradients(losses, *arguments, **named))
@@ -178,6 +123,18 @@ class StepOptimizerBase:
         self._samples, self._own_calls = samples, 0
         if samples is not None:
             self.unused, self.is_applied = (), False
+
+    def _note_unused(self, names: Sequence[str], found: Sequence[Any]) -> None:
+        """Note the parameters for which a call finds no gradient; they must not be all."""
+        missed = [name for name, gradient in zip(names, found, strict=True) if gradient is None]
+        if len(missed) == len(names):
+            raise TaskError(
+                f"the losses given to the optimizer {self._name!r} depend on none of its parameters",
+                "Give it the losses of its own network, computed without detach() or no_grad() in between; "
+                "in TensorFlow, all of it under the tape.",
+            )
+        known, self._own_calls = self._own_calls > 0, self._own_calls + 1
+        self.unused = [name for name in missed if not known or name in self.unused]
 
     def _of_step(self) -> StepPart:
         if self._samples is None:
@@ -250,16 +207,6 @@ class CustomStepRules:
         return found
 
 
-def accumulated(call: str) -> TaskError:
-    """Return the error for a gradient that was accumulated in the parameters."""
-    return TaskError(
-        f"the task's own step called {call}, which adds to the gradients of this worker alone; they are not "
-        "summed over workers",
-        "Call minimize(losses) or gradients(losses) of an optimizer, with one loss per sample. For gradients "
-        "of inputs, use torch.autograd.grad(losses.sum(), inputs).",
-    )
-
-
 def stepped_alone(name: str) -> TaskError:
     """Return the error for an optimizer of the framework whose step the task called itself."""
     return TaskError(
@@ -270,13 +217,7 @@ def stepped_alone(name: str) -> TaskError:
 
 
 def own_step_of(task: Any, config: Config) -> Step | None:
-    """Return the task's own training step for the config's framework; None if it has none.
-
-    It is given batches nested, and what it returns is checked.
-
-    Raises:
-        TaskError: If the task has optimizers by name and no step that uses them.
-    """
+    """Return the task's own training step, which is given nested batches; None if it has none."""
     row = FRAMEWORKS[config.framework]
     own = getattr(task, row.step_method, None)
     if own is None:
@@ -299,36 +240,13 @@ def own_step_of(task: Any, config: Config) -> Step | None:
     return step
 
 
-def check_reached(name: str, is_reached: bool) -> None:
-    """Check that losses depend on a parameter of the optimizer that is to minimize them.
-
-    Raises:
-        TaskError: If none is reached.
-    """
-    if not is_reached:
+def check_gradients(name: str, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+    """Check that there is a gradient of the right shape for each variable."""
+    found = [tuple(one.shape) if hasattr(one, "shape") else None for one in gradients]
+    wanted = [tuple(variable.shape) for variable in variables]
+    if found != wanted:
         raise TaskError(
-            f"the losses given to the optimizer {name!r} depend on none of its parameters",
-            "Give it the losses of its own network, computed without detach() or no_grad() in between; "
-            "in TensorFlow, all of it under the tape.",
+            f"apply() of the optimizer {name!r} was given {len(found)} gradients for {len(wanted)} "
+            f"variables, of the shapes {found} for {wanted}",
+            "Give the list that gradients() of the same optimizer returned, or one computed from it.",
         )
-
-
-def check_gradients(
-    name: str, found: Sequence[tuple[int, ...] | None], wanted: Sequence[tuple[int, ...]]
-) -> None:
-    """Check that there is a gradient of the right shape for each variable.
-
-    Raises:
-        TaskError: If they do not fit.
-    """
-    pairs = list(zip_longest(found, map(tuple, wanted)))
-    place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    if place is None:
-        return
-    one, other = pairs[place]
-    has = "no tensor" if one is None else f"the shape {one}"
-    raise TaskError(
-        f"apply() of the optimizer {name!r} was given {len(found)} gradients for {len(wanted)} variables: "
-        f"gradient {place} has {has}, and the variable {other}",
-        "Give the list that gradients() of the same optimizer returned, or one computed from it.",
-    )

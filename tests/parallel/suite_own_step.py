@@ -64,11 +64,6 @@ def mean(task, model, batch, optimizers):
     optimizers["main"].minimize(losses, tape)
 
 
-def keras_way(task, model, batch, optimizers):
-    losses, tape = losses_of(model, batch)
-    optimizers["main"].apply_gradients(zip(tape.gradient(losses, model.weights), model.weights, strict=True))
-
-
 def by_a_condition(task, model, batch, optimizers):
     import tensorflow as tf
 
@@ -124,7 +119,6 @@ MISTAKES = {
     no_tape: "without the tape that recorded them",
     outside_of_tape: "depend on none of its parameters",
     mean: "must give one value per sample",
-    keras_way: "apply_gradients\\(\\) of the optimizer was called",
     by_a_condition: "inside of tf.cond, tf.while_loop or a tf.function",
     by_a_tensor: "tf_step decides in Python by a tensor",
     at_random: "tf_step draws random numbers with RandomStandardNormal",

@@ -74,13 +74,10 @@ def train(backend, task, padding=0):
 @pytest.mark.parametrize(
     ("tasks", "problem"),
     [
-        (
-            [(True, "ab"), (False, "ab")],
-            "losses of the same kind: those of call 1 of a step are Weighted on one worker",
-        ),
-        ([(False, "ab"), (False, "ba")], "must have the same names in the same order on all workers"),
-        ([(False, "ab"), (False, "a")], "different values from the task's own step: 'loss', 'a"),
-        ([(False, "ab"), (False, "ab", "a")], "must have the same names in the same order on all workers"),
+        ([(True, "ab"), (False, "ab")], "call 1 of a step is gradients() of 'main' with"),
+        ([(False, "ab"), (False, "ba")], "call 2 of a step is the end, with the values 'loss', "),
+        ([(False, "ab"), (False, "a")], "call 2 of a step is the end, with the values 'loss', 'a'"),
+        ([(False, "ab"), (False, "ab", "a")], "call 2 of a step is the end, with the values 'loss', 'a'"),
     ],
     ids=["losses", "order", "number", "weighted"],
 )

@@ -183,7 +183,7 @@ def test_workers_that_use_different_optimizers_are_told_so(framework):
         2, controller_of(framework, 2), framework, *options(framework, "Apart"), cwd=temporary_folder()
     )
     assert result.returncode == 2
-    assert "workers did not call the same optimizers in the same order: call 2 of a step" in result.stderr
+    assert "workers did not make the same calls in the same order: call 2 of a step" in result.stderr
 
 
 def test_what_a_traced_step_may_do(tmp_path):

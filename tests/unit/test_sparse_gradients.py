@@ -7,7 +7,7 @@ from support.torch_steps import OUTPUTS, SAMPLES, X, Y, backend_of, parameters, 
 from torch import nn
 
 from hvdtrain.backends.reduction import reducer_class
-from hvdtrain.backends.torch.steps import step_optimizer
+from hvdtrain.backends.torch.steps import custom_step
 from hvdtrain.data.order import BatchPlan
 from hvdtrain.errors import TaskError
 
@@ -119,7 +119,7 @@ class OwnStep(Tables):
 
 def test_gradients_of_an_own_step_are_copied_once(horovod, monkeypatch):
     """On each worker, the samples reach one of two embeddings; the optimizer takes sparse gradients alone."""
-    monkeypatch.setattr(step_optimizer.StepOptimizer, "_owned", lambda *_: 1 / 0)
+    monkeypatch.setattr(custom_step.StepOptimizer, "_owned", lambda *_: 1 / 0)
 
     def work(workers):
         backend = backend_of(workers, OwnStep(lambda: "ab"[workers.rank]))
@@ -149,5 +149,5 @@ def test_own_steps_that_call_other_optimizers_wait_for_nothing_else(horovod):
     def work(workers):
         step(backend_of(workers, Task(lambda: ["tables", "c"][workers.rank])))
 
-    with pytest.raises(TaskError, match="workers did not call the same optimizers in the same order"):
+    with pytest.raises(TaskError, match="workers did not make the same calls in the same order"):
         horovod.run(work)

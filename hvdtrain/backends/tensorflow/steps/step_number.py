@@ -1,7 +1,8 @@
 """The number of a step in a task's own step, which is traced: to decide by as an int, else a tensor."""
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hvdtrain.errors import TaskError
 from hvdtrain.workers.seeding import random_state_kept
 
 Graph = Any
+Tensor = Any
 
 # operations that draw from generators of their own, which start anew with each process
 _RANDOM = frozenset(
@@ -38,9 +40,7 @@ def check_graph(graph: Graph, variables: Sequence[Any]) -> None:
                 "keras.random.normal(shape, seed=model.seed_generator), for example.",
                 everywhere=True,
             )
-        if not operation.type.startswith(_WRITES):
-            continue
-        for tensor in _resources(operation):
+        for tensor in operation.inputs if operation.type.startswith(_WRITES) else ():
             outside = captured.get(id(tensor))
             if outside is not None and id(outside) not in own:
                 name = next((v.name for v in graph.variables if v.handle is outside), "a variable")
@@ -51,11 +51,6 @@ def check_graph(graph: Graph, variables: Sequence[Any]) -> None:
                 )
 
 
-def _resources(operation: Any) -> Iterator[Any]:
-    return (tensor for tensor in operation.inputs if tensor.dtype.name == "resource")
-
-
-Tensor = Any
 # whether a trace that was made at one step computes what another step needs
 Guard = Callable[[int], bool]
 
@@ -64,14 +59,6 @@ _REMEDY = (
     "Compare it, as in `if optimizers.step % 5 == 0`, or compute with it as a tensor, as in "
     "tf.cast(optimizers.step, tf.float32)."
 )
-
-
-def _computing(operation: Callable[[Any, Any], Any]) -> Callable[["StepNumber", Any], Any]:
-    return lambda self, other: self._computed(operation, other)
-
-
-def _answering(compares: Callable[[Any, Any], Any]) -> Callable[["StepNumber", Any], Any]:
-    return lambda self, other: self._answer(compares, other)
 
 
 class StepNumber:
@@ -97,21 +84,15 @@ class StepNumber:
         of_step: Callable[[int], int] = lambda step: step,
     ) -> None:
         self._value = value
-        self._tensor = tf.constant(value, tf.int64) if tensor is None else tensor
+        self.tensor = tf.constant(value, tf.int64) if tensor is None else tensor
         self._guards: list[Guard] = [] if guards is None else guards
         self._of_step = of_step
-
-    __add__ = __radd__ = _computing(operator.add)
-    __mul__ = __rmul__ = _computing(operator.mul)
-    __sub__, __floordiv__, __mod__ = map(_computing, (operator.sub, operator.floordiv, operator.mod))
-    __eq__, __ne__ = map(_answering, (operator.eq, operator.ne))
-    __lt__, __le__, __gt__, __ge__ = map(_answering, (operator.lt, operator.le, operator.gt, operator.ge))
 
     def __rsub__(self, other: Any) -> Any:
         return self * -1 + other
 
     def __truediv__(self, other: Any) -> Tensor:
-        return tf.cast(self._tensor, tf.float32) / other
+        return tf.cast(self.tensor, tf.float32) / other
 
     def __bool__(self) -> bool:
         return bool(self != 0)
@@ -119,39 +100,40 @@ class StepNumber:
     def __index__(self) -> int:
         raise TypeError(f"optimizers.step is not an int: tf_step is traced once for many steps. {_REMEDY}")
 
-    def __int__(self) -> int:
-        return self.__index__()
-
-    def __float__(self) -> float:
-        return float(self.__index__())
-
-    def as_tensor(self) -> Tensor:
-        """Return the number as the graph has it."""
-        return self._tensor
-
-    def _computed(self, operation: Callable[[Any, Any], Any], other: Any) -> Any:
+    def _computed(self, other: Any, operation: Callable[[Any, Any], Any]) -> Any:
         if isinstance(other, int):
             of_step = self._of_step
             return StepNumber(
                 operation(self._value, other),
-                operation(self._tensor, tf.constant(other, tf.int64)),
+                operation(self.tensor, tf.constant(other, tf.int64)),
                 self._guards,
                 lambda step: operation(of_step(step), other),
             )
         kind = tf.float32 if isinstance(other, float) else tf.convert_to_tensor(other).dtype
-        return operation(tf.cast(self._tensor, kind), other)
+        return operation(tf.cast(self.tensor, kind), other)
 
-    def _answer(self, compares: Callable[[Any, Any], Any], other: Any) -> Any:
+    def _answer(self, other: Any, compares: Callable[[Any, Any], Any]) -> Any:
         if not isinstance(other, int | float):
-            return compares(self._tensor, tf.cast(other, self._tensor.dtype))
+            return compares(self.tensor, tf.cast(other, self.tensor.dtype))
         answer, of_step = bool(compares(self._value, other)), self._of_step
         self._guards.append(lambda step: bool(compares(of_step(step), other)) == answer)
         return answer
 
+    __add__ = __radd__ = partialmethod(_computed, operation=operator.add)
+    __mul__ = __rmul__ = partialmethod(_computed, operation=operator.mul)
+    __sub__ = partialmethod(_computed, operation=operator.sub)
+    __floordiv__ = partialmethod(_computed, operation=operator.floordiv)
+    __mod__ = partialmethod(_computed, operation=operator.mod)
+    __eq__ = partialmethod(_answer, compares=operator.eq)
+    __ne__ = partialmethod(_answer, compares=operator.ne)
+    __lt__ = partialmethod(_answer, compares=operator.lt)
+    __le__ = partialmethod(_answer, compares=operator.le)
+    __gt__ = partialmethod(_answer, compares=operator.gt)
+    __ge__ = partialmethod(_answer, compares=operator.ge)
+
 
 def _converted(value: StepNumber, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Tensor:
-    tensor = value.as_tensor()
-    return tensor if dtype is None else tf.cast(tensor, dtype)
+    return value.tensor if dtype is None else tf.cast(value.tensor, dtype)
 
 
 tf.register_tensor_conversion_function(StepNumber, _converted)
