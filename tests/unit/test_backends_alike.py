@@ -49,8 +49,8 @@ OWN_NAMES = {
     "torch/task_model.py": {"check_parts", "foreign_leaf"},
     # PyTorch takes the parameters of a loss with the model's
     "tensorflow/task_model.py": {"take_loss", "device_name", "use_device"},
-    "torch/stages/model.py": {"copies"},  # nothing changes a tensor of TensorFlow
-    "tensorflow/stages/model.py": {"layers_of"},  # a Sequential of Keras converts its inputs
+    "torch/steps/stage_passes.py": {"copies"},  # nothing changes a tensor of TensorFlow
+    "tensorflow/steps/stage_passes.py": {"layers_of"},  # a Sequential of Keras converts its inputs
     "torch/reduction/sharded_parameters.py": {"memory_of"},  # parts are views
     "tensorflow/state/model_state.py": {"walk"},
     "tensorflow/steps/optimizer_state.py": {"slots_by_parameter"},  # PyTorch's state is by parameter

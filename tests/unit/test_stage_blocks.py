@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvdtrain.backends.pipeline.checks import blocks_of
 from hvdtrain.backends.tensorflow.functions import phase_of_layers
-from hvdtrain.backends.tensorflow.stages.model import StageModel, layers_of
+from hvdtrain.backends.tensorflow.steps.stage_passes import StageModel, layers_of
 from hvdtrain.errors import TaskError
 from hvdtrain.models import bert, convnet, gpt, lstm, mlp, resnet
 

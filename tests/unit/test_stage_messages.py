@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hvdtrain.backends.torch.stages.model import float_tensors, from_message, to_message
+from hvdtrain.backends.torch.steps.stage_passes import float_tensors, from_message, to_message
 
 CPU = torch.device("cpu")
 TENSORS = {

@@ -1,1 +1,0 @@
-"""A model of Keras that is split among workers."""

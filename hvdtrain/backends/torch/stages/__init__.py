@@ -1,1 +1,0 @@
-"""A model of PyTorch that is split among workers."""
