@@ -79,7 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--frameworks", nargs="+", default=["torch", "tf"], choices=["torch", "tf"])
+    parser.add_argument("--frameworks", nargs="+", default=["torch"], choices=["torch", "tf"])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=[*SETTINGS, *OTHERS])
     parser.add_argument("--steps", type=int, default=6)

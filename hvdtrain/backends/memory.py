@@ -13,8 +13,6 @@ MEBIBYTE = 1 << 20
 
 
 _NUMBER_BYTES = 4  # weights, gradients and slots are fp32
-# roughly, by jobs of six models: five operations for each slot of each parameter, as the others of a step
-_COMPILED_SLOT_BYTES = 150_000
 _SLOTS = {"adamw": 2, "lamb": 2}  # tensors that an optimizer keeps for each parameter
 _SHOWN = MEBIBYTE // 20  # what takes less is 0.0 MiB
 _LARGEST = 3  # tensors that a message names
@@ -32,8 +30,6 @@ class MeasuredMemory:
     resident: int | None
     peak: int = 0  # the most that the process, or tensors on its GPU, have had until now
     workspace: int = 0  # what the passes took beyond activations and gradients, such as kernels' own memory
-    compiling: int = 0  # roughly, what the framework takes for compiling the step
-    idle: int = 0  # what the framework keeps for tensors that are made later, and is part of what is resident
     batches: int = 0  # what batches take that are read ahead
     saving: int = 0  # what a checkpoint takes while it is written
     # whether that is in pages of a temporary file, which the system can take back
@@ -53,7 +49,6 @@ class MemoryPlan:
     largest: Sequence[tuple[str, int]]  # the largest parameters, name and bytes
     remedies: Sequence[str]  # what would take less memory, the most effective first, as text
     trained_bytes: int = 0  # what the trained parameters take
-    trained_arrays: int = 0  # how many they are
     # what a worker of the job cannot do without, if it is known and more than this one's
     most_needed: int = 0
     measured: MeasuredMemory | None = None  # what was measured; None before that
@@ -77,14 +72,11 @@ class MemoryPlan:
         parts = dict(self.parts)
         if measured.resident is not None:
             there = sum(size for name, size in parts.items() if name not in _MADE_BY_STEPS)
-            # memory that is free for tensors counts as what they are going to be
-            later = parts["gradients"] + measured.activations
-            parts["framework and data"] = max(0, measured.resident - there - min(measured.idle, later))
+            parts["framework and data"] = max(0, measured.resident - there)
         parts["activations"] = measured.activations
         parts["kernels"] = measured.workspace
         if measured.resident is not None:
-            parts |= {"exchange": measured.exchange, "compiling": measured.compiling}
-            parts |= {"batches": measured.batches, "saving": measured.saving}
+            parts |= {"exchange": measured.exchange, "batches": measured.batches, "saving": measured.saving}
         return replace(self, parts=parts, remedies=remedies, measured=measured)
 
     def describe(self) -> str:
@@ -149,21 +141,19 @@ def memory_plan(
     remedies = _remedies(config, micro_batch, trained, measured)
     if may_divide:
         remedies += [*_sharding(config, trained, workers), *_splitting(config, trained, workers)]
-    plan = MemoryPlan(parts, largest, remedies, trained, len(sizes))
+    plan = MemoryPlan(parts, largest, remedies, trained)
     return plan if measured is None else plan.with_measured(measured, remedies)
 
 
 def saving_bytes(plan: MemoryPlan, config: Config) -> int:
-    """Return what saving a checkpoint takes on rank 0: copies of all state.
+    """Return what saving a checkpoint takes on rank 0, in PyTorch: copies of all state.
 
-    In PyTorch, whose matrices are laid out anew, the larger file takes its size once more, unless the model
-    is split: then each array is laid out by itself. Pages of the temporary file in which state is gathered
-    that is sharded, or that stages have, count like a copy while it is read.
+    Matrices are laid out anew, so the larger file takes its size once more, unless the model is split: then
+    each array is laid out by itself. Pages of a temporary file in which state is gathered count like a copy.
     """
     parameters, has_average = plan.parts["parameters"], config.ema_decay is not None
     state = plan.trained_bytes * (has_average + (_slots(config) if plan.parts["optimizer"] else 0))
-    is_laid_out = config.framework == "torch" and config.stages == 1
-    return parameters + state + (max(parameters, state) if is_laid_out else 0)
+    return parameters + state + (max(parameters, state) if config.stages == 1 else 0)
 
 
 def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
@@ -176,12 +166,6 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     whole = plan.trained_bytes
     joined = min(whole, 2 * shards.BUCKET_BYTES) if config.compression == "none" else whole
     return joined if config.shard == "none" else joined + min(whole, shards.PART_BYTES)
-
-
-def update_bytes(plan: MemoryPlan, config: Config) -> int:
-    """Return roughly what TensorFlow takes to compile the update of a step: many small operations."""
-    slots = _slots(config) + (config.ema_decay is not None)
-    return plan.trained_arrays * slots * _COMPILED_SLOT_BYTES if config.framework == "tf" else 0
 
 
 def describe_activations(largest: Sequence[tuple[str, int]]) -> str:

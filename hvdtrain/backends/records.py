@@ -101,8 +101,6 @@ class StepMemory:
     # the most that tensors take at once which the passes make, without the gradients of parameters: what the
     # backward pass needs of the forward pass, and what both need meanwhile
     activations: int
-    compiling: int = 0  # roughly, what the framework takes in addition to tensors when it compiles the step
-    idle: int = 0  # what the framework keeps of freed memory for tensors that are made later
     # the largest tensors that the passes make: what they are and how many, and bytes of each
     largest: Sequence[tuple[str, int]] = ()
 

@@ -94,7 +94,6 @@ def measured_plan(resident=300, peak=0, **fields):
         resident=resident and resident * MEBIBYTE,
         peak=peak * MEBIBYTE,
         workspace=2 * MEBIBYTE,
-        idle=fields.pop("idle", 0) * MEBIBYTE,
         saving=5 * MEBIBYTE,
     )
     config = Config(**{"framework": "torch", "optimizer": "sgd", "momentum": 0.0, **fields})

@@ -124,7 +124,7 @@ class TensorFlowBackend(CommonBackend):
 
     def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
         """Collective. Compute the first micro-batch without changing state."""
-        return probes.dry_run(self.step, self._state_tensors, batch, training, self._is_cpu)
+        return probes.dry_run(self.step, self._state_tensors, batch, training)
 
     def device_memory(self) -> DeviceMemory | None:
         """Return the memory of this worker's GPU; None on the CPU. Local: no collective."""

@@ -18,9 +18,8 @@ from hvdtrain.backends.objective.evaluation_metrics import Seen
 from hvdtrain.backends.objective.gathering import GivenArrays
 from hvdtrain.backends.objective.gathering import find_comparing as find_comparing_values
 from hvdtrain.backends.objective.logits import bad_target
-from hvdtrain.backends.records import DryRun, StepMemory
+from hvdtrain.backends.records import DryRun
 from hvdtrain.backends.replica_state import Changes
-from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import native, run_eagerly
@@ -134,17 +133,17 @@ def count_frozen(model: Layer) -> int:
     return sum(math.prod(v.shape) for key, v in parameters.items() if key not in trained)
 
 
-def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool, is_cpu: bool) -> DryRun:
+def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> DryRun:
     """Collective. Compute the first micro-batch without changing state."""
     computation = step.computation
     called = computation.called
     recorder = computation.called = Recorder(called)
     values: dict[str, NDArray[Any]] = {}
-    error, meter, changes = None, ActivationMeter(is_cpu), Changes()
+    error, changes = None, Changes()
     draws: list[str] = []
     try:
-        with peer_errors(), state_kept(computation.model), meter, state_tensors.watched() as changes:
-            values = step.dry_run(computation.wrap(batch), training, meter, draws)
+        with peer_errors(), state_kept(computation.model), state_tensors.watched() as changes:
+            values = step.dry_run(computation.wrap(batch), training, draws)
     except PeerLostError:
         raise
     except tf.errors.InvalidArgumentError as raised:
@@ -159,12 +158,9 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool, is_
             "the model's outputs have a Keras mask, which fit() applies to losses and metrics; functions "
             "of your own apply it themselves: outputs._keras_mask"
         )
-    memory = meter.found() if error is None else StepMemory(0, largest=meter.largest())
     last, note = last_activation(computation.model), "; ".join(filter(None, notes))
     found = changes.crcs, changes.refusal
-    result = DryRun(
-        recorder.outputs, values, last, error, note, memory, *found, weighted=computation.weighted
-    )
+    result = DryRun(recorder.outputs, values, last, error, note, None, *found, weighted=computation.weighted)
     completed: DryRun = step.completed(result, training)
     return completed
 

@@ -13,7 +13,6 @@ from hvdtrain.backends.memory import (
     exchange_bytes,
     memory_plan,
     saving_bytes,
-    update_bytes,
 )
 from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
@@ -286,8 +285,6 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         resident,
         peak,
         workspace=min(max(0, peak - known), memory.activations) if peak > peak_before else 0,
-        compiling=memory.compiling + update_bytes(plan, config),
-        idle=memory.idle,
         batches=batch * (max(config.read_threads, config.read_workers) + 3),
         saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,
         exchange=exchange_bytes(plan, config, session.backend.workers.size // config.stages),

@@ -23,7 +23,6 @@ from hvdtrain.backends.custom_step import (
 from hvdtrain.backends.objective.counting import Weighted
 from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.step_metrics import PendingVector
-from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import (
     Phase,
@@ -234,12 +233,10 @@ class CustomStep(CustomStepRules, PlainStep):
         self.parts.trained_set.look()
         return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
 
-    def dry_run(
-        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter, draws: list[str]
-    ) -> dict[str, NDArray[Any]]:
+    def dry_run(self, batch: TensorFlowBatch, training: bool, draws: list[str]) -> dict[str, NDArray[Any]]:
         """Collective. Return the loss and the metrics of a batch's first micro-batch, by name."""
         if not training:
-            return super().dry_run(batch, training, meter, draws)
+            return super().dry_run(batch, training, draws)
 
         def rows_of(micro_batch: Any, weights: Tensor, gradient_weights: Tensor) -> Tensor:
             part = StepPart(weights, gradient_weights, batch.total, None)

@@ -12,7 +12,6 @@ from hvdtrain.backends.optimizers import MAIN
 from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.steps import WholeModelStep
-from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.computation import Computation
 from hvdtrain.backends.tensorflow.functions import (
@@ -149,9 +148,7 @@ class PlainStep(WholeModelStep):
         gradients, computation.unused = self.update.fill_in_unused(gradients)
         return gradients, tf.linalg.matvec(rows, weights)
 
-    def dry_run(
-        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter, draws: list[str]
-    ) -> dict[str, NDArray[Any]]:
+    def dry_run(self, batch: TensorFlowBatch, training: bool, draws: list[str]) -> dict[str, NDArray[Any]]:
         """Return the loss and the metrics of a batch's first micro-batch, by name."""
 
         def rows_of(micro_batch: Any, weights: Tensor, gradient_weights: Tensor) -> Tensor:
@@ -160,7 +157,7 @@ class PlainStep(WholeModelStep):
             if training:
                 self._check_variables(losses, other)
                 own_weights = gradient_weights if own is None else gradient_weights * own
-                meter.take_gradients(self.update.backward(losses, own_weights, tape))
+                self.update.backward(losses, own_weights, tape)
             return rows
 
         return values_of_first(self.computation, batch, training, draws, rows_of)

@@ -16,7 +16,6 @@ from hvdtrain.backends.pipeline.stage_step import Form, StageStepBase
 from hvdtrain.backends.pipeline.state import StateOfStage
 from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.backends.step_metrics import FINDINGS, PendingVector
-from hvdtrain.backends.tensorflow.activations import ActivationMeter
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.backends.tensorflow.precision import float_bits_of, precision_of
@@ -237,15 +236,12 @@ class StageStep(StageStepBase, PlainStep):
         with peer_errors():
             return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
 
-    def dry_run(
-        self, batch: TensorFlowBatch, training: bool, meter: ActivationMeter, draws: list[str]
-    ) -> dict[str, NDArray[Any]]:
+    def dry_run(self, batch: TensorFlowBatch, training: bool, draws: list[str]) -> dict[str, NDArray[Any]]:
         """Collective. Return loss and metrics of the first micro-batch, by name; the last stage has them."""
         computation, passes = self.computation, self.passes
         passes.begin(batch, training=training)
         if training:
             passes.train(1)
-            meter.take_graph(passes.gradients or ())
         else:
             self.try_out(batch)
         if passes.last_values is None:
