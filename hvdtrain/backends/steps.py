@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from hvdtrain.backends.custom_step import own_step_of
 from hvdtrain.backends.optimizers import MAIN
@@ -25,7 +25,7 @@ STEPS: dict[str, Callable[[Any, Config], bool]] = {
 
 
 def choose_step(task: Any, config: Config) -> Callable[..., Any]:
-    """Return the class of a job's step, a ``Step``."""
+    """Return the class of a job's step: a ``WholeModelStep``, or the step of a stage."""
     name = next(name for name, holds in STEPS.items() if holds(task, config))
     folder = FRAMEWORKS[config.framework].module.removesuffix(".backend")
     module = import_module(f"{folder}.steps.{name}")
@@ -33,94 +33,18 @@ def choose_step(task: Any, config: Config) -> Callable[..., Any]:
     return found
 
 
-class Step(Protocol):
-    """What a job does in a step, and what else depends on it; ``build`` calls the first methods in order.
-
-    Steps also have ``dry_run``, with the arguments of the framework's meters; local ones ``synchronize``.
-
-    Attributes:
-        computation: what a step computes of a batch.
-        near: the workers among whom a step sums gradients, when the model is made.
-        shapes: the shapes of the whole model's trainable parameters by portable name, likewise.
-        is_timed: whether the clock can tell the time of this worker from that of the others.
-        follows_trained: whether callbacks may freeze and thaw parameters.
-    """
-
-    computation: Any
-    near: Any
-    shapes: Shapes
-    is_timed: bool
-    follows_trained: bool
-
-    def make_model(self, batch: HostBatch | None) -> Any:
-        """Make the model, or this worker's stage of it, and return its tensors. Collective if it is split."""
-        ...
-
-    def attach(self, parts: Any) -> None:
-        """Take what the step is made of, at first and when others are trained. Local: no collective."""
-        ...
-
-    def make_state(self) -> Any:
-        """Make and return the state of this worker as portable state. Local: no collective."""
-        ...
-
-    def weight_shapes(self, own: Shapes) -> Shapes:
-        """Return the shapes of the whole model's arrays. Collective if it is split."""
-        ...
-
-    def replicas(self) -> tuple[Any, Any]:
-        """Return those who have copies of this worker's state, and what moves objects between them."""
-        ...
-
-    def describe(self, info: ModelInfo) -> ModelInfo:
-        """Return what is known of the job, with what is known of its step. Local: no collective."""
-        ...
-
-    def changed_early(self) -> Sequence[Any]:
-        """Return what a step changes before its last reduction, but for what a forward pass changes."""
-        ...
-
-    def scatter(self, state: PortableState, part: StatePart) -> None:
-        """Collective. Load rank 0's portable state, or a part of it; ``broadcast`` follows."""
-        ...
-
-    def broadcast(self, root: int) -> None:
-        """Collective. Copy the root's state to every worker that has the same."""
-        ...
-
-    def begin(self, batch: Any) -> None:
-        """Seed what a training step draws, and put the model into training. Local: no collective."""
-        ...
-
-    def train(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> PendingVector:
-        """Collective, but with local steps. Do a step; if it fails, ``forget`` follows."""
-        ...
-
-    def forget(self) -> None:
-        """Forget whatever a step that failed has begun. Local: no collective."""
-        ...
-
-    def evaluate(self, batch: Any, partial: PartialSums | None) -> PartialSums:
-        """Evaluate one batch and return the sums so far. Local unless loss or stages communicate."""
-        ...
-
-    def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
-        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        ...
-
-    def completed(self, found: DryRun, training: bool) -> DryRun:
-        """Return what a dry run has found, with what the step knows of it. Collective if split."""
-        ...
-
-    def find_comparing(self, batch: HostBatch, training: bool) -> str:
-        """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
-        ...
-
-
 class WholeModelStep:
     """What the steps of both frameworks share in which each worker has the whole model.
 
+    ``build`` calls the methods up to ``changed_early``, in their order. A step also has ``broadcast``,
+    ``train``, ``forget``, ``dry_run`` and ``find_comparing``; local ones have ``synchronize``.
+
     Attributes:
+        follows_trained: whether callbacks may freeze and thaw parameters.
+        near: the workers among whom a step sums gradients.
+        is_timed: whether the clock can tell the time of this worker from that of the others.
+        computation: what a step computes of a batch.
+        shapes: the shapes of the whole model's trainable parameters by portable name, when the model is made.
         collectives: the class of what moves objects through the framework's binding of Horovod.
         parts: what the step is made of, after ``attach``.
         state: model and optimizers as portable state, after ``make_state``.

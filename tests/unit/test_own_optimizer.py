@@ -7,7 +7,6 @@ from support.twins import keras, torch
 
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.tensorflow.steps import optimizers as of_keras
-from hvdtrain.backends.torch.state.tensors import try_step
 from hvdtrain.backends.torch.steps import optimizers as of_torch
 from hvdtrain.config import LEARNING_RATES, Config
 from hvdtrain.errors import ConfigError, TaskError
@@ -147,12 +146,3 @@ def test_the_config_goes_before_an_optimizers_default_and_its_own_rate_stands_wh
 def test_two_different_rates_are_refused_naming_both(own, said):
     with pytest.raises(ConfigError, match=f"learning_rate is 0.02, and .* {said}\nLeave learning_rate out"):
         with_learning_rate(Config(framework="torch", learning_rate=0.02), own)
-
-
-def test_an_optimizer_that_runs_out_of_memory_in_the_dry_run_is_not_said_to_be_wrong():
-    class Large(Lion):
-        def step(self):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        try_step(Large([BODY], 0.1, (0.9, 0.99)), {"body": BODY}, None)

@@ -88,6 +88,11 @@ class Gathering(ABC):
         """Whether a loss is being computed, which may gather."""
         return self._weights is not None
 
+    @property
+    def is_in_loss_of_several(self) -> bool:
+        """Whether a loss is being computed of samples that several workers have."""
+        return self.is_in_loss and not (self._is_alone or self._is_parted)
+
     def __call__(self, tensor: Any, positions: bool = False) -> Any:
         """Return what ``all_gather`` does."""
         if self._is_parted or (self._is_alone and not self.is_in_loss):
@@ -114,21 +119,11 @@ class Gathering(ABC):
 
 
 def horovods_own() -> TaskError:
-    """Return the error of a loss whose gradient flows through Horovod's allgather."""
+    """Return the error of a loss that calls Horovod's allgather."""
     return TaskError(
-        "a loss calls Horovod's allgather, which divides the gradient by the number of workers: it would "
-        "be too small",
+        "a loss or metric calls Horovod's allgather, which takes padding for samples, and divides the "
+        "gradient by the number of workers",
         f"Call hvdtrain.all_gather(tensor) in its place. {_PAGE}",
-        everywhere=True,
-    )
-
-
-def uneven() -> TaskError:
-    """Return the error of Horovod's allgather in a loss where workers have unequal numbers of rows."""
-    return TaskError(
-        "a loss calls Horovod's allgather in a step in which the workers have unequal numbers of samples",
-        "Call hvdtrain.all_gather(tensor, positions=True) in its place, which also says where this worker's "
-        f"rows are. {_PAGE}",
         everywhere=True,
     )
 

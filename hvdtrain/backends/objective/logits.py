@@ -1,10 +1,8 @@
 """What named losses and metrics take: where the classes stand, and which outputs and targets are refused."""
 
 import functools
-import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from types import ModuleType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hvdtrain.data.unsupported import type_name
@@ -32,7 +30,6 @@ _HOLDERS = {
 }
 _PACKAGES = {"torch": "torch.nn.", "tf": "keras."}
 _LOSS_OF_KERAS = ("keras.src.losses.loss", "Loss")
-_DEPTH = 3  # how deep in a task's attributes a parameter is looked for
 # settings that change nothing that a named loss would not do, with their values
 _PLAIN = {
     "torch": {
@@ -117,7 +114,8 @@ def _per_sample(loss: Any) -> Callable[..., Any]:
 
 def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> None:
     """Refuse a parameter that a loss has a gradient for, and that is no part of the model."""
-    name = _place_of(task, framework, lambda value: value is found or getattr(value, "_value", None) is found)
+    held = ((key, value) for key, value in vars(task).items())
+    name = next((f"self.{k}" for k, v in held if v is found or getattr(v, "_value", None) is found), "")
     if not (name or is_parameter):
         return
     freeze = "requires_grad_(False) on it, or on the network" if framework == "torch" else ""
@@ -130,36 +128,6 @@ def check_foreign(task: Any, framework: str, found: Any, is_parameter: bool) -> 
         f"{freeze} that has it.",
         everywhere=True,
     )
-
-
-def _place_of(task: Any, framework: str, is_it: Callable[[Any], bool]) -> str:
-    """Return the name by which a task, or its loss, has a value; empty if it is not found."""
-    places: list[tuple[str, Any, int]] = [(f"self.{name}", value, 0) for name, value in vars(task).items()]
-    for method in (f"{framework}_loss", "loss"):
-        function = inspect.unwrap(getattr(task, method, None) or (lambda: None))
-        if inspect.isfunction(function) or inspect.ismethod(function):
-            used = inspect.getclosurevars(function)
-            places += [(name, value, 0) for name, value in {**used.globals, **used.nonlocals}.items()]
-    seen: set[int] = set()
-    for name, value, depth in places:  # which grows
-        if is_it(value):
-            return name
-        if depth > _DEPTH or id(value) in seen or isinstance(value, ModuleType):
-            continue
-        seen.add(id(value))
-        parts: Iterable[tuple[str, Any]] = ()
-        if hasattr(value, "named_parameters"):
-            parts = ((f".{path}", part) for path, part in value.named_parameters())
-        elif isinstance(value, Mapping):
-            parts = ((f"[{key!r}]", part) for key, part in value.items())
-        elif isinstance(value, list | tuple):
-            parts = ((f"[{place}]", part) for place, part in enumerate(value))
-        elif hasattr(value, "trainable_variables"):
-            parts = ((f".{getattr(part, 'path', part.name)}", part) for part in value.trainable_variables)
-        elif hasattr(value, "__dict__"):
-            parts = ((f".{key}", part) for key, part in vars(value).items())
-        places += [(f"{name}{path}", part, depth + 1) for path, part in parts]
-    return ""
 
 
 def _settings(loss: Any, framework: str) -> Mapping[str, Any]:

@@ -52,28 +52,6 @@ Objective = Callable[[Any, Mapping[str, Any]], tuple[Any, dict[str, Any]]]
 REGULARIZATION_LOSS = "regularization_loss"
 
 
-_OF_KERAS = {
-    "sparse_categorical_crossentropy": "cross_entropy",
-    "sparsecategoricalcrossentropy": "cross_entropy",
-    "categorical_crossentropy": "cross_entropy",
-    "categoricalcrossentropy": "cross_entropy",
-    "binary_crossentropy": "binary_cross_entropy",
-    "binarycrossentropy": "binary_cross_entropy",
-    "mean_squared_error": "mse",
-    "meansquarederror": "mse",
-    "mean_absolute_error": "mae",
-    "meanabsoluteerror": "mae",
-    "acc": "accuracy",
-    "sparse_categorical_accuracy": "accuracy",
-    "categorical_accuracy": "accuracy",
-    "sparse_top_k_categorical_accuracy": "top5_accuracy",
-    "top_k_categorical_accuracy": "top5_accuracy",
-    "f1_score": "f1",
-    "r2_score": "r2",
-}
-_OF_LOGITS = ("cross_entropy", "binary_cross_entropy")
-
-
 def make_objective(
     task: Any,
     framework: str,
@@ -252,11 +230,6 @@ def _look_up(
         return own
     if not isinstance(value, str) or value not in table:
         known = [*table, *(NAMES if field != "loss" else ())]
-        if isinstance(value, str) and (here := _OF_KERAS.get(value.lower())):
-            logits = " of logits: leave out the activation of the last layer" if here in _OF_LOGITS else ""
-            raise TaskError(
-                f"the task's {field} is {value!r}, which is a name of Keras", f"Here it is {here!r}{logits}."
-            )
         raise TaskError(
             f"the task's {field} is {value!r}, which is neither a function nor a known name",
             did_you_mean(value, known) or f"Known: {', '.join(sorted(known))}.",

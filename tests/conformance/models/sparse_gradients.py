@@ -1,4 +1,4 @@
-"""Sparse gradients of embeddings, and optimizers and models that hvdtrain refuses before the first step."""
+"""Sparse gradients of embeddings, and a model that hvdtrain refuses before the first step."""
 
 from conformance.zoo import EVALUATED, RANDOM, SAMPLES, Judge, Model, Y
 
@@ -31,45 +31,6 @@ class Tables(Model):
 
         torch.manual_seed(0)
         return Net()
-
-
-class TablesOfAdam(Tables):
-    """The same with an optimizer of the task that takes dense gradients alone."""
-
-    judge = Judge(
-        ("torch",), (1, 2), ("Adam does not support sparse gradients", "used/embeddings", "sparse=False")
-    )
-
-    def torch_optimizer(self, parameters):
-        import torch
-
-        return torch.optim.Adam(parameters, 0.1)
-
-
-class Closure(Tables):
-    """L-BFGS, whose step needs a closure."""
-
-    judge = Judge(("torch",), (1, 2), ("LBFGS cannot take a step", "without a closure"))
-
-    def torch_optimizer(self, parameters):
-        import torch
-
-        return torch.optim.LBFGS(parameters, 0.1)
-
-
-class ClosureAsserted(Tables):
-    """An optimizer that asserts that it has a closure, as implementations of SAM do."""
-
-    judge = Judge(("torch",), (1,), ("requires closure", "without a closure"))
-
-    def torch_optimizer(self, parameters):
-        import torch
-
-        class Sharpness(torch.optim.SGD):
-            def step(self, closure=None):
-                assert closure is not None, "Sharpness Aware Minimization requires closure"
-
-        return Sharpness(parameters, 0.1)
 
 
 class Scripted(Model):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from horovod.tensorflow import mpi_ops
 
 from hvdtrain.backends.objective import gathering
-from hvdtrain.backends.objective.gathering import horovods_own, uneven
+from hvdtrain.backends.objective.gathering import horovods_own
 from hvdtrain.backends.tensorflow.functions import marked
 from hvdtrain.errors import TaskError
 
@@ -52,27 +52,6 @@ class Gathering(gathering.Gathering):
         first = tf.where(any_counts, first, tf.shape(gathered)[0])
         gathered = tf.concat([gathered, rest], 0)
         return gathered, tf.minimum(tf.range(samples) + first, tf.shape(gathered)[0] - 1)
-
-    def values(self, tensor: Tensor) -> Tensor:
-        """Return the rows for a loss that called Horovod's allgather; no gradient flows through it."""
-        if self._is_parted:
-            return tensor
-
-        @tf.custom_gradient  # type: ignore[untyped-decorator]
-        def gathered(given: Tensor) -> tuple[Tensor, Any]:
-            rows = self(given)
-            found, expected = tf.shape(rows)[0], tf.shape(given)[0] * tf.cast(self._workers.size, tf.int32)
-            if tf.executing_eagerly() and found != expected:
-                raise uneven()
-            even = tf.debugging.assert_equal(found, expected, uneven().problem)
-
-            def refuse(_: Tensor) -> Tensor:
-                raise horovods_own()
-
-            with nullcontext() if even is None else tf.control_dependencies([even]):
-                return tf.identity(rows), refuse
-
-        return gathered(tensor)
 
 
 def _gather(rows: Tensor, name: str, counts: Tensor, rank: Any) -> Tensor:
@@ -119,10 +98,10 @@ def _from_bits(bits: Tensor, like: Tensor) -> Tensor:
 
 
 def _checked(tensor: Tensor, **options: Any) -> Tensor:
-    """Collective. Do Horovod's allgather, which in a loss leaves padding out and has no gradient."""
+    """Collective. Do Horovod's allgather, which in a loss of several workers is refused."""
     built = gathering.Gathering.built
-    if isinstance(built, Gathering) and built.is_in_loss and not options.get("process_set_id"):
-        return built.values(tf.convert_to_tensor(tensor))
+    if built is not None and built.is_in_loss_of_several and not options.get("process_set_id"):
+        raise horovods_own()
     return _ALLGATHER(tensor, **options)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hvdtrain.backends.objective import gathering
-from hvdtrain.backends.objective.gathering import horovods_own, uneven
+from hvdtrain.backends.objective.gathering import horovods_own
 
 _Allgather: Any = mpi_ops.HorovodAllgather
 
@@ -33,17 +33,6 @@ class Gathering(gathering.Gathering):
             gathered, first = sent, 0
         own = torch.arange(len(tensor), device=tensor.device) + first
         return gathered, own.clamp(max=max(0, len(gathered) - 1))
-
-    def values(self, tensor: Tensor) -> Tensor:
-        """Return the rows for a loss that called Horovod's allgather, without gradient."""
-        if self._is_parted:
-            return tensor
-        if self._workers.size > 1 and tensor.requires_grad:
-            raise horovods_own()
-        gathered: Tensor = self(tensor)
-        if len(gathered) != len(tensor) * self._workers.size:
-            raise uneven()
-        return gathered
 
 
 class _Gather(Function):
@@ -103,14 +92,14 @@ def _from_bytes(data: Tensor, like: Tensor) -> Tensor:
 
 
 class _Checked(_Allgather):
-    """Horovod's allgather, which in a loss has the rows of all workers without padding, or is refused."""
+    """Horovod's allgather, which in a loss of several workers is refused."""
 
     @classmethod
     def apply(cls, tensor: Tensor, name: str | None, process_set: Any) -> Any:
         """Collective. Return the rows of all workers."""
         built = gathering.Gathering.built
-        if isinstance(built, Gathering) and built.is_in_loss and process_set is mpi_ops.global_process_set:
-            return built.values(tensor)
+        if built is not None and built.is_in_loss_of_several and process_set is mpi_ops.global_process_set:
+            raise horovods_own()
         return _Allgather.apply(tensor, name, process_set)
 
 

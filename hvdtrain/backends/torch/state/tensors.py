@@ -1,7 +1,7 @@
 """Tensors of a model and of its optimizer: values, parts, and slots that an optimizer makes late."""
 
 import copy
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from hvdtrain.errors import TaskError
-from hvdtrain.host.cores import is_out_of_memory
 
 # kinds of numbers that numpy has; others (bfloat16, 8-bit floats) travel as float32, which has their values
 _NUMPY_KINDS = {
@@ -136,39 +135,6 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
             group.update(options)
 
 
-def try_step(
-    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.Tensor], clip_norm: float | None
-) -> None:
-    """Let an optimizer that keeps nothing yet take a step with the gradients that are there.
-
-    What it keeps is undone. The parameters are not: the caller has copies of them, or needs them no more.
-    """
-    inner = [one for one in vars(optimizer).values() if isinstance(one, torch.optim.Optimizer)]
-    optimizers = [optimizer, *inner]
-    options = [(g, {k: v for k, v in g.items() if k != "params"}) for o in optimizers for g in o.param_groups]
-    copies = [(group, copy.deepcopy(values)) for group, values in options]
-    attributes = {k: v for k, v in vars(optimizer).items() if isinstance(v, int | float | str | None)}
-    try:
-        if clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(list(parameters.values()), clip_norm)
-        optimizer.step()
-    except Exception as error:
-        if is_out_of_memory(error):
-            raise
-        sparse = [name for name, p in parameters.items() if p.grad is not None and p.grad.is_sparse]
-        text = str(error).partition("\n")[0].partition(". ")[0]
-        raise TaskError(
-            f"{type(optimizer).__name__} cannot take a step with the gradients of the first batch: {text}",
-            _remedy(sparse, text),
-        ) from error
-    finally:
-        for one in optimizers:
-            one.state.clear()
-        for group, values in copies:
-            group.update(values)
-        vars(optimizer).update(attributes)
-
-
 @contextmanager
 def optimizers_kept(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
     """Return a context after which optimizers, and the options of their groups, are as they were.
@@ -207,15 +173,3 @@ def _written(tensor: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def _host_copy(value: Any) -> Any:
     return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
-
-
-def _remedy(sparse: Sequence[str], text: str) -> str:
-    if "closure" in text:
-        return "step() is called without a closure: use an optimizer that needs none, such as SGD or AdamW."
-    if sparse:
-        return (
-            f"The gradients of {', '.join(sparse)} are sparse, all others dense. Make the embeddings with "
-            "sparse=False; or give those an optimizer of their own that takes sparse gradients, such as "
-            "SparseAdam, in torch_optimizers(). hvdtrain's own optimizers take them, too."
-        )
-    return "Correct the optimizer, or give it parameters that it takes; --debug shows the traceback."

@@ -26,7 +26,6 @@ from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.probes import values_of_first
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.state.model_state import Entry
-from hvdtrain.backends.torch.state.tensors import as_kept, set_values, try_step
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
 from hvdtrain.config import Config
@@ -116,8 +115,7 @@ class StepOptimizer(StepOptimizerBase):
         samples = self._of_step()
         check_gradients(self._name, gradients, self._parameters)
         self.is_applied = True
-        is_dry = samples.learning_rate is None
-        if is_dry and self._optimizer.state:
+        if samples.learning_rate is None:
             return
         for parameter, gradient in zip(self._parameters, gradients, strict=True):
             # clipping would change the tensors of the task
@@ -125,13 +123,6 @@ class StepOptimizer(StepOptimizerBase):
         self._is_stepping = True
         try:
             with torch.autocast(samples.weights.device.type, enabled=False):
-                if is_dry:
-                    named = dict(zip(self._paths, self._parameters, strict=True))
-                    before = [as_kept(parameter) for parameter in self._parameters]
-                    try_step(self._optimizer, named, self._clip_norm)
-                    for parameter, values in zip(self._parameters, before, strict=True):
-                        set_values(parameter, values)
-                    return
                 if self._clip_norm is not None:
                     torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
                 for group in self._optimizer.param_groups:

@@ -135,7 +135,6 @@ class PlainStep(WholeModelStep):
                 if (leaf := foreign_leaf(losses, model)) is not None:
                     check_foreign(self.parts.task, "torch", leaf, isinstance(leaf, torch.nn.Parameter))
                 update.backward(losses, gradient_weights if own is None else gradient_weights * own)
-                update.try_out()
             finally:
                 update.zero_grad()
                 update.begin()

@@ -13,7 +13,6 @@ from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
-from hvdtrain.backends.torch.state.tensors import try_step
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.errors import TaskError
 
@@ -173,12 +172,6 @@ class Update:
             self.clip()
             self.update(learning_rate)
         return vector
-
-    def try_out(self) -> None:
-        """Let an optimizer of the task take a step with the gradients of a dry run, which is undone."""
-        if self._is_own and not self._optimizer.state:
-            paths = [entry.path for entry in self._entries]
-            try_step(self._optimizer, dict(zip(paths, self._parameters, strict=True)), self._clip_norm)
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
