@@ -94,6 +94,9 @@ class ReplicaState:
     Args:
         tensors: returns the tensors as they are now, in the same order on all workers.
         is_whole: whether they are those of the whole model, and not of a stage.
+
+    Attributes:
+        changing: the names of what training changes: whether workers then differ.
     """
 
     def __init__(
@@ -106,7 +109,7 @@ class ReplicaState:
     ) -> None:
         self._workers, self._collectives, self._tensors = workers, collectives, tensors
         self._declared = _declared(task, tensors(), getattr(workers, "is_elastic", False), is_whole)
-        self._changing: dict[str, bool] = {}  # what training changes: whether workers then differ
+        self.changing: dict[str, bool] = {}
         self._begun: dict[str, int] | None = None  # checksums before the first step
         self._stamps: dict[str, object] = {}  # at that time
         self._bases: dict[str, Numbers] = {}  # of the sums: the values that all workers had last
@@ -118,13 +121,13 @@ class ReplicaState:
 
     def follow(self, workers: Workers, root: int) -> None:
         """Collective. Take what the root knows to change; a worker that joins does not know it."""
-        self._changing = dict(workers.broadcast_object(self._changing, root))
+        self.changing = dict(workers.broadcast_object(self.changing, root))
 
     def checksums(self) -> list[tuple[str, int]]:
         """Return name and checksum of each tensor that ought to be equal on all workers. Local."""
         tensors = self._tensors()
         found = self._checksums(tensors)
-        ought = [t for t in tensors if not (self._reduction(t) or t.name in self._changing)]
+        ought = [t for t in tensors if not (self._reduction(t) or t.name in self.changing)]
         return [(tensor.name, found[tensor.name][0]) for tensor in ought]
 
     def expect(self, changed: Sequence[Mapping[str, int]]) -> None:
@@ -132,7 +135,7 @@ class ReplicaState:
         for name in dict.fromkeys(name for of_rank in changed for name in of_rank):
             differ = len({of_rank.get(name) for of_rank in changed}) > 1
             # a worker of an elastic job does the dry run alone
-            self._changing[name] = differ or getattr(self._workers, "is_elastic", False)
+            self.changing[name] = differ or getattr(self._workers, "is_elastic", False)
 
     def explain(self, differing: Mapping[str, Collection[int]]) -> set[str]:
         """Return which tensors differ because training changes them though the dry run did not. Local.
@@ -145,8 +148,8 @@ class ReplicaState:
         return found
 
     def _learn(self, names: Sequence[str]) -> None:
-        self._late += [name for name in names if name not in self._changing]
-        self._changing |= dict.fromkeys(names, True)
+        self._late += [name for name in names if name not in self.changing]
+        self.changing |= dict.fromkeys(names, True)
 
     def combine(self, error: TaskError | None = None) -> list[str]:
         """Collective. Give all workers the same state; return names that the dry run did not see change.
@@ -181,7 +184,7 @@ class ReplicaState:
         self._learn([name for name in differing if all(have_moved[name])])
         chosen: dict[str, list[StateTensor]] = {kind: [] for kind in REDUCTIONS}
         for tensor in tensors:
-            name, default = tensor.name, "rank0" if tensor.name in self._changing else ""
+            name, default = tensor.name, "rank0" if tensor.name in self.changing else ""
             reduction = self._reduction(tensor) or default
             if reduction and (len(crcs[name]) > 1 or (reduction == "sum" and any(have_moved[name]))):
                 chosen[reduction].append(tensor)
@@ -204,14 +207,14 @@ class ReplicaState:
         """Return how the workers' state that training changes is combined, for the plan; empty if none is."""
         if self._workers.size == 1:
             return ""
-        own = [name for name in self._changing if name not in self._declared]
+        own = [name for name in self.changing if name not in self._declared]
         parts = [f"{_some([n])}: {kind}" for n, kind in self._declared.items()]
-        if several := [name for name in own if self._changing[name]]:
+        if several := [name for name in own if self.changing[name]]:
             parts.append(
                 f"{_some(several)}: each worker has its own; rank 0's is saved, as DistributedDataParallel "
                 "has it (see state_reductions)"
             )
-        if alike := [name for name in own if not self._changing[name]]:
+        if alike := [name for name in own if not self.changing[name]]:
             parts.append(f"{_some(alike)}: changed by training, the same on all workers; rank 0's is saved")
         return "; ".join(parts)
 
@@ -220,7 +223,7 @@ class ReplicaState:
 
     def _may_differ(self, tensor: StateTensor) -> bool:
         """Return whether a tensor is not certainly as it was before the first step."""
-        is_expected = self._reduction(tensor) or tensor.name in self._changing
+        is_expected = self._reduction(tensor) or tensor.name in self.changing
         stamp = None if is_expected else tensor.stamp()
         return stamp is None or stamp != self._stamps.get(tensor.name)
 

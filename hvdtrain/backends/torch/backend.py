@@ -83,7 +83,7 @@ class TorchBackend(CommonBackend):
         self.replica_state = ReplicaState(
             task, replicas, collectives, self._state_tensors, replicas is self.workers
         )
-        self._moving = MovingState(self.model, parts.trainable, step.changed_early())
+        self._moving = self._moving_state(step.changed_early())
         if config.initial_parameters == "portable":
             self._state.load_initial(config.seed)
         info: ModelInfo = step.describe(describe_parts(step, parts))
@@ -137,7 +137,7 @@ class TorchBackend(CommonBackend):
         if not self.step.follows_trained:
             raise not_in_own_step()
         self._take(renewed_parts(self.parts, kept))
-        self._moving = MovingState(self.model, self.parts.trainable)
+        self._moving = self._moving_state()
         return sum(entry.tensor.numel() for entry in self.parts.trainable)
 
     def undone_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> None:
@@ -164,7 +164,6 @@ class TorchBackend(CommonBackend):
         self.replica_state.restart()
         if self.workers.size == 1:
             return
-        self._moving.forget()
         self._state_tensors.take_back()
         with peer_errors():
             if self.workers.is_elastic:
@@ -185,8 +184,6 @@ class TorchBackend(CommonBackend):
             if eval_batch is not None:
                 with self.ema_weights():
                     self.eval_step(wrap(eval_batch))
-            self._moving.keep()  # for what it has found to move
-        self._moving.forget()
         self.enter_world()
 
     @staticmethod
@@ -221,6 +218,14 @@ class TorchBackend(CommonBackend):
         self.parts, self.optimizers = parts, list(parts.optimizers.values())
         self.step.attach(parts)
         self._state = self.step.make_state()
+
+    def _moving_state(self, changed_early: Sequence[Any] = ()) -> MovingState:
+        paths, replicas = self._state_tensors.paths, self.replica_state
+
+        def is_changing(tensor: torch.Tensor) -> bool:
+            return f"model/{paths.get(id(tensor))}" in replicas.changing
+
+        return MovingState(self.model, self.parts.trainable, changed_early, is_changing)
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:

@@ -1,9 +1,9 @@
 """The moving average of the weights, and what an elastic job's step changes early; as in ``tensorflow/``."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -78,57 +78,16 @@ class ExponentialMovingAverage:
         return [(f"{PREFIX}.{path}", a) for path, a in zip(self._paths, self._averages, strict=True)]
 
 
-_Tensors = dict[str, Any]
-
-# Up to this size a buffer is copied at every step: those of batch norm move without a trace that Python sees.
-_SMALL_BYTES = 1 << 18
-
-
-@dataclass(eq=False, slots=True)
-class _Place:
-    """A tensor that a step may change."""
-
-    holder: _Tensors  # the mapping that has it
-    name: str  # its name there
-    is_copied: bool  # whether it is copied before it has been seen to change
-    always: bool  # whether it is copied at every step, without looking
-    tensor: torch.Tensor | None = None  # what was there at the last look
-    mark: tuple[int, int] | None = None  # by which a change is seen
-    total: complex | None = None  # the sum of its values, if it was taken and the mark is the same since
-    copy: torch.Tensor | None = None  # its values before the step; None if it has never been copied
-
-    def look(self, thoroughly: bool) -> bool:
-        """Return whether the tensor must be copied, and remember what is there."""
-        tensor = self.holder.get(self.name)
-        if not isinstance(tensor, torch.Tensor):
-            self.tensor = self.mark = self.total = self.copy = None
-            return False
-        if self.is_copied and tensor.numel() * tensor.element_size() <= _SMALL_BYTES:
-            self.always = True
-        mark = _mark(tensor)
-        is_new, has_moved = self.mark is None, mark != self.mark or tensor is not self.tensor
-        before = None if has_moved else self.total
-        if thoroughly and not self.always:
-            self.total = _total(tensor)
-            # an operation on .data changes values and not the mark
-            self.always = before is not None and before != self.total
-        elif has_moved:
-            self.total = None
-        self.tensor, self.mark = tensor, mark
-        return self.always or (self.is_copied if is_new else has_moved)
-
-
 class MovingState:
     """The values before a step of everything that the step changes while it may still fail.
 
-    Those are the buffers that a forward pass changes, such as the statistics of batch norm. A task's own step
-    also updates parameters before its last reduction; of it, all that the optimizers change is copied.
-
-    Small buffers are copied at every step, large ones, such as masks and tables, when they have changed. A
-    frozen parameter, which may be one of billions, is copied when it has been seen to change.
+    Those are the buffers, which a forward pass changes, such as the statistics of batch norm, and the frozen
+    parameters that it changes. A task's own step also updates parameters before its last reduction; of it,
+    all that the optimizers change is copied.
 
     Args:
         optimizers: those whose updates a step does before its last reduction.
+        is_changing: whether training changes a frozen parameter, which may be one of billions.
     """
 
     def __init__(
@@ -136,115 +95,50 @@ class MovingState:
         model: nn.Module,
         trainable: Sequence[Entry],
         optimizers: Sequence[torch.optim.Optimizer] = (),
+        is_changing: Callable[[torch.Tensor], bool] = lambda _: False,
     ) -> None:
-        own = {id(entry.tensor) for entry in trainable}
-        self._optimizers = list(optimizers)
-        self._steps = 0
-        self._others: list[tuple[_Tensors, dict[str, Any]]] = []  # what is no tensor, of the optimizers
-        self._states: list[tuple[torch.optim.Optimizer, list[tuple[torch.Tensor, _Tensors]]]] = []
-        self._slots: dict[tuple[int, str], _Place] = {}
-        self._places = []
-        for module in model.modules():
-            parameters = cast(_Tensors, module._parameters)
-            self._places += [_Place(module._buffers, name, True, False) for name in module._buffers]
-            for name, parameter in parameters.items():
-                if id(parameter) not in own:
-                    self._places.append(_Place(parameters, name, False, False))
-                elif self._optimizers:
-                    self._places.append(_Place(parameters, name, True, True))
+        self._model, self._optimizers, self._is_changing = model, optimizers, is_changing
+        self._own = {id(entry.tensor) for entry in trainable}
+        self._states: list[tuple[torch.optim.Optimizer, dict[Any, Any]]] = []
+        self._holders: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # mappings, and what they held
+        self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # tensors and their values
 
+    @torch.no_grad()
     def keep(self) -> None:
-        """Copy what may have changed since the last copy. Local: no collective."""
-        if not self._places:
-            return
-        self._steps += 1
-        # in steps 1, 2, 4, 8, ...
-        thoroughly = self._steps & (self._steps - 1) == 0
-        if self._optimizers:
-            self._keep_optimizers()
-        self._copy([place for place in self._all() if place.look(thoroughly)])
+        """Copy what the step may change. Local: no collective."""
+        self._states = [(optimizer, dict(optimizer.state)) for optimizer in self._optimizers]
+        holders: list[Any] = [module._buffers for module in self._model.modules()]
+        for optimizer, slots in self._states:
+            holders += [*optimizer.param_groups, *slots.values()]
+        self._holders = [(holder, dict(holder)) for holder in holders]
+        tensors = [t for _, held in self._holders for t in held.values() if isinstance(t, torch.Tensor)]
+        for parameter in self._model.parameters():
+            if self._optimizers if id(parameter) in self._own else self._is_changing(parameter):
+                tensors.append(parameter)
+        before, self._copies = self._copies, {}
+        kinds: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for tensor in tensors:
+            known, copy = before.get(id(tensor), (None, tensor))
+            if known is not tensor or not _is_alike(tensor, copy):
+                copy = tensor.detach().clone()
+            else:  # those of one kind at once, into the memory of the copies before
+                copies, sources = kinds.setdefault((tensor.dtype, tensor.device), ([], []))
+                copies.append(copy)
+                sources.append(tensor.detach())
+            self._copies[id(tensor)] = tensor, copy
+        for copies, sources in kinds.values():
+            torch._foreach_copy_(copies, sources)
 
     def restore(self) -> None:
         """Make everything as it was when ``keep`` was called last. Local: no collective."""
-        for optimizer, known in self._states:
-            optimizer.state.clear()
-            optimizer.state.update(known)
-        for holder, values in self._others:
-            slots = {place.name for place in self._slots.values() if place.holder is holder}
-            for key in holder.keys() - values.keys() - slots:
-                del holder[key]
-            holder.update(values)
-        for place in self._all():
-            place.holder[place.name] = place.tensor
-            if place.tensor is not None and place.copy is not None:
-                set_values(place.tensor, place.copy)
-                place.mark = _mark(place.tensor)
-
-    def forget(self) -> None:
-        """Forget the values of before, as another worker's have come in their place. Local: no collective.
-
-        Horovod writes them without a mark by which a change is seen.
-        """
-        self._steps = 0
-        for place in self._all():
-            place.is_copied |= place.copy is not None  # it has been seen to change
-            place.mark = place.total = place.copy = None
-
-    def _all(self) -> Iterator[_Place]:
-        yield from self._places
-        yield from self._slots.values()
-
-    def _keep_optimizers(self) -> None:
-        """Note what the optimizers hold in addition to tensors, and where they hold tensors."""
-        self._others.clear()
-        self._states = [(optimizer, list(optimizer.state.items())) for optimizer in self._optimizers]
-        slots: dict[tuple[int, str], _Place] = {}
-        for optimizer in self._optimizers:
-            for holder in [*optimizer.param_groups, *optimizer.state.values()]:
-                others = {}
-                for name, value in holder.items():
-                    key = id(holder), name
-                    if isinstance(value, torch.Tensor):
-                        known = self._slots.get(key)
-                        is_known = known is not None and known.holder is holder
-                        slots[key] = known if known and is_known else _Place(holder, name, True, True)
-                    else:
-                        others[name] = value
-                self._others.append((holder, others))
-        self._slots = slots
-
-    @torch.no_grad()
-    def _copy(self, places: Sequence[_Place]) -> None:
-        """Copy tensors, those of one kind at once."""
-        kinds: dict[tuple[torch.dtype, torch.device], tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for place in places:
-            tensor, copy = place.tensor, place.copy
-            assert tensor is not None
-            if (
-                copy is None
-                or copy.shape != tensor.shape
-                or copy.dtype != tensor.dtype
-                or tensor.layout != torch.strided
-            ):
-                place.copy = tensor.detach().clone()
-                continue
-            copies, tensors = kinds.setdefault((tensor.dtype, tensor.device), ([], []))
-            copies.append(copy)
-            tensors.append(tensor.detach())
-        for copies, tensors in kinds.values():
-            torch._foreach_copy_(copies, tensors)
+        for holder, held in [*((one.state, slots) for one, slots in self._states), *self._holders]:
+            holder.clear()
+            holder.update(held)
+        for tensor, copy in self._copies.values():
+            set_values(tensor, copy)
 
 
-def _mark(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return what changes if an operation changes a tensor, or it is given other memory."""
-    version = -1 if tensor.is_inference() else tensor._version
-    return version, tensor.data_ptr() if tensor.layout is torch.strided else 0
-
-
-def _total(tensor: torch.Tensor) -> complex:
-    """Return the sum of a tensor's values; NaN, which is equal to nothing, if there is none."""
-    kind = torch.complex128 if tensor.is_complex() else torch.float64
-    try:
-        return complex(tensor.detach().sum(dtype=kind).item())
-    except (RuntimeError, TypeError):  # of a kind that is not added up
-        return complex("nan")
+def _is_alike(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    """Return whether a copy has the shape and the kind of a dense tensor."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_inference()
+    return is_dense and copy.shape == tensor.shape and copy.dtype is tensor.dtype
