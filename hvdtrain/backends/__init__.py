@@ -22,10 +22,7 @@ from hvdtrain.workers.activity import ACTIVITY
 
 
 def load_backend(config: Config, membership: Membership | None = None) -> Backend:
-    """Import a framework's backend and start its Horovod.
-
-    Collective. A process has one backend: each framework brings a native library of its own.
-    """
+    """Import a framework's backend and start its Horovod."""
     framework = FRAMEWORKS[config.framework]
     if framework.flag == "torch":
         require_triton_before_tensorflow()

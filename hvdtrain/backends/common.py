@@ -101,12 +101,7 @@ class CommonBackend:
 
 
 def follow_trained(backend: Backend, config: Config, step: int) -> str:
-    """Collective. Let the next step follow what callbacks have frozen or thawed; return a note of it.
-
-    Raises:
-        TaskError: On every worker alike, if workers have changed different parameters, a layer was replaced,
-            or the job cannot follow.
-    """
+    """Collective. Let the next step follow what callbacks have frozen or thawed; return a note of it."""
     if not isinstance(backend, TrainedParameters):
         return ""
     workers, change = backend.workers, backend.trained_change()
@@ -119,10 +114,7 @@ def follow_trained(backend: Backend, config: Config, step: int) -> str:
 
 
 def check_replicas(backend: Backend) -> None:
-    """Collective. Check that every worker holds the same model, by one small checksum.
-
-    What training changes on each worker by itself is left out.
-    """
+    """Collective. Check that every worker holds the same model, by one small checksum."""
     workers = backend.workers
     if workers.size == 1:
         return

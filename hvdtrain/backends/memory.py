@@ -157,10 +157,7 @@ def saving_bytes(plan: MemoryPlan, config: Config) -> int:
 
 
 def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
-    """Return what the exchange takes in addition to the gradients: the tensor that joins some, and its sum.
-
-    With sharded state, also the bucket that is gathered. If gradients are compressed, all of them are joined.
-    """
+    """Return what the exchange takes in addition to the gradients: what joins some of them, and its sum."""
     if workers == 1:
         return 0
     whole = plan.trained_bytes

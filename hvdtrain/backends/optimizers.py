@@ -235,10 +235,7 @@ def in_one_array(name: str) -> TaskError:
 
 
 def combined_rates(rates: Mapping[str, OwnRates]) -> tuple[OwnRates, dict[str, float]]:
-    """Return the learning rates of several optimizers as one, and each one's base relative to the largest.
-
-    The factors of an optimizer's groups are to be multiplied by its own relative base.
-    """
+    """Return the learning rates of several optimizers as one, and each one's base relative to the largest."""
     if list(rates) == [MAIN]:
         return rates[MAIN], {MAIN: 1.0}
     bases = [own.base for own in rates.values() if own.base is not None]
@@ -256,10 +253,7 @@ def combined_rates(rates: Mapping[str, OwnRates]) -> tuple[OwnRates, dict[str, f
 
 
 def state_prefixes(names: Sequence[str]) -> dict[str, str]:
-    """Return what stands before the slots of each optimizer in a portable state, after ``optimizer/``.
-
-    A single optimizer ``main`` has the names that a task without an own step has.
-    """
+    """Return what stands before the slots of each optimizer in a portable state, after ``optimizer/``."""
     return {MAIN: ""} if list(names) == [MAIN] else {name: f"{name}/" for name in names}
 
 

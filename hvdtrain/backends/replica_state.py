@@ -138,10 +138,7 @@ class ReplicaState:
             self.changing[name] = differ or getattr(self._workers, "is_elastic", False)
 
     def explain(self, differing: Mapping[str, Collection[int]]) -> set[str]:
-        """Return which tensors differ because training changes them though the dry run did not. Local.
-
-        Those are they that no worker has as they were before the first step.
-        """
+        """Return which tensors differ because training changes them though the dry run did not. Local."""
         begun = self._begun or {}
         found = {name for name, crcs in differing.items() if name in begun and begun[name] not in crcs}
         self._learn(sorted(found))
@@ -152,13 +149,7 @@ class ReplicaState:
         self.changing |= dict.fromkeys(names, True)
 
     def combine(self, error: TaskError | None = None) -> list[str]:
-        """Collective. Give all workers the same state; return names that the dry run did not see change.
-
-        What a worker has no more, or has not written to, is left as it is on all workers.
-
-        Raises:
-            TaskError: On every worker alike, if one has such an error, or a tensor has different sizes.
-        """
+        """Collective. Give all workers the same state; return names that the dry run did not see change."""
         if self._workers.size == 1:
             if error is not None:
                 raise error

@@ -51,10 +51,7 @@ NO_SIGNALS: tuple[float, ...] = SIGNALS * (0.0,)
 def encode_signals(
     flags: ControlFlags = NO_FLAGS, statistics: StepStatistics = NO_STATISTICS
 ) -> tuple[float, ...]:
-    """Return flags and statistics as a vector whose sum over workers ``decode_signals`` reads.
-
-    Without anything to tell, the result is ``NO_SIGNALS`` itself, so that a backend can skip work.
-    """
+    """Return flags and statistics as a vector whose sum over workers ``decode_signals`` reads."""
     vector = (
         float(flags.stop),
         float(flags.save),
@@ -110,11 +107,7 @@ class StepMetrics:
         timed: int = 0,
         workers: int | None = None,
     ) -> "StepMetrics":
-        """Return what a reduced vector says.
-
-        It consists of a sum for each name, a sum of weights for each weighted name, the busy seconds of
-        ``timed`` ranks (all that there may be, or none), ``FINDINGS`` numbers and the signals.
-        """
+        """Return what a reduced vector says."""
         ends = len(names), len(names) + len(weighted), len(names) + len(weighted) + timed
         unused, overflow, *signals = vector[ends[2] :]
         return cls(

@@ -29,10 +29,7 @@ _NAMES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"
 
 
 def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
-    """Collective. Let Horovod see the workers of torchrun: set its variables, and start the rendezvous.
-
-    If torchrun is killed, the workers that it started get SIGTERM, so that they save and end.
-    """
+    """Collective. Let Horovod see the workers of torchrun: set its variables, and start the rendezvous."""
     end_with_parent(None)
     rank, (interface, address) = int(environ["RANK"]), _own_interface(environ)
     own: dict[str, Any] = {
@@ -58,11 +55,7 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[str, str]]:
-    """Choose the key, as rank 0.
-
-    Returns:
-        The key, and what the other ranks need to get it: on one host, the file of this user that holds it.
-    """
+    """Choose the key, as rank 0."""
     if key := environ.get(KEY_VARIABLE):
         return key, {}
     key = secrets.token_hex(32)

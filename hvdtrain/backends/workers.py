@@ -126,11 +126,7 @@ class HorovodWorkers:
         return self.is_elastic or self.size > 1
 
     def restart(self, world: World) -> None:
-        """Collective. Enter a world of an elastic job: take rank and size anew.
-
-        Raises:
-            PeerLostError: If Horovod does not come up in it.
-        """
+        """Collective. Enter a world of an elastic job: take rank and size anew."""
         if self._membership is None:
             raise RuntimeError("only the workers of an elastic job enter a world")
         self._hvd.shutdown()  # of the time alone before the first world
@@ -158,22 +154,14 @@ class HorovodWorkers:
         self._hvd.shutdown()
 
     def broadcast_object(self, value: Any, root: int = 0) -> Any:
-        """Collective. Return the root's value, which must be of types that travel, on every worker.
-
-        Raises:
-            ExchangeError: On every worker, if the root's value does not travel.
-        """
+        """Collective. Return the root's value, which must be of types that travel, on every worker."""
         if self.size == 1:
             return value
         message = self._exchange(root, value if self.rank == root else None)[root]
         return value if self.rank == root else wire.decode(message, f"rank {root}")
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Collective. Return the values of all workers, in the order of ranks, on every worker.
-
-        Raises:
-            ExchangeError: On every worker, if a value does not travel.
-        """
+        """Collective. Return the values of all workers, in the order of ranks, on every worker."""
         if self.size == 1:
             return [value]
         messages = self._exchange(GATHER, value)
@@ -290,11 +278,7 @@ def frame(purpose: int, value: Any) -> NDArray[np.uint8]:
 
 
 def messages_in(joined: NDArray[np.uint8], size: int, purpose: int) -> list[memoryview]:
-    """Return the encoded objects of all workers, in the order of ranks.
-
-    Raises:
-        ExchangeError: On every worker alike, if one sent something else or has an object that cannot travel.
-    """
+    """Return the encoded objects of all workers, in the order of ranks."""
     rest, messages = joined.data, []
     failure: ExchangeError | None = None
     for rank in range(size):

@@ -95,7 +95,10 @@ def test_frozen_weights_that_training_changes_are_as_before(move):
             weight.data = weight.data * share
 
     model = Model()
-    moving = MovingState(model, model.trainable(), is_changing=lambda one: one is model.target.weight)
+    by_dry_run = (lambda one: one is model.target.weight) if move == "by data" else (lambda one: False)
+    moving = MovingState(model, model.trainable(), is_changing=by_dry_run)
+    moving.keep()
+    change()
     for _ in range(3):
         moving.keep()
         before = values(model)

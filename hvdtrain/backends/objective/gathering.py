@@ -62,12 +62,7 @@ class Gathering(ABC):
 
     @contextmanager
     def among(self, workers: Any, weights: Any) -> Iterator[None]:
-        """Return a context in which a loss may gather.
-
-        Args:
-            workers: those among whom it gathers.
-            weights: those of the samples that the loss is given, (samples,); 0 for padding.
-        """
+        """Return a context in which a loss may gather."""
         self._workers, self._weights, self._calls = workers, weights, 0
         try:
             yield

@@ -18,12 +18,7 @@ _LEAST = 1e-30  # in place of a weight of 0
 
 
 def mixed(loss: Callable[..., Any], cast: Callable[[Any, Any], Any]) -> Callable[..., Any]:
-    """Return the loss of samples that mixup or CutMix made: that of both samples, by their shares.
-
-    Args:
-        loss: a function of (outputs, batch) that gives one value per sample, perhaps with weights.
-        cast: returns a tensor in another type.
-    """
+    """Return the loss of samples that mixup or CutMix made: that of both samples, by their shares."""
 
     def of_both(outputs: Any, batch: Mapping[str, Any]) -> Any:
         if SHARE not in batch:  # samples as they are
@@ -61,18 +56,7 @@ def make_objective(
     mixed: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     watch: Callable[[Any, Mapping[str, Any]], None] | None = None,
 ) -> Objective:
-    """Make the function that a step differentiates. It takes batches with flat names.
-
-    Metrics of a whole evaluation are left out of it.
-
-    Args:
-        task: the task.
-        framework: "torch" or "tf"; the task's ``<framework>_loss`` goes before ``loss``.
-        table: the framework's named losses and metrics, each (outputs, batch) -> per sample.
-        label_smoothing: part of the target that loss cross_entropy spreads over all classes.
-        mixed: makes of a loss that of mixed samples; None if samples are not mixed.
-        watch: is called with the model's outputs and the batch as the loss is given it.
-    """
+    """Make the function that a step differentiates. It takes batches with flat names."""
     own: Objective | None = getattr(task, f"{framework}_loss", None)
     if own is not None:
         counting_of(task, f"its own {framework}_loss")

@@ -19,10 +19,7 @@ _SMALL_OUTPUT = 1e-3  # relative to the largest; such an output may be what is l
 
 
 def compare(expected: Sequence[NDArray[Any]], found: Sequence[NDArray[Any]]) -> Exported:
-    """Compare two models' outputs on one batch, each output relative to its largest; NaN equals NaN.
-
-    An output that is small is compared relative to a thousandth of their largest.
-    """
+    """Compare two models' outputs on one batch, each output relative to its largest; NaN equals NaN."""
     pairs = list(zip(expected, found, strict=False))
     scales = [_largest(array) for array in expected]
     scale = max(scales, default=0.0)

@@ -51,11 +51,7 @@ def _is_ema(name: str) -> bool:
 
 
 def with_initial_values(state: PortableState, seed: int) -> PortableState:
-    """Return a portable state whose model has the initial values of a seed.
-
-    Arrays whose role says no distribution keep their values; the moving average is left out, so
-    that it starts from the weights.
-    """
+    """Return a portable state whose model has the initial values of a seed."""
     initial = without_ema(state)
     for name, array in initial.items():
         if name.startswith("model/"):
@@ -72,9 +68,6 @@ def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.fl
     the receptive field counted into both fans), orthogonal rows for recurrent kernels (Saxe et al.
     2013), uniform in [-0.05, 0.05] for embeddings, ones for gamma and moving_variance, zeros for
     bias, beta and moving_mean.
-
-    Returns:
-        The value, or None where the role (the name's last part) says no distribution.
     """
     if not has_initial_value(name, shape):
         return None

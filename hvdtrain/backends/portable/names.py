@@ -139,11 +139,7 @@ def check_state(
 
 
 def state_problems(expected: Shapes, found: Shapes) -> list[str]:
-    """Return where a portable state does not fit, in twelve lines at most.
-
-    The first names that are missing (each with the closest of the unexpected ones), unexpected or
-    misshapen, and how many more there are.
-    """
+    """Return where a portable state does not fit, in twelve lines at most."""
     missing, unexpected = _unmatched(expected, found)
     bent = [name for name in expected if name in found and expected[name] != found[name]]
     lines = []
@@ -215,10 +211,7 @@ def _remedy(expected: Shapes, found: Shapes, framework: str, own_names: Mapping[
 
 
 def _add(mapping: dict[str, str], kept: set[str], own: list[str], portable: list[str]) -> None:
-    """Add a pair of names by the shortest paths that tell them apart: what both end with is left out.
-
-    A path is not shortened so far that it would rename what fits already (``kept``).
-    """
+    """Add a pair of names by the shortest paths that tell them apart: what both end with is left out."""
     while len(own) > 1 and len(portable) > 1 and own[-1] == portable[-1]:
         path, target = "/".join(own[:-1]), "/".join(portable[:-1])
         if mapping.get(path, target) != target or any(name.startswith(f"{path}/") for name in kept):

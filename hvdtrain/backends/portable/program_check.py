@@ -46,11 +46,7 @@ Write = Callable[[tuple[ProgramInput, ...]], Written]
 def write_and_compare(
     program: Program, model: Callable[..., Any], tensors: Tensors, write: Write
 ) -> Exported:
-    """Write a program with as many dynamic axes as the model allows, and compare it with the model.
-
-    It is compared on the real batches that it was made of, and on other lengths of them. If it cannot be
-    written with all dynamic axes, or gives other outputs, the lengths are fixed, and then the batch size.
-    """
+    """Write a program with as many dynamic axes as the model allows, and compare it with the model."""
     problem: Exception | None = None
     levels = _levels(program.inputs)
     for inputs in levels:

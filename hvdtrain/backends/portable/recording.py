@@ -28,10 +28,7 @@ class Tensors(NamedTuple):
 def named_outputs(
     outputs: Any, tensors: Tensors, taken: Sequence[str] = ()
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the tensors in a model's outputs by name, and what else there is, as text.
-
-    A single tensor is named "outputs"; others have the names of their keys or fields, or numbers.
-    """
+    """Return the tensors in a model's outputs by name, and what else there is, as text."""
     named: dict[str, Any] = {}
     ignored = []
     for path, leaf in leaves(_plain(outputs), tensors.is_tensor):

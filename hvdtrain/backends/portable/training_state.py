@@ -39,12 +39,7 @@ class Spool:
             self._file = tempfile.TemporaryFile(dir=folder, prefix=".spool-")  # noqa: SIM115 - lives as long as this
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-        """Return an array whose values are undefined.
-
-        Raises:
-            OSError: If the disk has no room for it: that is reserved here, since writing to an array cannot
-                report it.
-        """
+        """Return an array whose values are undefined."""
         kind = np.dtype(dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         if self._file is None or not size:
@@ -55,11 +50,7 @@ class Spool:
         return np.memmap(self._file, kind, "r+", begin, shape)
 
     def keep(self, array: NDArray[Any]) -> NDArray[Any]:
-        """Return a copy of an array.
-
-        Raises:
-            OSError: If the disk has no room for it.
-        """
+        """Return a copy of an array."""
         copy = self.empty(array.shape, array.dtype)
         copy[...] = array
         return copy
@@ -77,11 +68,7 @@ class ReadyState:
         self._error = error
 
     def read(self) -> PortableState:
-        """Return the state; may be called once, in another thread.
-
-        Raises:
-            OSError: If there was no room to gather it.
-        """
+        """Return the state; may be called once, in another thread."""
         if self._state is None:
             raise self._error or OSError("the state could not be gathered")
         state, self._state = self._state, None
@@ -121,10 +108,7 @@ class CommonState:
         return []
 
     def load_weights(self, weights: StateArrays, is_part: bool = False) -> None:
-        """Load the model's part of a portable state, having checked all of it; optimizers stay as they are.
-
-        A moving average and local steps start anew from it.
-        """
+        """Load the model's part of a state, having checked it; averages and local steps start anew."""
         fields = [field for field in self.model.fields if not is_part or field.name in weights]
         self.check_fits({field.name: field.shape for field in fields}, weights)
         for field in fields:

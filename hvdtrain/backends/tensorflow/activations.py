@@ -15,11 +15,7 @@ Tensor = Any
 
 
 def apply_activation_checkpointing(model: Layer) -> list[str]:
-    """Let a model keep what goes into its blocks, and compute the rest again where it is needed.
-
-    Returns:
-        The names of the blocks.
-    """
+    """Let a model keep what goes into its blocks, and compute the rest again where it is needed."""
     blocks = dict(_marked(model)) or dict(_repeated(model))
     if not blocks:
         raise no_blocks("tf_model()", "keras.layers.Layer", "or use two or more of it in one place")

@@ -154,10 +154,7 @@ class TensorFlowBackend(CommonBackend):
         return sum(math.prod(field.shape) for field in self.parts.trainable)
 
     def undone_step(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> None:
-        """Collective. Do a step as ``train_step``, with what was trained before, and undo it.
-
-        The step was traced with that.
-        """
+        """Collective. Do a step as ``train_step``, with what was trained before, and undo it."""
         with self._all_kept():
             self.train_step(batch, learning_rate, signals)
 

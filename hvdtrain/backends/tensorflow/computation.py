@@ -162,10 +162,7 @@ class Computation:
         return self.names, self.weighted, self.unused
 
     def learn_form(self, batch: TensorFlowBatch, training: bool) -> None:
-        """Find out whether calls of the model add losses, which must be known of a batch with padding.
-
-        They are traced and not run, which changes nothing.
-        """
+        """Find out whether calls of the model add losses, which must be known of a batch with padding."""
         if training in self.leaves_out or not batch.is_padded:
             return
 

@@ -50,10 +50,7 @@ class Compiled:
 
 
 def of_any_number(arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """Return a step's arguments as a trace needs them that is to serve any number of micro-batches.
-
-    The arrays, weights and gradient weights come first; their first axis is that of micro-batches.
-    """
+    """Return a step's arguments as a trace needs them that is to serve any number of micro-batches."""
     parts = tf.nest.map_structure(
         lambda tensor: tf.TensorSpec((None, *tensor.shape[1:]), tensor.dtype), tuple(arguments[:3])
     )
@@ -83,10 +80,7 @@ def run_compiled(function: Callable[..., Tensor], *arguments: Any) -> Tensor:
 
 
 def run_eagerly(compute: Callable[[], Any], can_repeat: Callable[[], bool]) -> Any:
-    """Run a computation eagerly: that takes no trace, and errors name the user's own lines.
-
-    What works in a graph alone is traced.
-    """
+    """Run a computation eagerly: that takes no trace, and errors name the user's own lines."""
     try:
         return compute()
     except TaskError:
@@ -104,10 +98,7 @@ def run_eagerly(compute: Callable[[], Any], can_repeat: Callable[[], bool]) -> A
 
 
 def of_counted(counts: Sequence[int], function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function of a micro-batch and weights that is given the samples that do not have weight 0.
-
-    Their number is known when it is traced, as shapes are in a loop of the framework.
-    """
+    """Return a function of a micro-batch and weights that is given the samples that do not have weight 0."""
 
     def of_arrays(arrays: Any, weights: Tensor, *others: Tensor) -> Any:
         if not counts or counts[0] == weights.shape[0]:

@@ -30,10 +30,7 @@ def float_bits_of(model: Any) -> int:
 
 @contextmanager
 def autocast(precision: str) -> Iterator[None]:
-    """Return a context in which a model is made whose layers compute in half precision.
-
-    Layers that the user gave a type keep it. A policy that is set meanwhile is of this model alone.
-    """
+    """Return a context in which a model is made whose layers compute in half precision."""
     before = keras.config.dtype_policy()
     if precision != "fp32":
         keras.config.set_dtype_policy(_POLICIES[precision])
@@ -51,10 +48,7 @@ def precision_of(model: Any, precision: str) -> str:
 
 
 def new_loss_scale(config: Config, precision: str, optimizer: Any, workers: Sized) -> "LossScale | None":
-    """Return the loss scale of a job; None if it needs none, or its optimizer scales losses itself.
-
-    Where layers request fp16 and not the config, it is that of ``model.fit``.
-    """
+    """Return the loss scale of a job; None if it needs none, or its optimizer scales losses itself."""
     if precision != "fp16" or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return None
     optimizer.loss_scale_factor = None
@@ -92,10 +86,7 @@ def unscaled(gradients: Sequence[Tensor], factor: Tensor | None) -> list[Tensor]
 
 
 def cast_outputs_to_fp32(model: Any, precision: str) -> Any:
-    """Return the model with outputs in fp32, so that losses and metrics are computed in it.
-
-    Of a model that has no ``call`` of its own, those of the layers that are its attributes are cast.
-    """
+    """Return the model with outputs in fp32, so that losses and metrics are computed in it."""
     return model if precision == "fp32" else _Fp32Outputs(model)
 
 

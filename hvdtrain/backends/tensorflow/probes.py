@@ -172,11 +172,7 @@ def values_of_first(
     draws: list[str],
     rows_of: Callable[[Any, Tensor, Tensor], Tensor],
 ) -> dict[str, NDArray[Any]]:
-    """Return the loss and the metrics of a batch's first micro-batch, by name.
-
-    It is computed eagerly: that takes no trace, and errors name the user's own lines. What works in
-    a graph alone is traced.
-    """
+    """Return the loss and the metrics of a batch's first micro-batch, by name."""
     arrays, weights, gradient_weights = computation.first_counted(batch, training)
     seed_operations(batch.step)
     computation.set_seeds(computation.seeds(batch.step))
@@ -200,11 +196,7 @@ def values_of_first(
 
 
 def find_comparing(computation: Computation, batch: HostBatch, training: bool) -> str:
-    """Collective. Return a sentence on how a value of a sample depends on other samples, or "".
-
-    It follows a dry run. The model is in evaluation, so that neither dropout nor batch norm is taken for
-    the loss. Of a loss that gathers nothing is said.
-    """
+    """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
     if computation.gathering.is_used:
         return ""
     arrays, weights, _ = computation.first_counted(computation.wrap(batch), training)

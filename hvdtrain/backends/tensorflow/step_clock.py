@@ -63,10 +63,7 @@ class StepClock(StepClockBase):
         return [rank * [0.0], [seconds], (self.timed - 1 - rank) * [0.0]]
 
     def ready(self, tensors: Sequence[Tensor]) -> None:
-        """Note when this worker has computed its gradients, or what else it sends; the last note counts.
-
-        Called while a step is traced, as are the next two.
-        """
+        """Note when this worker has computed its gradients, or what else it sends; the last note counts."""
         self._is_waiting = True
         if self._is_measured:
             with tf.control_dependencies(tensors):

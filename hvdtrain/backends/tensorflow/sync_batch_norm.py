@@ -142,16 +142,6 @@ def moments(
 
     Deviations are taken within each row, in the input's precision; rows and workers are put together
     in fp64, where the difference of two large sums does no harm.
-
-    Args:
-        x: (rows, ...), channels on one axis.
-        weights: (rows,), or with a mask (rows, steps), fp64.
-        axis: the channels'.
-        sync: sums over workers.
-        name: of the all-reduce, the same on every worker.
-
-    Returns:
-        mean and variance (channels,), count (), all fp64.
     """
     leading = list(range(len(weights.shape)))
     inner = [i for i in range(len(x.shape)) if i != axis and i not in leading]

@@ -58,10 +58,7 @@ def check_compiler(host: str) -> None:
 
 
 def compiled(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step as XLA compiles it, anew for each set of shapes.
-
-    It must hold no collective: Horovod is built without its operations for XLA.
-    """
+    """Return a step as XLA compiles it, anew for each set of shapes."""
     function: Callable[..., Any] = tf.function(step, autograph=False, jit_compile=True)
     return function
 

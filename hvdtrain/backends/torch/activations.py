@@ -21,11 +21,7 @@ _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def apply_activation_checkpointing(model: nn.Module) -> list[str]:
-    """Let a model keep what goes into its blocks, and compute the rest again where it is needed.
-
-    Returns:
-        The names of the blocks.
-    """
+    """Let a model keep what goes into its blocks, and compute the rest again where it is needed."""
     blocks = dict(_marked(model)) or dict(_repeated(model))
     if not blocks:
         raise no_blocks("torch_model()", "torch.nn.Module", "or keep two or more of it in a ModuleList")

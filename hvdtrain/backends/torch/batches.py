@@ -32,10 +32,7 @@ class TorchBatch:
     def counted(
         self, place: int, least: int = 1
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Return a micro-batch without padding, with its weights and gradient weights.
-
-        A micro-batch of which no sample counts stays as it is.
-        """
+        """Return a micro-batch without padding, with its weights and gradient weights."""
         micro_batch, rows = self.micro_batches[place], self.counted_rows[place]
         weights, gradient_weights = self.weights[place], self.gradient_weights[place]
         if rows is None:
@@ -99,10 +96,7 @@ class BatchMaker:
         return torch.float64 if self.float_bits == 64 else torch.float32
 
     def _weigh(self, batch: HostBatch) -> tuple[Any, ...]:
-        """Return weights, gradient weights, the rows that count and the sum that gradients are divided by.
-
-        They are those of the batch before if its weights are the same.
-        """
+        """Return weights, gradient weights, the rows that count and the sum that gradients are divided by."""
         known = self._known_weights
         if known is None or known[0] is not batch.weights:
             reduced = float(batch.weights.sum()) if self._is_local else batch.total_weight

@@ -125,10 +125,7 @@ class Computation:
     def micro_batches(
         self, batch: TorchBatch
     ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]]:
-        """Yield micro-batches with weights and gradient weights; functions of the task are given no padding.
-
-        A micro-batch of which no sample counts stays as it is.
-        """
+        """Yield micro-batches with their weights; the task's functions are given no padding."""
         # batch norm trains with no single row, and other workers may have more: such a row is repeated
         least = 2 if self.is_training and self._has_batch_norm else 1
         for place in range(len(batch.weights)):

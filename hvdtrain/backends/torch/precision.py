@@ -34,10 +34,7 @@ def autocast(precision: str, device: torch.device, cache: bool = True) -> Abstra
 
 
 def cast_outputs_to_fp32(model: torch.nn.Module, precision: str) -> None:
-    """Cast the model's outputs to fp32, so that losses and metrics are computed in it.
-
-    Of a model that has no forward of its own, such as a ``ModuleDict``, those of its direct parts are cast.
-    """
+    """Cast the model's outputs to fp32, so that losses and metrics are computed in it."""
     if precision == "fp32":
         return
     is_called = type(model).forward is not torch.nn.Module.forward

@@ -204,11 +204,7 @@ def values_of_first(
 
 
 def find_comparing(computation: Computation, batch: HostBatch, training: bool) -> str:
-    """Collective. Return a sentence on how a value of a sample depends on other samples, or "".
-
-    It follows a dry run. The model is in evaluation, so that neither dropout nor batch norm is taken for
-    the loss. Of a loss that gathers nothing is said.
-    """
+    """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
     model, device = computation.model, computation.device
     # whether a layer has the statistics of the batch in evaluation, too
     is_unusual = any(layer.running_mean is None for layer in find_batch_norms(model).values())

@@ -195,11 +195,7 @@ class StateTensors:
         return list({id(tensor): tensor for tensor in there}.values())
 
     def take_back(self) -> TaskError | None:
-        """Copy a buffer that a forward pass has replaced into the one that is saved, which is put back.
-
-        Returns:
-            The error of one that has another shape or type, which stays; None if there is none.
-        """
+        """Copy a buffer that a forward pass has replaced into the one that is saved, which is put back."""
         error = None
         for place in self._untrained_places():
             now, tensor = place.replacement(), place.tensor

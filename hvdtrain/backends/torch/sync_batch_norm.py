@@ -117,15 +117,6 @@ def moments(x: Tensor, weights: Tensor, sync: BatchNormSync, name: str) -> tuple
 
     Deviations are taken within each row, in the input's precision or fp32; rows and workers are put
     together in fp64, where the difference of two large sums does no harm.
-
-    Args:
-        x: (rows, channels, ...).
-        weights: (rows,), fp64.
-        sync: sums over workers.
-        name: of the all-reduce, the same on every worker.
-
-    Returns:
-        mean and variance (channels,), count (), all fp64.
     """
     flat = x.to(torch.promote_types(x.dtype, torch.float32)).reshape(*x.shape[:2], -1)
     places, means = flat.shape[2], flat.mean(2)

@@ -49,11 +49,7 @@ def check_compiler(device: torch.device, host: str) -> None:
 
 
 def compiled(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the model itself, whose calls are compiled when they first happen, anew for other shapes.
-
-    In place, so that its state keeps its names; modules below it that a task calls itself are not
-    compiled.
-    """
+    """Return the model itself, whose calls are compiled when they first happen, anew for other shapes."""
     model.compile(options=_OPTIONS)
     return model
 
@@ -137,10 +133,7 @@ def without_loss(model: torch.nn.Module, weights: Mapping[str, Any]) -> dict[str
 
 
 def foreign_leaf(losses: torch.Tensor, model: torch.nn.Module) -> torch.Tensor | None:
-    """Return a parameter outside of a model for which losses have a gradient, or another leaf.
-
-    Parameters are preferred: a leaf may be an input for which the model computes a derivative.
-    """
+    """Return a parameter outside of a model for which losses have a gradient, or another leaf."""
     own, seen = {id(parameter) for parameter in model.parameters()}, set[Any]()
     found: torch.Tensor | None = None
     nodes = [losses.grad_fn]

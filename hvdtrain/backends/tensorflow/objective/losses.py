@@ -54,10 +54,7 @@ def check_values(given: Mapping[str, Any], samples: int | None) -> None:
 
 
 def weigh(given: Mapping[str, Any], samples: Tensor, kind: Any) -> Values:
-    """Return values and weights of a loss, the first, and of metrics, for each sample.
-
-    A batch's mean becomes the value of each of its samples, with an equal part of the weight.
-    """
+    """Return values and weights of a loss, the first, and of metrics, for each sample."""
     pairs, weight_rows = [], []
     for value in given.values():
         weights: Tensor | None = None

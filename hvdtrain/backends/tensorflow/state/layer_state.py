@@ -56,11 +56,7 @@ class LayerState:
         }
 
     def load(self, state: Mapping[str, Any]) -> bool:
-        """Let the layers load their variables, which have been assigned, and what else a state has.
-
-        Returns:
-            Whether a layer computes something else from now on, so that steps must be traced anew.
-        """
+        """Let the layers load their variables, which have been assigned, and what else a state has."""
         is_changed = False
         for path, layer in self._layers.items():
             begin = f"{OF_LAYERS}{path}/"
@@ -105,10 +101,7 @@ class LayerState:
 
 
 def _is_own(layer: Layer) -> bool:
-    """Return whether a layer loads or saves its state in a way that is not Keras's for all layers.
-
-    Of Keras's own those for preprocessing do; others do if they are quantized, which none is in training.
-    """
+    """Return whether a layer loads or saves its state in a way that is not Keras's for all layers."""
     kind = type(layer)
     if isinstance(layer, keras.layers.TextVectorization):
         return False  # the layer in it does

@@ -20,11 +20,7 @@ _NO_NAME = re.compile(r"variable(_\d+)?")
 
 
 def role(layer: Layer, variable: Variable) -> str:
-    """Return the last part of a variable's portable name: its name in the layer.
-
-    A variable without a name of its own, or with that of another one of the layer, goes by the attribute (and
-    index or key) that holds it, as in PyTorch.
-    """
+    """Return the last part of a variable's portable name: its name in the layer."""
     if isinstance(layer, keras.layers.RMSNormalization) and variable.name == "scale":
         return "gamma"
     own = [*layer._trainable_variables, *layer._non_trainable_variables]
@@ -53,11 +49,7 @@ def portable_shape(layer: Layer, variable: Variable) -> tuple[int, ...]:
 
 
 def children(layer: Layer) -> Iterator[tuple[str, Layer]]:
-    """Return the layers right below a layer, each with its names: more than one where it is shared.
-
-    In functional and sequential models a layer goes by its name; in a subclass by the attribute
-    (and index) that holds it, as PyTorch names modules. An empty name adds nothing to the path.
-    """
+    """Return the layers right below a layer, each with its names: more than one where it is shared."""
     below = [child for child in layer._layers if not isinstance(child, keras.layers.InputLayer)]
     if isinstance(layer, keras.layers.RNN):
         yield from (("", child) for child in below)  # PyTorch has no cell inside a layer

@@ -64,10 +64,7 @@ class TrainingState(CommonState):
         )
 
     def load(self, state: StateArrays) -> None:
-        """Load portable state, having checked all of it.
-
-        A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
-        """
+        """Load portable state, having checked all of it."""
         ema_fields = self.ema.fields if has_ema(state) else []
         outer_fields = self._outer_fields if has_outer(state) else []
         fields = [*self.model.fields, *self._slots, *ema_fields, *outer_fields]
@@ -133,10 +130,7 @@ def _with_inner(optimizer: Any) -> Iterator[Any]:
 
 
 def _slot_lists(optimizer: Any) -> Iterator[tuple[str, list[Any]]]:
-    """Return the lists of variables that an optimizer has one of for each parameter.
-
-    Keras names slots after its own names of layers; a list's attribute does not depend on those.
-    """
+    """Return the lists of variables that an optimizer has one of for each parameter."""
     if hasattr(optimizer, "slots"):
         yield from optimizer.slots.items()
         return

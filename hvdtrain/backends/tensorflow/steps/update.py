@@ -79,10 +79,7 @@ class Update:
         return gradients
 
     def fill_in_unused(self, gradients: Sequence[Tensor]) -> tuple[list[Tensor], list[str]]:
-        """Return dense gradients with zeros for parameters that were not reached, and their names.
-
-        So every worker reduces all parameters.
-        """
+        """Return dense gradients with zeros for parameters that were not reached, and their names."""
         self._unused = [place for place, gradient in enumerate(gradients) if gradient is None]
         unused = [self._fields[place].name for place in self._unused]
         return dense(gradients, self._parameters, self._zero), unused

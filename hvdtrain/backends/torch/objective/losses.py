@@ -65,10 +65,7 @@ def check_values(given: Mapping[str, Any], samples: int) -> None:
 
 
 def weigh(given: Mapping[str, Any], samples: int, kind: torch.dtype) -> Values:
-    """Return values and weights of a loss, the first, and of metrics, for each sample.
-
-    A batch's mean becomes the value of each of its samples, with an equal part of the weight.
-    """
+    """Return values and weights of a loss, the first, and of metrics, for each sample."""
     losses: Tensor | None = None
     loss_weights: Tensor | None = None
     rows, weight_rows = [], []

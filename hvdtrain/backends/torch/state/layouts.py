@@ -62,11 +62,7 @@ _CONVOLUTION = _one(lambda a: np.moveaxis(a, (1, 0), (-2, -1)), lambda a: np.mov
 
 
 def rules(module: nn.Module) -> list[Rule]:
-    """Return the portable arrays of a module of a known type.
-
-    Tensors that no rule names keep their own name and layout; a rule whose tensors the module does
-    not have (such as those of a bias) does not count.
-    """
+    """Return the portable arrays of a module of a known type."""
     for types, make in _RULES:
         if isinstance(module, types):
             return make(module)

@@ -10,7 +10,7 @@ from torch import nn
 
 from hvdtrain.backends.portable.initial_values import PREFIX, share_of_new
 from hvdtrain.backends.torch.state.model_state import Entry, Field, ModelState
-from hvdtrain.backends.torch.state.tensors import set_values
+from hvdtrain.backends.torch.state.tensors import address_of, set_values
 
 
 class ExponentialMovingAverage:
@@ -102,6 +102,7 @@ class MovingState:
         self._states: list[tuple[torch.optim.Optimizer, dict[Any, Any]]] = []
         self._holders: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # mappings, and what they held
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # tensors and their values
+        self._marks: dict[int, object] = {}  # of frozen parameters, by which most changes are seen
 
     @torch.no_grad()
     def keep(self) -> None:
@@ -113,7 +114,7 @@ class MovingState:
         self._holders = [(holder, dict(holder)) for holder in holders]
         tensors = [t for _, held in self._holders for t in held.values() if isinstance(t, torch.Tensor)]
         for parameter in self._model.parameters():
-            if self._optimizers if id(parameter) in self._own else self._is_changing(parameter):
+            if self._optimizers if id(parameter) in self._own else self._has_moved(parameter):
                 tensors.append(parameter)
         before, self._copies = self._copies, {}
         kinds: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
@@ -136,6 +137,13 @@ class MovingState:
             holder.update(held)
         for tensor, copy in self._copies.values():
             set_values(tensor, copy)
+
+    def _has_moved(self, frozen: torch.Tensor) -> bool:
+        """Return whether a step has ever changed a frozen parameter."""
+        mark = None if frozen.is_inference() else (address_of(frozen), frozen._version)
+        if self._is_changing(frozen) or self._marks.setdefault(id(frozen), mark) != mark:
+            self._marks[id(frozen)] = None  # which no mark is equal to
+        return self._marks[id(frozen)] is None
 
 
 def _is_alike(tensor: torch.Tensor, copy: torch.Tensor) -> bool:

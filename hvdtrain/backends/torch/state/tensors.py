@@ -137,10 +137,7 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
 
 @contextmanager
 def optimizers_kept(optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[None]:
-    """Return a context after which optimizers, and the options of their groups, are as they were.
-
-    The copies lie in the host's memory.
-    """
+    """Return a context after which optimizers, and the options of their groups, are as they were."""
     states = [(optimizer, dict(optimizer.state)) for optimizer in optimizers]
     holders = [
         holder

@@ -105,10 +105,7 @@ class TrainingState(CommonState):
         return TorchSnapshot([*self.model.fields, *self.ema.fields, *self._outer_fields, *slots], state)
 
     def load(self, state: StateArrays) -> None:
-        """Load portable state, having checked all of it.
-
-        A moving average that is not in it starts anew; so does the momentum of an outer optimizer.
-        """
+        """Load portable state, having checked all of it."""
         ema_fields = self.ema.fields if has_ema(state) else []
         outer_fields = self._outer_fields if has_outer(state) else []
         saved = [part.is_in(state) for part in self._parts]

@@ -117,10 +117,7 @@ class LAMB(torch.optim.Optimizer):
 
 
 def _groups(fields: Iterable[Field], options: Callable[[torch.Tensor], ParameterOptions]) -> list[Group]:
-    """Return groups of tensors: those that it adapts to, with the parts that have norms, and others.
-
-    Each group has the options of its tensors.
-    """
+    """Return groups of tensors: those that it adapts to, with the parts that have norms, and others."""
     adapted: dict[torch.Tensor, list[tuple[int, int]]] = {}
     others: dict[torch.Tensor, None] = {}
     for field in fields:

@@ -103,10 +103,7 @@ class PlainStep(WholeModelStep):
         )
 
     def gradients(self, batch: TorchBatch) -> torch.Tensor:
-        """Add this worker's part of the gradient to the parameters; return the weighted sums of its values.
-
-        It calls ``add_gradients`` once for each micro-batch.
-        """
+        """Add this worker's part of the gradient to the parameters; return the weighted sums of values."""
         sums: torch.Tensor | None = None
         for micro_batch, weights, gradient_weights in self.computation.micro_batches(batch):
             rows = self.add_gradients(micro_batch, weights, gradient_weights)

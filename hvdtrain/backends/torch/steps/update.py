@@ -72,10 +72,7 @@ class Update:
         self._lent = self._seen = ([], []) if reduces else self._look()
 
     def expect(self, passes: int, in_warmup: bool = False) -> None:
-        """Say how many backward passes follow; the reducer may give the parameters gradients to add to.
-
-        Called while no parameter has a gradient.
-        """
+        """Say how many backward passes follow; the reducer may give the parameters gradients to add to."""
         self._lent = self._seen = [], []  # of gradients that somebody holds, the reducer makes others
         self._reducer.follow(in_warmup, passes)
         self._expected = self._passes = passes
@@ -98,10 +95,7 @@ class Update:
             self._seen = self._look()
 
     def fill_in_unused(self) -> list[str]:
-        """Set zero gradients for the parameters that no micro-batch reached, and return their names.
-
-        So every worker reduces all parameters.
-        """
+        """Set zero gradients for the parameters that no micro-batch reached, and return their names."""
         self._unused = []
         gradients: list[torch.Tensor | None] = list(map(_grad, self._parameters))
         for place, (gradient, lent, version) in enumerate(zip(gradients, *self._lent, strict=True)):
@@ -206,10 +200,7 @@ class Update:
         return gradients, [-1 if gradient is None else gradient._version for gradient in gradients]
 
     def _check_unchanged(self) -> None:
-        """Refuse gradients that something other than a step's backward passes has changed.
-
-        Before the first of them, a gradient may be set to None or zero.
-        """
+        """Refuse gradients that something other than a step's backward passes has changed."""
         gradients, versions = self._look()
         seen, known = self._seen
         if versions == known and all(map(is_, gradients, seen)):
