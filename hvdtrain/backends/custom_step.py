@@ -146,13 +146,9 @@ class StepOptimizerBase:
 
 
 class CustomStepRules:
-    """What both frameworks share of a task's own step; it stands before ``PlainStep``.
+    """What both frameworks share of a task's own step; it stands before ``PlainStep``."""
 
-    Attributes:
-        forecasts_memory: whether a dry run of the step tells what its activations take.
-    """
-
-    is_timed, follows_trained, forecasts_memory = False, False, True
+    is_timed, follows_trained = False, False
     parts: Any
     workers: Any
     _step: Step | None
@@ -199,7 +195,7 @@ class CustomStepRules:
             which = f"optimizer{'s' * (len(names) > 1)} {', '.join(map(repr, names))}"
             said = f"the task's own step took no step with the {which} at its first call"
             note = "; ".join(filter(None, [said, note]))
-        return replace(found, note=note, memory=found.memory if self.forecasts_memory else None)
+        return replace(found, note=note, memory=None)
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
         """Collective. Return a sentence on how a value of a sample depends on others; none of a step's."""

@@ -73,6 +73,16 @@ class LoopHook:
         """Do nothing."""
 
 
+def _calling_each(method: str) -> Callable[..., None]:
+    """Return a method of ``LoopHooks`` that calls this one of each hook."""
+
+    def call(self: "LoopHooks", *arguments: Any) -> None:
+        for hook in self.hooks:
+            getattr(hook, method)(*arguments)
+
+    return call
+
+
 class LoopHooks(LoopHook):
     """Hooks of the loop as one, which calls them in the order of their list.
 
@@ -81,55 +91,25 @@ class LoopHooks(LoopHook):
     """
 
     def __init__(self, *hooks: LoopHook) -> None:
-        self._hooks = hooks
+        self.hooks = hooks
         self._entered = ExitStack()
 
-    def on_workers(self) -> None:
-        """Collective. Call each."""
-        for hook in self._hooks:
-            hook.on_workers()
-
-    def before_step(self, step: int) -> None:
-        """Collective. Call each."""
-        for hook in self._hooks:
-            hook.before_step(step)
-
-    def on_batch(self, batch: Any) -> None:
-        """Local. Call each."""
-        for hook in self._hooks:
-            hook.on_batch(batch)
-
-    def after_steps(self, step: int) -> None:
-        """Collective. Call each."""
-        for hook in self._hooks:
-            hook.after_steps(step)
-
-    def on_phase(self, phase: Phase, step: int = 0) -> None:
-        """Local. Call each."""
-        for hook in self._hooks:
-            hook.on_phase(phase, step)
-
-    def after_pause(self) -> None:
-        """Local. Call each."""
-        for hook in self._hooks:
-            hook.after_pause()
+    on_workers, before_step, on_batch, after_steps, on_phase, after_pause, take = map(
+        _calling_each,
+        ("on_workers", "before_step", "on_batch", "after_steps", "on_phase", "after_pause", "take"),
+    )
 
     def measure(self, step: int) -> dict[str, float]:
         """Local. Return what all of them return."""
-        return {name: value for hook in self._hooks for name, value in hook.measure(step).items()}
-
-    def take(self, sums: StepStatistics) -> None:
-        """Local. Call each."""
-        for hook in self._hooks:
-            hook.take(sums)
+        return {name: value for hook in self.hooks for name, value in hook.measure(step).items()}
 
     def values(self) -> dict[str, float]:
         """Local. Return what all of them return."""
-        return {name: value for hook in self._hooks for name, value in hook.values().items()}
+        return {name: value for hook in self.hooks for name, value in hook.values().items()}
 
     def __enter__(self) -> "LoopHooks":
         with ExitStack() as entered:
-            for hook in self._hooks:
+            for hook in self.hooks:
                 entered.enter_context(hook)
             self._entered = entered.pop_all()
         return self

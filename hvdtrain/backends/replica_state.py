@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,34 +64,12 @@ def made_late(names: Sequence[str], method: str, call: str) -> TaskError | None:
     )
 
 
-class Talking(Protocol):
-    """Workers that tell one another objects."""
-
-    @property
-    def size(self) -> int:
-        """Their number."""
-        ...
-
-    @property
-    def rank(self) -> int:
-        """Which of them this worker is."""
-        ...
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Collective. Return the values of all of them, in the order of ranks."""
-        ...
-
-
-class _Collectives(Protocol):
-    def join(self, data: Bytes, name: str = ...) -> Bytes: ...
-
-    def sum(self, vector: Numbers) -> Numbers: ...
-
-
 class ReplicaState:
     """The workers' copies of a model's state that no optimizer updates.
 
     Args:
+        workers: those who have copies.
+        collectives: joins their bytes and sums their numbers.
         tensors: returns the tensors as they are now, in the same order on all workers.
         is_whole: whether they are those of the whole model, and not of a stage.
 
@@ -102,8 +80,8 @@ class ReplicaState:
     def __init__(
         self,
         task: Any,
-        workers: Talking,
-        collectives: _Collectives,
+        workers: Any,
+        collectives: Any,
         tensors: Callable[[], Sequence[StateTensor]],
         is_whole: bool = True,
     ) -> None:

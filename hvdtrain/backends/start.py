@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-from hvdtrain.backends.workers import ByteCollectives, HorovodWorkers, check_abort, without_sources
+from hvdtrain.backends.workers import HorovodWorkers, check_abort, without_sources
 from hvdtrain.elastic.member.membership import Membership
 from hvdtrain.errors import EXIT_ENVIRONMENT, EnvironmentFault
 from hvdtrain.host.launcher import launched_rank, stated_launch
@@ -45,7 +45,7 @@ def forbid_restart(workers: object) -> None:
 
 def start_horovod(
     hvd: Any,
-    collectives: ByteCollectives,
+    collectives: Any,
     membership: Membership | None = None,
     *,
     has_groups: bool = False,

@@ -107,7 +107,11 @@ class StepMetrics:
         timed: int = 0,
         workers: int | None = None,
     ) -> "StepMetrics":
-        """Return what a reduced vector says."""
+        """Return what a reduced vector says.
+
+        It consists of a sum for each name, a sum of weights for each weighted name, the busy seconds of
+        ``timed`` ranks (all that there may be, or none), ``FINDINGS`` numbers and the signals.
+        """
         ends = len(names), len(names) + len(weighted), len(names) + len(weighted) + timed
         unused, overflow, *signals = vector[ends[2] :]
         return cls(
@@ -147,41 +151,26 @@ class PendingVector(ABC):
     """The metrics of a step on their way from the device.
 
     Args:
-        weight: sum of the samples' weights over all workers.
-        unused_names: this worker's parameters without a gradient.
-        weighted: the names that have weights of their own.
+        others: what else ``StepMetrics.from_vector`` takes, as well as the options.
         computed: metrics of a whole evaluation, by name.
         order: the names of the task's metrics in its order, if there are such.
-        timed: the number of ranks whose busy seconds are in the vector: all that there may be, or none.
-        workers: how many ranks there were in the step; None if as many as are timed.
     """
 
     def __init__(
         self,
         names: tuple[str, ...],
         vector: Any,
-        weight: float,
-        unused_names: Sequence[str] = (),
-        weighted: Sequence[str] = (),
-        *,
+        *others: Any,
         computed: Mapping[str, float] = MappingProxyType({}),
         order: Sequence[str] = (),
-        timed: int = 0,
-        workers: int | None = None,
+        **options: Any,
     ) -> None:
-        self._vector = vector
-        self._names, self._weight = names, weight
-        self._others: dict[str, Any] = {
-            "unused_names": unused_names,
-            "weighted": weighted,
-            "timed": timed,
-            "workers": workers,
-        }
+        self._names, self._vector, self._others, self._options = names, vector, others, options
         self._computed, self._order = computed, order
 
     def read(self) -> StepMetrics:
         """Wait for the device if need be and return the metrics."""
-        metrics = StepMetrics.from_vector(self._names, self._numbers(), self._weight, **self._others)
+        metrics = StepMetrics.from_vector(self._names, self._numbers(), *self._others, **self._options)
         return metrics.with_computed(self._computed, self._order)
 
     @abstractmethod

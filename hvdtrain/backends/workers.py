@@ -74,18 +74,6 @@ def group_of(workers: object) -> dict[str, Any]:
     return {} if process_set is None else {"process_set": process_set}
 
 
-class ByteCollectives(Protocol):
-    """How a framework's binding of Horovod moves bytes."""
-
-    def join(self, data: NDArray[np.uint8], name: str = "hvdtrain.objects") -> NDArray[np.uint8]:
-        """Collective. Return the workers' bytes in the order of ranks, on every worker."""
-        ...
-
-    def is_under_way(self) -> bool:
-        """Return whether this worker began an operation that it has not waited for."""
-        ...
-
-
 class HorovodWorkers:
     """Workers over an initialised Horovod binding.
 
@@ -94,13 +82,14 @@ class HorovodWorkers:
 
     Args:
         hvd: ``horovod.torch`` or ``horovod.tensorflow``, after its ``init()``.
+        collectives: moves bytes through it, a ``Collectives``.
         membership: this worker's part in an elastic job; None in other jobs.
     """
 
     def __init__(
         self,
         hvd: Any,
-        collectives: ByteCollectives,
+        collectives: Any,
         membership: Membership | None = None,
     ) -> None:
         self._hvd, self._collectives, self._membership = hvd, collectives, membership

@@ -1,6 +1,6 @@
 """The workers of a job as a traced step sees them: what may change while the job runs is a variable."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -10,23 +10,8 @@ from hvdtrain.workers.agreement import Workers
 Tensor = Any
 
 
-class Sized(Protocol):
-    """What a sum over workers depends on: the job's workers have it, and what follows here."""
-
-    @property
-    def size(self) -> Any:
-        """Number of workers, or a tensor of it."""
-        ...
-
-    @property
-    def may_reduce(self) -> bool:
-        """Whether steps hold collectives."""
-        ...
-
-    @property
-    def is_elastic(self) -> bool:
-        """Whether the number of workers may change."""
-        ...
+# what a sum over workers depends on, such as what follows here: size, may_reduce, is_elastic
+Sized = Any
 
 
 class FixedSize(NamedTuple):

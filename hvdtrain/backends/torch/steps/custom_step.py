@@ -196,8 +196,6 @@ class StepOptimizer(StepOptimizerBase):
 class CustomStep(CustomStepRules, PlainStep):
     """A task's own training step: it calls the model and its optimizers as it likes."""
 
-    forecasts_memory = False
-
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step. Local: no collective."""
         self.parts = parts
