@@ -4,11 +4,10 @@ Nothing here waits for anybody but ``Links.wait``, which has a limit.
 """
 
 import contextlib
-import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from hvdtrain.elastic.handshake import MAX_LINE_BYTES as MAX_HANDSHAKE_BYTES
@@ -16,9 +15,7 @@ from hvdtrain.elastic.handshake import DriverHandshake, end_if_silent
 from hvdtrain.elastic.messages import MAX_LINE_BYTES, FromDriver, encode
 
 HANDSHAKE_SECONDS = 5.0  # for a connection to prove that it knows the key, and to say hello
-PAUSE_SECONDS = 1.0  # without accepting connections, if this process has no file left for them
 _PIECE_BYTES = 1 << 16
-_OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _MAX_STRANGERS = 512  # connections without a proof at a time; one more closes the oldest
 _RESEND_SECONDS = 0.05
 _MAX_OUTGOING_BYTES = 1 << 24  # what a worker that reads nothing may leave unread
@@ -128,7 +125,6 @@ class Links:
         job_key: the key of the job.
         silence_seconds: after this time without a response of its host, the kernel ends a connection.
         expected: number of workers that connect at once.
-        say: reports to the user that connections cannot be accepted, and that they can again.
     """
 
     def __init__(
@@ -136,12 +132,9 @@ class Links:
         addresses: Sequence[str],
         job_key: str,
         silence_seconds: float,
-        say: Callable[[str], None] = lambda text: None,
         expected: int = 0,
     ) -> None:
-        self._say, self._expected = say, expected
-        self._paused: dict[socket.socket, float] = {}  # listeners, and when they are tried again
-        self._is_out_of_files = False
+        self._expected = expected
         self._key, self._silence_seconds = job_key, silence_seconds
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
@@ -177,7 +170,6 @@ class Links:
         received: list[tuple[Link, bytes]] = []
         if any(link.has_unsent for link in self._links.values()):
             seconds = min(seconds, _RESEND_SECONDS)
-        seconds = self._listen_again(seconds)
         for key, _ in self._selector.select(max(0.0, seconds)):
             ready = cast(socket.socket, key.fileobj)
             if ready is self._woken:
@@ -244,13 +236,8 @@ class Links:
         for _ in range(most):
             try:
                 connection, _address = listener.accept()
-            except OSError as error:  # none waits any more, or it went away before it was accepted
-                if error.errno in _OUT_OF_FILES:
-                    self._pause(listener, error)
+            except OSError:  # none waits any more, or it went away before it was accepted
                 return
-            if self._is_out_of_files:
-                self._is_out_of_files = False
-                self._say("connections of workers are taken again")
             strangers = [link for link in self._links.values() if not link.worker]
             if len(strangers) >= most:
                 self.close(strangers[0])
@@ -260,26 +247,6 @@ class Links:
             self._links[connection] = link
             self._selector.register(connection, selectors.EVENT_READ)
             link.send_bytes(link.handshake.opening)
-
-    def _pause(self, listener: socket.socket, error: OSError) -> None:
-        """Accept nothing for a while: the connection that waits would wake the driver again and again."""
-        self._selector.unregister(listener)
-        self._paused[listener] = time.monotonic() + PAUSE_SECONDS
-        if not self._is_out_of_files:
-            self._is_out_of_files = True
-            self._say(
-                f"the driver cannot take the connection of a worker: {error.strerror}; it tries again. "
-                "Allow more open files on this host: ulimit -n"
-            )
-
-    def _listen_again(self, seconds: float) -> float:
-        """Accept again where the pause is over; return how long to wait at most."""
-        now = time.monotonic()
-        for listener, until in list(self._paused.items()):
-            if now >= until:
-                del self._paused[listener]
-                self._selector.register(listener, selectors.EVENT_READ)
-        return min([seconds, *(until - now for until in self._paused.values())])
 
     def _is_message(self, link: Link, line: bytes) -> bool:
         """Return whether a line is a message of somebody who knows the key, and not of the handshake."""

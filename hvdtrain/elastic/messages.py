@@ -1,15 +1,16 @@
-"""What the driver of an elastic job and its workers tell each other: lines of JSON.
+"""What the driver of an elastic job and its workers tell each other: lines with a name and JSON.
 
-Every message is one line. Messages of a world have its generation, so that what comes too late is dropped.
+Messages of a world have its generation, so that what comes too late is dropped.
 """
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from hvdtrain.workers.world import Place, World
 
-MAX_LINE_BYTES = 1 << 18
+MAX_LINE_BYTES = 1 << 25  # a worker's values are one line
 MAX_TEXT = 1 << 16
 
 
@@ -18,6 +19,7 @@ class _Message(BaseModel):
 
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
+_M = TypeVar("_M", bound=_Message)
 
 
 # from a worker to the driver
@@ -26,7 +28,6 @@ Text = Annotated[str, Field(max_length=MAX_TEXT)]
 class Hello(_Message):
     """The first message of a worker."""
 
-    kind: Literal["hello"] = "hello"
     host: Text  # the name of its host, as its slot or its launcher calls it
     # distinguishes its host, and the numbering of processes there, from others of the same name
     machine: Text = ""
@@ -37,41 +38,29 @@ class Hello(_Message):
 class Beat(_Message):
     """Once a second: what the worker's training thread does, as ``read_state`` takes it."""
 
-    kind: Literal["beat"] = "beat"
     state: list[Any]
 
 
 class Ready(_Message):
     """The worker is in no world and its training thread waits for the next one."""
 
-    kind: Literal["ready"] = "ready"
     generation: int  # the world that it left, 0 if it was in none
     place: Place  # its place in the training
     valid: bool  # whether its state is whole: it may be rank 0
     digest: Text  # of what must be equal on all workers (config, versions, data, shapes)
     stall_timeout: float  # the longest time without an answer or progress, in seconds; 0 for no limit
-
-
-class Values(_Message):
-    """A part of what the digest is of, on request: name to value, as text."""
-
-    kind: Literal["values"] = "values"
-    part: int
-    of: int
-    values: dict[str, Text]
+    values: dict[str, Text] = {}  # what the digest is of, as text by name; empty if it was sent before
 
 
 class Formed(_Message):
     """Horovod is up in this world."""
 
-    kind: Literal["formed"] = "formed"
     generation: int
 
 
 class FormFailed(_Message):
     """Horovod did not come up in this world."""
 
-    kind: Literal["form_failed"] = "form_failed"
     generation: int
     reason: Text
 
@@ -79,7 +68,6 @@ class FormFailed(_Message):
 class Synced(_Message):
     """The worker has the whole state of this world, and trains."""
 
-    kind: Literal["synced"] = "synced"
     generation: int  # the world
     place: Place  # its place in the training
     run_dir: Text = ""  # the run directory
@@ -88,20 +76,16 @@ class Synced(_Message):
 class Leaving(_Message):
     """The worker wants to leave at the next step boundary, such as after SIGTERM."""
 
-    kind: Literal["leaving"] = "leaving"
     why: Text
 
 
 class LeftWorld(_Message):
     """The worker has left the job in order, and ends."""
 
-    kind: Literal["left"] = "left"
-
 
 class Failed(_Message):
     """The worker ends because of an error."""
 
-    kind: Literal["failed"] = "failed"
     # whose error it is. "code": the same would happen again, and ends the job. "environment": of this worker
     # or its host; the others continue without it. "peer": another worker was lost
     blame: Literal["code", "environment", "peer"]
@@ -113,15 +97,7 @@ class Failed(_Message):
 class Done(_Message):
     """Training is complete, or stopped with its state saved (75)."""
 
-    kind: Literal["done"] = "done"
     exit_code: int
-
-
-class Stack(_Message):
-    """The Python stacks of the worker, on request."""
-
-    kind: Literal["stack"] = "stack"
-    text: Text
 
 
 # from the driver to a worker
@@ -130,7 +106,6 @@ class Stack(_Message):
 class Welcome(_Message):
     """The answer to ``Hello``."""
 
-    kind: Literal["welcome"] = "welcome"
     worker: Text  # the name of this worker
     job: Text  # the name of the job: what a run directory's lock carries
     slot: int  # its number among the slots of its host
@@ -144,13 +119,10 @@ class Welcome(_Message):
 class DriverBeat(_Message):
     """Once a second: the driver is there; it renews the lease."""
 
-    kind: Literal["driver_beat"] = "driver_beat"
-
 
 class ChangeWorld(_Message):
     """Leave this world at the next step boundary."""
 
-    kind: Literal["change"] = "change"
     generation: int
     why: Text
 
@@ -158,7 +130,6 @@ class ChangeWorld(_Message):
 class Abort(_Message):
     """Give up the collectives of this world now: it is broken."""
 
-    kind: Literal["abort"] = "abort"
     generation: int
     why: Text
 
@@ -166,21 +137,18 @@ class Abort(_Message):
 class EnterWorld(_Message):
     """Enter this world."""
 
-    kind: Literal["world"] = "world"
     world: World
 
 
 class Retry(_Message):
     """The world could not be formed: say ``Ready`` again."""
 
-    kind: Literal["retry"] = "retry"
     generation: int
 
 
 class Stop(_Message):
     """All save and stop; the job ends with 75. ``why`` says what happened, as text."""
 
-    kind: Literal["stop"] = "stop"
     signal: int
     why: Text = ""
 
@@ -188,7 +156,6 @@ class Stop(_Message):
 class End(_Message):
     """The job ends with an error; ``speaks`` says whether this worker reports it."""
 
-    kind: Literal["end"] = "end"
     problem: Text
     remedy: Text = ""
     exit_code: int
@@ -198,14 +165,12 @@ class End(_Message):
 class Leave(_Message):
     """End in order: the next world is without this worker."""
 
-    kind: Literal["leave"] = "leave"
     why: Text
 
 
 class Refuse(_Message):
     """The job does not take this worker."""
 
-    kind: Literal["refuse"] = "refuse"
     problem: Text
     remedy: Text = ""
 
@@ -213,61 +178,35 @@ class Refuse(_Message):
 class KillProcess(_Message):
     """Kill a process of this host, which is stopped, if it started at this time."""
 
-    kind: Literal["kill"] = "kill"
     pid: int
     process_seconds: float
 
 
-class AskValues(_Message):
-    """Send ``Values``."""
-
-    kind: Literal["values?"] = "values?"
-
-
-class AskStack(_Message):
-    """Send ``Stack``."""
-
-    kind: Literal["stack?"] = "stack?"
-
-
-FromWorker = (
-    Hello | Beat | Ready | Values | Formed | FormFailed | Synced | Leaving | LeftWorld | Failed | Done | Stack
-)
-FromDriver = (
-    Welcome
-    | DriverBeat
-    | ChangeWorld
-    | Abort
-    | EnterWorld
-    | Retry
-    | Stop
-    | End
-    | Leave
-    | Refuse
-    | KillProcess
-    | AskValues
-    | AskStack
-)
-_FROM_WORKER: TypeAdapter[FromWorker] = TypeAdapter(Annotated[FromWorker, Field(discriminator="kind")])
-_FROM_DRIVER: TypeAdapter[FromDriver] = TypeAdapter(Annotated[FromDriver, Field(discriminator="kind")])
+FromWorker = Hello | Beat | Ready | Formed | FormFailed | Synced | Leaving | LeftWorld | Failed | Done
+_Order = ChangeWorld | Abort | EnterWorld | Retry | Stop | End | Leave | Refuse | KillProcess
+FromDriver = Welcome | DriverBeat | _Order
+_FROM_WORKER: dict[bytes, type[FromWorker]] = {one.__name__.encode(): one for one in get_args(FromWorker)}
+_FROM_DRIVER: dict[bytes, type[FromDriver]] = {one.__name__.encode(): one for one in get_args(FromDriver)}
 
 
 def encode(message: FromWorker | FromDriver) -> bytes:
     """Return a message as a line."""
-    return message.model_dump_json().encode() + b"\n"
+    return f"{type(message).__name__} {message.model_dump_json()}\n".encode()
 
 
 def from_worker(line: bytes) -> FromWorker | None:
     """Return the message of a worker that a line holds; None if it holds none."""
-    try:
-        return _FROM_WORKER.validate_json(line)
-    except ValidationError:
-        return None
+    return _decoded(line, _FROM_WORKER)
 
 
 def from_driver(line: bytes) -> FromDriver | None:
     """Return the message of the driver that a line holds; None if it holds none."""
+    return _decoded(line, _FROM_DRIVER)
+
+
+def _decoded(line: bytes, kinds: Mapping[bytes, type[_M]]) -> _M | None:
+    name, _, fields = line.partition(b" ")
     try:
-        return _FROM_DRIVER.validate_json(line)
-    except ValidationError:
+        return kinds[name].model_validate_json(fields)
+    except (KeyError, ValidationError):
         return None

@@ -82,7 +82,7 @@ class Play:
     def slot(self, worker: str):
         return next(one.slot for one in self.actions if isinstance(one, Start) and one.worker == worker)
 
-    def ready(self, worker: str, digest: str = "same") -> list[Action]:
+    def ready(self, worker: str, digest: str = "same", **values: str) -> list[Action]:
         """Let a worker wait for a world, where it stands."""
         generation = self.worlds[worker].generation if worker in self.worlds else 0
         return self.say(
@@ -93,6 +93,7 @@ class Play:
                 valid=self.valid.get(worker, False),
                 digest=digest,
                 stall_timeout=self.stall_timeout,
+                values=values,
             ),
         )
 

@@ -15,7 +15,19 @@ from pathlib import Path
 import psutil
 
 from hvdtrain.elastic.handshake import prove_to_driver
-from hvdtrain.elastic.messages import Done, Formed, Hello, Ready, Synced, encode, from_driver
+from hvdtrain.elastic.messages import (
+    Abort,
+    ChangeWorld,
+    Done,
+    EnterWorld,
+    Formed,
+    Hello,
+    Ready,
+    Stop,
+    Synced,
+    encode,
+    from_driver,
+)
 from hvdtrain.workers.world import Place
 
 
@@ -35,7 +47,7 @@ def main(folder: Path, words: list[str]) -> int:
     for line in connection.makefile("rb"):
         message = from_driver(line)
         assert message is not None, line
-        if message.kind == "world":
+        if isinstance(message, EnterWorld):
             world = message.world
             formed = Formed(generation=world.generation)
             connection.sendall(encode(formed) + encode(Synced(generation=world.generation, place=Place())))
@@ -46,9 +58,9 @@ def main(folder: Path, words: list[str]) -> int:
                 code = int(words[0]) if words else 0
                 connection.sendall(encode(Done(exit_code=code)))
                 return code
-        elif message.kind in ("change", "abort"):
+        elif isinstance(message, ChangeWorld | Abort):
             connection.sendall(encode(ready.model_copy(update={"generation": message.generation})))
-        elif message.kind == "stop":
+        elif isinstance(message, Stop):
             connection.sendall(encode(Done(exit_code=75)))
             return 75
     return 3

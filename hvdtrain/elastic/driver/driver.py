@@ -65,7 +65,7 @@ class Driver:
         environ: Mapping[str, str] = os.environ,
     ) -> None:
         self._limits, self._cluster, self._key = limits, cluster, job_key
-        self._links = Links(cluster.listen_on, job_key, limits.silence_seconds, cluster.say)
+        self._links = Links(cluster.listen_on, job_key, limits.silence_seconds)
         cluster.addresses = self._links.addresses
         self._members = Members(limits, time.monotonic(), job=secrets.token_hex(8), command=command)
         self._events: deque[Event] = deque()  # from other threads and signal handlers, too

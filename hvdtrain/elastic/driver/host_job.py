@@ -1,6 +1,7 @@
 """An elastic job in slots of hosts, where its driver starts the workers: that of `horovodrun`."""
 
 import os
+import resource
 import secrets
 import shlex
 import signal
@@ -19,6 +20,7 @@ from hvdtrain.errors import EXIT_STOPPED, DiscoveryError, UsageError
 from hvdtrain.host.hostfile import HostSlots
 
 _STOPS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)  # as the launcher of other jobs takes them
+_OPEN_FILES = 8192
 _END_SECONDS = 5.0  # for processes to end when the job has
 
 
@@ -58,6 +60,8 @@ def _run(args: Any) -> int:
     if interface_names:  # the workers use them
         os.environ["HOROVOD_GLOO_IFACE"] = interface_names[0]
         os.environ["NCCL_SOCKET_IFNAME"] = ",".join(interface_names)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a worker takes several open files here
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _OPEN_FILES)), hard))
     environ, job_key = dict(os.environ), secrets.token_hex(32)
     config_parser.set_env_from_args(environ, args)
     options = StartOptions(

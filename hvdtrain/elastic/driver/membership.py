@@ -18,7 +18,6 @@ from hvdtrain.elastic.driver.events import (
     Heard,
     Kill,
     Lost,
-    Say,
     Send,
     Signalled,
     StoreFailed,
@@ -26,12 +25,10 @@ from hvdtrain.elastic.driver.events import (
 )
 from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, SAVE_SECONDS, JobEnd
 from hvdtrain.elastic.driver.ranks import describe_exit, is_crash
-from hvdtrain.elastic.driver.regrouping import VALUES_SECONDS, Comparison, Regrouping
+from hvdtrain.elastic.driver.regrouping import Regrouping, difference_of
 from hvdtrain.elastic.driver.roster import ALIVE, IN_WORLD, Roster, Staffing, Stage, Worker
 from hvdtrain.elastic.driver.worlds import UP, State, Worlds
 from hvdtrain.elastic.messages import (
-    AskStack,
-    AskValues,
     Beat,
     Done,
     End,
@@ -44,9 +41,7 @@ from hvdtrain.elastic.messages import (
     LeftWorld,
     Ready,
     Refuse,
-    Stack,
     Synced,
-    Values,
     Welcome,
 )
 from hvdtrain.elastic.watch.connections import read_state
@@ -54,7 +49,6 @@ from hvdtrain.errors import EXIT_ENVIRONMENT
 
 _NO_WORD = "ended without a message"
 _ENDS_SECONDS = 10.0  # for a worker that said that it fails
-_STACK_SECONDS = 1.0
 _POLL_SECONDS = 1.0
 
 
@@ -71,7 +65,6 @@ class Members:
         self._worlds = Worlds(self._roster, do)
         self._end = JobEnd(limits, self._roster, self._worlds, do, command=command)
         self._regrouping = Regrouping(limits, self._roster, self._worlds, self._end, do, now=now)
-        self._refusals: dict[str, Comparison] = {}
 
     @property
     def state(self) -> State:
@@ -101,7 +94,6 @@ class Members:
         """Return when ``take`` wants a ``Tick`` at the latest; always later than the last event."""
         times = [*self._roster.ticks(), *self._worlds.ticks(), *self._regrouping.ticks(), *self._end.ticks()]
         times += self._staffing.ticks(self._wanted(), self._now)
-        times += [one.until for one in self._refusals.values()]
         due = min((time for time in times if time > self._now), default=self._now + _POLL_SECONDS)
         return min(due, self._now + _POLL_SECONDS) + self._slept
 
@@ -214,15 +206,9 @@ class Members:
             case Beat(state=values):
                 if state := read_state(values):
                     self._worlds.beat(worker, state, now)
-            case Values():
-                self._regrouping.compared(worker, message)
-                for comparison in self._refusals.values():
-                    comparison.take(worker.name, message)
             case Leaving(why=why):
                 if worker.stage in (Stage.BUILDING, Stage.READY, *IN_WORLD):
                     worker.wants_out = why or "it was requested to leave"
-            case Stack(text=text):
-                self._actions.append(Say(f"{worker}:\n{text}"))
 
     def _ready(self, worker: Worker, message: Ready, now: float) -> None:
         if message.generation != worker.generation:
@@ -230,24 +216,22 @@ class Members:
         if worker.stage not in (Stage.BUILDING, Stage.READY, *IN_WORLD):
             return
         was_member = worker.stage in IN_WORLD
-        worker.ready, worker.stage = message, Stage.READY
+        worker.ready, worker.stage, worker.values = message, Stage.READY, message.values or worker.values
         worker.since = now if was_member or not worker.since else worker.since
         if was_member:
             self._worlds.left(worker, now)
             if not self._end.completed(worker, now) and self.state in UP:
                 self._worlds.break_up(f"{worker} lost its connection to the others", now)
         elif self._regrouping.digest and message.digest != self._regrouping.digest:
-            self._compare(worker, now)
+            self._refuse(worker, now)
 
-    def _compare(self, worker: Worker, now: float) -> None:
-        """Find out in what a joiner differs, then refuse it; the others are not notified."""
-        worker.stage, worker.end_by = Stage.GOING, now + VALUES_SECONDS + LEFT_SECONDS
+    def _refuse(self, worker: Worker, now: float) -> None:
+        """Refuse a joiner that differs; the others are not notified."""
+        worker.stage, worker.end_by = Stage.GOING, now + LEFT_SECONDS
         members = sorted(self._worlds.members or self._roster.at(Stage.READY), key=lambda one: one.rank)
-        compared = [*members[:1], worker]
-        for one in compared:
-            self._actions.append(Send(one.name, AskValues()))
-        names = [(one.name, one.slot.host) for one in compared]
-        self._refusals[worker.name] = Comparison(names, now + VALUES_SECONDS)
+        error = difference_of([*members[:1], worker])
+        worker.reason, worker.failed_in = f"was refused: {error.problem}", worker.generation
+        self._actions.append(Send(worker.name, Refuse(problem=error.problem, remedy=error.remedy)))
 
     def _left(self, worker: Worker, now: float) -> None:
         was_member = worker.stage in IN_WORLD
@@ -278,14 +262,9 @@ class Members:
 
     def _gone(self, worker: Worker, reason: str, now: float) -> None:
         """Take note that a worker's process or its connection has ended."""
-        self._regrouping.dropped(worker)
-        for comparison in self._refusals.values():
-            comparison.drop(worker.name)
         if worker.stage in ALIVE:
             self._lose(worker, reason, now)
         elif worker.stage is Stage.GOING:
-            if worker.name in self._refusals:
-                worker.failed_in = worker.generation
             self._roster.lose(worker, reason, now)
             self._actions.append(Kill(worker.name))
 
@@ -310,12 +289,8 @@ class Members:
         """Do what is due, and what has become possible."""
         for worker, reason in [*self._worlds.judge(now), *self._regrouping.late(now)]:
             if worker.stage in ALIVE:
-                is_stalled = worker.is_connected and not worker.is_silent(now)
-                if is_stalled:
-                    self._actions.append(Send(worker.name, AskStack()))
-                self._lose(worker, reason, now, _STACK_SECONDS if is_stalled else 0.0)
+                self._lose(worker, reason, now)
         self._end_late(now)
-        self._refuse(now)
         self._count_failures(now)
         self._roster.clean(now)
         if self._staffing.is_hopeless() and not self._worlds.has_begun and not self._roster.at(Stage.READY):
@@ -333,18 +308,6 @@ class Members:
                 self._roster.lose(worker, "did not end in time", now)
             worker.end_by = float("inf")
             self._actions.append(Kill(worker.name))
-
-    def _refuse(self, now: float) -> None:
-        for name, comparison in list(self._refusals.items()):
-            worker = self._roster.find(name)
-            if worker is None or worker.stage is not Stage.GOING:
-                self._refusals.pop(name)
-            elif comparison.is_over(now):
-                self._refusals.pop(name)
-                error = comparison.result()
-                worker.reason, worker.failed_in = f"was refused: {error.problem}", worker.generation
-                worker.end_by = now + LEFT_SECONDS
-                self._actions.append(Send(name, Refuse(problem=error.problem, remedy=error.remedy)))
 
     def _count_failures(self, now: float) -> None:
         """Take note of failures, once their reason is known or will not be."""

@@ -1,7 +1,6 @@
 """When the next world of an elastic job is opened, and with whom."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from hvdtrain.elastic.driver.cluster import Limits
 from hvdtrain.elastic.driver.events import Action, Say, Send
@@ -9,54 +8,15 @@ from hvdtrain.elastic.driver.job_end import LEFT_SECONDS, JobEnd
 from hvdtrain.elastic.driver.ranks import Candidate, arrange, choose_source
 from hvdtrain.elastic.driver.roster import Roster, Stage, Worker
 from hvdtrain.elastic.driver.worlds import State, Worlds
-from hvdtrain.elastic.messages import AskValues, Leave, Values
+from hvdtrain.elastic.messages import Leave
 from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS
 from hvdtrain.errors import EXIT_ENVIRONMENT, AgreementError
 from hvdtrain.workers.agreement import SAME_COMMAND, disagreement
 
-VALUES_SECONDS = 10.0
 
-_MAX_PARTS = 1000
-
-
-@dataclass
-class Comparison:
-    """The values of some workers, as far as they have arrived."""
-
-    workers: Sequence[tuple[str, str]]  # the names of the workers with their hosts, in the order of ranks
-    until: float  # when it is over, even if values are missing
-    _parts: dict[str, dict[int, dict[str, str]]] = field(default_factory=dict)
-    _complete: set[str] = field(default_factory=set)
-
-    def take(self, worker: str, message: Values) -> None:
-        """Take a part of a worker's values."""
-        if worker not in dict(self.workers) or not 0 <= message.part < message.of <= _MAX_PARTS:
-            return
-        parts = self._parts.setdefault(worker, {})
-        parts[message.part] = message.values
-        if len(parts) == message.of:
-            self._complete.add(worker)
-
-    def drop(self, worker: str) -> None:
-        """Await nothing more of a worker: it has ended."""
-        self._complete.add(worker)
-
-    def is_over(self, now: float) -> bool:
-        """Return whether all values have arrived, or nothing more is awaited."""
-        return now >= self.until or len(self._complete) == len(self.workers)
-
-    def result(self) -> AgreementError:
-        """Return the error that says in what the workers differ."""
-        everyone = []
-        for name, host in self.workers:
-            values: dict[str, str] = {}
-            for part in self._parts.get(name, {}).values():
-                values.update(part)
-            if values:
-                everyone.append((host, values))
-        if len(everyone) < 2:
-            return AgreementError("the workers disagree before training", SAME_COMMAND)
-        return disagreement(everyone, SAME_COMMAND)
+def difference_of(workers: Sequence[Worker]) -> AgreementError:
+    """Return the error that says in what some workers differ."""
+    return disagreement([(one.slot.host, one.values) for one in workers], SAME_COMMAND)
 
 
 JOIN_SECONDS = 1.0  # in which joiners are collected
@@ -89,7 +49,6 @@ class Regrouping:
         self.digest = ""
         self._start_by = now + limits.start_timeout
         self._first_ready = self._change_by = self._wait_until = self._say_at = _FOREVER
-        self._comparison: Comparison | None = None
 
     def advance(self, now: float) -> None:
         """Do what has become possible or is due."""
@@ -103,29 +62,12 @@ class Regrouping:
             self._consider_change(now)
         elif state is State.STOPPING:
             self._end.press(now)
-        elif state is State.COMPARING:
-            if self._comparison and self._comparison.is_over(now):
-                error = self._comparison.result()
-                self._end.finish(EXIT_ENVIRONMENT, error.problem, error.remedy)
         elif state in (State.STARTING, State.CHANGING, State.WAITING):
             self._regroup(now)
 
     def ticks(self) -> list[float]:
         """Return when something is due."""
-        times = [self._start_by, self._change_by, self._wait_until, self._say_at]
-        return times + ([self._comparison.until] if self._comparison else [])
-
-    # what the workers say
-
-    def compared(self, worker: Worker, message: Values) -> None:
-        """Take values of a worker that were requested."""
-        if self._comparison:
-            self._comparison.take(worker.name, message)
-
-    def dropped(self, worker: Worker) -> None:
-        """Await no values of a worker that has ended."""
-        if self._comparison:
-            self._comparison.drop(worker.name)
+        return [self._start_by, self._change_by, self._wait_until, self._say_at]
 
     def late(self, now: float) -> list[tuple[Worker, str]]:
         """Return the workers outside of a world that must be given up now, with the reason."""
@@ -208,7 +150,7 @@ class Regrouping:
             return self._regroup(now)
         if len(staying) < self._limits.least:
             return self._wait(len(staying), now)
-        return self._open(staying, now) if self._agree(staying, now) else None
+        return self._open(staying, now) if self._agree(staying) else None
 
     def _without_joiners(self, staying: list[Worker]) -> list[Worker]:
         """Let the workers that were in no world that trained leave, if the others are enough."""
@@ -277,17 +219,14 @@ class Regrouping:
             self._do(Say(text + named))
         return True
 
-    def _agree(self, workers: list[Worker], now: float) -> bool:
-        """Return whether the workers of the first world have equal values; otherwise ask them for these."""
+    def _agree(self, workers: list[Worker]) -> bool:
+        """Return whether the workers of the first world have equal values; otherwise end the job."""
         digests = [worker.ready.digest for worker in workers if worker.ready]
         if self.digest or len(set(digests)) == 1:
             self.digest = self.digest or digests[0]
             return True
-        self._worlds.state = State.COMPARING
-        names = [(worker.name, worker.slot.host) for worker in workers]
-        self._comparison = Comparison(names, now + VALUES_SECONDS)
-        for worker in workers:
-            self._do(Send(worker.name, AskValues()))
+        error = difference_of(workers)
+        self._end.finish(EXIT_ENVIRONMENT, error.problem, error.remedy)
         return False
 
     def _wait(self, have: int, now: float) -> None:

@@ -1,7 +1,7 @@
 """The workers of an elastic job as its driver knows them."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 
 from hvdtrain.elastic.driver.cluster import Limits, Slot
@@ -46,6 +46,7 @@ class Worker:
     stage: Stage = Stage.STARTED  # what it is at
     hello: Hello | None = None  # its first message; None until it is connected
     ready: Ready | None = None  # its last ``Ready``
+    values: Mapping[str, str] = field(default_factory=dict)  # what its first one said
     state: WorkerState | None = None  # what its training thread does
     heard: float = 0.0  # when it was last heard
     generation: int = 0  # the last world that it was instructed to enter; 0 if none

@@ -104,7 +104,6 @@ class State(Enum):
     """What an elastic job is at."""
 
     STARTING = "starting"  # its first workers start and build
-    COMPARING = "comparing"  # they differ, and say in what
     FORMING = "forming"  # a world was opened; its workers start Horovod
     SYNCING = "syncing"  # they receive the state
     TRAINING = "training"

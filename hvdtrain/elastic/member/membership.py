@@ -169,14 +169,15 @@ class Membership:
             RefusedError: If the job does not take this worker.
         """
         self.world = None
-        self._thread.values, digest = value_texts(values), digest_of(values)
         self._ready = None  # from begin_waiting on, the other thread may say again where this stands
+        generation = self._orders.begin_waiting()
         self._ready = Ready(
-            generation=self._orders.begin_waiting(),
+            generation=generation,
             place=place,
             valid=valid,
-            digest=digest,
+            digest=digest_of(values),
             stall_timeout=self._stall_timeout,
+            values={} if generation else value_texts(values),
         )
         self._thread.send(self._ready)
         with ACTIVITY.during("waiting for the other workers"):

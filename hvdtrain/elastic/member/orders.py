@@ -1,18 +1,16 @@
 """What the driver of an elastic job has sent to this worker, as its training thread finds it."""
 
 import errno
-import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import blake2b, sha256
 from typing import Any, Literal
 
 import psutil
 
 from hvdtrain.elastic.messages import (
-    MAX_LINE_BYTES,
     MAX_TEXT,
     Abort,
     ChangeWorld,
@@ -25,7 +23,6 @@ from hvdtrain.elastic.messages import (
     Refuse,
     Retry,
     Stop,
-    Values,
 )
 from hvdtrain.elastic.watch.connections import machine_id
 from hvdtrain.errors import (
@@ -80,12 +77,6 @@ def digest_of(values: Mapping[str, Any]) -> str:
     return blake2b(repr(texts).encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
-def values_in_parts(values: Mapping[str, str]) -> list[Values]:
-    """Return messages with texts by name, none of which is too long for a line."""
-    parts = list(_parts(values))
-    return [Values(part=number, of=len(parts), values=part) for number, part in enumerate(parts)]
-
-
 def failure_of(error: BaseException) -> Failed:
     """Return what the driver is notified of an error that ends this worker."""
     if isinstance(error, HvdtrainError):
@@ -128,19 +119,6 @@ def _cut(text: str) -> str:
     if len(text) <= _MAX_VALUE:
         return text
     return f"{text[:_MAX_VALUE]}... (SHA-256 of the whole: {sha256(text.encode()).hexdigest()[:16]})"
-
-
-def _parts(values: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    part: dict[str, str] = {}
-    size = 0
-    for name, text in values.items():
-        more = len(json.dumps([name, text]))
-        if part and size + more > MAX_LINE_BYTES // 2:
-            yield part
-            part, size = {}, 0
-        part[name] = text
-        size += more
-    yield part
 
 
 _TURN_SECONDS = 1.0

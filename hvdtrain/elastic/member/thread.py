@@ -14,16 +14,13 @@ from contextlib import suppress
 
 from hvdtrain.elastic.handshake import connect
 from hvdtrain.elastic.links import LineConnection
-from hvdtrain.elastic.member.orders import Orders, sendable, values_in_parts
+from hvdtrain.elastic.member.orders import Orders, sendable
 from hvdtrain.elastic.messages import (
     MAX_LINE_BYTES,
-    AskStack,
-    AskValues,
     Beat,
     FromDriver,
     FromWorker,
     KillProcess,
-    Stack,
     encode,
     from_driver,
 )
@@ -165,7 +162,6 @@ def _addresses(text: str) -> list[tuple[str, int]]:
 _NOTICE_SECONDS = 5.0
 _NOTICE_ALONE_SECONDS = 1.0  # less before its first world: there is nothing to save
 _END_SECONDS = 40.0  # and so long to end, with a save that is under way
-_MAX_STACK = 30_000
 _GONE = "the launcher, which leads this elastic job, has ended or cannot be reached"
 _REMEDY = "Continue from the newest checkpoint with --resume."
 
@@ -174,7 +170,6 @@ class MemberThread:
     """A thread that talks with the driver while the training thread computes or waits.
 
     Attributes:
-        values: what the driver may request, as texts.
         on_end: called to end this process, whose training thread does not; it may write down how it stood.
         is_leader: whether this worker reports what happens to all of them, such as the end of the launcher.
         is_over: whether this worker has said how it ends.
@@ -185,7 +180,6 @@ class MemberThread:
     ) -> None:
         self._connection, self._lease, self._orders = connection, lease, orders
         self._stall_timeout = stall_timeout
-        self.values: dict[str, str] = {}
         self.on_end: Callable[[JobEnded], None] = end_process
         self.is_leader, self.is_over = True, False
         self.say_ready: Callable[[], None] = lambda: None
@@ -267,11 +261,6 @@ class MemberThread:
         match message:
             case KillProcess(pid=pid, process_seconds=seconds):
                 kill_if_same(pid, seconds)
-            case AskStack():
-                self._connection.queue(Stack(text=sendable(ACTIVITY.stack()[-_MAX_STACK:])))
-            case AskValues():
-                for part in values_in_parts(self.values):
-                    self._connection.queue(part)
             case _ if self._orders.take(message):
                 self.say_ready()
 

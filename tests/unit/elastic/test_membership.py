@@ -7,8 +7,6 @@ from hvdtrain.elastic.driver.cluster import Limits, Slot
 from hvdtrain.elastic.driver.events import CloseStore, Exited, Kill, Lost, OpenWorld, Send, Woke
 from hvdtrain.elastic.messages import (
     Abort,
-    AskStack,
-    AskValues,
     Beat,
     ChangeWorld,
     Done,
@@ -22,7 +20,6 @@ from hvdtrain.elastic.messages import (
     Refuse,
     Retry,
     Synced,
-    Values,
     Welcome,
 )
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
@@ -82,13 +79,8 @@ def test_first_workers_that_differ_end_the_job_with_what_differs():
     play = Play()
     play.arrive("w1")
     play.arrive("w2")
-    play.ready("w1", "one")
-    play.ready("w2", "two")
-    assert play.state == "comparing"
-    assert play.told("w1", AskValues)
-    play.say("w1", Values(part=0, of=2, values={"seed": "1"}))
-    play.say("w1", Values(part=1, of=2, values={"epochs": "3"}))
-    play.say("w2", Values(part=0, of=1, values={"seed": "2", "epochs": "3"}))
+    play.ready("w1", "one", seed="1", epochs="3")
+    play.ready("w2", "two", seed="2", epochs="3")
     assert play.finish.exit_code == 3
     assert play.finish.problem == (
         "the workers disagree before training:\n  seed: 1 on rank 0 (h1), 2 on rank 1 (h1)"
@@ -140,11 +132,12 @@ def test_a_joiner_that_makes_no_progress_is_ended_unless_its_work_was_announced_
 
 
 def test_a_joiner_that_differs_is_refused_and_the_others_are_not_told():
-    play = training(1, Limits(wanted=1, least=1, most=2))
+    play = Play(Limits(wanted=1, least=1, most=2), (("h1", 2),))
+    play.arrive("w1")
+    play.ready("w1", seed="1")
+    play.form()
     play.arrive("w2")
-    play.ready("w2", "other")
-    play.say("w1", Values(part=0, of=1, values={"seed": "1"}))
-    play.say("w2", Values(part=0, of=1, values={"seed": "2"}))
+    play.ready("w2", "other", seed="2")
     assert "seed: 1 on rank 0 (h1), 2 on rank 1 (h1)" in play.told("w2", Refuse)[0].problem
     play.die("w2", 3)
     play.wait(10)
@@ -263,7 +256,7 @@ def beat(play, worker, step, age, *, is_long=False, code=""):
     play.say(worker, Beat(state=["in training step", 1, step, 3 * step + 1, is_long, age, code]))
 
 
-def test_a_member_that_makes_no_progress_is_named_with_its_code_asked_for_its_stack_and_killed():
+def test_a_member_that_makes_no_progress_is_named_with_its_code_and_killed():
     play = training(3)
     for second in range(125):
         play.now += 1
@@ -271,9 +264,6 @@ def test_a_member_that_makes_no_progress_is_named_with_its_code_asked_for_its_st
             beat(play, worker, 12, float(second), code="task.py, line 7" if worker == "w2" else "")
         if play.state == "changing":
             break
-    assert play.told("w2", AskStack)
-    assert "w2" not in play.killed
-    play.wait(1.5)
     assert "w2" in play.killed
     assert "w1" not in play.killed
     play.die("w2")
