@@ -43,6 +43,7 @@ MEMBERS: dict[str, tuple[str, ...] | None] = {
     "collate": ("samples",),
     "train_collate": ("samples",),
     "sample_probabilities": (),
+    "sample_lengths": (),
     "learning_rate_factor": ("progress",),
     "describe": (),
     "loss": None,
@@ -109,6 +110,7 @@ class Task(Protocol):
     - ``collate(samples)``: a batch of a list of samples, in place of stacking them;
     - ``train_collate(samples)``: the same for training alone;
     - ``sample_probabilities()``: a number for each training sample, by which an epoch draws with replacement;
+    - ``sample_lengths()``: a length for each training sample, so that a batch has samples of similar length;
     - ``learning_rate_factor(progress)``: what the peak learning rate is multiplied by at
       ``progress.epoch`` of ``progress.epochs``, in place of the other schedules;
     - ``class_axis``: the axis of the classes in outputs, -1 or 1, if shapes do not show;

@@ -242,7 +242,7 @@ class Mixed:
             )
         self._dataset, self._mixup, self._cutmix = dataset, mixup, cutmix
         self.blocks = blocks_of(dataset)
-        self.draws: Any = getattr(dataset, "draws", None)
+        self.ordering: Any = getattr(dataset, "ordering", None)
         if hasattr(dataset, "batch"):  # it may be read for several steps at once
             self.batch = lambda indices: fetch(dataset, indices)
 
@@ -256,8 +256,8 @@ class Mixed:
         """Fetch many samples and their partners, and mix their inputs."""
         count = len(indices)
         numbers = uniform(transform_keys(keys, 0), 0)
-        is_drawn = isinstance(self.draws, Draws)
-        partners = self.draws.at(numbers) if is_drawn else (numbers * len(self)).astype(np.int64)
+        is_drawn = isinstance(self.ordering, Draws)
+        partners = self.ordering.at(numbers) if is_drawn else (numbers * len(self)).astype(np.int64)
         own_keys = np.concatenate([keys, transform_keys(keys, 1)])
         all_keys = own_keys if hasattr(self._dataset, "augmented") else None
         both = fetch(self._dataset, np.concatenate([indices, partners]), all_keys)

@@ -1,4 +1,4 @@
-"""A data set whose training samples are drawn with given probabilities, with replacement."""
+"""A data set whose task gives the order of training: drawn by probability, or sorted by length."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.order import Draws
+from hvdtrain.data.order import Draws, Lengths
 from hvdtrain.data.stream import Stream
 from hvdtrain.errors import DataError
 from hvdtrain.task import Arrays
@@ -51,44 +51,20 @@ class RandomSamples:
         return {"inputs": self._inputs[stored], "targets": self._targets[stored]}
 
 
-class Drawn:
-    """A data set that knows with which probabilities its samples are drawn; else the data set itself.
+class Ordered:
+    """A data set with the order of training that its task gives; else the data set itself.
 
     Attributes:
         dataset: the data set.
-        blocks: None: samples are drawn from anywhere.
-        draws: with which probabilities.
-        order_identity: a text that is equal if they are.
+        blocks: None: samples are taken from anywhere.
+        ordering: what the order depends on.
+        order_identity: a text that is equal if that is.
     """
 
     blocks = None
 
-    def __init__(self, dataset: Any, given: Any) -> None:
-        if isinstance(dataset, Stream):
-            raise DataError(
-                "sample_probabilities() needs data with an index, and found a stream",
-                "Leave it out, and weigh samples by class_weights or the key 'weights'.",
-            )
-        numbers: NDArray[np.float64] = np.asarray(given, np.float64)
-        if numbers.shape != (len(dataset),):
-            raise DataError(
-                f"sample_probabilities() must give a number for each of the {len(dataset):,} training "
-                f"samples; found shape {numbers.shape}",
-                "Of class weights, give weights[targets].",
-            )
-        is_right = np.isfinite(numbers) & (numbers >= 0)
-        if not is_right.all() or not numbers.any():
-            place = int(np.argmin(is_right))
-            raise DataError(
-                "sample_probabilities() must be finite and not negative, and not all 0; "
-                f"sample {place} has {numbers[place]}",
-                "Correct them.",
-            )
-        self.dataset = dataset
-        cumulated = np.cumsum(numbers) / numbers.sum()
-        cumulated[np.flatnonzero(numbers)[-1] :] = 1.0  # rounding draws no sample of probability 0
-        self.draws = Draws(cumulated)
-        self.order_identity = self.draws.identity
+    def __init__(self, dataset: Any, ordering: Draws | Lengths) -> None:
+        self.dataset, self.ordering, self.order_identity = dataset, ordering, ordering.identity
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -102,6 +78,50 @@ class Drawn:
         return getattr(self.dataset, name)
 
 
-def undrawn(dataset: Any) -> Any:
-    """Return a data set without the probabilities of its samples."""
-    return dataset.dataset if isinstance(dataset, Drawn) else dataset
+def unordered(dataset: Any) -> Any:
+    """Return a data set without the order that its task gives."""
+    return dataset.dataset if isinstance(dataset, Ordered) else dataset
+
+
+def draws_of(dataset: Any, given: Any) -> Draws:
+    """Return the probabilities that a task's ``sample_probabilities`` gives."""
+    numbers = _numbers_of(dataset, given, "sample_probabilities", "Of class weights, give weights[targets].")
+    if not numbers.any():
+        raise DataError("sample_probabilities() must not be all 0", "Correct them.")
+    cumulated = np.cumsum(numbers) / numbers.sum()
+    cumulated[np.flatnonzero(numbers)[-1] :] = 1.0  # rounding draws no sample of probability 0
+    return Draws(cumulated)
+
+
+def lengths_of(dataset: Any, given: Any) -> Lengths:
+    """Return the lengths that a task's ``sample_lengths`` gives, rounded."""
+    remedy = "Give what a batch is padded to, such as the number of tokens."
+    return Lengths(np.rint(_numbers_of(dataset, given, "sample_lengths", remedy)).astype(np.int64))
+
+
+def _numbers_of(dataset: Any, given: Any, method: str, remedy: str) -> NDArray[np.float64]:
+    """Return what a method gives for each sample of a data set."""
+    if isinstance(dataset, Stream):
+        raise DataError(
+            f"{method}() needs data with an index, and found a stream",
+            "Leave it out; the loss weighs samples by class_weights or the key 'weights'.",
+        )
+    if isinstance(dataset, Ordered):
+        raise DataError(
+            "the task has sample_probabilities() and sample_lengths(), and each is an order of its own",
+            "Leave one out.",
+        )
+    numbers: NDArray[np.float64] = np.asarray(given, np.float64)
+    if numbers.shape != (len(dataset),):
+        raise DataError(
+            f"{method}() must give a number for each of the {len(dataset):,} training samples; found shape "
+            f"{numbers.shape}",
+            remedy,
+        )
+    is_right = np.isfinite(numbers) & (numbers >= 0)
+    if not is_right.all():
+        place = int(np.argmin(is_right))
+        raise DataError(
+            f"{method}() must be finite and not negative; sample {place} has {numbers[place]}", "Correct it."
+        )
+    return numbers

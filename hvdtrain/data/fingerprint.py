@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset
-from hvdtrain.data.drawn import undrawn
+from hvdtrain.data.drawn import unordered
 from hvdtrain.data.numeric import narrowed
 from hvdtrain.data.order import order_identity, sample_keys
 from hvdtrain.workers.seeding import generator_digest, seed_generators
@@ -72,7 +72,7 @@ def probe_indices(size: int) -> list[int]:
 
 def columns_of(dataset: Any) -> dict[str, list[str]]:
     """Return the names of the columns of a data set's arrays that were tables."""
-    dataset = undrawn(dataset)
+    dataset = unordered(dataset)
     return dataset.columns if isinstance(dataset, ArrayDataset) else {}
 
 

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 _MASK64 = (1 << 64) - 1
 _DRAWS = -5  # what is drawn, so that its numbers are not those of augmentation
+_BY_LENGTH = -6  # what the permutations of runs are of
+_RUNS, _LONGEST_RUN = 16, 512  # of samples of similar length: how many are permuted together, and their size
 _ROUNDS = 8  # fewer leave the permutations of a handful of samples visibly uneven
 
 
@@ -150,6 +152,59 @@ class DrawnOrder(ShuffledOrder):
     def keys(self, positions: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.uint64] | None:
         """Return the seeds for augmenting these samples: one that is drawn twice has two."""
         return super().keys(positions, positions % self.size)
+
+
+@dataclass(frozen=True, eq=False)
+class Lengths:
+    """The lengths of samples: those of similar length follow one another."""
+
+    values: NDArray[np.int64]  # (samples,)
+
+    @property
+    def run(self) -> int:
+        """Samples that follow one another sorted by length; a batch of fewer has similar ones."""
+        return min(_LONGEST_RUN, max(1, len(self.values) // _RUNS))
+
+    @property
+    def window(self) -> int:
+        """Samples that are sorted together; not all of them, so that batches of epochs differ."""
+        return self.run * min(_RUNS, max(1, len(self.values) // (4 * self.run)))
+
+    @property
+    def identity(self) -> str:
+        """A text that is equal if the lengths are."""
+        return f"by length {blake2b(self.values.tobytes(), digest_size=8).hexdigest()}"
+
+
+@dataclass(frozen=True, eq=False)
+class LengthOrder(ShuffledOrder):
+    """An order in which samples of similar length follow one another.
+
+    The permutation of an epoch is cut into windows. Each is sorted by length and cut into runs, and the runs
+    are permuted. So each sample comes once per epoch, and its place depends on seed and lengths alone.
+    """
+
+    lengths: Lengths
+
+    def _permuted(self, offsets: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        windows, places = np.divmod(offsets, self.lengths.window)
+        result = np.empty_like(offsets)
+        for window in np.unique(windows):
+            inside = windows == window
+            result[inside] = _window_of(self, epoch, int(window))[places[inside]]
+        return result
+
+
+@lru_cache(maxsize=4)
+def _window_of(order: LengthOrder, epoch: int, window: int) -> NDArray[np.int64]:
+    """Return the indices of a window of an epoch, (samples of the window,)."""
+    lengths, begin = order.lengths, window * order.lengths.window
+    positions = np.arange(begin, min(begin + lengths.window, order.size))
+    indices = permute(positions, order.size, order.seed, epoch)
+    indices = indices[np.argsort(lengths.values[indices], kind="stable")]
+    count = -(-len(indices) // lengths.run)
+    runs = permute(np.arange(count), count, mix(order.seed, _BY_LENGTH, window), epoch)
+    return np.concatenate([indices[run * lengths.run : (run + 1) * lengths.run] for run in runs])
 
 
 @dataclass(frozen=True)
@@ -307,8 +362,9 @@ def order_identity(dataset: Any) -> str:
 
 def training_order(dataset: Any, size: int, seed: int) -> ShuffledOrder:
     """Return the order of training on a data set."""
-    blocks = blocks_of(dataset)
-    draws = getattr(dataset, "draws", None)
-    if isinstance(draws, Draws):
-        return DrawnOrder(size, seed, draws)
+    blocks, ordering = blocks_of(dataset), getattr(dataset, "ordering", None)
+    if isinstance(ordering, Draws):
+        return DrawnOrder(size, seed, ordering)
+    if isinstance(ordering, Lengths):
+        return LengthOrder(size, seed, ordering)
     return ShuffledOrder(size, seed) if blocks is None else BlockOrder(size, seed, blocks)

@@ -10,7 +10,7 @@ from hvdtrain.backends.pipeline.pipeline import bubble
 from hvdtrain.backends.records import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
-from hvdtrain.data.order import BatchPlan, Draws
+from hvdtrain.data.order import BatchPlan, Draws, Lengths
 from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
@@ -162,9 +162,9 @@ def _data(session: Session) -> str:
     # named sets have a line of their own
     evaluation = f", {number_words(len(sets['']))} to evaluate" if "" in sets else ""
     read = f"; {counted(readers, 'reader')} per worker" if readers else ""
-    is_drawn = isinstance(getattr(session.data.training, "draws", None), Draws)
-    drawn = ", drawn by sample_probabilities()" if is_drawn else ""
-    return f"{size_words(session.data.training)} to train{drawn}{evaluation}{read}"
+    orders = {Draws: ", drawn by sample_probabilities()", Lengths: ", similar sample_lengths() together"}
+    order = orders.get(type(getattr(session.data.training, "ordering", None)), "")
+    return f"{size_words(session.data.training)} to train{order}{evaluation}{read}"
 
 
 def _eval_sets(session: Session) -> str:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvdtrain.data.datasets import as_dataset
-from hvdtrain.data.drawn import Drawn
+from hvdtrain.data.drawn import Ordered, draws_of, lengths_of
 from hvdtrain.data.feed import Shard
 from hvdtrain.data.order import BatchPlan, ShuffledOrder, mix, permute, training_order
 from hvdtrain.errors import DataError
@@ -170,7 +170,7 @@ def test_seeds_of_augmentation_follow_from_seed_epoch_and_index_alone():
 
 
 def test_samples_are_drawn_with_replacement_by_their_probabilities():
-    data = Drawn(as_dataset((np.zeros((1000, 2)), np.zeros(1000))), np.arange(1000) % 4)
+    data = ordered(np.arange(1000) % 4, draws_of)
     order = training_order(data, 1000, seed=3)
     drawn = order.indices(np.arange(200_000))
     counts = np.bincount(drawn % 4, minlength=4) / len(drawn)
@@ -180,18 +180,52 @@ def test_samples_are_drawn_with_replacement_by_their_probabilities():
     assert keys is not None
     assert len(np.unique(keys)) == 1000  # a sample that is drawn twice is augmented twice
     assert len(data) == 1000
-    np.testing.assert_array_equal(pickle.loads(pickle.dumps(data)).draws.cumulated, data.draws.cumulated)
+    again = pickle.loads(pickle.dumps(data))
+    np.testing.assert_array_equal(again.ordering.cumulated, data.ordering.cumulated)
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 3000, 20_000])
+def test_samples_of_similar_length_follow_one_another_in_an_order_of_each_epoch(size):
+    lengths = np.random.RandomState(0).gamma(2.0, 30.0, size)
+    order = training_order(ordered(lengths, lengths_of), size, seed=3)
+    indices = order.indices(np.arange(3 * size))
+    for epoch in indices.reshape(3, size):
+        np.testing.assert_array_equal(np.sort(epoch), np.arange(size))
+    parts = [order.indices(np.arange(begin, min(begin + 37, 3 * size))) for begin in range(0, 3 * size, 37)]
+    np.testing.assert_array_equal(np.concatenate(parts), indices)  # wherever a step begins
+    if size >= 3000:
+        longest = lengths[indices[: size // 32 * 32]].reshape(-1, 32).max(1)
+        assert longest.mean() < 1.3 * lengths.mean()  # 2.3 times in a permutation
+        assert abs(np.corrcoef(longest[:-1], longest[1:])[0, 1]) < 0.9
+        batches = [
+            {frozenset(batch) for batch in epoch[:320].reshape(-1, 32)} for epoch in np.split(indices, 3)
+        ]
+        assert not batches[0] & batches[1]
+
+
+NUMBERS = [
+    ([1.0, 2.0], r"a number for each of the 3 training samples; found shape \(2,\)"),
+    ([1.0, -2.0, 1.0], "sample 1 has -2.0"),
+    ([np.nan, 1.0, 1.0], "sample 0 has nan"),
+]
 
 
 @pytest.mark.parametrize(
-    ("numbers", "said"),
+    ("numbers", "said", "make"),
     [
-        ([1.0, 2.0], r"a number for each of the 3 training samples; found shape \(2,\)"),
-        ([1.0, -2.0, 1.0], "sample 1 has -2.0"),
-        ([0.0, 0.0, 0.0], "not all 0"),
-        ([np.nan, 1.0, 1.0], "sample 0 has nan"),
+        *((*row, make) for row in NUMBERS for make in (draws_of, lengths_of)),
+        ([0.0, 0.0, 0.0], "not be all 0", draws_of),
     ],
 )
-def test_what_is_no_probability_is_refused(numbers, said):
+def test_what_is_no_probability_or_length_is_refused(numbers, said, make):
     with pytest.raises(DataError, match=said):
-        Drawn(as_dataset((np.zeros((3, 2)), np.zeros(3))), numbers)
+        ordered(numbers, make, size=3)
+    with pytest.raises(DataError, match="each is an order of its own"):
+        lengths_of(ordered([1, 2, 3], draws_of), [1, 2, 3])
+
+
+def ordered(numbers, make, size=None):
+    """Return a data set of this many samples, or of as many as there are numbers, in an order of its own."""
+    size = len(numbers) if size is None else size
+    data = as_dataset((np.zeros((size, 2)), np.zeros(size)))
+    return Ordered(data, make(data, numbers))

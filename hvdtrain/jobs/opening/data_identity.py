@@ -273,7 +273,7 @@ def _change(name: str, before: Fingerprint, now: Fingerprint, data: JobData, not
     if before.order != now.order and name == "train_data":
         return (
             "its samples are stored in other blocks or shards, others are shuffled together, or "
-            "sample_probabilities() are others, so the order of training is another"
+            "sample_probabilities() or sample_lengths() are others, so the order of training is another"
         )
     if first_difference(before, now) is None:
         return ""

@@ -17,7 +17,7 @@ from hvdtrain.config import Config
 from hvdtrain.config.field_names import task_advice
 from hvdtrain.data.bad_samples import Fetch, LocalFetch
 from hvdtrain.data.datasets import ArrayDataset, as_dataset, fetch, signature
-from hvdtrain.data.drawn import undrawn
+from hvdtrain.data.drawn import unordered
 from hvdtrain.data.eval_sets import (
     TRAINING_DATA,
     EvalSets,
@@ -157,7 +157,7 @@ def find_merged(datasets: Mapping[str, Any]) -> DataError | None:
                 ".double() in PyTorch and dtype='float64' in Keras; or, if the difference does not matter, "
                 "convert them to float32.",
             )
-        if isinstance(kept := undrawn(dataset), ArrayDataset):
+        if isinstance(kept := unordered(dataset), ArrayDataset):
             kept.narrow()
     return None
 
@@ -199,7 +199,7 @@ def roles_of(names: Collection[str], is_named: bool) -> str:
 
 def _wide_arrays(dataset: Any) -> Arrays:
     """Return the floating-point numbers of 64 bits of a data set, or of its first samples."""
-    dataset = undrawn(dataset)
+    dataset = unordered(dataset)
     if isinstance(dataset, ArrayDataset):
         found = {name: a[: max(2, _VALUES * len(a) // max(1, a.size))] for name, a in dataset.arrays.items()}
     else:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.records import DryRun
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.datasets import ArrayDataset, ItemDataset
-from hvdtrain.data.drawn import undrawn
+from hvdtrain.data.drawn import unordered
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.naming import HuggingFaceDataset
 from hvdtrain.data.numeric import SEPARATOR, TARGETS, distance, leaves_of
@@ -111,7 +111,7 @@ def find_broadcast(
 def has_row_numbers(dataset: Any, batch: HostBatch) -> bool:
     """Return whether a batch may have numbers of its own rows, such as pairs that ``collate`` made."""
     # They are out of range in a batch of fewer rows, which ends a process that has a GPU.
-    if isinstance(undrawn(dataset), ArrayDataset | ItemDataset | HuggingFaceDataset):
+    if isinstance(unordered(dataset), ArrayDataset | ItemDataset | HuggingFaceDataset):
         return False  # it joins samples, which know of no batch
     count = batch.weights.shape[1]
     return any(

@@ -13,7 +13,7 @@ from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import RunContext, find_callbacks
 from hvdtrain.config import Config
 from hvdtrain.data.augment import Mixed
-from hvdtrain.data.drawn import Drawn
+from hvdtrain.data.drawn import Ordered, draws_of, lengths_of
 from hvdtrain.data.eval_sets import first_set, sets_of
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.fingerprint import columns_of
@@ -95,11 +95,12 @@ def open_task_data(job: JobSpec) -> TaskData:
             f"train_data() of task {job.config.task} gave None",
             "Return the training data from it, such as a pair of arrays: return inputs, targets.",
         )
-    if hasattr(task, "sample_probabilities"):
-        with task_errors(f"sample_probabilities() of task {job.config.task} failed"):
-            probabilities = task.sample_probabilities()
-        train_data = Drawn(train_data, probabilities)
-        train_values["sample_probabilities"] = train_data.draws.identity
+    for order_method, ordering_of in (("sample_probabilities", draws_of), ("sample_lengths", lengths_of)):
+        if hasattr(task, order_method):
+            with task_errors(f"{order_method}() of task {job.config.task} failed"):
+                given = getattr(task, order_method)()
+            train_data = Ordered(train_data, ordering_of(train_data, given))
+            train_values[order_method] = train_data.order_identity
     to_evaluate = {words_for(key): dataset for key, dataset in keyed("eval_data", eval_data).items()}
     data = {DATA["train_data"]: train_data, **to_evaluate}
     notes = notes_on_members(task)
