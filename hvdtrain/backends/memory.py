@@ -35,8 +35,6 @@ class MeasuredMemory:
     # whether that is in pages of a temporary file, which the system can take back
     saves_in_file: bool = False
     exchange: int = 0  # what the exchange between workers takes in addition to the gradients
-    # the largest tensors that the passes make: what they are and how many, and bytes of each
-    largest: Sequence[tuple[str, int]] = ()
 
 
 @travels
@@ -101,11 +99,9 @@ class MemoryPlan:
         return f"{size / 1024:,.0f} KiB a sample" if size < MEBIBYTE else f"{mebibytes(round(size))} a sample"
 
     def describe_largest(self) -> str:
-        """Return what the plan's parts, the largest parameters and the largest activations take, as text."""
-        text = f"The job takes {self.describe()}. Its largest parameters: {_listed(self.largest)}."
-        return (
-            text if self.measured is None else f"{text} {describe_activations(self.measured.largest)}".strip()
-        )
+        """Return what the plan's parts and the largest parameters take, as text."""
+        largest = ", ".join(f"{name} ({mebibytes(size)})" for name, size in self.largest)
+        return f"The job takes {self.describe()}. Its largest parameters: {largest}."
 
     def exceeds(self, limit_bytes: int) -> str:
         """Return that the parts alone do not fit into a limit, as text; empty if they do."""
@@ -163,15 +159,6 @@ def exchange_bytes(plan: MemoryPlan, config: Config, workers: int) -> int:
     whole = plan.trained_bytes
     joined = min(whole, 2 * shards.BUCKET_BYTES) if config.compression == "none" else whole
     return joined if config.shard == "none" else joined + min(whole, shards.PART_BYTES)
-
-
-def describe_activations(largest: Sequence[tuple[str, int]]) -> str:
-    """Return which tensors of the passes are the largest, as text; empty if none is known."""
-    return f"The largest tensors of a micro-batch, each: {_listed(largest)}." if largest else ""
-
-
-def _listed(sizes: Sequence[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} ({mebibytes(size)})" for name, size in sizes)
 
 
 def mebibytes(size: int) -> str:

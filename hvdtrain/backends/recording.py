@@ -3,8 +3,7 @@
 import json
 import os
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,16 +28,6 @@ class StepClockBase:
         self._workers = workers
         self._is_measured = is_measured and workers.may_reduce
         self.timed = workers.most if self._is_measured else 0
-
-
-_SHOWN = 3
-
-
-def largest_tensors(made: Iterable[tuple[str, int]]) -> Sequence[tuple[str, int]]:
-    """Return the largest kinds of tensors, the largest first: what they are, how many, and bytes of each."""
-    counts = Counter(made)
-    kinds = sorted(counts, key=lambda kind: (-kind[1], -counts[kind], kind[0]))[:_SHOWN]
-    return tuple((f"{counts[kind]} x {kind[0]}" if counts[kind] > 1 else kind[0], kind[1]) for kind in kinds)
 
 
 _TIMELINE, _DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"

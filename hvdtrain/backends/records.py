@@ -1,6 +1,6 @@
 """What backends take and return: portable states, what is known of a model, the result of a dry run."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -101,8 +101,6 @@ class StepMemory:
     # the most that tensors take at once which the passes make, without the gradients of parameters: what the
     # backward pass needs of the forward pass, and what both need meanwhile
     activations: int
-    # the largest tensors that the passes make: what they are and how many, and bytes of each
-    largest: Sequence[tuple[str, int]] = ()
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,7 @@ class DryRun:
     last_activation: str = ""  # "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise
     error: Exception | None = None  # the exception that ended the computation, or None
     note: str = ""  # what the user should know of the computation, as a sentence; empty if nothing
-    # what it took of memory in training; None if that is not known, as in a step of the task's own. After an
-    # error, it has the largest tensors alone
+    # what it took of memory in training; None if that is not known, as in a step of the task's own
     memory: StepMemory | None = None
     # checksums, by portable name, of the state that it changed before it was put back
     changed: Mapping[str, int] = field(default_factory=dict)

@@ -69,10 +69,6 @@ class HostBatch:
     range_samples: int = 0
     in_warmup: bool = False  # whether the step begins while the learning rate is still rising to its peak
 
-    def half(self) -> "HostBatch":
-        """Return the first half, rounded up, of the first micro-batch, as a batch of its own."""
-        return self.rows(range(-(-self.weights.shape[1] // 2)))
-
     def rows(self, places: Sequence[int]) -> "HostBatch":
         """Return some samples of the first micro-batch as a batch of its own."""
         chosen = slice(1), list(places)

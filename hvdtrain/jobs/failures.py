@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
 import click
 
-from hvdtrain.backends.memory import MemoryPlan, describe_activations, mebibytes
+from hvdtrain.backends.memory import MemoryPlan, mebibytes
 from hvdtrain.elastic.member.membership import tell_driver
 from hvdtrain.elastic.watch.liveness import Abandoned, Told, WatchEvent
 from hvdtrain.errors import (
@@ -83,16 +83,13 @@ def _find_cause(run_dir: Path) -> str:
         time.sleep(0.05)
 
 
-def lack_of_memory(
-    error: BaseException, doing: str, plan: MemoryPlan | None, largest: Sequence[tuple[str, int]] = ()
-) -> LackOfMemoryError | None:
+def lack_of_memory(error: BaseException, doing: str, plan: MemoryPlan | None) -> LackOfMemoryError | None:
     """Return the error of work that ran out of memory; None if an error says something else."""
     if not is_out_of_memory(error):
         return None
     lines = [f"This worker has had {mebibytes(peak_bytes())} of the host's memory."]
     if plan is not None:
-        lines += [plan.describe_largest(), *filter(None, [describe_activations(largest)])]
-        lines += ["To take less:", *(f"  {text}" for text in plan.remedies)]
+        lines += [plan.describe_largest(), "To take less:", *(f"  {text}" for text in plan.remedies)]
     return LackOfMemoryError(f"{doing}, out of memory: {where_raised(error)}", "\n  ".join(lines))
 
 

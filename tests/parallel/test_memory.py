@@ -1,6 +1,5 @@
 """Jobs that run out of memory, by a real limit on the address space, and what is logged of the peak."""
 
-import re
 import sys
 from pathlib import Path
 
@@ -8,8 +7,6 @@ import pytest
 from support import pool
 from support.jobs import run
 
-# the outputs of the first layer
-LARGEST = r"The largest tensors of a micro-batch, each: .*addmm \(64, 65536\) float32 \(16.0 MiB\)"
 TASKS = Path(__file__).with_name("memory_tasks.py")
 
 
@@ -29,7 +26,6 @@ def test_a_lack_of_memory_is_named_with_what_helps(framework, task, where, tmp_p
     assert where in result.output
     assert "out of memory" in result.output
     assert "Its largest parameters: model/first/kernel" in result.output
-    assert framework == "tf" or re.search(LARGEST, result.output)
     assert "--batch-size 32 --accumulate 2" in result.output
     assert "Traceback" not in result.output
 

@@ -1,7 +1,7 @@
 """What a micro-batch takes of memory in PyTorch; ``tensorflow/activations.py`` finds the same for Keras."""
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from hvdtrain.backends.options import MARK, no_blocks
-from hvdtrain.backends.recording import largest_tensors
 from hvdtrain.backends.records import StepMemory
 
 # what batch norm, and whatever names its statistics alike, moves in every forward pass
@@ -119,11 +118,7 @@ class ActivationMeter:
 
     def found(self) -> StepMemory:
         """Return the most that was taken at once, without the gradients of the parameters."""
-        return StepMemory(activations=self._mode.peak_bytes(), largest=self.largest())
-
-    def largest(self) -> Sequence[tuple[str, int]]:
-        """Return the largest tensors that were made, without the gradients of the parameters."""
-        return largest_tensors(self._mode.made())
+        return StepMemory(activations=self._mode.peak_bytes())
 
 
 class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -140,7 +135,6 @@ class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._blocks: dict[int, tuple[weakref.ref[Any], int]] = {}  # those that are there
         self._changes: list[int] = []  # bytes, of blocks that come, and go
         self._gradients: set[int] = set()  # places in the list above
-        self._made: dict[int, tuple[str, int]] = {}  # by these places, what a block was made as, and bytes
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -153,7 +147,7 @@ class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = function(*args, **(kwargs or {}))
         for tensor in pytree.tree_iter(made):
             if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided:
-                self._take(tensor, function)
+                self._take(tensor)
         return made
 
     def take_gradient(self, parameter: torch.Tensor) -> None:
@@ -173,11 +167,7 @@ class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 most = max(most, taken)
         return most
 
-    def made(self) -> Iterator[tuple[str, int]]:
-        """Yield of each block what it was made as, and its bytes, without gradients of parameters."""
-        yield from (made for place, made in self._made.items() if place not in self._gradients)
-
-    def _take(self, tensor: torch.Tensor, function: Any) -> None:
+    def _take(self, tensor: torch.Tensor) -> None:
         block = tensor.untyped_storage()
         key = block._cdata
         if key in self._known or key in self._blocks:
@@ -185,8 +175,6 @@ class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
         place, size = len(self._changes), block.nbytes()
         self._blocks[key] = weakref.ref(block, partial(self._gone, key, place, size)), place
         self._changes.append(size)
-        name, kind = function.overloadpacket.__name__, str(tensor.dtype).removeprefix("torch.")
-        self._made[place] = f"{name} {tuple(tensor.shape)} {kind}", size
 
     def _gone(self, key: int, place: int, size: int, _: Any) -> None:
         del self._blocks[key]

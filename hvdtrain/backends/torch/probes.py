@@ -152,17 +152,13 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     model = computation.model
     recorder, values, error, changes = Recorder(model), {}, None, Changes()
     in_evaluation, undone = parts_in_evaluation(model), ""
-    meter: ActivationMeter | None = None
     memory: StepMemory | None = None
     changed: tuple[str, ...] = ()
     try:
         with peer_errors(), state_kept(model, computation.device):
             wrapped = computation.wrap(copied(batch))
-            with (
-                recorder,
-                state_tensors.watched() as changes,
-                (meter := ActivationMeter(model, wrapped.tensors())),
-            ):
+            meter = ActivationMeter(model, wrapped.tensors())
+            with recorder, state_tensors.watched() as changes, meter:
                 values = step.dry_run(wrapped, training)
             undone = describe_undone(in_evaluation) if training else ""
             changed = changed_in_place(batch, wrapped.micro_batches[0])
@@ -171,8 +167,6 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
         raise
     except Exception as raised:
         error = raised
-        if meter is not None:
-            memory = StepMemory(0, largest=meter.largest())
     computation.forget_mode()  # the modes are as before, so that training begins with a call of train()
     last, found = last_activation(model), (changes.crcs, changes.refusal, changed)
     result = DryRun(recorder.outputs, values, last, error, undone, memory, *found, computation.weighted)

@@ -18,7 +18,7 @@ from hvdtrain.backends.objective.counting import IGNORE_INDEX
 from hvdtrain.backends.objective.gathering import comparing_error
 from hvdtrain.backends.objective.logits import named_loss
 from hvdtrain.backends.objective.objective import has_own_values
-from hvdtrain.backends.records import DryRun, ModelInfo, StepMemory
+from hvdtrain.backends.records import DryRun, ModelInfo
 from hvdtrain.checkpoints.digest import ArrayForm, forms_of
 from hvdtrain.data.eval_sets import TRAINING_DATA, set_words, sets_of
 from hvdtrain.data.feed import HostBatch
@@ -49,8 +49,6 @@ class Dry:
     passes: Sequence[Pass]
     notes: Sequence[str]  # what to report to the user, the same on every worker
     seconds: float  # how long it took
-    # what a micro-batch of half the size, rounded up, takes of memory; None if that is not known
-    half: StepMemory | None = None
     # what stands for a batch in the digest of a checkpoint; empty if the model cannot be compared
     forms: Mapping[str, ArrayForm] = field(default_factory=dict)
 
@@ -63,12 +61,6 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     with random_state_kept():
         passes = list(_passes(session, task, memory))
         again = session.data.train_batch(session.plan(), session.state.progress) if passes else None
-        half: StepMemory | None = None
-        config, plan = session.config, session.plan()
-        is_alone = not config.sync_batch_norm and config.stages == 1  # otherwise it has collectives
-        may_halve = passes and passes[0].result.memory is not None and not passes[0].with_row_numbers
-        if again is not None and is_alone and may_halve and plan.batch.micro_batch > 1:
-            half = probes(session.backend).dry_run(again.half(), training=True).memory
         reused = _reused_memory(session) if passes else None
     errors = [reused, *(find_error(one, passes[0] if place else None) for place, one in enumerate(passes))]
     errors += [comparing_error_of(session, task, one.what, one.comparing) for one in passes]
@@ -87,7 +79,7 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
     if passes and not any(one.is_random or one.with_row_numbers for one in passes):
         forms = forms_of(passes[min(1, len(passes) - 1)].arrays)
     forms = workers.broadcast_object(forms, 0)
-    return Dry(passes, notes, time.perf_counter() - begun_seconds, half, forms)
+    return Dry(passes, notes, time.perf_counter() - begun_seconds, forms)
 
 
 def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -> HvdtrainError | None:
@@ -179,8 +171,7 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         one = Pass.of(what, batch, result, name if is_named else "", ignored)
         one.named_metrics = metrics if is_named else {}
         if result.error is not None:  # the others may wait in a collective of the model
-            largest = result.memory.largest if result.memory else ()
-            lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory, largest)
+            lack = lack_of_memory(result.error, f"the first batch of the {what} fails", memory)
             if lack is not None:
                 raise lack from result.error
             raise find_error(one, done[0] if done else None) or result.error
@@ -264,14 +255,11 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
     first = found.passes[0] if found.passes else None
     if first is None or (memory := first.result.memory) is None:
         return plan
-    config, samples = session.config, session.plan().batch.micro_batch
-    half = -(-samples // 2)
-    per_sample = memory.activations / samples
-    if found.half is not None and found.half.activations < memory.activations:
-        per_sample = (memory.activations - found.half.activations) / (samples - half)
+    config = session.config
+    per_sample = memory.activations / session.plan().batch.micro_batch
     device = device_memory(session.backend)
     if device is not None:
-        measured = MeasuredMemory(memory.activations, per_sample, None, device.peak, largest=memory.largest)
+        measured = MeasuredMemory(memory.activations, per_sample, None, device.peak)
         return plan_memory(session, model, measured)
     peak, resident = peak_bytes(), resident_bytes()
     known = resident + plan.parts["gradients"] + memory.activations
@@ -288,7 +276,6 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         batches=batch * (max(config.read_threads, config.read_workers) + 3),
         saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,
         exchange=exchange_bytes(plan, config, session.backend.workers.size // config.stages),
-        largest=memory.largest,
         saves_in_file=config.stages > 1 or (config.shard != "none" and session.backend.workers.size > 1),
     )
     return plan_memory(session, model, measured)
