@@ -63,17 +63,7 @@ def make_limits(
 ) -> Limits:
     """Return the limits of a job from the options that the user gave; None is for what was not given.
 
-    Args:
-        wanted: -np.
-        slots: the slots that there are now.
-        is_fixed: whether the slots never become more, so that by default the job does not, either.
-        least: --min-np.
-        most: --max-np.
-        start_timeout: --start-timeout, in seconds.
-        elastic_timeout: --elastic-timeout, in seconds.
-        reset_limit: --reset-limit.
-        cooldown: --blacklist-cooldown-range, in seconds.
-        environ: the environment, which may have some of the times.
+    ``slots`` are those that there are now; if they are fixed, the job does not grow by default.
 
     Raises:
         UsageError: If the numbers contradict each other or are out of range.

@@ -148,15 +148,8 @@ LOOPBACK = "127.0.0.1"
 class HostCluster:
     """Hosts, in whose slots the driver starts workers. Only ``close`` waits.
 
-    Args:
-        options: how workers are started; their environment is that of the launcher.
-        job_key: the key of the job.
-        find_hosts: returns the hosts that there are now, in a fixed order.
-        interface_names: the network interfaces that the user chose; empty for those on the way to the hosts.
-        is_fixed: whether the hosts stay the same.
-
     Attributes:
-        hosts: returns the hosts that there are now.
+        hosts: returns the hosts that there are now, in a fixed order.
         addresses: where the driver listens, which it sets before the first start; workers receive it.
         listen_on: the addresses of this host at which the job's hosts reach it.
 
@@ -189,13 +182,7 @@ class HostCluster:
         self._running: dict[str, WorkerProcess] = {}
 
     def start(self, worker: str, slot: Slot, on_exit: Callable[[int], None]) -> WorkerProcess:
-        """Start a worker.
-
-        Args:
-            worker: the name of its process, which it receives.
-            slot: where.
-            on_exit: called in another thread with the exit code; that of a signal is negative.
-        """
+        """Start a worker; another thread calls ``on_exit`` with its code, that of a signal is negative."""
         environ = job_environment(self._options.environ, self._job_key, self.addresses)
 
         def ended(code: int) -> None:

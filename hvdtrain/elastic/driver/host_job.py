@@ -116,16 +116,14 @@ def _hosts(args: Any) -> tuple[Callable[[], Sequence[HostSlots]], Callable[[], N
     if slots_per_host < 1:
         raise UsageError(f"--slots-per-host {slots_per_host}: a number of slots, 1 or more, is expected")
     if args.host_discovery_script:
-        watch = HostWatch(ScriptHosts(args.host_discovery_script, slots_per_host, note=say), say)
+        watch = HostWatch(ScriptHosts(args.host_discovery_script, slots_per_host), say)
         watch.start()
         return watch.hosts, watch.close
     try:
-        parsed = parse_hosts(args.hosts.replace(",", "\n"), slots_per_host)
+        hosts = parse_hosts(args.hosts.replace(",", "\n"), slots_per_host)
     except DiscoveryError as error:
         raise UsageError(f"-H {args.hosts}: {error.problem}", "Write host1:2,host2:2.") from None
-    for text in parsed.notes:
-        say(text)
-    return lambda: parsed.hosts, lambda: None
+    return lambda: hosts, lambda: None
 
 
 def _doctor_command(args: Any) -> str:

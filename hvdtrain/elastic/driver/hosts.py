@@ -4,7 +4,6 @@ import ipaddress
 import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from hvdtrain.errors import DiscoveryError
 from hvdtrain.host.hostfile import HOST_LINE, HOST_NAME, HostSlots
@@ -18,15 +17,7 @@ _MAX_ERROR_CHARACTERS = 1 << 12
 _MAX_SLOTS = 4096
 
 
-@dataclass(frozen=True)
-class ParsedHosts:
-    """The hosts that a text names."""
-
-    hosts: list[HostSlots]  # in the order of the text
-    notes: list[str]  # what is unusual in it, as text
-
-
-def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:
+def parse_hosts(text: str, slots_per_host: int = 1) -> list[HostSlots]:
     """Parse hosts, one a line: ``host``, ``host:slots`` or ``host slots=N``; # begins a comment.
 
     An IPv6 address with slots is written in brackets. A host with 0 slots is left out. A host that is named
@@ -36,7 +27,6 @@ def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:
         DiscoveryError: If a line is none of these; the message quotes it.
     """
     found: dict[str, int] = {}
-    notes = []
     for number, line in enumerate(text.splitlines(), start=1):
         entry = line.partition("#")[0].strip()
         if not entry:
@@ -48,10 +38,8 @@ def parse_hosts(text: str, slots_per_host: int = 1) -> ParsedHosts:
                 f"line {number}, {printable(entry[:100])!r}: {error}",
                 "Each line must be host:slots, or only host.",
             ) from None
-        if host in found:
-            notes.append(f"{host} is named twice; it counts once, with the larger number of slots")
         found[host] = max(slots, found.get(host, 0))
-    return ParsedHosts([HostSlots(host, slots) for host, slots in found.items() if slots], notes)
+    return [HostSlots(host, slots) for host, slots in found.items() if slots]
 
 
 def _parse_entry(entry: str, slots_per_host: int) -> tuple[str, int]:
@@ -82,19 +70,8 @@ def _parse_entry(entry: str, slots_per_host: int) -> tuple[str, int]:
 class ScriptHosts:
     """Hosts that a script prints."""
 
-    def __init__(
-        self,
-        script: str,
-        slots_per_host: int = 1,
-        *,
-        run_seconds: float = RUN_SECONDS,
-        note: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.script = script
-        self._slots_per_host = slots_per_host
-        self._run_seconds = run_seconds
-        self._note = note
-        self._noted: set[str] = set()
+    def __init__(self, script: str, slots_per_host: int = 1, run_seconds: float = RUN_SECONDS) -> None:
+        self.script, self._slots_per_host, self._run_seconds = script, slots_per_host, run_seconds
 
     def find(self) -> list[HostSlots]:
         """Run the script, and return the hosts that it prints.
@@ -103,15 +80,10 @@ class ScriptHosts:
             DiscoveryError: If it fails, takes too long, prints too much, or prints what is no host.
         """
         try:
-            parsed = parse_hosts(self._run(), self._slots_per_host)
+            return parse_hosts(self._run(), self._slots_per_host)
         except DiscoveryError as error:
             problem = f"host discovery script {self.script}: {error.problem}"
             raise DiscoveryError(problem, error.remedy) from None
-        for text in parsed.notes:
-            if text not in self._noted:
-                self._noted.add(text)
-                self._note(f"host discovery script {self.script}: {text}")
-        return parsed.hosts
 
     def _run(self) -> str:
         try:

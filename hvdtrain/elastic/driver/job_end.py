@@ -87,13 +87,7 @@ _FOREVER = float("inf")
 
 
 class JobEnd:
-    """Decides when the job ends, lets its workers save and stop before, and ends it.
-
-    Attributes:
-        last_failure: the worker that failed last.
-        purpose: what the next world is for: to train, or to save and end.
-        why_stopped: as text, if the workers save and stop.
-    """
+    """Decides when the job ends, lets its workers save and stop before, and ends it."""
 
     def __init__(
         self,
@@ -106,9 +100,9 @@ class JobEnd:
     ) -> None:
         self._limits, self._roster, self._worlds, self._do = limits, roster, worlds, do
         self._command, self._timeout = command, f"{limits.elastic_timeout:.0f} s (--elastic-timeout)"
-        self.last_failure: Worker | None = None
-        self.purpose: Purpose = "train"
-        self.why_stopped = ""
+        self.last_failure: Worker | None = None  # the worker that failed last
+        self.purpose: Purpose = "train"  # what the next world is for: to train, or to save and end
+        self.why_stopped = ""  # as text, if the workers save and stop
         self._remedy = ""  # if the job ends for a lack of workers
         self._signal = 0
         self._was_asked = False  # by a signal to the launcher
@@ -273,15 +267,7 @@ class JobEnd:
         reported: str = "",
         grace_seconds: float = END_SECONDS,
     ) -> None:
-        """End the job.
-
-        Args:
-            exit_code: its exit code.
-            problem: what was found; the launcher says it.
-            remedy: what to do.
-            reported: what was found, if a worker says it.
-            grace_seconds: so long the workers may take to end by themselves.
-        """
+        """End the job. The launcher says the problem; ``reported`` is what a worker says in its place."""
         if self._worlds.state is State.FORMING:
             self._do(CloseStore())
         text, why = problem or reported, problem or reported or "the job ends"

@@ -80,20 +80,9 @@ _current: list["Membership"] = []
 class Membership:
     """A worker's part in an elastic job. Its methods are called by the training thread.
 
-    Args:
-        connection: the connection to the driver, after the handshake.
-        welcome: what the driver said first.
-        environ: where Horovod finds the world that it enters; it holds the job's key.
-        stall_timeout: after so many seconds without the driver the process ends; 0 for never.
-        abort: lets the collectives of this process fail.
+    Arguments are as of ``connect``; attributes of the same names are those of ``Welcome``.
 
     Attributes:
-        worker: the name of this worker's process, such as "w7".
-        job: the name of the job.
-        slot: this worker's number among the slots of its host, from 0.
-        slots_on_host: slots of this host.
-        least: with fewer workers the job waits.
-        most: the most workers that the job may have.
         is_joining: whether the job trained already when this worker came.
         world: the world that this worker is in; None between worlds.
     """

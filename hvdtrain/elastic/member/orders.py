@@ -126,26 +126,16 @@ _EXPLAINED_SECONDS = 0.5
 
 
 class Orders:
-    """The orders that count. The member thread takes them, the training thread follows them.
-
-    Attributes:
-        generation: the newest world that this worker was notified of; 0 if there was none.
-        broken: why that world is given up; empty if it is not.
-        change: why this worker is to leave its world at the next step; empty if it is not.
-        stop: the signal for which all are to save and stop; 0 if they are not.
-        why_stop: why they are, as text; empty if they are not.
-        ended: how the driver ended the job; None if it did not.
-        is_waiting: whether the training thread waits for a world.
-        is_ending: whether the training thread knows that this worker ends.
-    """
+    """The orders that count. The member thread takes them, the training thread follows them."""
 
     def __init__(self, abort: Callable[[str], None]) -> None:
         self._abort = abort
         self._news = threading.Condition()
-        self.generation, self.stop = 0, 0
-        self.broken = self.change = self.why_stop = ""
-        self.ended: JobEnded | None = None
-        self.is_waiting = self.is_ending = False
+        self.generation = 0  # the newest world that this worker was notified of
+        self.stop, self.why_stop = 0, ""  # the signal for which all are to save and stop, and why
+        self.broken = self.change = ""  # why that world is given up, or is to be left at the next step
+        self.ended: JobEnded | None = None  # how the driver ended the job
+        self.is_waiting = self.is_ending = False  # whether the training thread waits for a world, or ends
         self._refused: RefusedError | None = None
         self._leave = ""
         self._next: World | None = None

@@ -167,21 +167,17 @@ _REMEDY = "Continue from the newest checkpoint with --resume."
 
 
 class MemberThread:
-    """A thread that talks with the driver while the training thread computes or waits.
-
-    Attributes:
-        on_end: called to end this process, whose training thread does not; it may write down how it stood.
-        is_leader: whether this worker reports what happens to all of them, such as the end of the launcher.
-        is_over: whether this worker has said how it ends.
-    """
+    """A thread that talks with the driver while the training thread computes or waits."""
 
     def __init__(
         self, connection: DriverConnection, lease: Lease, orders: Orders, stall_timeout: float
     ) -> None:
         self._connection, self._lease, self._orders = connection, lease, orders
         self._stall_timeout = stall_timeout
+        # called to end this process, whose training thread does not; it may write down how it stood
         self.on_end: Callable[[JobEnded], None] = end_process
-        self.is_leader, self.is_over = True, False
+        self.is_leader = True  # whether this worker reports what happens to all, such as the launcher's end
+        self.is_over = False  # whether this worker has said how it ends
         self.say_ready: Callable[[], None] = lambda: None
         self._ended_at: float | None = None
         self._wake, self._woken = socket.socketpair()

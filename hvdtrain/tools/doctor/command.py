@@ -87,8 +87,7 @@ def run_doctor(options: Mapping[str, Any]) -> int:
 
 def check_discovery(script: str, slots_per_host: int) -> tuple[list[HostSlots], list[Finding]]:
     """Run a discovery script some times; return its last hosts, and findings, which are the first host's."""
-    notes: list[str] = []
-    discovery = ScriptHosts(script, slots_per_host, note=notes.append)
+    discovery = ScriptHosts(script, slots_per_host)
     answers, slowest = [], 0.0
     for _ in range(_DISCOVERY_RUNS):
         since = time.monotonic()
@@ -98,7 +97,7 @@ def check_discovery(script: str, slots_per_host: int) -> tuple[list[HostSlots], 
     if not hosts:
         remedy = "An elastic job waits for hosts. Start at least one, then run the doctor again."
         raise DiscoveryError(f"host discovery script {script}: it names no host", remedy)
-    problems = [(note, "Print each host once, with all its slots.") for note in notes]
+    problems = []
     if slowest > _DISCOVERY_SECONDS:
         remedy = "It runs once a second: let it read what another process collects."
         problems.append((f"a run took {slowest:.1f} s", remedy))
