@@ -119,6 +119,17 @@ def test_files_named_in_documents_exist(document):
         assert (ROOT / path).exists(), f"{by_name(document)} names {path}"
 
 
+def test_modules_named_in_documents_exist():
+    """A document names a module by its path, or by the end of it; pages on Horovod name Horovod's."""
+    known = {
+        f"/{path.relative_to(ROOT)}" for path in ROOT.glob("[a-z]*/**/*.py") if ".venv" not in path.parts
+    }
+    for document in [*documents(), *(ROOT / "docs" / "design").glob("*.md")]:
+        for name in re.findall(r"`([\w/]+\.py)`", document.read_text(encoding="utf-8")):
+            is_there = any(path.endswith(f"/{name}") for path in known)
+            assert is_there or name.startswith("horovod/"), f"{by_name(document)} names {name}"
+
+
 @pytest.mark.parametrize("document", documents(), ids=by_name)
 def test_commands_parse(document):
     for words in hvdtrain_commands(document):

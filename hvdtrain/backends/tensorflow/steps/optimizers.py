@@ -208,7 +208,11 @@ def _where_both(one: Tensor, other: Tensor, factor: Tensor) -> Tensor:
 def choose_optimizer(
     task: Any, config: Config, model: ModelState, options: Mapping[str, ParameterOptions]
 ) -> keras.optimizers.Optimizer:
-    """Make the optimizer of a job, for the model's trainable variables."""
+    """Make the optimizer of a job, for the model's trainable variables.
+
+    A built-in one has ``groups``, and ``slots`` by their portable names. Its state has the names, and counts
+    steps, as that of the other framework does, since a checkpoint is read by both.
+    """
     if hasattr(task, "tf_optimizer"):
         optimizer = task.tf_optimizer()
         check_own_optimizer(optimizer, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
@@ -227,6 +231,7 @@ def choose_optimizer(
             decoupled_decay=config.weight_decay,
             groups=groups,
         )
+    assert config.optimizer == "sgd"
     return SGD(momentum=config.momentum, l2=config.weight_decay, groups=groups)
 
 

@@ -231,7 +231,11 @@ def _factors(
 def choose_optimizer(
     task: Any, config: Config, model: ModelState, options: Mapping[str, ParameterOptions]
 ) -> torch.optim.Optimizer:
-    """Make the optimizer of a job, for the model's trainable parameters."""
+    """Make the optimizer of a job, for the model's trainable parameters.
+
+    Groups of a built-in one have ``lr_scale`` and ``weight_decay``. Its state has the names, and counts
+    steps, as that of the other framework does, since a checkpoint is read by both.
+    """
     parameters = [entry.tensor for entry in model.entries if entry.trainable]
     if hasattr(task, "torch_optimizer"):
         optimizer = task.torch_optimizer(parameters)
@@ -252,6 +256,7 @@ def choose_optimizer(
     if config.optimizer == "adamw":
         betas = (config.adam_beta1, config.adam_beta2)
         return torch.optim.AdamW(list(groups.values()), betas=betas, eps=config.adam_epsilon, fused=fused)
+    assert config.optimizer == "sgd"
     return torch.optim.SGD(list(groups.values()), momentum=config.momentum, fused=fused)
 
 
