@@ -43,16 +43,8 @@ def gathered(framework: str) -> None:
     workers = backend.workers
     value = {"rows": np.arange(5 * workers.rank) + 0.5, "flags": [np.zeros(workers.rank, bool)]}
     with mock.patch.object(stateful_metrics, "_CHUNK_BYTES", 32):
-        found = stateful_metrics.on_rank_zero(value, workers, _collectives(framework))
+        found = stateful_metrics.on_rank_zero(value, workers)
     assert len(found) == (workers.size if workers.rank == 0 else 0)
     for rank, of_worker in enumerate(found):
         np.testing.assert_array_equal(of_worker["rows"], np.arange(5 * rank) + 0.5)
         np.testing.assert_array_equal(of_worker["flags"][0], np.zeros(rank, bool))
-
-
-def _collectives(framework: str) -> stateful_metrics.Collectives:
-    if framework == "torch":
-        from hvdtrain.backends.torch.objective.metric_objects import HorovodCollectives
-    else:
-        from hvdtrain.backends.tensorflow.objective.metric_objects import HorovodCollectives
-    return HorovodCollectives()

@@ -42,11 +42,6 @@ def of_keras(make):
     return made
 
 
-def collection(library):
-    members = {"auroc": library.classification.BinaryAUROC(), "f1": library.classification.BinaryF1Score()}
-    return library.MetricCollection(members)
-
-
 class Answers:
     """Yes or no."""
 
@@ -84,9 +79,3 @@ class Answers:
 
         inputs = keras.Input((INPUTS,))
         return keras.Model(inputs, keras.layers.Dense(1, name="0")(inputs))
-
-
-class Collected(Answers):
-    """A collection for PyTorch, of which the best is kept."""
-
-    metrics = {"valid": hvdtrain.MetricObject(torch=of_torch(collection))}  # noqa: RUF012

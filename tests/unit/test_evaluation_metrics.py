@@ -56,7 +56,7 @@ def value(side, name, outputs, targets, loss="cross_entropy", **task):
     metrics = evaluation(side, loss, {"it": name}, **task)
     metrics.begin()
     add(side, metrics, np.float32(outputs), targets)
-    return metrics.computed(ALONE, None)["it"]
+    return metrics.computed(ALONE)["it"]
 
 
 AVERAGED = {
@@ -191,7 +191,7 @@ def test_own_metrics_get_sums_and_rows_in_the_order_of_the_data(side):
     add(side, metrics, outputs + 100, targets)  # of an evaluation that was given up
     metrics.begin()
     add(side, metrics, outputs, targets, order=order)
-    assert metrics.computed(ALONE, None) == {"sum": found["o"][1], "rows": 0.5}
+    assert metrics.computed(ALONE) == {"sum": found["o"][1], "rows": 0.5}
     assert found["o"].dtype == np.float64
     np.testing.assert_allclose(found["o"], outputs.sum(0, dtype=np.float64), rtol=1e-12)
     np.testing.assert_array_equal(found["all"], outputs)
@@ -270,7 +270,7 @@ def test_a_compute_that_fails_ends_the_evaluation_and_its_rows_are_forgotten(sid
     metrics.begin()
     add(side, metrics, np.ones((9, 2), np.float32), np.zeros(9))
     with pytest.raises(TaskError, match=r"metrics\['it'\]: compute fails: .*KeyError: 'b'") as caught:
-        metrics.computed(ALONE, None)
+        metrics.computed(ALONE)
     assert caught.value.everywhere
     metrics.begin()
     add(side, metrics, np.ones((9, 2), np.float32), np.zeros(9))

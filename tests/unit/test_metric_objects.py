@@ -37,27 +37,22 @@ def side_of(framework):
 
 
 def states_of(framework, metric, loss="mse", **task):
-    metrics = metric if isinstance(metric, dict) else {"it": metric}
-    task = SimpleNamespace(loss=loss, metrics=metrics, **task)
-    return EvaluationMetrics.of(task, side_of(framework)[0])._states
+    task = SimpleNamespace(loss=loss, metrics={"it": metric}, **task)
+    return EvaluationMetrics.of(task, side_of(framework)[0])._states["it"]
 
 
 def evaluated(framework, metric, data, loss="mse", workers=3, **task):
     """Give what a metric computes over several workers, whose last batches are padded."""
     tensor, (outputs, targets), batch = side_of(framework)[1], data, 5
     states = [states_of(framework, copy(metric), loss, **task) for _ in range(workers)]
-    found = {}
-    for name in states[0]:
-        for first in range(0, len(outputs), workers * batch):
-            for rank in range(workers):
-                indices = first + rank * batch + np.arange(batch)
-                counted = indices < len(outputs)
-                rows = Rows(counted, np.where(counted, indices, 0), len(outputs))
-                given = {"targets": tensor(targets[rows.indices]), "others": tensor(outputs[rows.indices])}
-                states[rank][name].add(tensor(outputs[rows.indices]), given, rows)
-        computed = states[0][name].compute([of_rank[name].parts() for of_rank in states])
-        found[name] = check_number(name, computed)
-    return found["it"] if list(found) == ["it"] else found
+    for first in range(0, len(outputs), workers * batch):
+        for rank in range(workers):
+            indices = first + rank * batch + np.arange(batch)
+            counted = indices < len(outputs)
+            rows = Rows(counted, np.where(counted, indices, 0), len(outputs))
+            given = {"targets": tensor(targets[rows.indices]), "others": tensor(outputs[rows.indices])}
+            states[rank].add(tensor(outputs[rows.indices]), given, rows)
+    return check_number("it", states[0].compute([of_rank.parts() for of_rank in states]))
 
 
 def copy(metric):
@@ -108,7 +103,7 @@ def test_a_worker_without_samples_does_not_matter(framework):
     metric = {"torch": regression.ExplainedVariance, "tf": keras.metrics.R2Score}[framework]
     few, targets = NUMBERS[:4], NUMBERS[:4] + LOGITS[:4, :2]
     expected = by_torchmetrics((regression.R2Score if framework == "tf" else metric)(), few, targets)
-    (of_one,), (of_other,) = (states_of(framework, metric()).values() for _ in range(2))
+    of_one, of_other = (states_of(framework, metric()) for _ in range(2))
     tensor = side_of(framework)[1]
     for state, counts in ((of_one, True), (of_other, False)):
         rows = Rows(np.full(4, counts), np.arange(4), 4)
@@ -165,6 +160,11 @@ def test_classes_on_axis_1_are_moved_for_keras():
 
 REFUSED = {
     "aggregator": ("torch", torchmetrics.MeanMetric(), "takes values and weights"),
+    "collection": (
+        "torch",
+        torchmetrics.MetricCollection([regression.MeanSquaredError()]),
+        "computes several numbers",
+    ),
     "function": (
         "torch",
         hvdtrain.MetricObject(torch=lambda: {}["threshold"]),
@@ -266,7 +266,7 @@ def test_a_mask_of_keras_leaves_out_what_it_hides():
     targets[2:4] += 7
     mask = np.ones(outputs.shape, bool)
     mask[2:4] = False
-    (state,) = states_of("tf", keras.metrics.MeanAbsoluteError()).values()
+    state = states_of("tf", keras.metrics.MeanAbsoluteError())
     rows = Rows(np.ones(6, bool), np.arange(6), 6)
     masked = with_mask(tf.constant(outputs[..., None]), tf.constant(mask))
     state.add(masked, {"targets": tf.constant(targets[..., None])}, rows)

@@ -1,24 +1,22 @@
 """The metrics of a whole evaluation that are no means: which a task has, and evaluating them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import numbers
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.objective.metric_objects import is_metric_object, taken_objects
+from hvdtrain.backends.objective.metric_objects import is_metric_object
 from hvdtrain.backends.objective.named_metrics import NAMES, MetricFunctions, named_metric
 from hvdtrain.backends.objective.stateful_metrics import (
-    Collectives,
     GatheredMetric,
     Rows,
     RowsState,
     SumMetric,
-    as_number,
     on_rank_zero,
 )
-from hvdtrain.early_stopping import check_metric_names
 from hvdtrain.errors import HvdtrainError, TaskError
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
 from hvdtrain.workers.user_errors import where_raised
@@ -53,13 +51,16 @@ class EvaluationMetrics:
             return cls({})
         given = getattr(task, "metrics", {})
         states: dict[str, RowsState] = {}
-        order: list[str] = []
+        found: SumMetric | GatheredMetric
         for name, metric in given.items():
-            found = _states(name, metric, task, functions) if is_stateful(metric) else {}
-            order += found or [name]
-            states |= found
-        _check_names(order)
-        return cls(states, tuple(order) if states else ())
+            if is_metric_object(metric):
+                found = functions.fed_object(name, metric, task).gathered()
+            elif is_stateful(metric):
+                found = named_metric(name, metric, task, functions) if isinstance(metric, str) else metric
+            else:
+                continue
+            states[name] = RowsState(name, found, functions.to_numpy)
+        return cls(states, tuple(given) if states else ())
 
     def __bool__(self) -> bool:
         return bool(self._states)
@@ -100,7 +101,7 @@ class EvaluationMetrics:
         finally:
             self.begin()
 
-    def computed(self, workers: Workers, collectives: Collectives) -> dict[str, float]:
+    def computed(self, workers: Workers) -> dict[str, float]:
         """Collective. Return the metrics of the evaluation, by name."""
         found: dict[str, float] = {}
 
@@ -110,7 +111,7 @@ class EvaluationMetrics:
 
         try:
             for name, state in self._states.items():  # one after the other: gathered rows take memory
-                of_workers = on_rank_zero(state.parts(), workers, collectives)
+                of_workers = on_rank_zero(state.parts(), workers)
                 found[name] = run_on_rank_zero(workers, partial(compute, name, state, of_workers))
         finally:
             self.begin()
@@ -119,39 +120,16 @@ class EvaluationMetrics:
 
 def check_number(name: str, value: Any) -> float:
     """Return what a metric computed as a number; it may be NaN."""
-    if (number := as_number(value)) is None:
-        array = np.asarray(value) if hasattr(value, "shape") else None
-        found = type(value).__name__ if array is None else f"{array.dtype} {array.shape}"
-        raise TaskError(
-            f"metrics[{name!r}]: compute must return one number; found {found}",
-            "Return a float, and float('nan') where the metric is not defined. Of several numbers, give each "
-            "a metric of its own; an object may average them, such as by average='macro', or give one: "
-            "hvdtrain.MetricObject(..., result=lambda value: value[0]).",
-        )
-    return number
-
-
-def _states(name: str, metric: Any, task: Any, functions: MetricFunctions) -> dict[str, RowsState]:
-    """Return the states of a metric by what they are logged as: one, or those of a collection of objects."""
-    if isinstance(metric, str):
-        metric = named_metric(name, metric, task, functions)
-    metrics = {name: metric}
-    if is_metric_object(metric):
-        taken = taken_objects(name, metric, task, functions.framework)
-        metrics = {one.name: functions.fed_object(one).gathered() for one in taken}
-    return {key: RowsState(key, one, functions.to_numpy) for key, one in metrics.items()}
-
-
-def _check_names(names: Sequence[str]) -> None:
-    """Check the names of all metrics: those of a collection's members come to the task's own."""
-    check_metric_names(names, "the task's metrics")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise TaskError(
-            f"the task has two metrics {twice!r}, of which one is a member of a collection",
-            "Give one of them another name.",
-            everywhere=True,
-        )
+    array = np.asarray(value) if hasattr(value, "shape") or isinstance(value, numbers.Real) else None
+    if array is not None and array.size == 1 and array.dtype.kind in "fiub":
+        return float(array.reshape(()))
+    found = type(value).__name__ if array is None else f"{array.dtype} {array.shape}"
+    raise TaskError(
+        f"metrics[{name!r}]: compute must return one number; found {found}",
+        "Return a float, and float('nan') where the metric is not defined. Of several numbers, give each "
+        "a metric of its own; an object may average them, such as by average='macro', or give one: "
+        "hvdtrain.MetricObject(..., result=lambda value: value[0]).",
+    )
 
 
 @contextmanager

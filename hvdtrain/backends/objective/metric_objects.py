@@ -4,7 +4,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -38,7 +38,12 @@ _REFUSED = {
         "Give the metric that it wraps: it is computed of the whole evaluation.",
     ),
     "torchmetrics.BaseAggregator": _OF_VALUES,
+    "torchmetrics.MetricCollection": (
+        "computes several numbers",
+        "Give each of its metrics by itself, with a name of its own.",
+    ),
 }
+_TARGETS_FIRST = {"target": True, "y_true": True, "preds": False, "y_pred": False}
 _MOST_NUMBERS = 1 << 20  # of predictions, or of targets, that an object is given at once
 
 
@@ -64,62 +69,9 @@ class MetricObject:
     max_bytes: int = MAX_BYTES
 
 
-@dataclass(frozen=True)
-class TakenObject:
-    """One metric object of a task, with all that is to be known of it.
-
-    Attributes:
-        metric: the object, of the job's framework.
-        given: what it is given in place of outputs and targets.
-        activation: "sigmoid" or "softmax" if outputs are logits, which makes probabilities of them.
-        ignore_index: the target that the loss leaves out; None if it leaves out none.
-    """
-
-    name: str
-    metric: Any
-    given: MetricObject
-    activation: str = ""
-    ignore_index: int | None = None
-    class_axis: int | None = None
-
-    def error(self, problem: str, remedy: str) -> TaskError:
-        """Return the error of something that the object cannot be used with."""
-        return TaskError(f"metrics[{self.name!r}], a {type(self.metric).__name__}, {problem}", remedy)
-
-
 def is_metric_object(value: Any) -> bool:
     """Return whether a task's metric is a MetricObject, or an object or class of torchmetrics or Keras."""
     return isinstance(value, MetricObject) or bool(_framework_of(value))
-
-
-def logged_names(metrics: Any, task: Any, framework: str) -> list[str]:
-    """Return what a task's metrics are logged as: their names, and those of a collection's members."""
-    if not isinstance(metrics, Mapping):
-        return []  # which is refused when the model is built
-    names: list[str] = []
-    for name, value in metrics.items():
-        taken = taken_objects(name, value, task, framework) if is_metric_object(value) else []
-        names += [one.name for one in taken] or [name]
-    return names
-
-
-def taken_objects(name: str, value: Any, task: Any, framework: str) -> list[TakenObject]:
-    """Return the objects of a task's metric: one, or those of a collection."""
-    given = value if isinstance(value, MetricObject) else MetricObject(**{_framework_of(value): value})
-    metric = _own_object(name, given, framework)
-    members = {name: metric}
-    if has_class(metric, "torchmetrics.MetricCollection"):
-        items = metric.items(keep_base=False, copy_state=False)
-        members = {f"{name}_{member}": one for member, one in items}
-    loss, _ = named_loss(getattr(task, "loss", None), framework)
-    activation = _ACTIVATIONS.get(loss, "") if isinstance(loss, str) else ""
-    ignores = bool(activation) or hasattr(task, "ignore_index")
-    ignored = counting_of(task, loss).ignore_index if ignores else None
-    class_axis = class_axis_option(task).get("class_axis")
-    taken = [TakenObject(key, one, given, activation, ignored, class_axis) for key, one in members.items()]
-    for one in taken:
-        _check_taken(one)
-    return taken
 
 
 def _own_object(name: str, given: MetricObject, framework: str) -> Any:
@@ -153,24 +105,9 @@ def _own_object(name: str, given: MetricObject, framework: str) -> Any:
     return found
 
 
-def _check_taken(taken: TakenObject) -> None:
-    """Check that an object is none of those whose numbers would be wrong."""
-    metric = taken.metric
-    reason = next((why for base, why in _REFUSED.items() if has_class(metric, base)), None)
-    if reason is None and _framework_of(metric) == "tf" and "values" in _parameters(metric.update_state):
-        reason = _OF_VALUES  # keras.metrics.Mean and Sum; other means compare targets and predictions
-    if reason:
-        error = taken.error(*reason)
-        error.everywhere = True
-        raise error
-
-
 def in_call_order(update: Callable[..., Any], preds: Any, targets: Any, targets_first: bool) -> Any:
-    """Call an object's update: by the names of its arguments, or by position if they do not tell."""
-    names = _parameters(update)
-    for of_preds, of_targets in (("preds", "target"), ("y_pred", "y_true")):
-        if of_preds in names and of_targets in names:
-            return update(**{of_preds: preds, of_targets: targets})
+    """Call an object's update in the order that its first argument's name says, or else in the library's."""
+    targets_first = _TARGETS_FIRST.get(next(iter(_parameters(update)), ""), targets_first)
     return update(targets, preds) if targets_first else update(preds, targets)
 
 
@@ -198,12 +135,43 @@ class FedObject(ABC):
     """A metric object that is given the rows of all samples, on rank 0 and in the order of the data set.
 
     Args:
-        ignores: the targets that the object leaves out itself.
+        name: the metric's name in the task.
+        value: what the task has for it.
+        task: the task, whose loss says what outputs are.
+
+    Attributes:
+        metric: the object.
+        given: what it is given in place of outputs and targets.
+        activation: "sigmoid" or "softmax" if outputs are logits, which makes probabilities of them.
+        class_axis: the axis of the classes, if the task has it.
+        ignored: the targets that the object leaves out itself; a framework's class sets them.
     """
 
-    def __init__(self, taken: TakenObject, ignores: Container[Any]) -> None:
-        self.taken = taken
-        self._must_not_have = None if taken.ignore_index in ignores else taken.ignore_index
+    framework: ClassVar[str]
+    ignored: Container[Any] = ()
+
+    def __init__(self, name: str, value: Any, task: Any) -> None:
+        self.name, framework = name, self.framework
+        self.given = (
+            value if isinstance(value, MetricObject) else MetricObject(**{_framework_of(value): value})
+        )
+        self.metric = metric = _own_object(name, self.given, framework)
+        reason = next((why for base, why in _REFUSED.items() if has_class(metric, base)), None)
+        if framework == "tf" and "values" in _parameters(metric.update_state):
+            reason = _OF_VALUES  # keras.metrics.Mean and Sum; other means compare targets and predictions
+        if reason:
+            error = self.error(*reason)
+            error.everywhere = True
+            raise error
+        loss, _ = named_loss(getattr(task, "loss", None), framework)
+        self.activation = _ACTIVATIONS.get(loss, "") if isinstance(loss, str) else ""
+        ignores = bool(self.activation) or hasattr(task, "ignore_index")
+        self._left_out = counting_of(task, loss).ignore_index if ignores else None
+        self.class_axis = class_axis_option(task).get("class_axis")
+
+    def error(self, problem: str, remedy: str) -> TaskError:
+        """Return the error of something that the object cannot be used with."""
+        return TaskError(f"metrics[{self.name!r}], a {type(self.metric).__name__}, {problem}", remedy)
 
     @abstractmethod
     def _reset(self) -> None:
@@ -223,17 +191,17 @@ class FedObject(ABC):
 
     def gathered(self) -> GatheredMetric:
         """Return the metric that gathers what the object compares."""
-        return GatheredMetric(self._rows, self._computed, self.taken.given.max_bytes)
+        return GatheredMetric(self._rows, self._computed, self.given.max_bytes)
 
     def _rows(self, outputs: Any, batch: Mapping[str, Any]) -> dict[str, Any]:
-        taken, given = self.taken, self.taken.given
+        given = self.given
         if given.preds is None and not hasattr(outputs, "shape"):
-            outputs = logits_of(f"metrics[{taken.name!r}]", outputs)
+            outputs = logits_of(f"metrics[{self.name!r}]", outputs)
         preds = outputs if given.preds is None else given.preds(outputs, batch)
         targets = batch.get("targets") if given.targets is None else given.targets(outputs, batch)
         if given.targets is None and not hasattr(targets, "shape"):
             found = "several of them" if "targets" in batch else ", ".join(sorted(batch))
-            raise taken.error(
+            raise self.error(
                 f"compares the outputs with one array, batch['targets']; the batch has {found}",
                 "Give hvdtrain.MetricObject(..., targets=lambda outputs, batch: batch['...']).",
             )
@@ -244,9 +212,10 @@ class FedObject(ABC):
         preds, targets = rows["preds"], rows["targets"]
         if not len(preds):  # a dry run of padding alone
             return float("nan")
-        if self._must_not_have is not None and (targets == self._must_not_have).any():
-            raise self.taken.error(
-                f"is given targets of {self._must_not_have}, which the loss leaves out",
+        left_out = self._left_out
+        if left_out is not None and left_out not in self.ignored and (targets == left_out).any():
+            raise self.error(
+                f"is given targets of {left_out}, which the loss leaves out",
                 "Construct it with this number as ignore_index or ignore_class, or leave them out: "
                 "write hvdtrain.SumMetric.",
             )
@@ -257,4 +226,4 @@ class FedObject(ABC):
             part = slice(first, first + size)
             self._update(preds[part], targets[part], rows["mask"][part] if "mask" in rows else None)
         value = self._result()
-        return self.taken.given.result(value) if self.taken.given.result else value
+        return self.given.result(value) if self.given.result else value

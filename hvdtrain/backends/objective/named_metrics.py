@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
 from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
-from hvdtrain.backends.objective.metric_objects import FedObject, TakenObject
+from hvdtrain.backends.objective.metric_objects import FedObject
 from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, SumMetric, ToNumpy
 from hvdtrain.errors import TaskError
 
@@ -26,7 +26,7 @@ class MetricFunctions(NamedTuple):
 
     framework: str  # "torch" or "tf"
     to_numpy: ToNumpy  # returns a tensor, or what an update gave, as an array
-    fed_object: Callable[[TakenObject], FedObject]  # of an object of another library
+    fed_object: type[FedObject]  # of an object of another library
     cross_entropy: Callable[..., Any]
     classes_last: Callable[..., tuple[Any, Any]]
     argmax: Callable[[Any], Any]  # over the last axis

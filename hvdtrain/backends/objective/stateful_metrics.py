@@ -1,6 +1,5 @@
 """Metrics of a whole evaluation: what users write, and what a backend keeps of one while it evaluates."""
 
-import numbers
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -87,15 +86,7 @@ class Samples(NamedTuple):
         return Rows(is_counted, indices, self.total)
 
 
-def as_number(value: Any) -> float | None:
-    """Return what a metric computed as a number, which may be NaN; None if it is not one number."""
-    if not hasattr(value, "shape") and not isinstance(value, numbers.Real):
-        return None
-    array = np.asarray(value)
-    return float(array.reshape(())) if array.size == 1 and array.dtype.kind in "fiub" else None
-
-
-_CHUNK_BYTES = 1 << 26  # of one worker that travel at once
+_CHUNK_BYTES = 1 << 26  # of all workers that travel at once
 
 ToNumpy = Callable[[Any], NDArray[Any]]
 # by name, the type and the shape of a row
@@ -116,7 +107,6 @@ class Collectives(ABC):
     on_host: ClassVar[Any] = nullcontext  # returns a context in which tensors lie in the host's memory
 
     def __init__(self, workers: Sized | None = None) -> None:
-        self._workers = workers
         self._group = group_of(workers)
 
     @abstractmethod
@@ -136,33 +126,23 @@ class Collectives(ABC):
             summed = self.hvd.allreduce(self.to_tensor(vector), op=self.hvd.Sum, name=name, **self._group)
         return np.asarray(summed.numpy())
 
-    def gather(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Collective. Return the workers' bytes in the order of ranks on rank 0, and none on others."""
-        splits = np.zeros(self.hvd.size() if self._workers is None else self._workers.size, np.int32)
-        splits[0] = len(data)
-        with peer_errors(), self.on_host():
-            sent = self.to_tensor(data), self.to_tensor(splits)
-            gathered, _ = self.hvd.alltoall(*sent, name="hvdtrain.metric_rows", **self._group)
-        return np.asarray(gathered.numpy())
 
-
-def on_rank_zero(value: Any, workers: Workers, collectives: Collectives) -> list[Any]:
+def on_rank_zero(value: Any, workers: Workers) -> list[Any]:
     """Collective. Return the values of all workers on rank 0, and none on others.
 
-    Bytes travel in chunks: an allgather would need the memory of all values on every worker, and Horovod
-    counts the bytes of one operation in 32 bits.
+    Bytes travel in chunks: no other worker needs the memory of all, and Horovod counts the bytes of one
+    operation in 32 bits.
     """
     if workers.size == 1:
         return [value]
-    data = np.frombuffer(bytearray(wire.encode(value)), np.uint8)
-    sizes = workers.allgather_object(len(data))
-    found = [np.empty(size if workers.rank == 0 else 0, np.uint8) for size in sizes]
-    for begin in range(0, max(sizes), _CHUNK_BYTES):
-        chunk = collectives.gather(data[begin : begin + _CHUNK_BYTES])
-        for array in found if workers.rank == 0 else ():
-            own = array[begin : begin + _CHUNK_BYTES]
-            own[...], chunk = chunk[: len(own)], chunk[len(own) :]
-    return [wire.decode(array.data) for array in found] if workers.rank == 0 else []
+    data = wire.encode(value)
+    found = [bytearray() for _ in range(workers.size)]
+    chunk = max(1, _CHUNK_BYTES // workers.size)
+    for begin in range(0, max(workers.allgather_object(len(data))), chunk):
+        for rank, part in enumerate(workers.allgather_object(data[begin : begin + chunk])):
+            if workers.rank == 0:
+                found[rank] += part
+    return [wire.decode(memoryview(own)) for own in found] if workers.rank == 0 else []
 
 
 class RowsState:

@@ -194,7 +194,7 @@ class StageStepBase(WholeModelStep):
             return {}
         found: dict[str, float] = {}
         if self.layout.is_last_stage:
-            found = evaluation.computed(self.near, self.near.collectives)
+            found = evaluation.computed(self.near)
         computed: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
         return computed
 

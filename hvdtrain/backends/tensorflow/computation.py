@@ -42,7 +42,7 @@ from hvdtrain.backends.tensorflow.objective.losses import (
     masks_within,
     weigh,
 )
-from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS, HorovodCollectives
+from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
 from hvdtrain.backends.tensorflow.precision import cast_outputs_to_fp32, float_bits_of, precision_of
 from hvdtrain.backends.tensorflow.program import CALLS, to_numpy
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
@@ -251,7 +251,7 @@ class Computation:
         if self._workers.size > 1:
             with peer_errors():
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        computed = self.evaluation.computed(self._workers, HorovodCollectives())
+        computed = self.evaluation.computed(self._workers)
         return TensorFlowPending(
             partial.names,
             vector,

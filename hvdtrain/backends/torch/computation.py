@@ -20,7 +20,7 @@ from hvdtrain.backends.torch.activations import apply_activation_checkpointing
 from hvdtrain.backends.torch.batches import BatchMaker, TorchBatch, TorchPending
 from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import NAMED, Values, check_values, weigh
-from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS, HorovodCollectives
+from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
 from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
 from hvdtrain.backends.torch.program import CALLS, to_numpy
 from hvdtrain.backends.torch.state.model_state import ModelState
@@ -183,7 +183,7 @@ class Computation:
         if self._workers.size > 1:
             with peer_errors():
                 hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
-        computed = self.evaluation.computed(self._workers, HorovodCollectives())
+        computed = self.evaluation.computed(self._workers)
         return TorchPending(
             partial.names,
             vector,

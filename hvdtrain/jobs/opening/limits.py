@@ -1,13 +1,12 @@
 """What of a config cannot be meant: batches and lengths that are refused, options that change nothing."""
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import psutil
 
-from hvdtrain.backends.objective.metric_objects import logged_names
 from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
@@ -48,8 +47,9 @@ def _check_is_known(field: str, metric: str, config: Config, task: Any, eval_dat
     """Check that an evaluation gives a metric, as far as that is known before."""
     # an own loss names its metrics when it is called
     own_loss = hasattr(task, FRAMEWORKS[config.framework].loss_method)
-    named = [] if own_loss else logged_names(getattr(task, "metrics", {}), task, config.framework)
-    known = ["loss", *named]
+    metrics = {} if own_loss else getattr(task, "metrics", {})
+    # others are refused when the model is built
+    known = ["loss", *(metrics if isinstance(metrics, Mapping) else ())]
     if config.framework == "tf":  # if the model adds losses, which is known when it is called
         known.append(REGULARIZATION_LOSS)
     set_name, separator, plain = metric.rpartition(SEPARATOR)

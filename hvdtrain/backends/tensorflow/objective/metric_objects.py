@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.logits import class_axis_of
-from hvdtrain.backends.objective.metric_objects import TakenObject, in_call_order, is_same_but_units
+from hvdtrain.backends.objective.metric_objects import in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.tensorflow.objective.losses import classes_last, cross_entropy, mask_of, with_mask
@@ -47,8 +47,11 @@ def as_array(value: Any) -> NDArray[Any]:
 class FedObject(shared.FedObject):
     """An object of Keras, which is used itself."""
 
-    def __init__(self, taken: TakenObject) -> None:
-        self._metric = metric = taken.metric
+    framework = "tf"
+
+    def __init__(self, name: str, value: Any, task: Any) -> None:
+        super().__init__(name, value, task)
+        metric = self.metric
         names = [name for module in _metrics_within(metric) for name in _library_names(module)]
         settings = getattr(metric, "_fn_kwargs", {})
         self._takes_classes = bool(names)
@@ -59,14 +62,14 @@ class FedObject(shared.FedObject):
         thresholds = getattr(metric, "thresholds", None)
         takes_logits = getattr(metric, "_from_logits", False) or settings.get("from_logits", False)
         takes_logits = takes_logits or (thresholds is not None and list(np.atleast_1d(thresholds)) == [0.0])
-        self._activation = "" if not names or takes_logits else taken.activation
+        self._activation = "" if not names or takes_logits else self.activation
         self._needs_probabilities = not takes_logits and (
             has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
         )
-        super().__init__(taken, [getattr(metric, "ignore_class", settings.get("ignore_class"))])
+        self.ignored = [getattr(metric, "ignore_class", settings.get("ignore_class"))]
 
     def _reset(self) -> None:
-        self._metric.reset_state()
+        self.metric.reset_state()
         self._numbers = 0
 
     def _mask_of(self, outputs: Any, preds: Any) -> Any:
@@ -75,7 +78,7 @@ class FedObject(shared.FedObject):
 
     def _update(self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None) -> None:
         given, wanted = tf.constant(preds), tf.constant(targets)
-        if self._takes_classes and self.taken.given.preds is None and given.dtype.is_floating:
+        if self._takes_classes and self.given.preds is None and given.dtype.is_floating:
             given = self._of_classes(given, wanted)
         if is_same_but_units(given, wanted):
             given = tf.reshape(given, wanted.shape)
@@ -85,23 +88,22 @@ class FedObject(shared.FedObject):
         self._check_comparable(given, wanted)
         if mask is not None:
             given = with_mask(tf.identity(given), tf.constant(mask))  # which Keras's means leave out
-        in_call_order(self._metric.update_state, given, wanted, targets_first=True)
+        in_call_order(self.metric.update_state, given, wanted, targets_first=True)
         self._numbers += targets.size
-        if self._numbers > _MOST_COUNTED and any(v.dtype == "float32" for v in self._metric.variables):
-            raise self.taken.error(
+        if self._numbers > _MOST_COUNTED and any(v.dtype == "float32" for v in self.metric.variables):
+            raise self.error(
                 f"is given more than {_MOST_COUNTED:,} targets, which Keras cannot count in float32",
                 "Construct it with dtype='float64', or write hvdtrain.SumMetric.",
             )
 
     def _result(self) -> Any:
-        return self._metric.result()
+        return self.metric.result()
 
     def _of_classes(self, preds: Tensor, targets: Tensor) -> Tensor:
         """Return what Keras's own metrics take: classes on the last axis, and probabilities."""
-        taken = self.taken
-        if taken.activation == "softmax" and preds.shape.rank == targets.shape.rank + 1:
+        if self.activation == "softmax" and preds.shape.rank == targets.shape.rank + 1:
             shapes = tuple(preds.shape), tuple(targets.shape)
-            axis = class_axis_of(f"metrics[{taken.name!r}]", *shapes, taken.class_axis)
+            axis = class_axis_of(f"metrics[{self.name!r}]", *shapes, self.class_axis)
             preds = tf.experimental.numpy.moveaxis(preds, axis, -1)
         if self._activation:
             preds = tf.sigmoid(preds) if self._activation == "sigmoid" else tf.nn.softmax(preds, -1)
@@ -109,22 +111,22 @@ class FedObject(shared.FedObject):
 
     def _check_comparable(self, preds: Tensor, targets: Tensor) -> None:
         """Check that Keras would not compare, or broadcast, what does not belong together."""
-        taken, shapes = self.taken, f"predictions {tuple(preds.shape)} and targets {tuple(targets.shape)}"
+        shapes = f"predictions {tuple(preds.shape)} and targets {tuple(targets.shape)}"
         if self._needs_probabilities and not bool(tf.reduce_all((preds >= 0) & (preds <= 1))):
-            raise taken.error(
+            raise self.error(
                 "takes probabilities, and is given numbers outside of [0, 1]",
                 "Construct it with from_logits=True, if it has that, or give hvdtrain.MetricObject(tf=..., "
                 "preds=lambda outputs, batch: tf.sigmoid(outputs)).",
             )
         if self._takes_numbers and preds.dtype.is_floating and bool(tf.reduce_any(preds != tf.round(preds))):
-            raise taken.error(
+            raise self.error(
                 f"takes class numbers as predictions; found {shapes} with others",
                 "Construct it with sparse_y_pred=False if it has that, give SparseCategoricalAccuracy or "
                 "BinaryAccuracy, or hvdtrain.MetricObject(tf=..., preds=lambda outputs, batch: "
                 "outputs.numpy().argmax(-1)).",
             )
         if not self._has_other_shapes and preds.shape != targets.shape:
-            raise taken.error(
+            raise self.error(
                 f"compares arrays of one shape; found {shapes}",
                 "For class numbers as targets give the Sparse... metric, or one-hot targets: "
                 "hvdtrain.MetricObject(tf=..., targets=...).",

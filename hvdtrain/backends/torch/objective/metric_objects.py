@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hvdtrain.backends.objective import metric_objects as shared
 from hvdtrain.backends.objective.logits import class_axis_of
-from hvdtrain.backends.objective.metric_objects import TakenObject, in_call_order, is_same_but_units
+from hvdtrain.backends.objective.metric_objects import in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.torch.objective.losses import classes_last, cross_entropy
@@ -32,9 +32,12 @@ def as_array(value: Any) -> NDArray[Any]:
 class FedObject(shared.FedObject):
     """An object of torchmetrics, on the host."""
 
-    def __init__(self, taken: TakenObject) -> None:
-        self._metric = taken.metric.clone().cpu()
-        within = [one for one in self._metric.modules() if has_class(one, "torchmetrics.Metric")]
+    framework = "torch"
+
+    def __init__(self, name: str, value: Any, task: Any) -> None:
+        super().__init__(name, value, task)
+        self.metric = self.metric.clone().cpu()
+        within = [one for one in self.metric.modules() if has_class(one, "torchmetrics.Metric")]
         for module in within:  # which is on rank 0 alone
             module._to_sync = module.sync_on_compute = module.dist_sync_on_step = False
         names = [
@@ -51,10 +54,10 @@ class FedObject(shared.FedObject):
             self._guessed = "sigmoid"
         elif any(name in _OF_PROBABILITIES for name in names):
             self._guessed = "softmax"
-        super().__init__(taken, [getattr(module, "ignore_index", None) for module in within])
+        self.ignored = [getattr(module, "ignore_index", None) for module in within]
 
     def _reset(self) -> None:
-        self._metric.reset()
+        self.metric.reset()
 
     @torch.no_grad()
     def _update(self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None) -> None:
@@ -63,27 +66,26 @@ class FedObject(shared.FedObject):
             given, wanted = self._of_classes(given, wanted)
         if is_same_but_units(given, wanted):
             given = given.reshape(wanted.shape)
-        in_call_order(self._metric.update, given, wanted, targets_first=False)
+        in_call_order(self.metric.update, given, wanted, targets_first=False)
 
     @torch.no_grad()
     def _result(self) -> Any:
-        return self._metric.compute()
+        return self.metric.compute()
 
     def _of_classes(self, preds: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return what metrics of classes take: classes on axis 1, probabilities, and integers as targets."""
-        taken = self.taken
         if targets.is_floating_point() and bool((targets == targets.round()).all()):
             targets = targets.long()
         if not preds.is_floating_point():
             return preds, targets
-        is_output = taken.given.preds is None
+        is_output = self.given.preds is None
         if self._has_class_axis and is_output and preds.dim() == targets.dim() + 1:
             shapes = tuple(preds.shape), tuple(targets.shape)
-            preds = preds.movedim(class_axis_of(f"metrics[{taken.name!r}]", *shapes, taken.class_axis), 1)
-        if self._guessed and is_output and taken.activation:
+            preds = preds.movedim(class_axis_of(f"metrics[{self.name!r}]", *shapes, self.class_axis), 1)
+        if self._guessed and is_output and self.activation:
             preds = preds.sigmoid() if self._guessed == "sigmoid" else preds.softmax(1)
         elif self._guessed and not bool(((preds >= 0) & (preds <= 1)).all()):
-            raise taken.error(
+            raise self.error(
                 "is given numbers outside of [0, 1]. torchmetrics takes a batch for logits if it has such "
                 "numbers and for probabilities if not, so the value would depend on the batches",
                 f"Give probabilities: hvdtrain.MetricObject(torch=..., preds=lambda outputs, batch: "
