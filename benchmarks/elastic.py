@@ -23,9 +23,10 @@ from pathlib import Path
 
 import click
 
+from hvdtrain.horovod_build.installed import horovodrun_path
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.tools.drill.task import Drill, History, differences, log_lines
-from hvdtrain.tools.launch import RunningJob, horovodrun_path
+from hvdtrain.tools.launch import RunningJob
 
 STATE = "HVDTRAIN_ELASTIC_STATE"
 LIMIT_SECONDS = 180.0

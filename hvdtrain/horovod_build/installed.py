@@ -5,13 +5,16 @@ import importlib.machinery
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
+import shutil
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.errors import HorovodBuildError
+from hvdtrain.errors import EnvironmentFault, HorovodBuildError
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
 from hvdtrain.host.frameworks import FRAMEWORKS
 
@@ -309,3 +312,15 @@ def _extension(folder: Path, framework: str) -> Path | None:
     suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
     path = folder / (_EXTENSIONS[framework] + suffix)
     return path if path.is_file() else None
+
+
+def horovodrun_path() -> str:
+    """Return the path of horovodrun: that of this Python, or the one on PATH.
+
+    Raises:
+        EnvironmentFault: If there is none.
+    """
+    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    if (found := shutil.which("horovodrun", path=os.pathsep.join(folders))) is None:
+        raise EnvironmentFault("there is no horovodrun", f"Run: {BUILD_COMMAND}")
+    return found

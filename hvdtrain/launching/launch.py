@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,8 @@ import cloudpickle
 
 import hvdtrain
 from hvdtrain import errors
-from hvdtrain.errors import EnvironmentFault, HvdtrainError, PeerLostError, UsageError, WorkerFailure
-from hvdtrain.horovod_build.installed import BUILD_COMMAND
+from hvdtrain.errors import EnvironmentFault, HvdtrainError, PeerLostError, UsageError
+from hvdtrain.horovod_build.installed import horovodrun_path
 from hvdtrain.host.environment import for_children
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import host_name, stated_launch
@@ -45,6 +44,7 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     Raises:
         KeyboardInterrupt: If Ctrl-C came; the workers have ended.
     """
+    end_seconds = float(os.environ.get(_GRACE_VARIABLE) or _GRACE_SECONDS) + _END_SECONDS
     words = [sys.executable, "-c", _STARTER, str(os.getpid()), *command]
     # Ctrl-C goes through this process
     process = start_group(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -64,18 +64,11 @@ def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 with suppress(subprocess.TimeoutExpired):
-                    process.wait(_end_seconds())
+                    process.wait(end_seconds)
         finally:
             process.kill()  # also if another signal came meanwhile
             process.wait()
             reader.join(_LATE_OUTPUT_SECONDS)
-
-
-def _end_seconds() -> float:
-    """Return how long a launcher may take to end after SIGTERM."""
-    with suppress(ValueError):  # which it refuses itself
-        return float(os.environ.get(_GRACE_VARIABLE) or _GRACE_SECONDS) + _END_SECONDS
-    return _GRACE_SECONDS + _END_SECONDS
 
 
 def _show_output(stream: IO[bytes]) -> None:
@@ -126,13 +119,8 @@ def launch(
         KeyboardInterrupt: If Ctrl-C was pressed; the workers have ended.
     """
     _check(fn, np, controller)
-    found = shutil.which(
-        "horovodrun", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    )
-    if found is None:
-        raise EnvironmentFault("there is no horovodrun", f"Run: {BUILD_COMMAND}")
     names = {host.name for host in parse_host_list(hosts)} if hosts is not None else set()
-    command = [found, *([f"--{controller}"] if controller else []), "-np", str(np)]
+    command = [horovodrun_path(), *([f"--{controller}"] if controller else []), "-np", str(np)]
     command += ["-H", hosts or f"localhost:{np}", sys.executable, "-m", "hvdtrain.launching.worker"]
     is_local = names <= {"localhost", "127.0.0.1", host_name()}
     with Channel(_function(fn, args, kwargs), is_local) as channel:
@@ -199,15 +187,13 @@ def error_of(found: Sequence[Mapping[str, Any]], code: int) -> BaseException:
     ended = [one for one in found if one["signal"] not in (None, signal.SIGINT)]
     lost = [one for one in found if one["kind"] == PeerLostError.__name__]
     first = [*(one for one in found if one not in ended and one not in lost), *lost, *ended][0]
-    where, kind = f"rank {first['rank']} on {first['host']}", getattr(errors, first["kind"], None)
-    if kind is errors.Stopped:
+    where, kind, number = f"rank {first['rank']} on {first['host']}", first["kind"], first["signal"]
+    if kind == errors.Stopped.__name__:
         return errors.Stopped(f"{where}: {first['problem']}")
-    if (number := first["signal"]) is not None:
-        if number == signal.SIGINT:
-            return KeyboardInterrupt(f"{where} was interrupted")
+    if number == signal.SIGINT:
+        return KeyboardInterrupt(f"{where} was interrupted")
+    if number is not None:
         name = signal.Signals(number).name
         return EnvironmentFault(f"the workers ended {how}; {where} was ended by {name}", _SEE_OUTPUT)
-    if first["is_known"] and isinstance(kind, type) and issubclass(kind, HvdtrainError):
-        remedy = "\n".join(filter(None, [first["remedy"], first["user_traceback"]]))
-        return kind(f"{where}: {first['problem']}", remedy)
-    return WorkerFailure(f"{where}: {first['kind']}: {first['problem']}", first["traceback"])
+    error: HvdtrainError = getattr(errors, kind)(f"{where}: {first['problem']}", first["remedy"])
+    return error

@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 
+from hvdtrain import errors
 from hvdtrain.errors import EXIT_ENVIRONMENT, HvdtrainError, Interrupted, WorkerFailure
 from hvdtrain.host.launcher import host_name, launched_rank
 from hvdtrain.host.start_reports import exit_at_once, report_begin
@@ -36,19 +37,9 @@ def main() -> None:
                 raise
             result = None
         if rank == 0:
-            end.request(RESULT, _pickled(result))
+            end.request(RESULT, cloudpickle.dumps(result))
     except BaseException as error:
         _fail(end, rank, error)
-
-
-def _pickled(result: Any) -> bytes:
-    try:
-        data: bytes = cloudpickle.dumps(result)
-    except Exception as error:
-        raise TypeError(
-            f"the result, a {type(result).__name__}, cannot be sent to the process that launched: {error}"
-        ) from error
-    return data
 
 
 def _become(function: Mapping[str, Any]) -> None:
@@ -68,18 +59,21 @@ def _become(function: Mapping[str, Any]) -> None:
 
 def _fail(end: WorkerEnd, rank: int, error: BaseException) -> None:
     """Send the error and end this process."""
-    known = error if isinstance(error, HvdtrainError) else None
     text = "".join(traceback.format_exception(error))
+    kind, problem, remedy = WorkerFailure.__name__, f"{type(error).__name__}: {error}", text
+    if isinstance(error, HvdtrainError) and getattr(errors, type(error).__name__, None) is type(error):
+        cause = traceback_of(error.__cause__) if isinstance(error, WorkerFailure) else ""
+        kind, problem = type(error).__name__, error.problem
+        remedy = "\n".join(filter(None, [error.remedy, cause]))
+    elif isinstance(error, errors.Stopped):
+        kind, problem = errors.Stopped.__name__, str(error)
     number = error.signal_number if isinstance(error, Interrupted) else None
     found = {
         "rank": rank,
         "host": host_name(),
-        "kind": type(error).__name__,
-        "is_known": known is not None,
-        "problem": known.problem if known else str(error),
-        "remedy": known.remedy if known else "",
-        "traceback": text,
-        "user_traceback": traceback_of(error.__cause__) if isinstance(error, WorkerFailure) else "",
+        "kind": kind,
+        "problem": problem,
+        "remedy": remedy,
         "signal": int(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else number,
     }
     try:

@@ -16,7 +16,7 @@ import yaml
 from hvdtrain.config import Layer
 from hvdtrain.config.yaml_reader import parse_yaml, write_yaml
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
-from hvdtrain.horovod_build.installed import BUILD_COMMAND
+from hvdtrain.horovod_build.installed import horovodrun_path
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import host_name
 from hvdtrain.host.output import make_output_tolerant
@@ -55,18 +55,6 @@ class RunningJob:
         descriptor = self._output.fileno()  # whose position processes that still write share
         end = os.pread(descriptor, _BYTES, max(0, os.fstat(descriptor).st_size - _BYTES))
         return code, "\n".join(end.decode(errors="replace").splitlines()[-_LINES:])
-
-
-def horovodrun_path() -> str:
-    """Return the path of horovodrun: that of this Python, or the one on PATH.
-
-    Raises:
-        EnvironmentFault: If there is none.
-    """
-    folders = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
-    if (found := shutil.which("horovodrun", path=os.pathsep.join(folders))) is None:
-        raise EnvironmentFault("there is no horovodrun", f"Run: {BUILD_COMMAND}")
-    return found
 
 
 def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:

@@ -148,9 +148,8 @@ def test_an_address_that_does_not_answer_is_given_up(opened, monkeypatch):
 
 
 def sent(kind: str, rank: int = 1, **changes: object) -> dict:
-    values = {"rank": rank, "host": "h", "kind": kind, "is_known": hasattr(errors, kind), "problem": "why"}
-    others = {"remedy": "do", "traceback": "Traceback ...", "user_traceback": "", "signal": None}
-    return {**values, **others, **changes}
+    values = {"rank": rank, "host": "h", "kind": kind, "problem": "why", "remedy": "do", "signal": None}
+    return {**values, **changes}
 
 
 def raised(*found: dict, code: int = 1) -> BaseException:
@@ -161,9 +160,6 @@ def test_the_error_of_a_worker_comes_back_with_its_rank():
     error = raised(sent("ConfigError"))
     assert isinstance(error, errors.ConfigError)
     assert (error.problem, error.remedy) == ("rank 1 on h: why", "do")
-    other = raised(sent("ValueError"))
-    assert isinstance(other, WorkerFailure)
-    assert (other.problem, other.remedy) == ("rank 1 on h: ValueError: why", "Traceback ...")
 
 
 def test_the_cause_comes_back_and_not_the_loss_that_it_was_for_others():
@@ -223,7 +219,10 @@ def failing(opened, monkeypatch):
         (KeyboardInterrupt(), KeyboardInterrupt),
         (errors.Interrupted(2), KeyboardInterrupt),
         (errors.Interrupted(15), EnvironmentFault),
+        (errors.Stopped("it has"), errors.Stopped),
+        (errors.ConfigError("no"), errors.ConfigError),
+        (ValueError("no"), WorkerFailure),
     ],
 )
-def test_signals_of_workers_come_back(failing, error, kind):
+def test_errors_and_signals_of_workers_come_back(failing, error, kind):
     assert type(failing(error)) is kind

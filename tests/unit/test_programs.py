@@ -12,7 +12,7 @@ from hvdtrain.backends.portable.program_check import Written, write_and_compare
 from hvdtrain.backends.portable.recording import Call, Recording, Tensors, named_outputs, record_serving
 from hvdtrain.errors import TaskError
 
-NUMPY = Tensors(lambda value: isinstance(value, np.ndarray), np.asarray, np.concatenate)
+NUMPY = Tensors(lambda value: isinstance(value, np.ndarray), np.asarray)
 SIZES = (4, 2, 1)
 
 
@@ -77,7 +77,7 @@ def test_all_tensors_are_inputs_by_the_names_of_the_batch_and_constants_stay():
     assert done.inputs == ("a int64 (batch, length)", "b float32 (batch, length)")
     assert done.outputs == ("logits (batch, length)",)
     assert done.batch == "any batch size, any length"
-    assert done.checked.endswith("lengths 6, 3, 1 and 12")
+    assert done.checked.endswith("lengths 6 and 3")
 
 
 def test_what_the_loss_computes_has_the_name_of_the_parameter():
@@ -238,13 +238,12 @@ def token_program():
     return program(double, lambda model, batch: model(batch["x"]), batches)
 
 
-@pytest.mark.parametrize("wrong", [3, 1, 12])
-def test_a_program_that_is_wrong_for_another_length_gets_a_fixed_one(wrong):
+def test_a_program_that_is_wrong_for_another_length_gets_a_fixed_one():
     made = token_program()
 
     def run(tensors):
         x = tensors["x"]
-        return {"outputs": double(x) + (x.shape[1] == wrong)}
+        return {"outputs": double(x) + (x.shape[1] == 3)}
 
     done = check(made, double, run)
     assert (done.batch, done.difference) == ("any batch size, sequences of 6 only", 0.0)

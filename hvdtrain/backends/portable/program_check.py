@@ -48,12 +48,17 @@ def write_and_compare(
 ) -> Exported:
     """Write a program with as many dynamic axes as the model allows, and compare it with the model."""
     problem: Exception | None = None
-    levels = _levels(program.inputs)
-    for inputs in levels:
-        check = _Check(program, model, tensors)
-        is_last = inputs is levels[-1]
+    levels = [
+        tuple(
+            one.with_axes([axis if axis.startswith(kept) else "" for axis in one.axes])
+            for one in program.inputs
+        )
+        for kept in ((BATCH, LENGTH), BATCH, "fixed")
+    ]
+    for inputs in dict.fromkeys(levels):
+        is_last = inputs == levels[-1]
         try:
-            done = check.compare(write(inputs))
+            done = _compared(program, model, tensors, write(inputs))
         except Exception as error:
             if is_last:
                 raise error from problem
@@ -64,108 +69,50 @@ def write_and_compare(
     raise AssertionError("the last level returns or raises")
 
 
-def _levels(inputs: tuple[ProgramInput, ...]) -> list[tuple[ProgramInput, ...]]:
-    """Return the inputs with all dynamic axes, with that of the batch alone, and with none."""
-    levels: list[tuple[ProgramInput, ...]] = []
-    for kept in ((BATCH, LENGTH), (BATCH,), ()):
-        level = tuple(
-            one.with_axes([axis if axis.startswith(kept) and axis else "" for axis in one.axes])
-            for one in inputs
-        )
-        if level not in levels:
-            levels.append(level)
-    return levels
+def _compared(program: Program, model: Callable[..., Any], tensors: Tensors, written: Written) -> Exported:
+    """Compare a program with its model: on the real batches that fit, and on parts of the first."""
+    inputs, first = written.inputs, program.cases[0].tensors
+    cases = [case for case in program.cases if _fits(inputs, case.tensors)]
+    pairs, sizes = [(case.tensors, case.outputs) for case in cases], [case.size for case in cases]
+    parts: list[Named] = []
+    if BATCH in _sizes(inputs, first) and len(set(sizes)) == 1:  # the task's loss took no other size
+        parts.append(_cut(inputs, first, BATCH, 1))
+        sizes.append(1)
+    few = _cut(inputs, first, BATCH, _PROBED_SAMPLES)
+    for name, length in _sizes(inputs, few).items():
+        if name.startswith(LENGTH) and length > 1:
+            parts.append(_cut(inputs, few, name, length // 2))
+    pairs += [(part, program.named(program(model, part), tensors)) for part in parts]
+    worst = Exported(0.0, 1.0)
+    for given, outputs in pairs:
+        found = written.run(given)
+        expected = [tensors.to_numpy(tensor) for tensor in outputs.values()]
+        worst = worst.joined(compare(expected, [found[name] for name in outputs]))
+    seen = [_sizes(inputs, given) for given, _ in pairs]
+    lengths = dict.fromkeys(n for of_axes in seen for name, n in of_axes.items() if name.startswith(LENGTH))
+    return replace(
+        worst,
+        batch=_limits(program.inputs, inputs),
+        inputs=tuple(f"{one.name} {one.dtype} {_shape(_named_axes(one))}" for one in inputs),
+        outputs=tuple(
+            f"{name} {_shape(_output_axes([tuple(outputs[name].shape) for _, outputs in pairs], seen))}"
+            for name in program.output_names
+        ),
+        arguments=tuple(one.name for one in program.inputs),
+        is_plain=program.is_plain,
+        checked=f"batches of {_listed(sizes)} of the task's data"
+        + (f", lengths {_listed([*lengths])}" if lengths else ""),
+        notes=tuple(_notes(program)),
+    )
 
 
-class _Check:
-    """Compares one program that was written with its model."""
-
-    def __init__(self, program: Program, model: Callable[..., Any], tensors: Tensors) -> None:
-        self._program = program
-        self._model = model
-        self._tensors = tensors
-        self._worst = Exported(0.0, 1.0)
-        self._sizes: list[int] = []  # of the batches that were compared
-        self._lengths: list[int] = []
-        self._notes: list[str] = []
-        # sizes of the dynamic axes, and shapes of the outputs that the model gave for them
-        self._seen: list[tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]]] = []
-
-    def compare(self, written: Written) -> Exported:
-        """Compare on the real batches, and on other lengths of them."""
-        for case in self._program.cases:
-            if _fits(written.inputs, case.tensors):
-                self._sizes.append(case.size)
-                self._run(written, case.tensors, case.outputs)
-        names = dict.fromkeys(axis for one in written.inputs for axis in one.axes if axis)
-        if BATCH in names and len(set(self._sizes)) == 1:
-            self._probe_batch(written)
-        for name in names:
-            if name.startswith(LENGTH):
-                self._probe_lengths(written, name)
-        return self._result(written)
-
-    def _probe_batch(self, written: Written) -> None:
-        """Compare on one sample, if the task's loss took no batch of another size."""
-        one = _resized(written.inputs, self._program.cases[0].tensors, BATCH, 1, self._tensors)
-        self._run(written, one, self._program.named(self._program(self._model, one), self._tensors))
-        self._sizes.append(1)
-
-    def _probe_lengths(self, written: Written, name: str) -> None:
-        """Compare on a few samples cut to other lengths, and repeated to a larger one."""
-        few = _resized(written.inputs, self._program.cases[0].tensors, BATCH, _PROBED_SAMPLES, self._tensors)
-        length = next(few[one.name].shape[one.axes.index(name)] for one in written.inputs if name in one.axes)
-        for wanted in dict.fromkeys((length // 2, 1, 2 * length)):
-            if not 0 < wanted != length:
-                continue
-            probe = _resized(written.inputs, few, name, wanted, self._tensors)
-            is_needed = wanted == length // 2  # the others may be too short or too long
-            try:
-                outputs = self._program.named(self._program(self._model, probe), self._tensors)
-            except Exception:
-                if is_needed:
-                    raise
-                continue
-            try:
-                self._run(written, probe, outputs)
-            except Exception:
-                if is_needed:
-                    raise
-                self._notes.append(f"the model takes a {name} of {wanted}, the program does not")
-
-    def _run(self, written: Written, inputs: Named, outputs: Named) -> None:
-        expected = {name: self._tensors.to_numpy(tensor) for name, tensor in outputs.items()}
-        found = written.run(inputs)
-        sizes = dict(_sizes(written.inputs, inputs))
-        self._lengths += [size for name, size in sizes.items() if name.startswith(LENGTH)]
-        self._seen.append((sizes, {name: array.shape for name, array in expected.items()}))
-        done = compare([expected[name] for name in expected], [found[name] for name in expected])
-        self._worst = self._worst.joined(done)
-
-    def _result(self, written: Written) -> Exported:
-        lengths = list(dict.fromkeys(self._lengths))
-        checked = f"batches of {_listed(self._sizes)} of the task's data"
-        program = self._program
-        return replace(
-            self._worst,
-            batch=_limits(program.inputs, written.inputs),
-            inputs=tuple(map(_describe_input, written.inputs)),
-            outputs=tuple(f"{name} {_shape(self._output_axes(name))}" for name in program.output_names),
-            arguments=tuple(one.name for one in program.inputs),
-            is_plain=program.is_plain,
-            checked=checked + (f", lengths {_listed(lengths)}" if lengths else ""),
-            notes=(*_notes(program), *self._notes),
-        )
-
-    def _output_axes(self, name: str) -> list[int | str]:
-        """Return an output's shape, with names for axes that were as long as a dynamic one each time."""
-        shapes = [shapes[name] for _, shapes in self._seen]
-        axes: list[int | str] = []
-        for found in zip(*shapes, strict=True):
-            like = (n for n in self._seen[0][0] if found == tuple(sizes.get(n) for sizes, _ in self._seen))
-            differs = len(set(found)) > 1
-            axes.append(next(like, "?") if differs else found[0])
-        return axes
+def _output_axes(shapes: Sequence[tuple[int, ...]], seen: Sequence[Mapping[str, int]]) -> list[int | str]:
+    """Return an output's shape, with names for axes that were as long as a dynamic one each time."""
+    axes: list[int | str] = []
+    for found in zip(*shapes, strict=True):
+        like = (name for name in seen[0] if found == tuple(sizes.get(name) for sizes in seen))
+        axes.append(next(like, "?") if len(set(found)) > 1 else found[0])
+    return axes
 
 
 def _fits(inputs: Sequence[ProgramInput], tensors: Named) -> bool:
@@ -177,28 +124,22 @@ def _fits(inputs: Sequence[ProgramInput], tensors: Named) -> bool:
     )
 
 
-def _resized(
-    inputs: Sequence[ProgramInput], named: Named, name: str, size: int, tensors: Tensors
-) -> dict[str, Any]:
-    """Return the inputs with the axes of one name cut, or repeated, to a size."""
-    result = dict(named)
-    for one in inputs:
-        tensor = result[one.name]
-        for number, axis in enumerate(one.axes):
-            if axis == name:
-                if tensor.shape[number] < size:
-                    tensor = tensors.concatenate([tensor] * -(-size // tensor.shape[number]), number)
-                tensor = tensor[(slice(None),) * number + (slice(0, size),)]
-        result[one.name] = tensor
-    return result
+def _cut(inputs: Sequence[ProgramInput], named: Named, name: str, size: int) -> dict[str, Any]:
+    """Return the inputs with the axes of one name cut to a size."""
+    return {
+        one.name: named[one.name][tuple(slice(size if axis == name else None) for axis in one.axes)]
+        for one in inputs
+    }
 
 
-def _sizes(inputs: Sequence[ProgramInput], tensors: Named) -> Iterator[tuple[str, int]]:
-    """Yield name and size of the dynamic axes."""
-    for one in inputs:
-        for axis, size in zip(one.axes, tensors[one.name].shape, strict=True):
-            if axis:
-                yield axis, int(size)
+def _sizes(inputs: Sequence[ProgramInput], tensors: Named) -> dict[str, int]:
+    """Return the sizes of the dynamic axes."""
+    return {
+        axis: int(size)
+        for one in inputs
+        for axis, size in zip(one.axes, tensors[one.name].shape, strict=True)
+        if axis
+    }
 
 
 def _limits(wanted: Sequence[ProgramInput], inputs: Sequence[ProgramInput]) -> str:
@@ -219,10 +160,8 @@ def _limits(wanted: Sequence[ProgramInput], inputs: Sequence[ProgramInput]) -> s
     return ", ".join(parts)
 
 
-def _describe_input(one: ProgramInput) -> str:
-    return (
-        f"{one.name} {one.dtype} {_shape([axis or n for axis, n in zip(one.axes, one.shape, strict=True)])}"
-    )
+def _named_axes(one: ProgramInput) -> list[int | str]:
+    return [axis or size for axis, size in zip(one.axes, one.shape, strict=True)]
 
 
 def _shape(axes: Sequence[int | str]) -> str:

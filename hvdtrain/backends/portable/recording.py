@@ -22,7 +22,6 @@ class Tensors(NamedTuple):
 
     is_tensor: Callable[[Any], bool]  # returns whether a value is one
     to_numpy: Callable[[Any], Any]  # returns one as an array
-    concatenate: Callable[[list[Any], int], Any]  # joins a list of them along an axis
 
 
 def named_outputs(

@@ -69,7 +69,7 @@ def to_numpy(tensor: Any) -> NDArray[Any]:
     return np.asarray(keras.ops.convert_to_numpy(tensor))
 
 
-TENSORS = Tensors(_is_tensor, to_numpy, tf.concat)
+TENSORS = Tensors(_is_tensor, to_numpy)
 CALLS = ModelCalls(
     TENSORS,
     "call",

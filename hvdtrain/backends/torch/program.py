@@ -79,7 +79,7 @@ def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
     return array
 
 
-TENSORS = Tensors(lambda value: isinstance(value, torch.Tensor), to_numpy, torch.cat)
+TENSORS = Tensors(lambda value: isinstance(value, torch.Tensor), to_numpy)
 CALLS = ModelCalls(
     TENSORS,
     "forward",

@@ -17,13 +17,14 @@ from rich.text import Text
 
 from hvdtrain.checkpoints.storage import checkpoints_in
 from hvdtrain.errors import EXIT_DONE, EXIT_STOPPED, EXIT_TRAINING, EnvironmentFault, UsageError
+from hvdtrain.horovod_build.installed import horovodrun_path
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.hostfile import HostSlots, parse_host_list, read_host_file
 from hvdtrain.host.launcher import check_is_not_launched, open_console
 from hvdtrain.reporting.stored_runs import read_records
 from hvdtrain.storage.text import printable
 from hvdtrain.tools.drill.task import CUT_SECONDS, MARK, History, differences
-from hvdtrain.tools.launch import RunningJob, horovodrun_path
+from hvdtrain.tools.launch import RunningJob
 from hvdtrain.tools.output import write_json
 
 _TASK = "hvdtrain.tools.drill.task:Drill"
