@@ -12,7 +12,7 @@ import socket
 import stat
 import threading
 from collections.abc import Mapping, MutableMapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from importlib import import_module
 from tempfile import NamedTemporaryFile
@@ -47,7 +47,6 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
         plan = _allocate(infos)
         if server is not None:
             server.init(plan)
-        _check_address(infos, environ)
         environ[KEY_VARIABLE] = key if server is not None else take_key(infos[0], environ)
         _exchange("taken", {}, environ)  # rank 0 then removes the file of the key
     environ.update(_variables(plan[rank], infos[0], interface))
@@ -55,7 +54,7 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[str, str]]:
-    """Choose the key, as rank 0."""
+    """Return the key that rank 0 chooses, and what others get it by: on one host, a file of this user."""
     if key := environ.get(KEY_VARIABLE):
         return key, {}
     key = secrets.token_hex(32)
@@ -70,19 +69,17 @@ def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[s
 def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Return the key, as another rank."""
     own = environ.get(KEY_VARIABLE)
-    file, key = rank_0.get("key_file"), rank_0.get("key")
-    if bool(own) == bool(file or key):
+    if bool(own) == bool(rank_0.get("key_file") or rank_0.get("key")):
         who, other = (f"rank {environ['RANK']}", "rank 0") if own else ("rank 0", f"rank {environ['RANK']}")
         raise EnvironmentFault(
             f"{KEY_VARIABLE} is set for {who} and not for {other}",
             "Set it to the same secret text on every host, or on none.",
         )
-    if own:
-        return own
-    if environ["GROUP_WORLD_SIZE"] != "1":
-        return str(key)
+    if own or environ["GROUP_WORLD_SIZE"] != "1":
+        return own or str(rank_0.get("key"))
+    file = str(rank_0.get("key_file"))
     try:
-        with open(str(file), encoding="ascii", opener=_open_own) as opened:
+        with open(file, encoding="ascii", opener=_open_own) as opened:
             return opened.read()
     except OSError as error:
         raise EnvironmentFault(
@@ -110,28 +107,19 @@ def _own_interface(environ: Mapping[str, str]) -> tuple[str, str]:
     own = [
         (name, text.partition("/")[0]) for name, texts in interfaces(loopback=True).items() for text in texts
     ]
-    chosen = environ.get("HOROVOD_GLOO_IFACE")
-    if chosen:
-        found = next((pair for pair in own if pair[0] == chosen), None)
-        if found is None:
-            raise EnvironmentFault(
-                f"host {socket.gethostname()} has no network interface {chosen} with an IPv4 address",
-                "Set HOROVOD_GLOO_IFACE to an interface that it has.",
-            )
-        return found
-    if environ["GROUP_WORLD_SIZE"] == "1":
-        return next((pair for pair in own if pair[1] == "127.0.0.1"), own[0])
-    target = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # sends nothing: it only looks up the route
-            address = probe.getsockname()[0]
-    except OSError as error:
+    chosen, wanted = environ.get("HOROVOD_GLOO_IFACE"), "127.0.0.1"
+    if chosen is None and environ["GROUP_WORLD_SIZE"] != "1":
+        # sends nothing: it only looks up the route. Without one, the exchange over the store fails
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((environ["MASTER_ADDR"], int(environ["MASTER_PORT"])))
+            wanted = probe.getsockname()[0]
+    found = next((pair for pair in own if chosen == pair[0] or (not chosen and wanted == pair[1])), None)
+    if found is None and chosen:
         raise EnvironmentFault(
-            f"host {socket.gethostname()} has no route to MASTER_ADDR={target[0]}: {error.strerror or error}",
-            "Give torchrun a --master-addr or --rdzv-endpoint that every host can reach.",
-        ) from None
-    return next((pair for pair in own if pair[1] == address), ("lo", address))
+            f"host {socket.gethostname()} has no network interface {chosen} with an IPv4 address",
+            "Set HOROVOD_GLOO_IFACE to an interface that it has.",
+        )
+    return found or ("lo", wanted)
 
 
 def _start_server(address: str, key: str) -> Any:
@@ -193,17 +181,6 @@ def _variables(slot: Any, rank_0: Mapping[str, Any], interface: str) -> dict[str
     }
 
 
-def _check_address(infos: list[dict[str, Any]], environ: Mapping[str, str]) -> None:
-    hosts = list(dict.fromkeys(info["host"] for info in infos))
-    if len(hosts) > 1 and infos[0]["address"].startswith("127."):
-        raise EnvironmentFault(
-            f"on the host of rank 0, {hosts[0]}, MASTER_ADDR={environ['MASTER_ADDR']} is the address "
-            f"{infos[0]['address']}, which {hosts[1]} cannot reach",
-            "Give torchrun an IP address as --master-addr or --rdzv-endpoint, or set HOROVOD_GLOO_IFACE.",
-            everywhere=True,
-        )
-
-
 def _check_connection(rank_0: Mapping[str, Any]) -> None:
     """Check that the rendezvous answers: Horovod itself would end without a message."""
     try:
@@ -212,5 +189,6 @@ def _check_connection(rank_0: Mapping[str, Any]) -> None:
         raise EnvironmentFault(
             f"host {socket.gethostname()} cannot connect to rank 0 on {rank_0['host']}, at "
             f"{rank_0['address']}:{rank_0['port']}: {error.strerror or error}",
-            "Hosts of a job must reach each other on all ports; HOROVOD_GLOO_IFACE chooses the interface.",
+            "Hosts of a job must reach each other on all ports. Give torchrun an IP address as --master-addr "
+            "or --rdzv-endpoint, or set HOROVOD_GLOO_IFACE to the interface.",
         ) from None
