@@ -21,7 +21,8 @@ from hvdtrain.host.environment import for_children
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import host_name, stated_launch
 from hvdtrain.host.processes import start_group
-from hvdtrain.launching.channel import ERROR, RESULT, Channel
+from hvdtrain.launching.worker import ERROR, FOLDER_VARIABLE, FUNCTION, RESULT
+from hvdtrain.storage.files import exchange_folder
 
 _LATE_OUTPUT_SECONDS = 1.0  # of processes that outlive the launcher
 _INTERRUPT_SECONDS = 15.0  # from Ctrl-C until the launcher is ended
@@ -105,7 +106,7 @@ def launch(
         args: arguments of the function.
         kwargs: keyword arguments of the function.
         hosts: hosts and slots, such as "host1:2,host2:2", as ``horovodrun -H`` takes them; this host if not
-            given. The function and its arguments travel there unencrypted.
+            given. On other hosts, the working directory must be one that all of them share.
         controller: "mpi" or "gloo"; the one that Horovod prefers if not given.
 
     Returns:
@@ -123,11 +124,13 @@ def launch(
     command = [horovodrun_path(), *([f"--{controller}"] if controller else []), "-np", str(np)]
     command += ["-H", hosts or f"localhost:{np}", sys.executable, "-m", "hvdtrain.launching.worker"]
     is_local = names <= {"localhost", "127.0.0.1", host_name()}
-    with Channel(_function(fn, args, kwargs), is_local) as channel:
-        code = run_command(command, _environment(channel))
-        if not code and (results := channel.received[RESULT]):
-            return pickle.loads(results[0])
-        raise error_of([pickle.loads(data) for data in channel.received[ERROR]], code)
+    with exchange_folder(shared=not is_local) as folder:
+        (folder / FUNCTION).write_bytes(_function(fn, args, kwargs))
+        code = run_command(command, _environment(folder))
+        if not code and (folder / RESULT).exists():
+            return pickle.loads((folder / RESULT).read_bytes())
+        errors_written = sorted(folder.glob(ERROR.format("*")), key=lambda path: path.stat().st_mtime_ns)
+        raise error_of([pickle.loads(path.read_bytes()) for path in errors_written], code)
 
 
 def _check(fn: Any, np: Any, controller: Any) -> None:
@@ -169,9 +172,9 @@ def _function(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     )
 
 
-def _environment(channel: Channel) -> dict[str, str]:
+def _environment(folder: Path) -> dict[str, str]:
     """Return the environment of the workers: that of this process, in which hvdtrain can be imported."""
-    environ = {**for_children(), **channel.environ}
+    environ = {**for_children(), FOLDER_VARIABLE: str(folder)}
     package = Path(hvdtrain.__file__).resolve().parent.parent
     if "site-packages" not in package.parts and "dist-packages" not in package.parts:
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(package), environ.get("PYTHONPATH")]))

@@ -1,4 +1,7 @@
-"""A worker of ``hvdtrain.launch``: gets the function, calls it, and sends back its result or its error."""
+"""A worker of ``hvdtrain.launch``: reads the function, calls it, and writes its result or its error.
+
+The files are in a folder that the process which launched made: no other user can read or write it.
+"""
 
 import os
 import pickle
@@ -6,6 +9,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -14,17 +18,24 @@ from hvdtrain import errors
 from hvdtrain.errors import EXIT_ENVIRONMENT, HvdtrainError, Interrupted, WorkerFailure
 from hvdtrain.host.launcher import host_name, launched_rank
 from hvdtrain.host.start_reports import exit_at_once, report_begin
-from hvdtrain.launching.channel import ERROR, FUNCTION, RESULT, WorkerEnd
 from hvdtrain.workers.user_errors import traceback_of
+
+FOLDER_VARIABLE = "HVDTRAIN_LAUNCH_FOLDER"
+FUNCTION, RESULT, ERROR = "function.pickle", "result.pickle", "error-{}.pickle"  # of a rank
 
 
 def main() -> None:
     """Do the work; if it fails, end this process with an exit code, so that the launcher ends the others."""
-    rank, end = launched_rank() or 0, WorkerEnd()
+    rank, folder = launched_rank() or 0, Path(os.environ.pop(FOLDER_VARIABLE))
     try:
-        function = pickle.loads(end.request(FUNCTION))
-    except HvdtrainError as error:
-        print(f"hvdtrain: rank {rank} on {host_name()}: {error}", file=sys.stderr, flush=True)
+        function = pickle.loads((folder / FUNCTION).read_bytes())
+    except OSError as error:
+        print(
+            f"hvdtrain: rank {rank} on {host_name()}: cannot read {folder}, in which the function is: "
+            f"{error.strerror or error}\n  The working directory must be one that all hosts share.",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(EXIT_ENVIRONMENT)
     report_begin(rank)
     try:
@@ -37,9 +48,9 @@ def main() -> None:
                 raise
             result = None
         if rank == 0:
-            end.request(RESULT, cloudpickle.dumps(result))
+            (folder / RESULT).write_bytes(cloudpickle.dumps(result))
     except BaseException as error:
-        _fail(end, rank, error)
+        _fail(folder, rank, error)
 
 
 def _become(function: Mapping[str, Any]) -> None:
@@ -57,8 +68,8 @@ def _become(function: Mapping[str, Any]) -> None:
         del os.environ["MPLBACKEND"]
 
 
-def _fail(end: WorkerEnd, rank: int, error: BaseException) -> None:
-    """Send the error and end this process."""
+def _fail(folder: Path, rank: int, error: BaseException) -> None:
+    """Write the error and end this process."""
     text = "".join(traceback.format_exception(error))
     kind, problem, remedy = WorkerFailure.__name__, f"{type(error).__name__}: {error}", text
     if isinstance(error, HvdtrainError) and getattr(errors, type(error).__name__, None) is type(error):
@@ -77,9 +88,11 @@ def _fail(end: WorkerEnd, rank: int, error: BaseException) -> None:
         "signal": int(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else number,
     }
     try:
-        end.request(ERROR, pickle.dumps(found))
-    except Exception as lost:
-        print(f"{text}\nhvdtrain: rank {rank}: the error could not be sent: {lost}", file=sys.stderr)
+        written = folder / f"{rank}.part"
+        written.write_bytes(pickle.dumps(found))
+        written.rename(folder / ERROR.format(rank))  # whole, if the launcher ends this process
+    except OSError as lost:
+        print(f"{text}\nhvdtrain: rank {rank}: the error could not be written: {lost}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
     exit_at_once(getattr(error, "exit_code", 1) or 1)

@@ -5,7 +5,11 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -174,3 +178,17 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+@contextmanager
+def exchange_folder(shared: bool) -> Iterator[Path]:
+    """Return a context with a folder for what jobs are to do and what they found.
+
+    Args:
+        shared: whether other hosts must see it: then it is in the working directory.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=".hvdtrain-exchange-", dir=os.getcwd() if shared else None))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

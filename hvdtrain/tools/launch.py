@@ -2,12 +2,11 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,20 +68,6 @@ def horovodrun(workers: int, hosts: str, controller: str | None) -> list[str]:
         return []
     chosen = [f"--{controller}"] if controller else []
     return [horovodrun_path(), *chosen, "-np", str(workers), "-H", hosts]
-
-
-@contextmanager
-def exchange_folder(shared: bool) -> Iterator[Path]:
-    """Return a context with a folder for what jobs are to do and what they found.
-
-    Args:
-        shared: whether other hosts must see it: then it is in the working directory.
-    """
-    folder = Path(tempfile.mkdtemp(prefix=".hvdtrain-bench-", dir=os.getcwd() if shared else None))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def run_program(  # noqa: PLR0917 - what to do if it takes too long is given last

@@ -15,11 +15,12 @@ from hvdtrain.host.processes import run_limited
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.storage.files import exchange_folder
 from hvdtrain.tools.bench.job import Request, bench_job, check_before_launch
 from hvdtrain.tools.bench.options import PlanOptions
 from hvdtrain.tools.bench.plan_result import check_cluster, make_plan, read_documents
 from hvdtrain.tools.bench.sweep import run_job
-from hvdtrain.tools.launch import check_slots, exchange_folder, horovodrun
+from hvdtrain.tools.launch import check_slots, horovodrun
 from hvdtrain.tools.message_times import bench_module_name
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
 from hvdtrain.tools.picture import check_picture, draw

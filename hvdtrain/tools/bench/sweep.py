@@ -13,6 +13,7 @@ from hvdtrain.config import Layer
 from hvdtrain.host.launcher import check_is_not_launched, launched_rank
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
+from hvdtrain.storage.files import exchange_folder
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.bench.job import (
     VERSION,
@@ -26,7 +27,6 @@ from hvdtrain.tools.bench.measure import check_rounds
 from hvdtrain.tools.bench.options import BenchOptions
 from hvdtrain.tools.launch import (
     check_slots,
-    exchange_folder,
     horovodrun,
     layers_to_json,
     run_program,

@@ -26,10 +26,10 @@ from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.metrics import StepInfo
+from hvdtrain.storage.files import exchange_folder
 from hvdtrain.tools.blocks import OpenRun, Recorder, bench_config, opened_run, run_block, steps_of_block
 from hvdtrain.tools.launch import (
     check_slots,
-    exchange_folder,
     horovodrun,
     layers_from_json,
     layers_to_json,
