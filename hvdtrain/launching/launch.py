@@ -37,14 +37,7 @@ _STARTER = (
 
 
 def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a launcher to its end, and show the output of its workers where this process writes.
-
-    Returns:
-        Its exit code; 128 + n if signal n ended it.
-
-    Raises:
-        KeyboardInterrupt: If Ctrl-C came; the workers have ended.
-    """
+    """Run a launcher to its end, and show the output of its workers where this process writes."""
     end_seconds = float(os.environ.get(_GRACE_VARIABLE) or _GRACE_SECONDS) + _END_SECONDS
     words = [sys.executable, "-c", _STARTER, str(os.getpid()), *command]
     # Ctrl-C goes through this process

@@ -32,7 +32,6 @@ class Tokens:
         "mean_iou": "mean_iou",
         "precision": "precision",
         "recall": "recall",
-        "perplexity": "perplexity",
         "auc": "auc",
         "largest": hvdtrain.SumMetric(
             lambda outputs, batch: {"inputs": batch["inputs"]},

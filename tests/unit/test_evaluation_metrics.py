@@ -159,16 +159,6 @@ def test_r2_keeps_the_digits_of_large_targets(side):
     assert np.isnan(value(side, "r2", np.ones(1), np.ones(1), "mse"))
 
 
-def test_perplexity_is_that_of_the_targets_that_count(side):
-    logits, targets = RANDOM.randn(SAMPLES, 7, 5), RANDOM.randint(0, 5, (SAMPLES, 7))
-    targets[RANDOM.rand(SAMPLES, 7) < 0.4] = -100
-    counted = targets != -100
-    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    wanted = np.exp(-np.log(shares[counted, targets[counted]]).mean())
-    assert value(side, "perplexity", logits, targets) == pytest.approx(wanted, rel=1e-6)
-    assert np.isnan(value(side, "perplexity", logits, np.full_like(targets, -100)))
-
-
 def test_own_metrics_get_sums_and_rows_in_the_order_of_the_data(side):
     outputs, targets = np.float32(RANDOM.randn(SAMPLES, 2)), RANDOM.randint(0, 9, SAMPLES)
     found = {}

@@ -32,12 +32,7 @@ def is_stateful(metric: Any) -> bool:
 
 
 class EvaluationMetrics:
-    """The metrics of a whole evaluation of one task.
-
-    Args:
-        states: the metrics by name, in the task's order.
-        order: the names of all metrics of the task.
-    """
+    """The metrics of a whole evaluation of one task."""
 
     def __init__(self, states: Mapping[str, RowsState], order: tuple[str, ...] = ()) -> None:
         self.order = order

@@ -132,23 +132,11 @@ def _framework_of(value: Any) -> str:
 
 
 class FedObject(ABC):
-    """A metric object that is given the rows of all samples, on rank 0 and in the order of the data set.
-
-    Args:
-        name: the metric's name in the task.
-        value: what the task has for it.
-        task: the task, whose loss says what outputs are.
-
-    Attributes:
-        metric: the object.
-        given: what it is given in place of outputs and targets.
-        activation: "sigmoid" or "softmax" if outputs are logits, which makes probabilities of them.
-        class_axis: the axis of the classes, if the task has it.
-        ignored: the targets that the object leaves out itself; a framework's class sets them.
-    """
+    """A metric object that is given the rows of all samples, on rank 0 and in the order of the data set."""
 
     framework: ClassVar[str]
-    ignored: Container[Any] = ()
+    ignored: Container[Any] = ()  # the targets that the object leaves out itself
+    activation: str  # "sigmoid" or "softmax" if outputs are logits, which makes probabilities of them
 
     def __init__(self, name: str, value: Any, task: Any) -> None:
         self.name, framework = name, self.framework

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.counting import Counting, Weighted, counting_of
+from hvdtrain.backends.objective.counting import Counting, counting_of
 from hvdtrain.backends.objective.logits import check_comparable, class_axis_option, named_loss, of_tensor
 from hvdtrain.backends.objective.metric_objects import FedObject
 from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, SumMetric, ToNumpy
@@ -27,7 +27,6 @@ class MetricFunctions(NamedTuple):
     framework: str  # "torch" or "tf"
     to_numpy: ToNumpy  # returns a tensor, or what an update gave, as an array
     fed_object: type[FedObject]  # of an object of another library
-    cross_entropy: Callable[..., Any]
     classes_last: Callable[..., tuple[Any, Any]]
     argmax: Callable[[Any], Any]  # over the last axis
     mask_of: Callable[[Any], Any]  # the mask of outputs, or None
@@ -65,16 +64,6 @@ class _Targets:
             "actual": count(targets, counted),
             "of_classes": np.ones(samples),
         }
-
-    def entropies(self, outputs: Any, batch: Mapping[str, Any]) -> Sums:
-        """Return, of each sample, the sum of its cross-entropies and how many there are."""
-        given = self.functions.cross_entropy(
-            outputs, batch, counting=self.counting, class_axis=self.class_axis
-        )
-        values, weights = given if isinstance(given, Weighted) else (given, None)
-        entropy = self.functions.to_numpy(values).astype(np.float64)
-        weight = np.ones(len(entropy)) if weights is None else self.functions.to_numpy(weights)
-        return {"entropy": entropy * weight, "weight": weight}
 
     def values(self, outputs: Any, batch: Mapping[str, Any]) -> Sums:
         """Return outputs and targets as (samples, numbers)."""
@@ -178,13 +167,6 @@ def _averaged(kind: str, sums: Sums) -> float:
     return _mean(ratios[predicted + actual > 0] if sums["of_classes"] > 0 or kind == "mean_iou" else ratios)
 
 
-def perplexity(sums: Sums) -> float:
-    """Return the exponential of the mean cross-entropy."""
-    weight = float(sums["weight"])
-    with np.errstate(over="ignore"):
-        return float(np.exp(sums["entropy"] / weight)) if weight else float("nan")
-
-
 def r2(rows: Sums) -> float:
     """Return the coefficient of determination: the mean over the targets' numbers."""
     from sklearn.metrics import r2_score
@@ -234,7 +216,6 @@ _METRICS: dict[str, tuple[Callable[..., Sums], Callable[..., Any], Callable[[Any
         kind: (_Targets.counts, SumMetric, partial(_averaged, kind))
         for kind in ("precision", "recall", "f1", "mean_iou")
     },
-    "perplexity": (_Targets.entropies, SumMetric, perplexity),
     "r2": (_Targets.values, GatheredMetric, r2),
     "auc": (_Targets.scores, GatheredMetric, auc),
 }

@@ -53,30 +53,19 @@ class GatheredMetric:
 
 
 class Rows(NamedTuple):
-    """Which samples the rows of one micro-batch of an evaluation are.
+    """Which samples the rows of one micro-batch of an evaluation are."""
 
-    Attributes:
-        is_counted: (rows,), false for padding and for samples that could not be read.
-        indices: (rows,), the samples' indices in the data set.
-        total: samples of the evaluation set; 0 if it is not known.
-    """
-
-    is_counted: NDArray[np.bool_]
-    indices: NDArray[np.int64]
-    total: int
+    is_counted: NDArray[np.bool_]  # (rows,), false for padding and for samples that could not be read
+    indices: NDArray[np.int64]  # (rows,), in the data set
+    total: int  # samples of the evaluation set; 0 if it is not known
 
 
 class Samples(NamedTuple):
-    """Which samples a batch on the device holds, as the host knows it.
+    """Which samples a batch on the device holds, as the host knows it."""
 
-    Attributes:
-        indices: (accumulate, micro_batch), the samples' indices in the data set.
-        total: samples of the evaluation set; 0 if it is not known.
-    """
-
-    indices: NDArray[np.int64]
+    indices: NDArray[np.int64]  # (accumulate, micro_batch), in the data set
     weights: NDArray[np.float32]
-    total: int
+    total: int  # samples of the evaluation set; 0 if it is not known
 
     def rows(self, micro_batch: int, count: int) -> Rows:
         """Return the rows of a micro-batch, of which there are fewer if padding has been left out."""
@@ -146,12 +135,7 @@ def on_rank_zero(value: Any, workers: Workers) -> list[Any]:
 
 
 class RowsState:
-    """A ``SumMetric`` or ``GatheredMetric`` in an evaluation; a sum is kept as a single row.
-
-    Args:
-        metric: what the user or a named metric gives.
-        to_numpy: returns a tensor of the framework as an array.
-    """
+    """A ``SumMetric`` or ``GatheredMetric`` in an evaluation; a sum is kept as a single row."""
 
     def __init__(self, name: str, metric: SumMetric | GatheredMetric, to_numpy: ToNumpy) -> None:
         self._name, self._metric, self._to_numpy = name, metric, to_numpy

@@ -18,8 +18,8 @@ _SUM_TOLERANCE = 1e-3  # rows of probabilities add up to 1 so exactly, also in h
 _FEWEST_VALUES = 32  # fewer outputs of a model that gives logits may all lie in [0, 1] by chance
 # named metrics that are wrong of a model's probabilities, by what computes these
 _WRONG_OF = {
-    "sigmoid": ("precision", "recall", "f1", "mean_iou", "binary_accuracy", "perplexity"),
-    "softmax": ("auc", "perplexity"),
+    "sigmoid": ("precision", "recall", "f1", "mean_iou", "binary_accuracy"),
+    "softmax": ("auc",),
 }
 
 # what PyTorch says of a derivative where none is recorded

@@ -75,12 +75,7 @@ class Call:
         framework: str | None = None,
         best: bool | str = False,
     ) -> "Call":
-        """Return the call of a function from Python, whose arguments ``hvdtrain.evaluate`` describes.
-
-        Raises:
-            UsageError: If ``best`` is no metric, or the place is no path that there can be.
-            CheckpointError: If no checkpoint there has an evaluation with that metric.
-        """
+        """Return the call of a function from Python, whose arguments ``hvdtrain.evaluate`` describes."""
         end_if_uncaught()
         named = {"task": None if task is None else task_spec(task), "framework": framework}
         values = {**fields, **{name: value for name, value in named.items() if value is not None}}
@@ -89,11 +84,7 @@ class Call:
 
 
 def given_path(text: str | Path, what: str = "") -> Place:
-    """Return a path or URL as a user gave it, with ``~`` and variables replaced.
-
-    Raises:
-        UsageError: If a variable is not set, or it is no URL though it looks like one.
-    """
+    """Return a path or URL as a user gave it, with ``~`` and variables replaced."""
     try:
         return place_of(expand_path(str(text)))
     except ValueError as error:
@@ -118,16 +109,7 @@ def opened(
     is_alone: bool = False,
     check_first: Callable[[JobSpec, Checkpoint], None] = lambda job, found: None,
 ) -> Iterator[tuple[JobSpec, Backend, Checkpoint]]:
-    """Collective. Return a context with a job for a checkpoint, its backend, and the unverified checkpoint.
-
-    Args:
-        call: what the user gave.
-        command: what is done.
-        fields: config fields in place of the checkpoint's, unless the user gives them.
-        fixed: layers in place of the user's.
-        is_alone: whether one worker does it.
-        check_first: called before Horovod starts.
-    """
+    """Collective. Return a context with a job for a checkpoint, its backend and the unverified checkpoint."""
     with interruptible() as signals, seeded_frameworks():
         found = find_unverified(call.place)
         layers = layers_of(found, [Layer(command, fields), *call.given])
@@ -154,20 +136,7 @@ def show_notes(notes: Iterable[str]) -> None:
 
 
 def chosen_checkpoint(path: Path | str, best: bool | str) -> Path | str:
-    """Return the path to look for a checkpoint at. Local: no collective.
-
-    Args:
-        path: a checkpoint, or a run; or the URL of one.
-        best: whether to take the best checkpoint of the run, and by which metric: True for the one that the
-            run kept the best of, or else the loss.
-
-    Returns:
-        ``path``, or the directory of the best checkpoint in it; of equal ones the first.
-
-    Raises:
-        UsageError: If ``best`` is no metric.
-        CheckpointError: If no checkpoint there has an evaluation with that metric.
-    """
+    """Return the path to look for a checkpoint at: of equally good ones the first. Local: no collective."""
     if not best:
         return path
     manifests = _manifests_in(path)
@@ -212,25 +181,9 @@ def _goal(best: bool | str, newest: Manifest | None) -> MetricGoal:
 def open_checkpoint_data(
     job: JobSpec, backend: Backend, found: Checkpoint, method: str = ""
 ) -> tuple[Any, Any, JobData]:
-    """Collective. Make the task and open some of its data, with the checks of both.
-
-    If the data are not those of the checkpoint, the training data are opened before: a task may draw
-    its split when it opens them.
-
-    Args:
-        job: the job.
-        backend: the backend.
-        found: the checkpoint.
-        method: "train_data", "eval_data" or "predict_data"; if empty, "predict_data" if the task has it, else
-            "eval_data".
-
-    Returns:
-        The task, the data, of several sets as EvalSets, and the data sets with their fingerprints.
-
-    Raises:
-        DataError: If the task has no such data.
-    """
+    """Collective. Make the task and open some of its data, with the checks of both."""
     opened = _open(job, backend, found, method)
+    # a task may draw its split when it opens the training data
     if any(backend.workers.allgather_object(is_changed(found.manifest.data, opened[2]))):
         opened = _open(job, backend, found, method, training_first=True)
     return opened
@@ -288,18 +241,7 @@ def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data
 def load_verified(
     place: Place, unverified: Checkpoint, backend: Backend, config: Config, data: JobData = NO_DATA
 ) -> tuple[Checkpoint, bool, list[str]]:
-    """Collective. Verify the checkpoint, compare the data with it and load its weights.
-
-    Args:
-        place: what the user named: a checkpoint, or a run for its newest good one.
-        unverified: the checkpoint that was found there.
-        backend: the backend, built.
-        config: the job's config. Its ``ema_decay`` says whether the moving average of the weights is taken.
-        data: the data to compare with those of the checkpoint, if any.
-
-    Returns:
-        The checkpoint, whether the moving average of its weights was taken, and notes on both.
-    """
+    """Collective. Verify the checkpoint, compare the data with it and load its weights."""
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object
 
     def read() -> tuple[Checkpoint, bool, list[str]]:

@@ -80,12 +80,7 @@ def evaluate(
 
 
 def evaluate_checkpoint(call: Call, output: Path | None = None) -> dict[str, float]:
-    """Collective. Evaluate a checkpoint, show the metrics and append them to a file of JSON lines.
-
-    Raises:
-        EnvironmentFault: If ``output`` cannot be written; the metrics were shown.
-        DataError: If the task has no evaluation data.
-    """
+    """Collective. Evaluate a checkpoint, show the metrics and append them to a file of JSON lines."""
     with opened(call, "evaluate") as (job, backend, found):
         done = _evaluate(job, backend, call.place, found)
         run_on_rank_zero(backend.workers, lambda: _report(done, output))

@@ -119,16 +119,7 @@ def export(
 def export_checkpoint(
     call: Call, format_name: str, output: Path | None = None, force: bool = False
 ) -> Export:
-    """Export a checkpoint, load it back, compare outputs on real samples, then put it into place.
-
-    One worker. The framework follows from the format, whatever framework trained the checkpoint.
-
-    Raises:
-        UsageError: If the output exists or has the wrong ending, or there are several workers.
-        EnvironmentFault: If a package is missing, nothing can be written, or what was loaded back
-            gives other outputs.
-        TaskError: If the model cannot be written in this format.
-    """
+    """Export a checkpoint, load it back, compare outputs on real samples, then put it into place."""
     _check_packages(format_name)
     framework = EXPORT_FORMATS[format_name].framework
     fixed = Layer(f"--to {format_name}", {"framework": framework, "device": "cpu"})
@@ -153,11 +144,7 @@ def export_checkpoint(
 def _open(
     job: JobSpec, backend: Backend, place: Place, found: Checkpoint
 ) -> tuple[Checkpoint, bool, list[str], list[HostBatch]]:
-    """Build the model with the checkpoint's weights.
-
-    Returns:
-        The checkpoint, whether the moving average of its weights was taken, notes, and real batches.
-    """
+    """Build the model with the checkpoint's weights."""
     task = new_task(job)
     opened, _ = open_data(task, job.config, "eval_data")
     data = first_set(opened)

@@ -21,11 +21,7 @@ def holds_saved_model(place: Path) -> bool:
 
 
 def check_not_there(output: Path, force: bool, may_be_folder: bool = False) -> None:
-    """Check that nothing is lost when a file is written.
-
-    Raises:
-        UsageError: If it exists and may not be replaced.
-    """
+    """Check that nothing is lost when a file is written."""
     if not output.exists():
         return
     if not force:
@@ -36,12 +32,7 @@ def check_not_there(output: Path, force: bool, may_be_folder: bool = False) -> N
 
 @contextmanager
 def written_beside(output: Path) -> Iterator[Path]:
-    """Return a context with a path of the same name in a folder next to; the folder is removed at its end.
-
-    Raises:
-        UsageError: If the name is longer than a file's can be here.
-        EnvironmentFault: If the folder cannot be made.
-    """
+    """Return a context with a path of the same name in a folder next to; the folder is removed at its end."""
     if len(os.fsencode(output.name)) > _MOST_NAME_BYTES:
         raise UsageError(
             f"{output}: its last part is longer than {_MOST_NAME_BYTES} bytes", "Give a shorter name."
@@ -63,11 +54,7 @@ def written_beside(output: Path) -> Iterator[Path]:
 
 
 def put_into_place(written: Path, output: Path) -> None:
-    """Rename what was written, and what lies next to it for it; what was there is removed.
-
-    Raises:
-        EnvironmentFault: If it cannot be written.
-    """
+    """Rename what was written, and what lies next to it for it; what was there is removed."""
     # the file itself last: it needs the others
     for part in sorted(written.parent.iterdir(), key=lambda part: part == written):
         place = output.with_name(part.name)
@@ -89,9 +76,5 @@ def size_of(place: Path) -> int:
 
 
 def place_of(text: str) -> Place:
-    """Return a URL without slashes at its end, and the path of anything else.
-
-    Raises:
-        ValueError: If the text looks like a URL and is none.
-    """
+    """Return a URL without slashes at its end, and the path of anything else."""
     return check_url(text) if is_url(text) else Path(text)

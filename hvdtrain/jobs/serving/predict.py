@@ -69,11 +69,7 @@ class _Done:
     notes: tuple[str, ...] = ()
 
     def add(self, everyone: Sequence[_Part]) -> None:
-        """Write the workers' parts of one step, in the data's order.
-
-        Raises:
-            EnvironmentFault: If they cannot be written.
-        """
+        """Write the workers' parts of one step, in the data's order."""
         for indices, rows in everyone:
             if not len(indices):
                 continue
@@ -156,24 +152,7 @@ def predict(
 def predict_checkpoint(
     call: Call, output: Path | None, split: str | None = None, force: bool = False
 ) -> Arrays:
-    """Collective. Write the model's outputs for every sample to a file, in the data's order.
-
-    Args:
-        call: what the user gave.
-        output: the file, which ends with ``.npz`` or ``.parquet``; None for the memory of every
-            worker.
-        split: one of ``SPLITS``; the task's ``predict_data()`` if it has one, else its evaluation data.
-        force: replace a file that is there.
-
-    Returns:
-        The outputs if no file is given.
-
-    Raises:
-        UsageError: If the output exists or has the wrong ending.
-        EnvironmentFault: If it cannot be written.
-        DataError: If the task has no such data, or a sample cannot be read.
-        TaskError: If the task's loss does not call the model once, or an output is not by sample.
-    """
+    """Collective. Write the model's outputs for every sample to a file, in the data's order."""
     arrays = Arrays()
     if output is not None:
         check_suffix(output)

@@ -31,12 +31,7 @@ class PredictionFile(Protocol):
 
 
 def check_suffix(path: Path) -> None:
-    """Check that predictions can be written to a file of this name.
-
-    Raises:
-        UsageError: If its ending is not that of a format.
-        EnvironmentFault: If the format's package is missing.
-    """
+    """Check that predictions can be written to a file of this name."""
     suffix = path.suffix
     if suffix not in _FORMATS:
         raise UsageError(
@@ -64,11 +59,7 @@ class NpzFile:
         self._arrays: dict[str, Any] = {}
 
     def add(self, rows: Rows) -> None:
-        """Append rows.
-
-        Raises:
-            TaskError: If an output has another shape than before: an array has one.
-        """
+        """Append rows."""
         self._folder.mkdir(exist_ok=True)
         for name, array in rows.items():
             if name not in self._arrays:
@@ -103,11 +94,7 @@ class Arrays:
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, rows: Rows) -> None:
-        """Append rows.
-
-        Raises:
-            TaskError: If an output has another shape than before: an array has one.
-        """
+        """Append rows."""
         for name, array in rows.items():
             parts = self._parts.setdefault(name, [])
             if parts and parts[0].shape[1:] != array.shape[1:]:

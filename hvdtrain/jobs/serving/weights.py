@@ -123,15 +123,7 @@ def import_weights(
 
 
 def import_file(call: Call, output: Path, choice: Choice = ALL_WEIGHTS) -> Imported:
-    """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer.
-
-    One worker. Nothing in the file is executed.
-
-    Raises:
-        CheckpointError: If the file is missing, damaged, needs code to be run, or does not fit.
-        UsageError: If its kind is unknown or another framework's, or ``output`` has checkpoints.
-        EnvironmentFault: If the checkpoint cannot be written.
-    """
+    """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer."""
     path = Path(call.place)
     if not path.is_file():
         raise CheckpointError(f"there is no file {path} (looked in {Path.cwd()})")

@@ -14,7 +14,7 @@ from hvdtrain.backends.objective.logits import class_axis_of
 from hvdtrain.backends.objective.metric_objects import in_call_order, is_same_but_units
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
-from hvdtrain.backends.torch.objective.losses import classes_last, cross_entropy
+from hvdtrain.backends.torch.objective.losses import classes_last
 from hvdtrain.backends.torch.program import to_numpy
 from hvdtrain.data.unsupported import has_class
 
@@ -109,7 +109,6 @@ FUNCTIONS = MetricFunctions(
     "torch",
     as_array,
     FedObject,
-    cross_entropy,
     classes_last,
     argmax=lambda outputs: outputs.argmax(-1),
     mask_of=lambda outputs: None,
