@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 TRAIN, EVAL, CALLBACK, EVENT = "train", "eval", "callback", "event"  # phases of the lines of metrics.jsonl
 SHOULD_STOP = "should_stop"
-HOOKS = ("on_start", "on_step", "on_window", "on_evaluation", "on_checkpoint", "on_workers_changed", "on_end")
+ON_STEP, ON_WINDOW = "on_step", "on_window"
+HOOKS = ("on_start", ON_STEP, ON_WINDOW, "on_evaluation", "on_checkpoint", "on_workers_changed", "on_end")
 
 
 def _ignore(*_: Any) -> None:
@@ -239,7 +240,7 @@ class Callback:
     def on_step(self, step: "StepInfo", metrics: "StepMetrics") -> None:
         """Called after each step, before the next one begins.
 
-        The time spent here counts in the throughput.
+        It may freeze or thaw parameters, on all workers alike. The time spent here counts in the throughput.
         With local steps it is called when the workers synchronise, with the sums of all steps since they last
         did.
 

@@ -4,14 +4,17 @@ It owns when things happen and which numbers they happen with; the backend owns 
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from hvdtrain.backends.common import check_replicas, check_trained
+from hvdtrain.backends.base import PendingMetrics, trained_parameters
+from hvdtrain.backends.common import check_replicas
 from hvdtrain.backends.hooks import Phase
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
+from hvdtrain.callbacks import ON_STEP
 from hvdtrain.data.feed import Feed
 from hvdtrain.metrics import StepInfo
 from hvdtrain.session import Session
-from hvdtrain.step_end import finish_step, is_left_to_evaluate, save, stops_early
+from hvdtrain.step_end import finish_step, follow_changes, is_left_to_evaluate, save, stops_early
 from hvdtrain.step_results import StepResults
 from hvdtrain.training_plan import TrainingPlan
 
@@ -32,12 +35,11 @@ def run(session: Session, poll_signals: Callable[[], ControlFlags] = ControlFlag
         for batch in session.backend.to_device(feed):
             number, learning_rate = state.progress.step + 1, session.learning_rate(plan)
             hooks.on_phase(Phase.TRAINING, number)
-            if results.is_logged or state.last_eval_step == number - 1:
-                check_trained(session.backend)
+            if results.is_watched or state.last_eval_step == number - 1:
+                follow_changes(session, number)
             signals = _outgoing_signals(session, poll_signals, feed, batch.step)
             hooks.on_batch(batch)
-            pending = session.backend.train_step(batch, learning_rate, signals)
-            session.unsent = NO_FLAGS
+            pending = _train_step(session, batch, learning_rate, signals)
             step = session.advance(plan, learning_rate, batch.total_weight)
             results.launched(step, pending)
             if plan.synchronizes(step):
@@ -100,6 +102,25 @@ def _outgoing_signals(
         session.unsent |= ControlFlags(stop=True)
     measured = session.services.hooks.measure(session.state.progress.step + 1)
     return encode_signals(session.unsent, StepStatistics(skipped, waited_seconds, **measured))
+
+
+def _train_step(
+    session: Session, batch: Any, learning_rate: float, signals: Sequence[float]
+) -> PendingMetrics:
+    """Collective. Do a step, with what callbacks have frozen or thawed after the last one.
+
+    A worker on which they have says so in a step that it undoes, and the workers then compare. So no step has
+    a collective for it, and a worker on which they have not finds it in the metrics.
+    """
+    backend = session.backend
+    if ON_STEP in session.services.watched and any(trained_parameters(backend).trained_change()):
+        trained_parameters(backend).undone_step(
+            batch, learning_rate, encode_signals(ControlFlags(trained=True))
+        )
+        follow_changes(session, session.state.progress.step + 1)
+    pending = backend.train_step(batch, learning_rate, signals)
+    session.unsent = NO_FLAGS
+    return pending
 
 
 def _compare(session: Session, step: StepInfo) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hvdtrain
-from hvdtrain.backends.base import Backend
+from hvdtrain.backends.base import Backend, TrainedParameters
 from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
@@ -44,6 +44,9 @@ class Services:
     has_started: bool = False  # whether the report knows that training has started
     speeds: list[float] = field(default_factory=list)  # samples/s of every logged window of training
     keeps_history: bool = False  # whether the summary that training returns has the run's history
+    # those of ``on_step`` and ``on_window`` that callbacks of some worker have: they are called before the
+    # next step, which follows what they freeze and thaw
+    watched: frozenset[str] = frozenset()
     # the task's learning_rate_factor, checked; None if the task has none
     rate_factor: Callable[[TrainingProgress], float] | None = None
     # the user's callbacks that rank 0 calls after an evaluation to find whether training ends
@@ -198,6 +201,8 @@ class Session:
             plateau=state.plateau,
             tracking_id=state.tracking_id,
             data=dict(self.data.fingerprints),
+            # what is trained, if that is not what the model was made with
+            trained=self.backend.trained_state() if isinstance(self.backend, TrainedParameters) else None,
         )
 
 

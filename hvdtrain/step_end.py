@@ -2,7 +2,7 @@
 
 import time
 
-from hvdtrain.backends.common import check_trained
+from hvdtrain.backends.common import follow_trained
 from hvdtrain.backends.step_metrics import NO_FLAGS, StepStatistics, encode_signals
 from hvdtrain.callbacks import SHOULD_STOP, Callback, name_of
 from hvdtrain.checkpoints.digest import digest_of
@@ -108,13 +108,20 @@ def _evaluate_set(session: Session, plan: TrainingPlan, name: str) -> Window:
 def save(session: Session) -> None:
     """Collective. Give all workers the state that is saved, and save; rank 0 writes, in the background."""
     with ACTIVITY.during(SAVING, session.state.progress.step):
-        check_trained(session.backend)
+        follow_changes(session, session.state.progress.step + 1)
         _combine_state(session)
         backend, config, averaged = session.backend, session.config, session.config.ema_decay is not None
         with backend.ema_weights():
             outputs = digest_of(backend, config, session.services.forms, averaged)
         session.services.saver.save(backend, session.manifest().model_copy(update={"outputs": outputs}))
     session.state.save_is_due, session.state.saved_step = False, session.state.progress.step
+
+
+def follow_changes(session: Session, number: int) -> None:
+    """Collective. Follow what callbacks have frozen or thawed since the last step."""
+    if note := follow_trained(session.backend, session.config, number):
+        session.services.report.note(note)
+        session.services.hooks.after_pause()
 
 
 def _combine_state(session: Session) -> None:

@@ -7,7 +7,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from hvdtrain.backends.base import PendingMetrics, local_steps
+from hvdtrain.backends.common import follow_trained
 from hvdtrain.backends.step_metrics import StepMetrics
+from hvdtrain.callbacks import ON_STEP, ON_WINDOW
 from hvdtrain.data.eval_sets import TRAINING_DATA
 from hvdtrain.data.numeric import describe_not_finite
 from hvdtrain.errors import NonFiniteLossError, PeerLostError, TaskError
@@ -39,7 +41,7 @@ class StepResults:
         self._is_alone = False
         self._unused_are_reported = False
         self._small_weights_are_reported = False
-        self.is_logged = True  # whether a window ended with the last step, or none was done
+        self.is_watched = True  # what was changed before the first step
         self._uncounted: int | None = 0  # samples until now of which none counts; None when one has
         self._stragglers = StragglerWatch()
         session.state.window.restart_clock()
@@ -48,9 +50,12 @@ class StepResults:
     def launched(self, step: StepInfo, pending: PendingMetrics) -> None:
         """Collective if a step has something to name. Take a new step, and add those before it."""
         # The metrics of a local step are this worker's own: they are kept until the workers are equal.
-        self.is_logged = self._plan.is_due(self._session.config.log_every, step)
+        is_logged = self._plan.is_due(self._session.config.log_every, step)
+        self.is_watched = is_logged and ON_WINDOW in self._session.services.watched
         if self._local is None:
             self.add(self._delayed.push(step, pending))
+            if self.is_watched or ON_STEP in self._session.services.watched:
+                self.read_all()
         else:
             self._local.launched(step, pending)
 
@@ -78,6 +83,8 @@ class StepResults:
     def add(self, steps: Iterable[tuple[StepInfo, StepMetrics]]) -> None:
         """Collective if a step has something to name. Add steps, in order."""
         for step, metrics in steps:
+            if metrics.flags.trained:  # which raises: this worker has changed nothing
+                follow_trained(self._session.backend, self._session.config, step.step)
             self._add_own(step, metrics)
             if self._is_alone:
                 self._session.deferred_error = None

@@ -25,6 +25,7 @@ from hvdtrain.backends.records import (
 )
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, StepMetrics
+from hvdtrain.backends.trained_set import Change
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import UsageError
@@ -226,15 +227,44 @@ class Probes(Protocol):
         """Return what records this worker's steps. Local: no collective."""
         ...
 
-    def trained_change(self) -> str:
-        """Return the name of what was frozen, thawed or replaced since ``build``; empty for none. Local."""
-        ...
-
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective.
 
         The loop calls it before the first step and after each pause, such as an evaluation.
         """
+        ...
+
+
+@runtime_checkable
+class TrainedParameters(Protocol):
+    """What follows callbacks that freeze, thaw or replace parameters during training."""
+
+    def trained_change(self) -> Change:
+        """Return what has been frozen, thawed or replaced since ``follow_trained``. Local: no collective."""
+        ...
+
+    def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
+        """Train from the next step on what is trainable now. Local: all workers do so at the same step.
+
+        Reducer, optimizer and moving average keep what they have of parameters that are frozen.
+
+        Args:
+            kept: what ``trained_state`` returned, if that is to be trained; before its state is loaded.
+
+        Returns:
+            How many parameters, as numbers, are trained then.
+        """
+        ...
+
+    def undone_step(self, batch: Any, learning_rate: float, signals: Sequence[float]) -> None:
+        """Collective. Do a step as ``train_step``, with what was trained before, and undo it.
+
+        The others may do an ordinary step. Where the job cannot follow a change, something may remain.
+        """
+        ...
+
+    def trained_state(self) -> dict[str, list[str]] | None:
+        """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
         ...
 
 
@@ -331,6 +361,11 @@ def probes(backend: Backend) -> Probes:
 def device_memory(backend: Backend) -> DeviceMemory | None:
     """Return the memory of this worker's GPU; None on the CPU, or if a backend has no probes. Local."""
     return backend.device_memory() if isinstance(backend, Probes) else None
+
+
+def trained_parameters(backend: Backend) -> TrainedParameters:
+    """Return what lets a backend follow callbacks that freeze and thaw."""
+    return cast(TrainedParameters, _having(backend, TrainedParameters, "freezing during training"))
 
 
 def local_steps(backend: Backend) -> LocalSteps:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from hvdtrain.backends.base import Backend, PendingMetrics, Probes
+from hvdtrain.backends.base import Backend, PendingMetrics, TrainedParameters
 from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums
+from hvdtrain.backends.trained_set import Change, describe_change, refused_change
 from hvdtrain.backends.workers import peer_errors
+from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import ReplicaDriftError, TaskError
+from hvdtrain.errors import ReplicaDriftError
 from hvdtrain.workers.agreement import Workers
 
 _RANKS_NAMED = 8
@@ -28,7 +30,6 @@ class CommonBackend:
     step: Any
     parts: Any
     _moving: Any
-    _as_built: dict[str, object]
     _state: Any
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
@@ -93,26 +94,23 @@ class CommonBackend:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
         self.parts.clock.restart()
 
-    def trained_change(self) -> str:
-        """Return the name of what was frozen, thawed or replaced since ``build``; empty for none. Local."""
-        if self.step.sets_trained:
-            return ""
-        now, built = self._trained(), self._as_built
-        return next((name for name in now.keys() | built.keys() if now.get(name) != built.get(name)), "")
-
-    def _trained(self) -> dict[str, object]:
-        """Return by name what says whether something is trained."""
-        raise NotImplementedError
+    def trained_change(self) -> Change:
+        """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
+        change: Change = self.parts.trained_set.change()
+        return change
 
 
-def check_trained(backend: Backend) -> None:
-    """Check that no callback has frozen, thawed or replaced what is trained. Local: no collective."""
-    if isinstance(backend, Probes) and (name := backend.trained_change()):
-        raise TaskError(
-            f"{name} was frozen, thawed or replaced during training: what a run trains stays the same",
-            "Freeze it by parameter_groups, or in torch_model() or tf_model(). To thaw it after some steps, "
-            "train a second run with --init.",
-        )
+def follow_trained(backend: Backend, config: Config, step: int) -> str:
+    """Collective. Let the next step follow what callbacks have frozen or thawed; return a note of it."""
+    if not isinstance(backend, TrainedParameters):
+        return ""
+    workers, change = backend.workers, backend.trained_change()
+    gathered = workers.allgather_object((workers.host, change))
+    if not any(any(of_rank) for _, of_rank in gathered):
+        return ""
+    if (error := refused_change(gathered, config, workers.is_elastic)) is not None:
+        raise error
+    return describe_change(change, step, backend.follow_trained())
 
 
 def check_replicas(backend: Backend) -> None:

@@ -148,7 +148,7 @@ class StepOptimizerBase:
 class CustomStepRules:
     """What both frameworks share of a task's own step; it stands before ``PlainStep``."""
 
-    is_timed, sets_trained = False, True
+    is_timed, follows_trained = False, False
     parts: Any
     workers: Any
     _step: Step | None
@@ -187,6 +187,7 @@ class CustomStepRules:
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Return what a dry run has found, with what the step knows of it. Local: no collective."""
+        self.parts.trained_set.look()
         if not training or found.error is not None:
             return found
         note, names = found.note, [name for name, one in self._optimizers.items() if not one.is_applied]

@@ -15,9 +15,11 @@ class ControlFlags:
     stop: bool = False  # end training, saved
     save: bool = False  # save now and continue
     change: bool = False  # leave this world of an elastic job, and continue in the next one
+    # follow what callbacks have frozen or thawed: a worker with this flag undoes the step
+    trained: bool = False
 
     def __bool__(self) -> bool:
-        return self.stop or self.save or self.change
+        return self.stop or self.save or self.change or self.trained
 
     def without_change(self) -> "ControlFlags":
         """Return what of it stays to be done when the workers have changed."""
@@ -54,6 +56,7 @@ def encode_signals(
         float(flags.stop),
         float(flags.save),
         float(flags.change),
+        float(flags.trained),
         float(statistics.skipped_samples),
         statistics.data_wait_seconds,
         statistics.host_peak_mib,
@@ -64,7 +67,7 @@ def encode_signals(
 
 def decode_signals(vector: Sequence[float]) -> tuple[ControlFlags, StepStatistics]:
     """Return the flags that any worker raised and the sums of the statistics over all workers."""
-    flags, (skipped, *measured) = vector[:3], vector[3:]
+    flags, (skipped, *measured) = vector[:4], vector[4:]
     return ControlFlags(*(flag > 0 for flag in flags)), StepStatistics(round(skipped), *measured)
 
 

@@ -40,7 +40,7 @@ class WholeModelStep:
     ``train``, ``forget``, ``dry_run`` and ``find_comparing``; local ones have ``synchronize``.
 
     Attributes:
-        sets_trained: whether a step sets itself what is trained.
+        follows_trained: whether callbacks may freeze and thaw parameters.
         near: the workers among whom a step sums gradients.
         is_timed: whether the clock can tell the time of this worker from that of the others.
         computation: what a step computes of a batch.
@@ -54,7 +54,7 @@ class WholeModelStep:
         states: the classes of the state: of a worker that keeps all of it, and of one that keeps its part.
     """
 
-    sets_trained = False
+    follows_trained = True
     collectives: Any
     updates: tuple[Any, Any, Any]
     states: tuple[Any, Any]

@@ -107,7 +107,9 @@ class Manifest(BaseModel):
     rescale: Any = Field(default=None, exclude=True)  # what older checkpoints kept
     # the run's name among trackers; None if no tracker has it
     tracking_id: Annotated[str, Field(pattern=r"^[0-9a-z]{8,64}$")] | None = None
-    trained: Any = Field(default=None, exclude=True)  # of older ones: what callbacks had frozen or thawed
+    # names of what is trained, by what they are, if callbacks have frozen or thawed parameters; None while
+    # all is as the model was made
+    trained: dict[str, list[str]] | None = None
     # fingerprints of the data, by the task's method; empty if an older version made the checkpoint
     data: dict[str, Fingerprint] = {}
     # what the model computes for drawn inputs; None if that is not known

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.backends.base import Backend, Probes, probes
+from hvdtrain.backends.base import Backend, Probes, TrainedParameters, probes
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
 from hvdtrain.backends.records import ModelInfo
-from hvdtrain.callbacks import SHOULD_STOP, hook_of
+from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, hook_of
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver, UploadingSaver
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
@@ -86,6 +86,7 @@ def new_session(
         services=Services(
             Report(),
             run_folder(config.run_dir),
+            watched=_watched(config, backend, callbacks),
             rate_factor=_rate_factor(task_data.task, backend.workers),
             stoppers=[callback for callback in callbacks if hook_of(callback, SHOULD_STOP)],
         ),
@@ -117,6 +118,17 @@ def _rate_factor(task: Any, workers: Workers) -> Callable[[TrainingProgress], fl
         remedy = "Compute it from progress.epoch and progress.epochs alone."
         raise TaskError(f"{name} returns other values on other workers", remedy, everywhere=True)
     return factor
+
+
+def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> frozenset[str]:
+    """Collective. Return the hooks of callbacks after which the next step follows what they freeze or thaw.
+
+    Workers may have other callbacks than rank 0. Where nothing follows, what has changed is refused later.
+    """
+    follows = isinstance(backend, TrainedParameters)
+    own = [hook for hook in (ON_STEP, ON_WINDOW) if follows and any(hook_of(one, hook) for one in callbacks)]
+    found = {hook for of_rank in backend.workers.allgather_object(own) for hook in of_rank}
+    return frozenset() if backend.workers.is_elastic or config.sync_every else frozenset(found)
 
 
 def tool_hooks(config: Config) -> list[Callable[[Session], LoopHook]]:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.base import Backend
+from hvdtrain.backends.base import Backend, trained_parameters
 from hvdtrain.backends.portable.initial_values import has_ema, without_ema
 from hvdtrain.backends.records import Choice, PortableState
 from hvdtrain.backends.reduction import fitting_state
@@ -33,7 +33,7 @@ from hvdtrain.jobs.serving.checkpoint import chosen_checkpoint
 from hvdtrain.jobs.serving.outputs import place_of
 from hvdtrain.session import versions_with
 from hvdtrain.storage.files import run_folder
-from hvdtrain.storage.text import with_urls
+from hvdtrain.storage.text import counted, with_urls
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import run_on_rank_zero
@@ -106,13 +106,12 @@ def restore(
         if choice.is_all and (before := source.manifest.outputs) is not None:
             notes += changed_outputs(source, backend, config, before.averaged)
     else:
-        if source.manifest.trained is not None:
-            raise CheckpointError(
-                f"{source.path}: callbacks had frozen or thawed parameters before it, which is refused now",
-                "Begin a run from its weights: --init.",
-                everywhere=True,
-            )
         with misfits_named(source):
+            if (trained := source.manifest.trained) is not None:
+                count = counted(trained_parameters(backend).follow_trained(trained), "parameter")
+                notes.append(
+                    f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"
+                )
             backend.scatter_state(state)
         with backend.ema_weights():
             notes += changed_outputs(source, backend, config, config.ema_decay is not None)

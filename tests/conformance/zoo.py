@@ -204,8 +204,9 @@ def _tf_loop(task: Any) -> Iterator[tuple[tuple[str, int], float]]:
     loss_object = getattr(task, "tf_loss", task.loss)
     held = {} if isinstance(loss_object, str) else vars(loss_object)
     of_loss = [value for value in held.values() if isinstance(value, keras.Variable)]
-    own = [v for layer in layers for v in layer._trainable_variables]
-    optimizer.build(list({id(v): v for v in (*own, *of_loss)}.values()))
+    # of what may be thawed later, too
+    thawed = [v for layer in layers for v in layer._trainable_variables]
+    optimizer.build(list({id(v): v for v in (*thawed, *of_loss)}.values()))
     for step in range(1, int(task.defaults["steps"]) + 1):
         with tf.GradientTape() as tape:
             loss = _tf_loss(task, model, batch, training=True)

@@ -202,8 +202,17 @@ class FakeBackend:
         self.calls.append("average")
         return []
 
-    def trained_change(self) -> str:
-        return ""
+    def trained_change(self):
+        return (), (), ()
+
+    def follow_trained(self, kept=None) -> int:
+        raise AssertionError("nothing has changed")
+
+    def undone_step(self, batch, learning_rate, signals) -> None:
+        raise AssertionError("nothing has changed")
+
+    def trained_state(self) -> None:
+        return None
 
     def parameter_checksums(self) -> list[tuple[str, int]]:
         self.calls.append("compare")

@@ -111,7 +111,7 @@ def is_collective(function: ast.FunctionDef) -> bool:
 
 
 SEAM = definitions("base.py")
-OF_BACKENDS = ("Backend", "Probes", "LocalSteps", "Resizable", "ModelFiles")
+OF_BACKENDS = ("Backend", "Probes", "TrainedParameters", "LocalSteps", "Resizable", "ModelFiles")
 PROTOCOLS = {
     **dict.fromkeys(OF_BACKENDS, ("backend.py", "Backend")),
     "PendingMetrics": ("batches.py", "Pending"),

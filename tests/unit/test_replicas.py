@@ -5,7 +5,11 @@ import pytest
 from support.fakes import FakeBackend, on_every_rank
 
 from hvdtrain.backends.common import check_replicas
+from hvdtrain.backends.trained_set import refused_change
+from hvdtrain.config import Config
 from hvdtrain.errors import ReplicaDriftError
+
+THAWED, NO_CHANGE = (("x",), (), ()), ((), (), ())
 
 
 def parameters() -> dict[str, np.ndarray]:
@@ -56,3 +60,20 @@ def test_a_rank_that_drifted_is_named_with_host_and_parameter(name):
     assert drift(change, ["alpha", "alpha", "beta"]) == (
         f"the workers' parameters differ: rank 2 (beta) drifted from the others, first in {name}"
     )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([THAWED, NO_CHANGE, NO_CHANGE], "rank 0 (a) alone thaws x; the other workers did not"),
+        ([NO_CHANGE, THAWED, THAWED], "rank 1 (b) thaws x; rank 0 (a) changes nothing"),
+        ([THAWED, THAWED, ((), ("y",), ())], "rank 0 (a) thaws x; rank 2 (c) freezes y"),
+        ([THAWED, NO_CHANGE, ((), (), ("z",))], "z was replaced in the model during training"),
+    ],
+)
+def test_workers_that_freeze_or_thaw_different_parameters_are_named(changes, said):
+    error = refused_change(
+        list(zip("abc", changes, strict=True)), Config(framework="torch", task="t.py:T"), False
+    )
+    assert error is not None
+    assert error.problem.startswith(said)

@@ -10,6 +10,7 @@ from hvdtrain.backends.base import (
     LocalSteps,
     Probes,
     Resizable,
+    TrainedParameters,
     local_steps,
     model_files,
     resizable,
@@ -17,9 +18,9 @@ from hvdtrain.backends.base import (
 from hvdtrain.errors import UsageError
 
 
-def test_a_job_needs_neither_dry_run_nor_memory_nor_clock(train, tmp_path):
+def test_a_job_needs_neither_dry_run_nor_memory_nor_clock_nor_freezing(train, tmp_path):
     backend = NumpyBackend(one_worker())
-    assert not any(isinstance(backend, kind) for kind in (Probes, LocalSteps, Resizable))
+    assert not any(isinstance(backend, kind) for kind in (Probes, TrainedParameters, LocalSteps, Resizable))
     train(epochs=3, save_every="1epoch", eval_every="1epoch")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     last = [line for line in lines if line["phase"] == "eval"][-1]

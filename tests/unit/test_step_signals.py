@@ -11,12 +11,13 @@ from hvdtrain.backends.step_metrics import (
     encode_signals,
 )
 
-ALL = [ControlFlags(*wanted) for wanted in itertools.product([False, True], repeat=3)]
+ALL = [ControlFlags(*wanted) for wanted in itertools.product([False, True], repeat=4)]
 SOME = [
     ControlFlags(),
     ControlFlags(stop=True),
     ControlFlags(save=True),
     ControlFlags(change=True),
+    ControlFlags(trained=True),
 ]
 
 
@@ -32,7 +33,7 @@ def test_joined_flags_want_what_either_does(one, other):
 @pytest.mark.parametrize("several", list(itertools.product(SOME, repeat=3)), ids=str)
 def test_vectors_add_up_to_what_any_worker_wants(several):
     vector = [3.0, 0.0, 0.0, *map(sum, zip(*(encode_signals(flags) for flags in several), strict=True))]
-    wanted = zip(*((f.stop, f.save, f.change) for f in several), strict=True)
+    wanted = zip(*((f.stop, f.save, f.change, f.trained) for f in several), strict=True)
     expected = ControlFlags(*map(any, wanted))
     assert StepMetrics.from_vector(["loss"], vector, 1.0).flags == expected
 
@@ -56,7 +57,7 @@ def test_statistics_add_up_over_workers():
 
 @pytest.mark.parametrize("unused", [0.9999999, 1.0, 1.0000001])
 def test_a_count_is_whole_whatever_rounding_did(unused):
-    metrics = StepMetrics.from_vector([], [unused, 0.0, *3 * [0.0], unused, *3 * [0.0]], 1.0)
+    metrics = StepMetrics.from_vector([], [unused, 0.0, *4 * [0.0], unused, *3 * [0.0]], 1.0)
     assert (metrics.unused_parameters, metrics.statistics.skipped_samples) == (1, 1)
 
 

@@ -34,13 +34,14 @@ from hvdtrain.backends.tensorflow.replica_state import StateTensors
 from hvdtrain.backends.tensorflow.state.moving_state import MovingState
 from hvdtrain.backends.tensorflow.step_clock import ProfilerRecorder
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
-from hvdtrain.backends.tensorflow.steps.parts import Parts, describe_parts, make_parts
+from hvdtrain.backends.tensorflow.steps.parts import Parts, describe_parts, make_parts, renewed_parts
 from hvdtrain.backends.tensorflow.task_model import (
     device_memory,
     device_name,
     use_device,
     without_loss,
 )
+from hvdtrain.backends.trained_set import not_in_own_step
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -107,7 +108,6 @@ class TensorFlowBackend(CommonBackend):
         self._moving = MovingState(self.model, step.changed_early()) if self.workers.is_elastic else None
         if config.initial_parameters == "portable":
             self._state.load_initial(config.seed)
-        self._as_built = self._trained()
         info: ModelInfo = step.describe(describe_parts(step, parts))
         return info
 
@@ -142,6 +142,27 @@ class TensorFlowBackend(CommonBackend):
         """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
         with peer_errors():
             return self.replica_state.combine()
+
+    def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
+        """Train what is trainable now, or what a checkpoint keeps; return how many numbers. Local."""
+        if not self.step.follows_trained:
+            raise not_in_own_step()
+        before = {name: array for name, array in self._state.arrays() if not name.startswith("model/")}
+        self._take(renewed_parts(self.parts, kept))
+        now = dict(self._state.arrays())
+        self._state.load({**now, **{name: before[name] for name in now.keys() & before.keys()}})
+        return sum(math.prod(field.shape) for field in self.parts.trainable)
+
+    def undone_step(self, batch: TensorFlowBatch, learning_rate: float, signals: Sequence[float]) -> None:
+        """Collective. Do a step as ``train_step``, with what was trained before, and undo it."""
+        with self._all_kept():
+            self.train_step(batch, learning_rate, signals)
+
+    def trained_state(self) -> dict[str, list[str]] | None:
+        """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
+        if not self.step.follows_trained:
+            return None
+        return self.parts.trained_set.state(optimized=self.parts.optimized)
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
@@ -211,13 +232,8 @@ class TensorFlowBackend(CommonBackend):
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return plain_model(self.model)
 
-    def _trained(self) -> dict[str, object]:
-        # a layer without trainable variables, as batch norm may be, has a mode of its own
-        layers = {layer.name: layer.trainable for layer in self.model._flatten_layers()}
-        return {**layers, **{v.path: id(v) for v in self.model.trainable_variables}}
-
     def _take(self, parts: Parts) -> None:
-        """Take the parts of a step."""
+        """Take the parts of a step, at first and when others are trained."""
         self.parts, self.optimizers = parts, [one for one, _ in parts.named.values()]
         self.step.attach(parts)
         self._state = self.step.make_state()

@@ -26,8 +26,9 @@ from hvdtrain.backends.torch.state.moving_state import MovingState
 from hvdtrain.backends.torch.state.tensors import optimizers_kept
 from hvdtrain.backends.torch.step_clock import ProfilerRecorder
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
-from hvdtrain.backends.torch.steps.parts import Parts, describe_parts, make_parts
+from hvdtrain.backends.torch.steps.parts import Parts, describe_parts, make_parts, renewed_parts
 from hvdtrain.backends.torch.task_model import choose_device, device_memory
+from hvdtrain.backends.trained_set import not_in_own_step
 from hvdtrain.backends.workers import peer_errors
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
@@ -85,7 +86,6 @@ class TorchBackend(CommonBackend):
         self._moving = self._moving_state(step.changed_early())
         if config.initial_parameters == "portable":
             self._state.load_initial(config.seed)
-        self._as_built = self._trained()
         info: ModelInfo = step.describe(describe_parts(step, parts))
         return info
 
@@ -131,6 +131,25 @@ class TorchBackend(CommonBackend):
         error = self._state_tensors.take_back()
         with peer_errors():
             return self.replica_state.combine(error)
+
+    def follow_trained(self, kept: dict[str, list[str]] | None = None) -> int:
+        """Train what requires a gradient now, or what a checkpoint keeps; return how many numbers. Local."""
+        if not self.step.follows_trained:
+            raise not_in_own_step()
+        self._take(renewed_parts(self.parts, kept))
+        self._moving = self._moving_state()
+        return sum(entry.tensor.numel() for entry in self.parts.trainable)
+
+    def undone_step(self, batch: TorchBatch, learning_rate: float, signals: Sequence[float]) -> None:
+        """Collective. Do a step as ``train_step``, with what was trained before, and undo it."""
+        with self.parts.trained_set.as_before(), self._all_kept():
+            self.train_step(batch.copied(), learning_rate, signals)
+
+    def trained_state(self) -> dict[str, list[str]] | None:
+        """Return what a checkpoint keeps of what is trained; None while all is as it was built. Local."""
+        if not self.step.follows_trained:
+            return None
+        return self.parts.trained_set.state(optimized=self.parts.optimized, slots=self.parts.slotted)
 
     def gather_state(self, spool: Path | None = None) -> PendingState | None:
         """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
@@ -194,11 +213,8 @@ class TorchBackend(CommonBackend):
         """Return the model with its weights as the task made it, ready for evaluation. Local."""
         return plain_model(self.model, self.parts.computation.new_model)
 
-    def _trained(self) -> dict[str, object]:
-        return {name: (id(p), p.requires_grad) for name, p in self.model.named_parameters()}
-
     def _take(self, parts: Parts) -> None:
-        """Take the parts of a step."""
+        """Take the parts of a step, at first and when others are trained."""
         self.parts, self.optimizers = parts, list(parts.optimizers.values())
         self.step.attach(parts)
         self._state = self.step.make_state()

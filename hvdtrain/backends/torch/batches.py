@@ -1,7 +1,7 @@
 """What PyTorch's steps take, and return: batches on the device, metrics on their way from it."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,11 @@ class TorchBatch:
         weights, gradient_weights = weights[used], gradient_weights[used]
         weights[len(rows) :] = gradient_weights[len(rows) :] = 0
         return counted, weights, gradient_weights
+
+    def copied(self) -> "TorchBatch":
+        """Return a batch whose tensors a model may change."""
+        copies = [{name: tensor.clone() for name, tensor in one.items()} for one in self.micro_batches]
+        return replace(self, micro_batches=copies)
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield everything that lies on the device."""

@@ -110,6 +110,10 @@ class ModelState:
             replace(field, trainable=False) if field.name in names else field for field in self.fields
         ]
 
+    def train(self, chosen: Collection[int]) -> None:
+        """Take the variables of these identities as those that training changes, and no others."""
+        self.fields = [replace(field, trainable=id(field.variable) in chosen) for field in self.fields]
+
 
 def _variables(model: Layer) -> Iterator[tuple[Layer, Variable, str]]:
     """Return every weight with the layer that holds it and its own name; shared ones once for each path."""

@@ -39,6 +39,14 @@ class ExponentialMovingAverage:
         ]
         self._none = tf.constant(0.0)
 
+    def renewed(self, model: ModelState) -> "ExponentialMovingAverage":
+        """Return the average of the variables that are trainable now; what is new starts from its weights."""
+        found = ExponentialMovingAverage(model, self.decay or None)
+        known = {field.name: field.variable for field in self.fields}
+        for field in found.fields:
+            field.variable.assign(known.get(field.name, field.variable))
+        return found
+
     def share(self, step: int) -> Tensor:
         """Return the part of the average that a step's weights make up."""
         if not self._averages:

@@ -230,6 +230,7 @@ class CustomStep(CustomStepRules, PlainStep):
         """Collective. Do a step."""
         function = self._function(batch.counts if batch.is_padded else ())
         vector, (names, weighted, unused) = function(batch, *self.arguments(batch, learning_rate, signals))
+        self.parts.trained_set.look()
         return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
 
     def dry_run(self, batch: TensorFlowBatch, training: bool, draws: list[str]) -> dict[str, NDArray[Any]]:

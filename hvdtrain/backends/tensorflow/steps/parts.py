@@ -1,7 +1,7 @@
 """Makes what a job's step consists of: model, optimizers, reducer, moving average and others."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hvdtrain.backends.optimizers import MAIN, ParameterGroups, own_optimizer_method
@@ -12,6 +12,7 @@ from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.precision import LossScale, new_loss_scale
 from hvdtrain.backends.tensorflow.probes import count_frozen
 from hvdtrain.backends.tensorflow.reduction.sharded_parameters import ShardedParameters, make_shards
+from hvdtrain.backends.tensorflow.replica_state import TrainedSet
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
 from hvdtrain.backends.tensorflow.state.moving_state import ExponentialMovingAverage
 from hvdtrain.backends.tensorflow.step_clock import StepClock
@@ -24,6 +25,7 @@ from hvdtrain.backends.tensorflow.steps.optimizers import (
 from hvdtrain.backends.tensorflow.steps.sharded_state import ShardedMovingAverage, shard_optimizer
 from hvdtrain.backends.tensorflow.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import unused_methods
+from hvdtrain.backends.trained_set import frozen_by_config
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
@@ -49,6 +51,7 @@ class Parts:
     loss_scale: LossScale | None  # the loss scale of fp16, or None
     reducer: GradientReducer  # sums gradients over workers
     clock: StepClock  # measures how long this worker is busy
+    trained_set: TrainedSet  # what is trained, as callbacks may change it
 
     @property
     def optimizers(self) -> dict[str, Any]:
@@ -59,6 +62,11 @@ class Parts:
     def scale_variables(self) -> list[Any]:
         """The variables of the loss scale, if there is one."""
         return [] if self.loss_scale is None else self.loss_scale.variables
+
+    @property
+    def optimized(self) -> set[int]:
+        """The identities of the variables that the only optimizer knows."""
+        return {id(variable) for variable in self.named[MAIN][0]._trainable_variables}
 
 
 def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None, is_cpu: bool) -> Parts:
@@ -83,8 +91,30 @@ def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None, is
     clock = StepClock(computation.traced_workers, step.is_timed and is_cpu)
     return Parts(
         task, config, computation, tensors, trainable, groups, own_optimizer,
-        *made, shards, ema, loss_scale, reducer, clock,
+        *made, shards, ema, loss_scale, reducer, clock, TrainedSet(computation.model, tensors),
     )  # fmt: skip
+
+
+def renewed_parts(parts: Parts, kept: dict[str, list[str]] | None) -> Parts:
+    """Return the parts for the parameters that are trainable now; what others keep of them stays."""
+    tensors, trained_set = parts.tensors, parts.trained_set
+    if kept is None:
+        trained_set.optimize(parts.optimized)
+    else:
+        trained_set.follow(kept)
+    shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+    groups = ParameterGroups(parts.config, shapes, parts.own_optimizer)
+    if groups.frozen:
+        raise frozen_by_config(sorted(groups.frozen))
+    model = parts.computation.model
+    made = _make_optimizers(
+        parts.task, parts.config, model, tensors, groups, parts.own_optimizer, parts.shards
+    )
+    ema = parts.ema.renewed(tensors)
+    trained_set.accept()
+    trainable = list(tensors.trainable_fields())
+    others: dict[str, Any] = dict(zip(("named", "own_rates", "factors", "slots"), made, strict=True))
+    return replace(parts, trainable=trainable, groups=groups, ema=ema, **others)
 
 
 def describe_parts(step: Any, parts: Parts) -> ModelInfo:

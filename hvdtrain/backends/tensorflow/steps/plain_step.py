@@ -69,7 +69,7 @@ class PlainStep(WholeModelStep):
         return not self.computation.batch_norm.layers
 
     def attach(self, parts: Parts) -> None:
-        """Take the parts of the step. Local: no collective."""
+        """Take the parts of the step, at first and when callbacks have frozen or thawed. Local."""
         parts.reducer.clock = parts.clock
         self.parts = parts
         self.update = self.update_kind(parts)(

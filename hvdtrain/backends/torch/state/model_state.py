@@ -194,6 +194,10 @@ class ModelState:
             replace(entry, trainable=False) if id(entry.tensor) in frozen else entry for entry in self.entries
         ]
 
+    def train(self, chosen: Collection[int]) -> None:
+        """Take the parameters of these identities as those that training changes, and no others."""
+        self.entries = [replace(entry, trainable=id(entry.tensor) in chosen) for entry in self.entries]
+
 
 def _renamed(field: Field, renaming: Renaming) -> Field:
     return replace(

@@ -38,6 +38,14 @@ class ExponentialMovingAverage:
             if any(id(t) in known for t in field.tensors)
         ]
 
+    def renewed(self, model: ModelState) -> "ExponentialMovingAverage":
+        """Return the average of the tensors that are trainable now; what is new starts from its weights."""
+        found = ExponentialMovingAverage(model, self.decay or None)
+        known = dict(zip(self._paths, self._averages, strict=True))
+        for path, average in zip(found._paths, found._averages, strict=True):
+            average.copy_(known.get(path, average))
+        return found
+
     def share(self, step: int) -> float:
         """Return the part of the average that a step's weights make up."""
         return share_of_new(step, self.decay)

@@ -1,7 +1,7 @@
 """Tensors of a model and of its optimizer: values, parts, and slots that an optimizer makes late."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -102,7 +102,7 @@ def fill_slots(optimizer: torch.optim.Optimizer) -> None:
                 optimizer.state[parameter] = {"momentum_buffer": torch.zeros_like(parameter)}
 
 
-def make_slots(optimizer: torch.optim.Optimizer) -> None:
+def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None = None) -> None:
     """Let an optimizer make its slots, by a step with zero gradients that changes nothing else.
 
     So the optimizer itself says which of them are tensors, and of which kind and device. Weight decay is left
@@ -115,7 +115,8 @@ def make_slots(optimizer: torch.optim.Optimizer) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     before = [(p, p.detach().clone(), p.grad) for p in parameters]
     for p in parameters:
-        p.grad = torch.zeros_like(p) if p.requires_grad else None
+        is_chosen = p.requires_grad if chosen is None else id(p) in chosen
+        p.grad = torch.zeros_like(p) if is_chosen else None
         if isinstance(optimizer, torch.optim.SparseAdam) and p.grad is not None:
             p.grad = p.grad.to_sparse()
     for group in optimizer.param_groups:

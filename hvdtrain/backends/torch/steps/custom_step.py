@@ -230,6 +230,7 @@ class CustomStep(CustomStepRules, PlainStep):
             check()
             hvd.synchronize(handle)
         self.parts.ema.update(self.parts.ema.share(batch.step + 1))
+        self.parts.trained_set.look()
         return TorchPending(computation.names, vector, batch.total_weight, unused, computation.weighted)
 
     def dry_run(self, batch: TorchBatch, training: bool) -> dict[str, NDArray[Any]]:

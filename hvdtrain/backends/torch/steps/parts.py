@@ -1,6 +1,6 @@
 """Makes what a job's step consists of: model, optimizers, reducer, moving average and others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,14 +13,16 @@ from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.probes import count_frozen
 from hvdtrain.backends.torch.reduction.reducer import check_kinds
 from hvdtrain.backends.torch.reduction.sharded_parameters import ShardedParameters, make_shards
+from hvdtrain.backends.torch.replica_state import TrainedSet
 from hvdtrain.backends.torch.state.model_state import Entry, ModelState
 from hvdtrain.backends.torch.state.moving_state import ExponentialMovingAverage
-from hvdtrain.backends.torch.state.tensors import fill_slots
+from hvdtrain.backends.torch.state.tensors import fill_slots, make_slots
 from hvdtrain.backends.torch.step_clock import StepClock
 from hvdtrain.backends.torch.steps.optimizers import choose_optimizer, make_optimizers, take_rates
 from hvdtrain.backends.torch.steps.sharded_state import ShardedMovingAverage, shard_optimizer
 from hvdtrain.backends.torch.sync_batch_norm import find_batch_norms
 from hvdtrain.backends.torch.task_model import check_parts, unused_methods
+from hvdtrain.backends.trained_set import frozen_by_config
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
@@ -44,7 +46,18 @@ class Parts:
     loss_scale: LossScale | None  # the loss scale of fp16, or None
     reducer: GradientReducer  # sums gradients over workers
     clock: StepClock  # measures how long this worker is busy
+    trained_set: TrainedSet  # what is trained, as callbacks may change it
     notes: tuple[str, ...]  # what the user should know of the model
+
+    @property
+    def optimized(self) -> set[int]:
+        """The identities of the parameters that the only optimizer knows."""
+        return {id(p) for group in self.optimizers[MAIN].param_groups for p in group["params"]}
+
+    @property
+    def slotted(self) -> set[int]:
+        """The identities of the parameters for which the only optimizer keeps something."""
+        return {id(p) for p, slots in self.optimizers[MAIN].state.items() if slots}
 
 
 def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None) -> Parts:
@@ -71,8 +84,39 @@ def make_parts(step: Any, task: Any, config: Config, batch: HostBatch | None) ->
     clock = StepClock(workers, step.is_timed and computation.device.type == "cpu")
     return Parts(
         task, config, computation, tensors, trainable, groups, own_optimizer,
-        *made, shards, ema, loss_scale, reducer, clock, tuple(on_parts),
+        *made, shards, ema, loss_scale, reducer, clock, TrainedSet(model, tensors), tuple(on_parts),
     )  # fmt: skip
+
+
+def renewed_parts(parts: Parts, kept: dict[str, list[str]] | None) -> Parts:
+    """Return the parts for the parameters that are trainable now; what others keep of them stays."""
+    tensors, trained_set, before = parts.tensors, parts.trained_set, parts.optimizers[MAIN]
+    if kept is None:
+        trained_set.optimize(parts.optimized)
+    else:
+        trained_set.follow(kept)
+    shapes = {field.name: field.shape for field in tensors.trainable_fields()}
+    groups = ParameterGroups(parts.config, shapes, parts.own_optimizer)
+    if groups.frozen:
+        raise frozen_by_config(sorted(groups.frozen))
+    model = parts.computation.model
+    optimizers, own_rates = _make_optimizers(
+        parts.task, parts.config, model, tensors, groups, parts.own_optimizer, parts.shards
+    )
+    optimizer = optimizers[MAIN]
+    if kept is None:
+        optimizer.state.update({parameter: slots for parameter, slots in before.state.items() if slots})
+    elif parts.own_optimizer:
+        make_slots(optimizer, trained_set.ids_of(kept["slots"]))
+    if parts.own_optimizer and len(optimizer.param_groups) == len(before.param_groups):
+        for group, old in zip(optimizer.param_groups, before.param_groups, strict=True):
+            group.update({key: value for key, value in old.items() if key != "params"})
+    ema = parts.ema.renewed(tensors)
+    trained_set.accept()
+    trainable = [entry for entry in tensors.entries if entry.trainable]
+    return replace(
+        parts, trainable=trainable, groups=groups, ema=ema, optimizers=optimizers, own_rates=own_rates
+    )
 
 
 def describe_parts(step: Any, parts: Parts) -> ModelInfo:
