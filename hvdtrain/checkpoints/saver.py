@@ -3,13 +3,12 @@
 import contextlib
 import errno
 import math
-import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -102,6 +101,7 @@ class BackgroundSaver(Saver):
         values: value of the best metric, by checkpoint, of those that are there already.
         parameters: portable names of the trainable parameters. A state in which one of them is not finite is
             not written: it would take the place of a good one.
+        store: what uploads a run directory at a URL. ``stop_on_error`` is of the store, too.
     """
 
     def __init__(
@@ -115,6 +115,7 @@ class BackgroundSaver(Saver):
         newest: Path | None = None,
         values: Mapping[Path, float | None] | None = None,
         parameters: Sequence[str] = (),
+        store: "RunStore | None" = None,
     ) -> None:
         super().__init__()
         self.newest = newest
@@ -131,8 +132,8 @@ class BackgroundSaver(Saver):
         self._outcome: Path | Exception | None = None
         self._reported: tuple[object, ...] | None = None
         self._written: list[tuple[int, Path]] = []  # and not reported yet
-        self._notes: list[str] = []  # of the thread that writes
         self._owner = threading.get_ident()
+        self._store, self._is_closed = store, False
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device and write it in the background."""
@@ -163,12 +164,15 @@ class BackgroundSaver(Saver):
             self.replaced = self._report.folder.replaced or self._report.folder.lost_lock()
         if self.is_in_own_thread:
             written, self._written = self._written, []
-            notes, self._notes = self._notes, []
-            for text in notes:
-                self._report.note(text)
             for step, path in written:
                 self._report.on_checkpoint(step, path)
-        return bool(self.not_finite or self.replaced) or (self._stop_on_error and bool(self.failures))
+            for text in self._store.notes() if self._store is not None else ():
+                self._report.note(text)
+        is_failing = bool(self.failures)
+        if self._store is not None:
+            self.replaced = self.replaced or self._store.lost
+            is_failing |= self._store.failing_seconds > _FAILING_SECONDS
+        return bool(self.not_finite or self.replaced) or (self._stop_on_error and is_failing)
 
     def finish(self, timeout_seconds: float | None = None) -> None:
         """Wait until what is being written is written."""
@@ -210,10 +214,10 @@ class BackgroundSaver(Saver):
             self._check_finite(state)
             self._check_folder()
             try:
-                path = self._write_with_room(state, manifest)
+                path = storage.write(self._folder, state, manifest, self._check_folder)
             except FileNotFoundError:  # the run directory was moved or removed meanwhile
                 self._check_folder()
-                path = self._write_with_room(state, manifest)
+                path = storage.write(self._folder, state, manifest, self._check_folder)
         except Exception as error:
             self._outcome = error
             return
@@ -221,26 +225,6 @@ class BackgroundSaver(Saver):
         self._values[path] = manifest.metrics.get(self._best.metric) if self._best else None
         with contextlib.suppress(OSError):  # what cannot be deleted now is deleted after the next save
             self._retain()
-
-    def _write_with_room(self, state: PortableState, manifest: Manifest) -> Path:
-        """Write one checkpoint; if there is no room, remove the oldest that may go, and try once more."""
-        try:
-            return storage.write(self._folder, state, manifest, self._check_folder)
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT) or self._keep_last is None:
-                raise
-            paths = storage.checkpoints_in(self._folder)
-            spared = {self.newest, self._best_of(paths), *paths[-1:]}
-            oldest = next((path for path in paths if path not in spared), None)
-            if oldest is None or (error.errno == errno.ENOSPC and not _makes_room(oldest, state)):
-                raise
-            self._check_folder()
-            storage.remove(oldest)
-            self._notes.append(
-                f"there is no room for {self._keep_last} checkpoints: {oldest.name} was removed to make room "
-                f"for that of step {manifest.step:,}"
-            )
-            return storage.write(self._folder, state, manifest, self._check_folder)
 
     def _check_folder(self) -> None:
         """Follow a run directory that was moved."""
@@ -267,8 +251,38 @@ class BackgroundSaver(Saver):
         storage.retain(self._folder, {*paths[-self._keep_last :], *([best] if best else [])})
 
     def best(self) -> Path | None:
-        """Return the best checkpoint that is kept."""
-        return self._best_of(storage.checkpoints_in(self._folder))
+        """Return the best checkpoint that is kept, if the store has it."""
+        found = self._best_of(storage.checkpoints_in(self._folder))
+        is_there = found is not None and (self._store is None or found.name in self._store.whole)
+        return found if is_there else None
+
+    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
+        """Wait until what was written is whole in the store; return why it is not."""
+        if self._store is None or self._store.flush(limits, self._report.note):
+            return ""
+        return self._store.problem()
+
+    def published(self) -> tuple[str | None, str | None]:
+        """Return the newest checkpoint in the store, and why the newest one here is not there."""
+        if self._store is None:
+            return super().published()
+        found = self._store.newest_whole()
+        if self.newest is None or self.newest.name in self._store.whole:
+            return found, None
+        return found, f"{self._store.problem()}; {self.newest} has the state of its step"
+
+    def close(self, seconds: float) -> str:
+        """End the uploads; return what the user should know, or nothing."""
+        if self._store is None or self._is_closed:
+            return ""
+        self._is_closed, folder = True, self._store.folder
+        if not self._store.close(seconds):
+            where = f"{folder} on this host has all of it; the same command with --resume uploads it"
+            return f"{self._store.problem()}; {where} to {shown(self._store.url)}"
+        if left := self._store.left_out():
+            return f"{folder} stays, as these are not in the store: {', '.join(sorted(left)[:4])}"
+        shutil.rmtree(folder, ignore_errors=True)
+        return ""
 
     def _best_of(self, paths: Sequence[Path]) -> Path | None:
         """Return the best of some checkpoints; None if none has a value, or it is not wanted."""
@@ -296,63 +310,6 @@ class BackgroundSaver(Saver):
             "training stops" if self._stop_on_error else "training continues, the next save tries again"
         )
         self._report.note(f"cannot write the checkpoint of {reason}; {good}; {next_step}")
-
-
-class UploadingSaver(BackgroundSaver):
-    """The saver of rank 0 if the run directory is at a URL; ``stop_on_error`` is of the store, too."""
-
-    def __init__(
-        self, folder: Path, report: Report, store: "RunStore", *, stop_on_error: bool = False, **options: Any
-    ) -> None:
-        super().__init__(folder, report, stop_on_error=stop_on_error, **options)
-        self._store, self._stops, self._is_closed = store, stop_on_error, False
-
-    def poll(self) -> bool:
-        """Report what was written or went wrong since the last call; return whether to stop for it."""
-        stop = super().poll()
-        if self.is_in_own_thread:
-            for text in self._store.notes():
-                self._report.note(text)
-        self.replaced = self.replaced or self._store.lost
-        return stop or bool(self.replaced) or (self._stops and self._store.failing_seconds > _FAILING_SECONDS)
-
-    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
-        """Wait until what was written is whole in the store; return why it is not."""
-        return "" if self._store.flush(limits, self._report.note) else self._store.problem()
-
-    def best(self) -> Path | None:
-        """Return the best checkpoint that is kept, if the store has it."""
-        found = super().best()
-        return found if found is not None and found.name in self._store.whole else None
-
-    def published(self) -> tuple[str | None, str | None]:
-        """Return the newest checkpoint in the store, and why the newest one here is not there."""
-        found = self._store.newest_whole()
-        if self.newest is None or self.newest.name in self._store.whole:
-            return found, None
-        return found, f"{self._store.problem()}; {self.newest} has the state of its step"
-
-    def close(self, seconds: float) -> str:
-        """End the uploads; return what the user should know, or nothing."""
-        if self._is_closed:
-            return ""
-        self._is_closed, folder = True, self._store.folder
-        if not self._store.close(seconds):
-            where = f"{folder} on this host has all of it; the same command with --resume uploads it"
-            return f"{self._store.problem()}; {where} to {shown(self._store.url)}"
-        names = {path.name for path in folder.glob(f"{self._folder.name}/[!.]*")} - self._store.whole
-        names |= set(self._store.left_out())
-        if names:
-            return f"{folder} stays, as these are not in the store: {', '.join(sorted(names)[:4])}"
-        shutil.rmtree(folder, ignore_errors=True)
-        return ""
-
-
-def _makes_room(path: Path, state: PortableState) -> bool:
-    """Return whether a state fits on the disk if a checkpoint is removed: other programs may fill it, too."""
-    disk = os.statvfs(path)
-    removed = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-    return disk.f_bavail * disk.f_frsize + removed >= sum(array.nbytes for array in state.values())
 
 
 def _bytes_in(folder: Path) -> int:

@@ -12,7 +12,7 @@ from hvdtrain.backends.base import Backend, Probes, TrainedParameters, probes
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, hook_of
-from hvdtrain.checkpoints.saver import BackgroundSaver, Saver, UploadingSaver
+from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import TrainingData, readers_for
@@ -229,17 +229,17 @@ def saver_of(
 ) -> BackgroundSaver:
     """Return the saver of rank 0; ``BackgroundSaver`` has the meaning of what it is given."""
     config, folder = session.config, session.services.run_dir / CHECKPOINTS
-    options: dict[str, Any] = {
-        "keep_last": config.keep_last,
-        "best": config.keep_best,
-        "stop_on_error": config.on_save_error == "stop",
-        "newest": newest,
-        "values": values,
-        "parameters": parameters,
-    }
-    if store is None:
-        return BackgroundSaver(folder, session.services.report, **options)
-    return UploadingSaver(folder, session.services.report, store, **options)
+    return BackgroundSaver(
+        folder,
+        session.services.report,
+        keep_last=config.keep_last,
+        best=config.keep_best,
+        stop_on_error=config.on_save_error == "stop",
+        newest=newest,
+        values=values,
+        parameters=parameters,
+        store=store,
+    )
 
 
 def close_services(session: Session) -> None:

@@ -7,9 +7,8 @@ that cannot be read. Tries, waits and parts are those of fsspec's clients.
 import contextlib
 import re
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
 from hvdtrain.workers.activity import ACTIVITY
@@ -23,10 +22,9 @@ _S3 = ("s3", "s3a")
 _UNMET = ("PreconditionFailed", "412")  # answers to a condition that does not hold
 _NOT_KNOWN = {"NotImplemented", "501", "TypeError", "ParamValidationError"}  # of old clients, too
 _AZURE = ("az", "abfs")  # adlfs takes conditions for options of its client
-_WRITES = ("pipe_file", "put_file", "cp_file", "rm_file", "rm")
 READ_ONLY = ("http", "https")
 _LOOK_SECONDS = 1.0
-STALL_SECONDS = 300.0  # after which a request is given up that moves no bytes
+STALL_SECONDS = 300.0  # after which a request is given up that moves no bytes, which clients do not notice
 _PARTS_AT_ONCE = 4  # of S3; each has 50 MB
 _S3_CLIENT = {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 3}}
 
@@ -55,27 +53,20 @@ class ChangedObjectError(StoreError):
     """An object is not what it should be, or was written by another process."""
 
 
-@dataclass(frozen=True)
-class ObjectInfo:
-    """What a store says of an object or of a folder, which is what has objects below its name.
-
-    Attributes:
-        url, size_bytes, is_folder: its URL, and its size; 0 of a folder.
-        tag: the store's own name of this version of an object; empty if it has none.
-    """
+class ObjectInfo(NamedTuple):
+    """What a store says of an object or of a folder, which is what has objects below its name."""
 
     url: str
-    size_bytes: int
+    size_bytes: int  # 0 of a folder
     is_folder: bool
-    tag: str
+    tag: str  # the store's own name of this version of an object; empty if it has none
 
 
 def _info_of(url: str, found: dict[str, Any]) -> ObjectInfo:
     """Return what an entry of fsspec says of the object at a URL."""
     is_folder = found.get("type") == "directory"
-    size_bytes = 0 if is_folder else int(found.get("size") or 0)
     tag = next((str(found[key]) for key in ("ETag", "etag", "generation") if found.get(key)), "")
-    return ObjectInfo(url, size_bytes, is_folder, tag)
+    return ObjectInfo(url, 0 if is_folder else int(found.get("size") or 0), is_folder, tag)
 
 
 def is_url(path: object) -> bool:
@@ -193,8 +184,6 @@ def remove(url: str, is_folder: bool = False) -> None:
 
 def request(url: str, done: str, method: str, *arguments: Any, **options: Any) -> Any:
     """Return what a method of fsspec's file system returns for a URL."""
-    if method in _WRITES and scheme_of(url) in READ_ONLY:
-        raise StorePermissionError(f"{shown(url)} cannot be {done}: http:// and https:// are only read")
     system, path = file_system(url, **_options_of(url))
     system.invalidate_cache()  # a listing may be outdated by another process
     ends = (*arguments, path) if method == "put_file" else (path, *arguments)

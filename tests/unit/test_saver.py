@@ -91,43 +91,6 @@ def test_a_state_whose_parameters_are_not_finite_takes_no_good_ones_place(tmp_pa
     assert names(job.folder) == ["step-00000007"]
 
 
-@pytest.fixture
-def room_for_two(monkeypatch):
-    """A disk that has room for two checkpoints."""
-    write = storage.write
-
-    def write_if_there_is_room(folder, *rest):
-        if len(storage.checkpoints_in(folder)) >= 2:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return write(folder, *rest)
-
-    monkeypatch.setattr(storage, "write", write_if_there_is_room)
-
-
-@pytest.mark.usefixtures("room_for_two")
-def test_the_oldest_checkpoint_makes_room_for_the_newest(tmp_path):
-    job = Job(tmp_path / "checkpoints", keep_last=3)
-    assert job.save_each([1, 1, 1, 1]) == [3, 4]
-    assert job.saver.failures == []
-    assert job.report.notes[0] == (
-        "there is no room for 3 checkpoints: step-00000001 was removed to make room for that of step 3"
-    )
-
-
-@pytest.mark.usefixtures("room_for_two")
-@pytest.mark.parametrize(
-    ("options", "kept"),
-    [
-        ({"keep_last": 3, "best": MetricGoal("accuracy", highest=True)}, [1, 2]),  # the best and the newest
-        ({"keep_last": None}, [1, 2]),  # all are to be kept
-    ],
-)
-def test_what_is_to_be_kept_makes_no_room(tmp_path, options, kept):
-    job = Job(tmp_path / "checkpoints", **options)
-    assert job.save_each([5, 1, 1]) == kept
-    assert len(job.saver.failures) == 1
-
-
 def test_what_is_no_parameter_need_not_be_finite(tmp_path):
     job = Job(tmp_path / "checkpoints", parameters=["model/a/bias"])
     job.backend.value = -math.inf  # such as the mask of an attention layer

@@ -11,7 +11,7 @@ from support.store_jobs import Job, stored, verified
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.remote.run_store import RunStore
 from hvdtrain.checkpoints.remote.stored_checkpoints import fetch
-from hvdtrain.checkpoints.saver import UploadingSaver
+from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.errors import ConfigError
 from hvdtrain.reporting.report import Report
 from hvdtrain.storage.urls import StoreError
@@ -147,7 +147,7 @@ def test_what_a_job_writes_is_whole_when_it_was_waited_for_and_its_copy_goes(tmp
     url, folder = f"file://{tmp_path}/store/a run", tmp_path / "copy"
     run_store = RunStore(url, folder)
     run_store.begin("")
-    saver = UploadingSaver(folder / "checkpoints", Report(), run_store)
+    saver = BackgroundSaver(folder / "checkpoints", Report(), store=run_store)
     run_store.start(None)
     path = save_in(run_store, 3)
     if not is_all_uploaded:
@@ -173,7 +173,7 @@ def test_a_working_copy_stays_if_it_holds_what_is_not_uploaded(store, tmp_path):
     (folder / ".hydra" / "config.yaml").write_text("a: 1")
     (folder / "poetry.lock").write_text("")
     (folder / "link").symlink_to(tmp_path, target_is_directory=True)
-    saver = UploadingSaver(folder / "checkpoints", Report(), job.uploader)
+    saver = BackgroundSaver(folder / "checkpoints", Report(), store=job.uploader)
     job.round(is_last=True)
     said = saver.close(1.0)
     assert folder.is_dir()
