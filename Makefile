@@ -58,7 +58,6 @@ $(DONE): setup.cfg $(wildcard requirements/*)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --editable .
 	@echo "== Horovod (about three minutes on two cores, once)"
 	@$(BIN)/python -m hvdtrain build-horovod
-	@$(BIN)/python -m hvdtrain.tools.doctor.software
 	@touch $(DONE)
 
 train: $(DONE)
@@ -104,7 +103,7 @@ test-newest:
 	$(PYTHON) -m venv --clear build/newest
 	build/newest/bin/python -m pip install --quiet --editable ".[$(EXTRAS)]" $(NEWEST)
 	PATH="$(abspath build/newest/bin):$$PATH" sh -c \
-		'python -m hvdtrain build-horovod && python -m hvdtrain.tools.doctor.software && python -m pytest tests/contract'
+		'python -m hvdtrain build-horovod && python -m pytest tests/contract'
 
 test-all: $(DONE)
 	python tests/background.py image build -- $(MAKE) --keep-going TIER=full test test-cluster

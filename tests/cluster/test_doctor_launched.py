@@ -75,14 +75,9 @@ def test_a_full_disk_of_rank_0_is_named(cluster, folder):
 
 
 @pytest.mark.alone
-def test_speed_is_measured_between_all_hosts_and_by_horovod(cluster, folder):
+def test_speed_is_measured_and_horovod_reduces(cluster, folder):
     result = launched(cluster, folder, "mpi", "--json")
     assert result.returncode == 0, result.output[-3000:]
     document = documented(result)
-    assert [one["hosts"] for one in document["messages"]] == [["h1", "h2"], ["h1", "h3"], ["h2", "h3"]]
-    assert {one["by"] for one in document["messages"]} == {"TCP"}
-    assert all(one["bytes_per_second"]["1048576"] > 1e6 for one in document["messages"])
-    allreduce = document["allreduce"]
-    assert (allreduce["workers"], allreduce["controller"]) == (4, "MPI")
-    seconds, bus = allreduce["seconds"]["1048576"], allreduce["bus_bytes_per_second"]["1048576"]
-    assert bus == pytest.approx(2 * 3 / 4 * 2**20 / seconds)
+    assert {name for name, one in document["compute"].items() if one["gflops"] > 0} == {"h1", "h2", "h3"}
+    assert document["allreduce"] == {"workers": 4, "controller": "MPI"}

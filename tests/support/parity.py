@@ -9,7 +9,7 @@ from hvdtrain.config import Layer
 from hvdtrain.jobs.opening.setup import build_together, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec, settle
 from hvdtrain.tools.parity.observation import Observation
-from hvdtrain.tools.parity.parity import keeps_initial_values, layers_for, observe
+from hvdtrain.tools.parity.parity import layers_for, observe
 from hvdtrain.tools.parity.verdict import Result, judge
 from support.twins import keras, torch  # noqa: F401 - skips where a framework is missing
 
@@ -23,8 +23,7 @@ def observed(framework, task_class, start=None, **options) -> Observation:
     backend = TorchBackend(worker, torch.device("cpu")) if framework == "torch" else None
     backend = backend or TensorFlowBackend(worker, "CPU")
     build_together(config, task_data.task, backend)
-    keeps = keeps_initial_values(given, task_class)
-    return observe(config, backend, task_data, start, keeps)
+    return observe(config, backend, task_data, start)
 
 
 def compared(task_class, **options) -> Result:

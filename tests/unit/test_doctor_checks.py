@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import subprocess
 import sys
 
@@ -38,8 +37,6 @@ INFO = {
     "interfaces": {"eth0": ["10.0.0.1/24"]},
     "directory": "/work",
     "disks": {"run directory": DISK, "temporary directory": DISK, "/dev/shm": DISK},
-    "locked_memory_bytes": 8 * 2**20,
-    "infiniband": [],
     "cores": 4,
     "cores_of_machine": 4,
     "gpus": {"cards": [], "error": ""},
@@ -96,7 +93,6 @@ VERSIONS = "software__versions__"
         ({"disks__temporary_directory": {**DISK, "free_mib": 1}}, "temporary directory", "fail"),
         ({"disks__/dev/shm": {**DISK, "error": "No space left on device"}}, "/dev/shm", "warn"),
         ({"disks__run_directory": {**DISK, "free_mib": 1}}, "run directory's disk", "warn"),
-        ({"infiniband": ["mlx5_0"]}, "locked memory", "warn"),
         ({"cores": 0}, "cores", "warn"),
     ],
 )
@@ -120,8 +116,8 @@ GPUS = {"gpus": {"cards": CARDS, "error": ""}, "software__nccl_build": True}
     ],
 )
 def test_a_host_whose_gpus_differ_is_named(changes, expected):
-    good = changed(**GPUS, locked_memory_bytes=-1)
-    other = changed(**changes, locked_memory_bytes=-1)
+    good = changed(**GPUS)
+    other = changed(**changes)
     assert wrong(make_report(good, other, good, slots=2)) == [("h2", *one) for one in expected]
 
 
@@ -174,13 +170,6 @@ def test_a_host_five_times_slower_is_named():
     assert "Another load" in slow.remedy
 
 
-def test_a_host_behind_a_slow_link_is_named():
-    fast, slow = ({str(2**10): 1e-4, str(2**20): seconds} for seconds in (1e-3, 1e-1))
-    answers = {"pair 0 1": [slow, None, None], "pair 0 2": [fast, None, None], "pair 1 2": [None, slow, None],
-              "pair 0 3": [fast], "pair 2 3": [None, None, fast], "pair 1 3": [None, slow]}  # fmt: skip
-    assert wrong(make_report(*[INFO] * 4, answers=answers)) == [("h2", "link", "warn")]
-
-
 def test_a_host_that_does_not_respond_is_all_that_fails():
     problem = Finding("h2", "ssh", "fail", "it is down", "Start it.")
     report = make_report(INFO, INFO, INFO)
@@ -197,18 +186,9 @@ def test_a_host_that_does_not_respond_is_all_that_fails():
 
 
 def test_the_command_checks_this_host_without_a_framework_loaded_here(tmp_path):
-    stand_ins, here = tmp_path / "libraries", tmp_path / "here"  # libraries that take seconds to import
-    here.mkdir()
-    for name in ("torchvision", "transformers", "torchmetrics", "datasets"):
-        (stand_ins / name).mkdir(parents=True)
-        (stand_ins / name / "__init__.py").write_text("PreTrainedModel = None\n")
     words = [sys.executable, "-m", "hvdtrain", "doctor", "--quick", "--json", "--framework", "torch"]
-    path = os.pathsep.join(filter(None, [str(stand_ins), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        words, capture_output=True, text=True, timeout=300, cwd=here, check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, cwd=tmp_path, check=False)
     document = json.loads(done.stdout)
     assert done.returncode == document["exit_code"], done.stderr
     assert document["how"] == "this host alone"
-    assert list(here.iterdir()) == []
+    assert list(tmp_path.iterdir()) == []

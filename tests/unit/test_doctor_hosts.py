@@ -13,7 +13,7 @@ from horovod.runner.http.http_server import KVStoreServer
 from hvdtrain.errors import DiscoveryError, EnvironmentFault
 from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.tools.doctor.collect import CheckOptions
-from hvdtrain.tools.doctor.command import check_discovery
+from hvdtrain.tools.doctor.command import discovered
 from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info
 from hvdtrain.tools.doctor.ssh import Coordinator, SshOptions, agent_script
 from hvdtrain.tools.doctor.transports import RendezvousTransport
@@ -101,7 +101,7 @@ def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):
 @pytest.mark.parametrize(("script", "words"), [("exit 2", "exit code 2"), ("true", "names no host")])
 def test_a_script_without_hosts_is_an_error(script, words):
     with pytest.raises(DiscoveryError, match=words):
-        check_discovery(script, 1)
+        discovered(script, 1)
 
 
 def test_the_command_checks_the_hosts_that_the_script_prints(tmp_path):
@@ -112,4 +112,3 @@ def test_the_command_checks_the_hosts_that_the_script_prints(tmp_path):
     )  # fmt: skip
     document = json.loads(done.stdout)
     assert [(host["name"], host["slots"]) for host in document["hosts"]] == [("localhost", 1)]
-    assert document["findings"][0]["check"] == "host discovery"

@@ -8,7 +8,6 @@ from hvdtrain.horovod_build.installed import BUILD_COMMAND, TITLES
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.doctor.report import Finding, Host, HostInfo, Report, Status, Verdict, compare
 from hvdtrain.tools.doctor.report import summarize_names as named
-from hvdtrain.tools.doctor.software import advice
 
 _SAME = "Install the same version on every host; an image or a shared environment keeps them equal."
 _BUILD = f"{_SAME} Then build Horovod there: {BUILD_COMMAND}"
@@ -46,25 +45,11 @@ def check_software(report: Report) -> list[Finding]:
                 bad: Verdict = ("fail", error, f"On that host: {BUILD_COMMAND} --force")
                 verdict = bad if error else ("ok", "loads", "")
                 findings.append(Finding(host.name, f"Horovod for {title}", *verdict))
-    return findings + report.each("one MPI", _one_mpi) + _libraries(report)
+    return findings + report.each("one MPI", _one_mpi)
 
 
 def _version(name: str, info: HostInfo) -> str:
     return str(info["software"]["versions"].get(name, ""))
-
-
-def _libraries(report: Report) -> list[Finding]:
-    """Check that libraries that many tasks import can be imported, where they are installed."""
-    findings, check = [], "optional libraries"
-    for host, info in report.responding:
-        found = info["software"].get("libraries", {})
-        if good := ", ".join(f"{name} {version}" for name, (version, error) in found.items() if not error):
-            findings.append(Finding(host.name, check, "ok", good))
-        for name, (version, error) in found.items():
-            if error:
-                text = f"{name} {version} cannot be imported: {error}"
-                findings.append(Finding(host.name, check, "warn", text, advice(name, error)))
-    return findings
 
 
 def _one_mpi(_: Host, info: HostInfo) -> Verdict:
@@ -80,7 +65,6 @@ def _one_mpi(_: Host, info: HostInfo) -> Verdict:
 
 
 _SHARED_MEMORY_MIB = 16  # what Open MPI uses for each worker
-_LOCKED_WARN_BYTES = 64 * 2**20
 
 
 def check_machines(report: Report) -> list[Finding]:
@@ -91,7 +75,6 @@ def check_machines(report: Report) -> list[Finding]:
     findings += report.each("run directory's disk", partial(_run_disk, first))
     findings += report.each("temporary directory", _temporary_disk)
     findings += report.each("/dev/shm", partial(_shared_memory, first))
-    findings += report.each("locked memory", _locked_memory)
     return findings + report.each("cores", _cores) + _gpus(report)
 
 
@@ -158,15 +141,6 @@ def _shared_memory(first: str, host: Host, info: HostInfo) -> Verdict:
     return "ok", "enough free", ""
 
 
-def _locked_memory(_: Host, info: HostInfo) -> Verdict:
-    limit, needed = info["locked_memory_bytes"], info["infiniband"] or info["gpus"]["cards"]
-    found = "unlimited" if limit < 0 else f"limit {_size(limit // 2**20)}"
-    if not needed or not 0 <= limit < _LOCKED_WARN_BYTES:
-        return "ok", found if needed else "not needed", ""
-    limits = "(ulimit -l unlimited; limits.conf; LimitMEMLOCK of sshd)"
-    return "warn", found, f"InfiniBand and GPUs pin memory: raise the limit {limits}."
-
-
 def _cores(host: Host, info: HostInfo) -> Verdict:
     if host.slots <= info["cores"]:
         return "ok", f"{host.slots} of {info['cores']}", ""
@@ -198,7 +172,7 @@ def _gpus(report: Report) -> list[Finding]:
 
 
 def _gpu_software(report: Report) -> list[Finding]:
-    """Check driver, NCCL and peer access on hosts with GPUs."""
+    """Check driver and NCCL on hosts with GPUs."""
     findings = compare(
         report, "GPU driver", lambda info: ", ".join(sorted({c["driver"] for c in info["gpus"]["cards"]})),
         "Install the same driver on every host.", "warn", missing="none",
@@ -219,10 +193,6 @@ def _gpu_software(report: Report) -> list[Finding]:
             if (visible := len(seen.get("gpus", []))) < number:
                 found = f"{name} sees {visible} of {number} GPUs"
                 findings.append(Finding(host.name, "GPUs", "warn", found, "See CUDA_VISIBLE_DEVICES there."))
-        if pairs := software["gpus"].get("torch", {}).get("no_peer_access", []):
-            found = f"no peer access between {len(pairs) // 2} pairs of GPUs"
-            remedy = "Copies go through main memory. See nvidia-smi topo -p2p r, ACS and IOMMU in the BIOS."
-            findings.append(Finding(host.name, "peer access", "warn", found, remedy))
     return findings
 
 

@@ -8,7 +8,6 @@ from statistics import median
 from typing import Any
 
 from hvdtrain.tools.doctor.checks import check_machines, check_software
-from hvdtrain.tools.doctor.collect import MIB, bytes_per_second
 from hvdtrain.tools.doctor.report import Diagnosis, Finding, Host, HostInfo, Report, Verdict, summarize_names
 
 _SLOW = 0.4  # of the median
@@ -161,7 +160,7 @@ def _clocks(report: Report) -> list[Finding]:
 
 
 def _check_speed(report: Report) -> list[Finding]:
-    """Report hosts whose computation or messages are much slower than the median."""
+    """Report hosts whose computation is much slower than the median."""
     results = report.compute_results()
     rates = [result["gflops"] for result in results.values() if "gflops" in result]
     findings = []
@@ -180,25 +179,4 @@ def _check_speed(report: Report) -> list[Finding]:
                 remedy = "Another load, or a CPU limit (cgroup, container), takes the rest: see top."
             remedy += " All workers wait for the slowest one: fix it, or leave the host out."
             findings.append(Finding(name, "compute", "warn", found, remedy))
-    return findings + _slow_links(report)
-
-
-def _slow_links(report: Report) -> list[Finding]:
-    rates = {
-        pair: rate
-        for pair, times in report.pair_times().items()
-        if "error" not in times and (rate := bytes_per_second(times, MIB))
-    }
-    if len(rates) < 3:  # of two links, either one may be the exception
-        return []
-    middle = median(rates.values())
-    if min(rates.values()) >= _SLOW * middle or max(rates.values()) < _SLOW * middle:
-        return []
-    remedy = "See the speed of its link (ethtool), its errors (ip -s link), and other traffic."
-    findings = []
-    for host in report.hosts:
-        best = max((rate for pair, rate in rates.items() if host.name in pair), default=middle)
-        if best < _SLOW * middle:
-            found = f"messages of 1 MiB go {middle / best:.1f} times slower than the median"
-            findings.append(Finding(host.name, "link", "warn", found, remedy))
     return findings

@@ -4,27 +4,18 @@ import json
 import os
 import secrets
 import sys
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hvdtrain.host.processes import run_limited
-from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info, nearest_existing, open_session
+from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info, nearest_existing
 from hvdtrain.tools.doctor.software import software_info
 from hvdtrain.tools.doctor.transports import Transport
 
-KIB, MIB = 2**10, 2**20
-SIZES = (KIB, 32 * KIB, MIB, 8 * MIB, 64 * MIB)  # bytes of messages
-_SIZE_SECONDS = 0.4  # time spent on each size
-_LONGEST_SECONDS = 4.0  # sizes that would take longer are skipped
-_MAX_REPEATS = 100
-_MAX_HOSTS_ALL_PAIRS = 4
 _COMPUTE_LIMIT_SECONDS = 30
 _COMPUTE = """
 import json, time
@@ -41,7 +32,6 @@ for _ in range(3):
 print(json.dumps(dict(zip(("gflops", "core_share"), max(tries)))))
 """
 _STEP_SECONDS = 20.0
-_PAIR_SECONDS = 60.0
 _COMPUTE_SECONDS = 40.0
 _RETRY_BELOW = 0.5  # of the median: if a host is slower, all hosts measure again
 _MAX_CONNECTING_THREADS = 32
@@ -53,7 +43,7 @@ class CheckOptions:
 
     frameworks: tuple[str, ...]  # of "torch" and "tf"
     run_dir: str  # the run directory
-    speed: bool  # whether to run the benchmarks
+    speed: bool  # whether to run the benchmark
     timeout_seconds: float  # how long a host may take to collect its own information
 
 
@@ -80,7 +70,7 @@ def collect(transport: Transport, options: CheckOptions, host_info: dict[str, An
         endpoints = transport.allgather("endpoints", listeners.endpoints, _STEP_SECONDS)
         others = [index for index in leaders if index != transport.index and endpoints[index]]
         links = _connect({index: endpoints[index] for index in others}) if is_leader else {}
-        all_links = transport.allgather("links", links, _STEP_SECONDS)
+        transport.allgather("links", links, _STEP_SECONDS)
         if not options.speed:
             return
         for step in ("compute", "compute again"):
@@ -88,14 +78,6 @@ def collect(transport: Transport, options: CheckOptions, host_info: dict[str, An
             rates = [result["gflops"] for result in results if result and "gflops" in result]
             if len(rates) < 2 or min(rates) >= _RETRY_BELOW * median(rates):
                 break
-        # one pair at a time, to avoid interference; of many hosts, those with the first one
-        firsts = leaders if len(leaders) <= _MAX_HOSTS_ALL_PAIRS else leaders[:1]
-        for first, second in [pair for pair in combinations(leaders, 2) if pair[0] in firsts]:
-            tried = (all_links[first] or {}).get(str(second)) or {}
-            working = [endpoints[second][name] for name, link in tried.items() if not link["error"]]
-            is_timed = working and transport.index == first
-            result = _time_messages(working[0]) if is_timed else None
-            transport.allgather(f"pair {first} {second}", result, _PAIR_SECONDS)
 
 
 def _connect(endpoints: dict[int, dict[str, list[Any]]]) -> dict[str, dict[str, Any]]:
@@ -128,14 +110,6 @@ def _look_for_shared_directory(transport: Transport, leaders: list[int], options
             marker.unlink(missing_ok=True)
 
 
-def _time_messages(endpoint: list[Any]) -> dict[str, Any]:
-    try:
-        with open_session(endpoint) as send:
-            return message_times(send)
-    except OSError as error:
-        return {"error": str(error)}
-
-
 def compute() -> dict[str, Any]:
     """Multiply matrices on one thread for about a second, and take the best of three tries.
 
@@ -149,35 +123,3 @@ def compute() -> dict[str, Any]:
     except (OSError, ValueError) as error:
         return {"error": f"the compute benchmark failed: {type(error).__name__}"}
     return result
-
-
-def message_times(send: Callable[[memoryview], None]) -> dict[str, float]:
-    """Time messages with a function that sends one and waits for a short acknowledgement.
-
-    Return median round-trip seconds by size in bytes, as text; without sizes that would take too long.
-    """
-    message = memoryview(bytearray(SIZES[-1]))
-    times: dict[str, float] = {}
-    last_size, last_seconds = 1, 0.0
-    for size in SIZES:
-        if last_seconds * size / last_size > _LONGEST_SECONDS and last_size >= MIB:
-            break
-        taken: list[float] = []
-        while len(taken) < _MAX_REPEATS and sum(taken) < _SIZE_SECONDS:
-            start = time.perf_counter()
-            send(message[:size])
-            taken.append(time.perf_counter() - start)
-        last_size, last_seconds = size, median(taken)
-        times[str(size)] = last_seconds
-    return times
-
-
-def bytes_per_second(times: dict[str, float], size: int) -> float | None:
-    """Return the bandwidth at a message size, without the acknowledgement's time; None if not measured."""
-    seconds = times.get(str(size))
-    return None if seconds is None else size / max(seconds - times[str(SIZES[0])] / 2, 1e-9)
-
-
-def bus_bytes_per_second(size: int, workers: int, seconds: float) -> float:
-    """Return the bus bandwidth of an all-reduce: 2 (n - 1) / n x bytes / seconds, as NCCL's tests do."""
-    return 2 * (workers - 1) / workers * size / seconds

@@ -8,9 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -30,16 +28,14 @@ from hvdtrain.host.launcher import (
 )
 from hvdtrain.host.processes import end_with_parent, run_limited
 from hvdtrain.tools.doctor.checks_network import add_horovod_result, diagnose
-from hvdtrain.tools.doctor.collect import SIZES, CheckOptions, collect, collect_host_info
+from hvdtrain.tools.doctor.collect import CheckOptions, collect, collect_host_info
 from hvdtrain.tools.doctor.report import Diagnosis, Finding, Host, Report, show, to_json
-from hvdtrain.tools.doctor.software import import_libraries
 from hvdtrain.tools.doctor.ssh import Coordinator, PipeTransport, SshOptions, run_agent
 from hvdtrain.tools.doctor.transports import Transport, open_transport, wait_until
 
 _START_SECONDS = 60.0
-_ALLREDUCE_SECONDS, _REPEATS = 120.0, (20, 20, 20, 5, 2)  # repeats of an all-reduce of each size
+_LATE = {"error": f"it did not finish within {_START_SECONDS:.0f} s"}
 _STEP_SECONDS = 20.0
-_DISCOVERY_RUNS, _DISCOVERY_SECONDS = 3, 2.0
 _END_SECONDS = 2.0  # until a child that took too long has ended, or rank 0 has printed
 _PREFIX = "hvdtrain-horovod:"
 _MAX_WIDTH = 100
@@ -61,9 +57,8 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     checked = CheckOptions(frameworks, options["run_dir"], not options["quick"], options["timeout"])
     if not any((hostfile, hosts, script)):
         return _check_here(checked, options["as_json"])
-    findings: list[Finding] = []
     if script:
-        named, findings = check_discovery(script, options["slots_per_host"])
+        named = discovered(script, options["slots_per_host"])
     else:
         named = read_host_file(hostfile) if hostfile else parse_host_list(hosts)
     if launched_rank() is not None:
@@ -80,36 +75,17 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     )
     report = Report(found, tuple(range(len(named))), coordinator.answers, os.getcwd())
     diagnosis = diagnose(report, PipeTransport.title)
-    diagnosis = replace(diagnosis, findings=(*findings, *diagnosis.findings))
     _print(diagnosis, options["as_json"])
     return diagnosis.exit_code
 
 
-def check_discovery(script: str, slots_per_host: int) -> tuple[list[HostSlots], list[Finding]]:
-    """Run a discovery script some times; return its last hosts, and findings, which are the first host's."""
-    discovery = ScriptHosts(script, slots_per_host)
-    answers, slowest = [], 0.0
-    for _ in range(_DISCOVERY_RUNS):
-        since = time.monotonic()
-        answers.append(discovery.find())
-        slowest = max(slowest, time.monotonic() - since)
-    hosts = answers[-1]
+def discovered(script: str, slots_per_host: int) -> list[HostSlots]:
+    """Return the hosts that a discovery script prints."""
+    hosts = ScriptHosts(script, slots_per_host).find()
     if not hosts:
         remedy = "An elastic job waits for hosts. Start at least one, then run the doctor again."
         raise DiscoveryError(f"host discovery script {script}: it names no host", remedy)
-    problems = []
-    if slowest > _DISCOVERY_SECONDS:
-        remedy = "It runs once a second: let it read what another process collects."
-        problems.append((f"a run took {slowest:.1f} s", remedy))
-    if any(sorted(one) == sorted(hosts) and one != hosts for one in answers):
-        problems.append(("it prints the hosts in varying order", "Sort them: | sort"))
-    elif any(one != hosts for one in answers):
-        remedy = "Workers leave a host that is not named. Print those that stay."
-        problems.append(("its runs name different hosts", remedy))
-    name, check = hosts[0].name, "host discovery"
-    good = f"{len(hosts)} hosts with {sum(one.slots for one in hosts)} slots"
-    findings = [Finding(name, check, "warn", found, remedy) for found, remedy in problems]
-    return hosts, findings or [Finding(name, check, "ok", good)]
+    return hosts
 
 
 def _check_here(options: CheckOptions, as_json: bool) -> int:
@@ -131,9 +107,6 @@ def _check_here(options: CheckOptions, as_json: bool) -> int:
     if transport.size > 1 and not transport.index:
         # the launcher ends the job: print what is known so far
         signal.signal(signal.SIGTERM, lambda *_: transport.stop_waiting.set())
-    if transport.size == 1 and host_info["software"]["versions"].get("PyTorch"):
-        # several hosts compare versions alone: importing all libraries on each takes long
-        host_info["software"]["libraries"] = import_libraries(options.timeout_seconds)
     collect(transport, options, host_info)
     report = _make_report(transport, host_info)
     diagnosis = diagnose(report, transport.title)
@@ -145,7 +118,7 @@ def _check_here(options: CheckOptions, as_json: bool) -> int:
     framework = loading[0] if transport.size > 1 and not diagnosis.exit_code and loading else ""
     framework = transport.allgather("framework", framework, _STEP_SECONDS)[0]  # rank 0 decides
     if framework:
-        result = start_horovod(transport, framework, options.speed)
+        result = start_horovod(transport, framework)
         host_of = [info["name"] if info else "" for info in transport.answers["host info"]]
         diagnosis = add_horovod_result(diagnosis, result, host_of)
     code = diagnosis.exit_code if transport.index == 0 else 0
@@ -188,49 +161,41 @@ def _first_of(names: tuple[str, ...], otherwise: str) -> str:
     return next((os.environ[name] for name in names if os.environ.get(name)), otherwise)
 
 
-def start_horovod(transport: Transport, framework: str, speed: bool) -> dict[str, Any]:
-    """Collective. Start Horovod on all workers, and measure its all-reduce; for speed, of several sizes.
+def start_horovod(transport: Transport, framework: str) -> dict[str, Any]:
+    """Collective. Start Horovod on all workers, for one all-reduce.
 
-    Return ``seconds`` of an all-reduce by size in bytes, ``workers`` and ``controller``. If Horovod did not
-    start: ``errors``, the error of each rank, an empty text if it had none.
+    Return ``workers`` and ``controller``. If Horovod did not start: ``errors``, the error of each rank, an
+    empty text if it had none.
     """
-    limit = _START_SECONDS + (_ALLREDUCE_SECONDS if speed else 0)
     result: dict[str, Any] = {}
 
     def run() -> None:
         try:
             # Gloo aborts its process if it cannot connect, so it runs in a child. MPI has started here.
             is_here = transport.title == "MPI"
-            found = _measure(framework, speed) if is_here else _measure_in_child(framework, speed, limit)
-            result.update(found)
+            result.update(_reduce(framework) if is_here else _reduce_in_child(framework))
         except Exception as error:  # whatever Horovod and the framework raise
             result["error"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    wait_until(lambda: not thread.is_alive() or transport.stop_waiting.is_set(), limit + _END_SECONDS)
+    wait_until(
+        lambda: not thread.is_alive() or transport.stop_waiting.is_set(), _START_SECONDS + _END_SECONDS
+    )
     is_late = thread.is_alive()
-    results = transport.allgather("horovod", _late(limit) if is_late else result, limit)
+    results = transport.allgather("horovod", _LATE if is_late else result, _START_SECONDS)
     transport.is_stuck |= is_late
     errors = [(one or {"error": "it ended"}).get("error", "") for one in results]
-    if any(errors):
-        return {"errors": errors}
-    slowest = {size: max(one["seconds"][size] for one in results) for size in results[0]["seconds"]}
-    return {**results[0], "seconds": slowest}
+    return {"errors": errors} if any(errors) else dict(results[0])
 
 
-def _measure_in_child(framework: str, speed: bool, limit: float) -> dict[str, Any]:
-    words = [sys.executable, "-m", __name__, framework, "speed" if speed else "start", str(os.getpid())]
-    done = run_limited(words, limit)
+def _reduce_in_child(framework: str) -> dict[str, Any]:
+    done = run_limited([sys.executable, "-m", __name__, framework, str(os.getpid())], _START_SECONDS)
     for line in done.output.splitlines():
         if line.startswith(_PREFIX):
             result: dict[str, Any] = json.loads(line.removeprefix(_PREFIX))
             return result
-    return _late(limit) if done.code is None else {"error": _exit_reason(done.code, done.errors)}
-
-
-def _late(limit: float) -> dict[str, Any]:
-    return {"error": f"it did not finish within {limit:.0f} s"}
+    return _LATE if done.code is None else {"error": _exit_reason(done.code, done.errors)}
 
 
 def _exit_reason(code: int, stderr: str) -> str:
@@ -242,28 +207,18 @@ def _exit_reason(code: int, stderr: str) -> str:
     return f"{ended}: {text}" if text else ended
 
 
-def _measure(framework: str, speed: bool) -> dict[str, Any]:
+def _reduce(framework: str) -> dict[str, Any]:
     import numpy as np
 
     hvd = import_module(FRAMEWORKS[framework].horovod)
     hvd.init()
-
     tensor = (
         import_module("torch").from_numpy if framework == "torch" else import_module("tensorflow").constant
     )
-    seconds: dict[str, float] = {}
-    for size, repeats in zip(SIZES if speed else SIZES[:1], _REPEATS, strict=False):
-        message = tensor(np.zeros(size // 4, "float32"))
-        taken: list[float] = []
-        for _ in range(1 + repeats):  # the first one includes negotiation
-            start = time.perf_counter()
-            hvd.allreduce(message, op=hvd.Sum, name=f"hvdtrain.doctor.{size}")
-            taken.append(time.perf_counter() - start)
-        seconds[str(size)] = median(taken[1:])
-    controller = "MPI" if hvd.mpi_enabled() else "Gloo"
-    return {"seconds": seconds, "workers": hvd.size(), "controller": controller}
+    hvd.allreduce(tensor(np.zeros(256, "float32")), op=hvd.Sum, name="hvdtrain.doctor")
+    return {"workers": hvd.size(), "controller": "MPI" if hvd.mpi_enabled() else "Gloo"}
 
 
 if __name__ == "__main__":
-    end_with_parent(int(sys.argv[3]))
-    print(_PREFIX + json.dumps(_measure(sys.argv[1], sys.argv[2] == "speed")), flush=True)
+    end_with_parent(int(sys.argv[2]))
+    print(_PREFIX + json.dumps(_reduce(sys.argv[1])), flush=True)

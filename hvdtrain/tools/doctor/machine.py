@@ -4,7 +4,6 @@ import contextlib
 import hmac
 import os
 import re
-import resource
 import secrets
 import shutil
 import socket
@@ -13,8 +12,7 @@ import struct
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ _CARD = {"name": "name", "memory_mib": "memory.total", "driver": "driver_version
 
 
 class _Listener(socketserver.ThreadingTCPServer):
-    """Sends its time to who sends the token, then acknowledges messages."""
+    """Sends its time to who sends the token."""
 
     daemon_threads, block_on_close, request_queue_size = True, False, 64
     token = ""
@@ -48,13 +46,6 @@ class _Listener(socketserver.ThreadingTCPServer):
             if not hmac.compare_digest(receive_exactly(request, _TOKEN_BYTES), self.token.encode()):
                 return
             request.sendall(struct.pack(">d", time.time()))
-            buffer = memoryview(bytearray(1 << 18))
-            while size := struct.unpack(">Q", receive_exactly(request, 8))[0]:
-                while size:
-                    if not (read := request.recv_into(buffer, min(size, len(buffer)))):
-                        return
-                    size -= read
-                request.sendall(b"!")
 
 
 class Listeners(contextlib.ExitStack):
@@ -81,50 +72,26 @@ def connect(endpoint: list[Any]) -> dict[str, Any]:
     its clock is ahead of this host's, and ``trip``: the seconds of the round trip, its uncertainty.
     """
     try:
-        with _connected(endpoint) as (_, clock, trip):
-            return {"error": "", "clock": clock, "trip": trip}
+        address, port, token = endpoint
+        with socket.create_connection((address, port), _CONNECT_SECONDS) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sent = time.time()
+            connection.sendall(token.encode())
+            (remote_time,) = struct.unpack(">d", receive_exactly(connection, 8))
+            received = time.time()
+        return {"error": "", "clock": remote_time - (sent + received) / 2, "trip": received - sent}
     except TimeoutError:
         return {"error": "no answer"}
     except (OSError, struct.error) as error:
         return {"error": (getattr(error, "strerror", None) or str(error)).lower()}
 
 
-@contextmanager
-def open_session(endpoint: list[Any]) -> Iterator[Callable[[memoryview], None]]:
-    """Context manager: connect to a listener; give a function that sends and waits for the answer."""
-    with _connected(endpoint) as (connection, _, _):
-
-        def send(message: memoryview) -> None:
-            connection.sendall(struct.pack(">Q", len(message)))
-            connection.sendall(message)
-            receive_exactly(connection, 1)
-
-        yield send
-        connection.sendall(struct.pack(">Q", 0))
-
-
-@contextmanager
-def _connected(endpoint: list[Any]) -> Iterator[tuple[socket.socket, float, float]]:
-    address, port, token = endpoint
-    with socket.create_connection((address, port), _CONNECT_SECONDS) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sent = time.time()
-        connection.sendall(token.encode())
-        (remote_time,) = struct.unpack(">d", receive_exactly(connection, 8))
-        received = time.time()
-        connection.settimeout(_SESSION_SECONDS)
-        yield connection, remote_time - (sent + received) / 2, received - sent
-
-
 def machine_info(run_dir: Path) -> dict[str, Any]:
     """Return what a host reports about itself, in JSON's types. The run directory need not exist yet."""
     own = socket.gethostname()
-    directory, infiniband = "", []
+    directory = ""
     with contextlib.suppress(OSError):  # it was removed
         directory = os.getcwd()
-    with contextlib.suppress(OSError):
-        infiniband = sorted(os.listdir("/sys/class/infiniband"))
-    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     return {
         "hostname": own,
         "addresses": addresses_of(own),
@@ -136,8 +103,6 @@ def machine_info(run_dir: Path) -> dict[str, Any]:
             "temporary directory": _disk(Path(tempfile.gettempdir())),
             "/dev/shm": _disk(Path("/dev/shm")),
         },
-        "locked_memory_bytes": -1 if locked == resource.RLIM_INFINITY else locked,
-        "infiniband": infiniband,
         "cores": len(os.sched_getaffinity(0)),
         "cores_of_machine": os.cpu_count() or 1,
         "memory_free_mib": psutil.virtual_memory().available // _MIB,

@@ -14,7 +14,6 @@ from rich.text import Text
 import hvdtrain
 from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.doctor.collect import MIB, SIZES, bus_bytes_per_second, bytes_per_second
 
 Status = Literal["ok", "warn", "fail"]
 Verdict = tuple[Status, str, str]  # status, found, remedy; see Finding
@@ -71,12 +70,6 @@ class Report:
                 if result and result.get("gflops", 0.0) >= found.get(host.name, {}).get("gflops", 0.0):
                     found[host.name] = result
         return found
-
-    def pair_times(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """Return the message times between hosts, by the names of the two hosts."""
-        names = {str(agent): host.name for agent, host in zip(self.agents, self.hosts, strict=True)}
-        pairs = [(step.split(), values) for step, values in self.answers.items() if step.startswith("pair ")]
-        return {(names[a], names[b]): result for (_, a, b), values in pairs if (result := values[int(a)])}
 
     def each(self, check: str, judge: Callable[[Host, HostInfo], Verdict]) -> list[Finding]:
         """Return a finding for each host that responded."""
@@ -164,26 +157,9 @@ def to_json(diagnosis: Diagnosis) -> str:
         ],
         "findings": [dict(zip(names, finding, strict=True)) for finding in diagnosis.findings],
         "compute": report.compute_results(),
-        "messages": [
-            {"hosts": list(pair), **_message_speeds(times)} for pair, times in report.pair_times().items()
-        ],
-        "allreduce": None,
+        "allreduce": dict(diagnosis.horovod) if diagnosis.horovod.get("workers") else None,
     }
-    if seconds := diagnosis.horovod.get("seconds"):
-        workers = diagnosis.horovod["workers"]
-        rates = {size: bus_bytes_per_second(int(size), workers, one) for size, one in seconds.items()}
-        document["allreduce"] = {**diagnosis.horovod, "bus_bytes_per_second": rates}
     return json.dumps(document)
-
-
-def _message_speeds(times: dict[str, Any]) -> dict[str, Any]:
-    if "error" in times:
-        return {"error": times["error"]}
-    return {
-        "by": "TCP",
-        "latency_seconds": times[str(SIZES[0])] / 2,
-        "bytes_per_second": {size: bytes_per_second(times, int(size)) for size in list(times)[1:]},
-    }
 
 
 def show(diagnosis: Diagnosis, console: Console) -> None:
@@ -246,45 +222,10 @@ def _cells(hosts: list[str], findings: list[Finding]) -> list[Text]:
 
 
 def _show_speed(diagnosis: Diagnosis, console: Console) -> None:
-    computed = diagnosis.report.compute_results()
-    if computed:
-        rates = [f"{name} {one['gflops']:.0f}" for name, one in computed.items() if "gflops" in one]
+    rates = [
+        f"{name} {one['gflops']:.0f}"
+        for name, one in diagnosis.report.compute_results().items()
+        if "gflops" in one
+    ]
+    if rates:
         console.print(Text(f"\ncompute, GFLOP/s on one thread: {', '.join(rates)}"))
-    pairs = diagnosis.report.pair_times()
-    if computed and any(len(times) > 1 for times in pairs.values()):
-        table = _speed_table("messages between hosts, over TCP", "hosts", "latency")
-        for pair, times in pairs.items():
-            name = " - ".join(host[:_NAME_WIDTH] for host in pair)
-            if "error" in times:
-                table.add_row(name, times["error"])
-            else:
-                speeds = [_rate(bytes_per_second(times, size)) for size in SIZES[1:]]
-                table.add_row(name, _time(times[str(SIZES[0])] / 2), *speeds)
-        console.print(table)
-    seconds = diagnosis.horovod.get("seconds", {})
-    if len(seconds) > 1:
-        workers, controller = diagnosis.horovod["workers"], diagnosis.horovod["controller"]
-        title = f"all-reduce by Horovod over {controller}, bus bandwidth"
-        table = _speed_table(title, "workers", "time of 1 KiB")
-        speeds = [_rate(bus_bytes_per_second(size, workers, seconds[str(size)])) for size in SIZES[1:]]
-        table.add_row(str(workers), _time(seconds[str(SIZES[0])]), *speeds)
-        console.print(table)
-
-
-def _speed_table(title: str, first: str, second: str) -> Table:
-    table = Table(title=f"\n{title}", title_justify="left", title_style="", box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    table.add_column(second, justify="right")
-    for size in SIZES[1:]:
-        name = f"{size // MIB} MiB" if size >= MIB else f"{size // 1024} KiB"
-        table.add_column(name, justify="right", no_wrap=True)
-    return table
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:.0f} us" if seconds < 1e-3 else f"{seconds * 1e3:.1f} ms"
-
-
-def _rate(bytes_per_second: float | None) -> str:
-    """Return a bandwidth as a text in MB/s; a MB is 10^6 bytes."""
-    return "-" if bytes_per_second is None else f"{bytes_per_second / 1e6:,.0f} MB/s"

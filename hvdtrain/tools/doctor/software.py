@@ -33,11 +33,9 @@ import json, torch, horovod.torch
 info = {"version": torch.__version__}
 if torch.cuda.is_available():
     count = torch.cuda.device_count()
-    pairs = [(a, b) for a in range(count) for b in range(count) if a != b]
     info["gpus"] = {
         "gpus": [torch.cuda.get_device_name(i) for i in range(count)],
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
-        "no_peer_access": [p for p in pairs if not torch.cuda.can_device_access_peer(*p)],
     }
 """,
     "tf": """
@@ -54,23 +52,6 @@ from mpi4py import MPI
 info = {"version": MPI.Get_library_version().split(",")[0].strip()}
 """,
 }
-# torchvision has native code that must be built for the PyTorch that is installed; the next two import it.
-_STATEMENTS = {
-    "torchvision": "import torchvision",
-    "transformers": "from transformers import PreTrainedModel",
-    "torchmetrics": "import torchmetrics",
-    "datasets": "import datasets",
-}
-_IMPORTING = """
-import json
-from hvdtrain.workers.user_errors import innermost_cause
-info = {{}}
-try:
-    {statement}
-except Exception as error:
-    error = innermost_cause(error)
-    info["error"] = type(error).__name__ + ": " + str(error)[:300]
-"""
 # With the launcher's variables, the probe would join the launcher's job.
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PMI_", "PRTE_", "HOROVOD_", "SLURM_")
 
@@ -94,28 +75,6 @@ def _run_probe(code: str, seconds: float) -> dict[str, Any]:
         return {"error": f"loading it ended with {signal.Signals(-done.code).name}"}
     lines = [line.strip() for line in done.errors.splitlines() if line.strip()]
     return {"error": lines[-1][:300] if lines else f"loading it ended with exit code {done.code}"}
-
-
-def import_libraries(seconds: float) -> dict[str, tuple[str, str]]:
-    """Return the version of each library that is installed, and why it cannot be imported, if it cannot."""
-    return {
-        name: (
-            _package_version(name, "of unknown version"),
-            _run_probe(_IMPORTING.format(statement=statement), seconds).get("error", ""),
-        )
-        for name, statement in _STATEMENTS.items()
-        if package_folder(name)
-    }
-
-
-def advice(name: str, error: str) -> str:
-    """Return what helps if a library cannot be imported."""
-    if "torchvision" in error or name == "torchvision":
-        return (
-            "Install torch and torchvision from one index, in versions that belong together, or remove "
-            "torchvision, which transformers and torchmetrics do not need: pip uninstall torchvision"
-        )
-    return f"Install it again, in a version that fits the others: pip install --force-reinstall {name}"
 
 
 def software_info(frameworks: tuple[str, ...], seconds: float) -> dict[str, Any]:
@@ -164,11 +123,11 @@ def _probe(name: str, seconds: float) -> dict[str, Any]:
     return _run_probe(_CODE[name], seconds)
 
 
-def _package_version(package: str, otherwise: str = "") -> str:
+def _package_version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return otherwise
+        return ""
 
 
 def _mpirun() -> str:
@@ -192,19 +151,3 @@ def _digest(folder: Path) -> str:
     for path in sorted(folder.rglob("*.py")):
         digest.update(os.fsencode(path.relative_to(folder)) + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
-
-
-def main() -> None:
-    """Print which libraries can be imported, which cannot and why, and which are missing."""
-    found = import_libraries(seconds=300)
-    if imported := [f"{name} {version}" for name, (version, error) in found.items() if not error]:
-        print(f"{', '.join(imported)} can be imported.")
-    for name, (version, error) in found.items():
-        if error:
-            print(f"{name} {version} cannot be imported: {error}\n  {advice(name, error)}")
-    if missing := [name for name in _STATEMENTS if name not in found]:
-        print(f"Not installed: {', '.join(missing)}.")
-
-
-if __name__ == "__main__":
-    main()

@@ -37,22 +37,13 @@ def difference(one: Array, other: Array) -> Difference:
     return Difference(absolute, absolute / float(numbers[np.isfinite(numbers)].max(initial=1e-300)))
 
 
-def aligned(
-    left: Array | None, right: Array | None, left_first: bool = False, right_first: bool = False
-) -> tuple[Array, Array] | None:
-    """Return PyTorch's and TensorFlow's array in TensorFlow's layout; None if their shapes do not allow it.
-
-    ``left_first`` and ``right_first`` say whether the second axis is known to be that of channels.
-    """
+def aligned(left: Array | None, right: Array | None) -> tuple[Array, Array] | None:
+    """Return PyTorch's and TensorFlow's array in TensorFlow's layout; None if no layout fits."""
     if left is None or right is None:
         return None
-    if right_first and right.ndim > 2:
-        right = np.moveaxis(right, 1, -1)
     layouts = [left]
-    if left.ndim > 2:
-        layouts = [np.moveaxis(left, 1, -1)]
-        if not left_first:
-            layouts += [left, np.swapaxes(left, 0, 1)]  # the second has time before samples
+    if left.ndim > 2:  # channels may be the second axis, and time may be before samples
+        layouts = [np.moveaxis(left, 1, -1), left, np.swapaxes(left, 0, 1)]
     layouts = [one for one in layouts if one.shape == right.shape]
     return (min(layouts, key=lambda one: difference(one, right).absolute), right) if layouts else None
 
@@ -68,7 +59,6 @@ class LayerCall:
     inputs: Array | None = None  # its first input; None if that is no tensor
     outputs: Array | None = None  # its first output
     before_activation: Array | None = None  # the output before the activation that the layer itself applies
-    channels_first: bool = False  # whether the second axis of its arrays is that of channels
 
 
 @travels
@@ -89,14 +79,21 @@ class CallRecorder:
         self._outputs: tuple[Array, ...] = ()
         self._model, self._paths = model, paths
 
-    def _keep(self, layer: Any, inputs: Any, outputs: Iterable[Array], *stated: Any) -> None:
-        """Keep a call; ``stated``: settings, whether channels are first, the array before the activation."""
-        found, (settings, channels_first, *before) = tuple(outputs), stated
+    def _keep(
+        self,
+        layer: Any,
+        inputs: Any,
+        outputs: Iterable[Array],
+        settings: dict[str, Any],
+        before: Array | None = None,
+    ) -> None:
+        """Keep a call; ``before`` is the output before the activation that the layer itself applies."""
+        found = tuple(outputs)
         if layer is self._model and not self._outputs:
             self._outputs = found
         if path := self._paths.get(id(layer), ""):
-            arrays = inputs, next(iter(found), None), next(iter(before), None)
-            self._calls.append(LayerCall(path, type(layer).__name__, settings, *arrays, channels_first))
+            first = next(iter(found), None)
+            self._calls.append(LayerCall(path, type(layer).__name__, settings, inputs, first, before))
 
     def forward_pass(self, losses: Array) -> ForwardPass:
         """Return the forward pass that was recorded, with the losses that it led to."""
@@ -116,7 +113,6 @@ class Observation:
 
     framework: str  # "torch" or "tf"
     initial: PortableState  # the arrays that it begins with by itself
-    own: PortableState  # those of the models' own initializers, if training would begin with them
     forward: ForwardPass  # a forward pass with the first batch
     random_layers: tuple[str, ...] = ()  # whose outputs differ between two evaluations with equal inputs
     is_random_in_training: bool = False  # whether the loss does in training, without dropout
@@ -155,22 +151,19 @@ class Row:
     @cached_property
     def input_arrays(self) -> tuple[Array, Array] | None:
         """The inputs in one layout."""
-        return self._aligned(self.left.inputs, self.right.inputs)
+        return aligned(self.left.inputs, self.right.inputs)
 
     @cached_property
     def output_arrays(self) -> tuple[Array, Array] | None:
         """The outputs in one layout, without the activation that TensorFlow's layer itself applies."""
         ends = (self.right.outputs, self.right.before_activation)
-        pairs = [pair for end in ends if (pair := self._aligned(self.left.outputs, end)) is not None]
+        pairs = [pair for end in ends if (pair := aligned(self.left.outputs, end)) is not None]
         return min(pairs, key=lambda pair: difference(*pair).absolute, default=None)
 
     @property
     def has_other_shape(self) -> bool:
         """Whether both give an output, of shapes that are none of one array."""
         return self.left.outputs is not None and self.right.outputs is not None and self.output_arrays is None
-
-    def _aligned(self, left: Array | None, right: Array | None) -> tuple[Array, Array] | None:
-        return aligned(left, right, self.left.channels_first, self.right.channels_first)
 
 
 def make_rows(left: ForwardPass, right: ForwardPass, names: Iterable[str]) -> list[Row]:

@@ -5,7 +5,7 @@ import math
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from hvdtrain.backends.base import Backend
-from hvdtrain.backends.records import PortableState
 from hvdtrain.config import Config, Layer
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.errors import ENDINGS, EXIT_DONE, EXIT_TRAINING, HvdtrainError, TaskError
@@ -124,12 +123,6 @@ def check_task(task_class: Any, name: str) -> None:
             )
 
 
-def keeps_initial_values(layers: Sequence[Layer], task_class: Any) -> bool:
-    """Return whether training would start from what the models' own initializers give."""
-    sources: list[Mapping[str, Any]] = [getattr(task_class, "defaults", {}), *(one.values for one in layers)]
-    return not any(name in values for values in sources for name in ("initial_parameters", "init"))
-
-
 def layer_paths(
     walked: Iterable[tuple[str, int]], arrays: Iterable[tuple[str, str]], renaming: Callable[[str], str]
 ) -> dict[int, str]:
@@ -156,32 +149,25 @@ def layer_paths(
     return found
 
 
-def observe(config: Config, backend: Backend, task_data: TaskData, start: Any, keeps: bool) -> Observation:
+def observe(config: Config, backend: Backend, task_data: TaskData, start: Any) -> Observation:
     """Return what a framework does with a model: in fp64 if the model can compute in it.
 
-    ``start`` has the parameters to begin with; with None they are the model's own. ``keeps`` says whether
-    training would begin with what the model's own initializers give.
+    ``start`` has the parameters to begin with; with None they are the model's own.
     """
     with of_framework(config.framework).in_fp64():
         try:
-            return _observe(config, backend, task_data, start, keeps, wide=np.float64)
+            return _observe(config, backend, task_data, start, wide=np.float64)
         except ENDINGS:
             raise
         except Exception as error:
             problem = error.problem if isinstance(error, HvdtrainError) else where_raised(error)
             why = f"{FRAMEWORKS[config.framework].title}: {problem.splitlines()[0]}"
-    found = _observe(config, backend, task_data, start, keeps, wide=None)
+    found = _observe(config, backend, task_data, start, wide=None)
     return replace(found, note=f"not compared in fp64, so smaller differences stay unseen: {why}")
 
 
-def _observe(
-    config: Config, backend: Backend, task_data: TaskData, start: Any, keeps: bool, *, wide: Any
-) -> Observation:
-    task, own = task_data.task, PortableState()
-    if keeps:
-        build(config.model_copy(update={"initial_parameters": "model"}), task, backend)
-        if (pending := backend.gather_state()) is not None:
-            own = {name: np.array(array) for name, array in pending.read().items()}
+def _observe(config: Config, backend: Backend, task_data: TaskData, start: Any, *, wide: Any) -> Observation:
+    task = task_data.task
     info = build(config, task, backend)
     restore(config, backend, len(task_data.train_data))
     config = with_learning_rate(config, info.own_rates)
@@ -211,7 +197,7 @@ def _observe(
         if config.learning_rate is not None:
             optimizer["learning rate"] = config.learning_rate
         return replace(
-            found, initial=initial, own=own, losses=losses, arrays=arrays, optimizer=optimizer,
+            found, initial=initial, losses=losses, arrays=arrays, optimizer=optimizer,
             batches=[_digest(samples) for samples, _ in batches], trained=tuple(loop.trained),
         )  # fmt: skip
 
@@ -238,7 +224,7 @@ def _of_batch(loop: PlainLoop, samples: Samples) -> Observation:
     is_random = all(map(math.isfinite, means)) and not math.isclose(*means, rel_tol=_SAME_LOSS)
     loop.restart(kept)
     random_layers = tuple(_random_layers(*passes))[:1]
-    return Observation(loop.framework, {}, {}, passes[0], random_layers, is_random, tuple(rates))
+    return Observation(loop.framework, {}, passes[0], random_layers, is_random, tuple(rates))
 
 
 def _random_layers(first: ForwardPass, second: ForwardPass) -> Iterator[str]:
@@ -268,7 +254,7 @@ def observe_alone(values: Mapping[str, Any]) -> None:
         with started(job, signals) as backend:
             task_data, _, _ = open_together(job, backend)
             try:
-                found = observe(job.config, backend, task_data, start, values["keeps_initial"])
+                found = observe(job.config, backend, task_data, start)
             except (HvdtrainError, *ENDINGS):
                 raise
             except Exception as error:
@@ -304,7 +290,6 @@ def run_parity(layers: list[Layer], json_path: Path | None, limit_seconds: float
             values = {
                 "layers": layers_to_json(layers_for(layers, framework)), "folder": name,
                 "start": "torch.wire" if found else "",
-                "keeps_initial": keeps_initial_values(layers, task_class),
             }  # fmt: skip
             path, ended = Path(name, "values.json"), Path(name, f"{framework}.json")
             path.write_text(json.dumps(values), encoding="utf-8")

@@ -18,7 +18,7 @@ from hvdtrain.backends.portable.names import Renaming
 from hvdtrain.config import Layer
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.training_data import readers_for
-from hvdtrain.errors import HvdtrainError, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.host.launcher import muted_console
 from hvdtrain.host.processes import end_with_parent
 from hvdtrain.jobs.entering import new_session
@@ -154,6 +154,7 @@ class _Proof:
                     try:
                         loop = of_framework(self.framework).Loop(task_data.task, config, backend, info)
                     except TaskError as error:
+                        self.traits = Traits(has_own_step=hasattr(task_data.task, f"{self.framework}_step"))
                         why = f"no plain loop: {error.problem}; hvdtrain with one worker is the judge"
                         self.notes.append(why)
                         self.rounding = Rounding(one.arrays(self.steps), list(info.parameter_shapes))
@@ -220,46 +221,42 @@ class _Proof:
         if session.data.evaluation is not None:
             total = weight = 0.0
             first = next(iter(sets_of(session.data.evaluation)))
-            try:
-                with session.data.eval_feed(session.plan(), first) as feed:
-                    for batch in feed:
-                        samples = rows_of(batch)
-                        mean, count = mean_of(loop.losses(samples, False))
-                        count = len(next(iter(samples.values()))) if math.isnan(count) else count
-                        total, weight = total + mean * count, weight + count
-                evaluation = {"loss": total / weight}
-            except HvdtrainError:
-                pass  # a task without a loss
+            with session.data.eval_feed(session.plan(), first) as feed:
+                for batch in feed:
+                    samples = rows_of(batch)
+                    mean, count = mean_of(loop.losses(samples, False))
+                    count = len(next(iter(samples.values()))) if math.isnan(count) else count
+                    total, weight = total + mean * count, weight + count
+            evaluation = {"loss": total / weight}
         return Run(losses, lambda step: states[step], evaluation)
 
     def _look(self, session: Session, loop: PlainLoop, samples: Any) -> None:
         """Find out what of the task the number of workers can change."""
-        own_step, callbacks = (hasattr(loop.task, name) for name in (f"{loop.framework}_step", "callbacks"))
         seed_host_generators(1, "another reading")
         again = session.data.batch_again(session.plan(), Progress())
         read = samples if again is None else rows_of(again)
         drawn = next((name for name in samples if equal_arrays({name: samples[name]}, read)), "")
-        self.traits = Traits(drawn=drawn, has_own_step=own_step, has_callbacks=callbacks)
-        try:
-            found: dict[bool, list[str]] = {True: [], False: []}
-            if not self._is_hidden(loop, samples):
-                found = {training: self._generators(loop, samples, training) for training in found}
-            if hidden := self._is_hidden(loop, samples):
-                found = {True: [], False: []}
-            self.traits = replace(
-                self.traits, is_hidden=hidden, generators=found[True], in_evaluation=found[False]
+        found: dict[bool, list[str]] = {True: [], False: []}
+        if not self._is_hidden(loop, samples):
+            found = {training: self._generators(loop, samples, training) for training in found}
+        if hidden := self._is_hidden(loop, samples):
+            found = {True: [], False: []}
+        self.traits = Traits(
+            found[True],
+            found[False],
+            drawn=drawn,
+            is_hidden=hidden,
+            has_callbacks=hasattr(loop.task, "callbacks"),
+        )
+        for training in [one for one in (False, True) if not found[one]]:  # else halves draw others
+            depends = splits(
+                self._losses(loop, samples, training),
+                [self._losses(loop, part, training) for part in halves_of(samples)],
+                mean_of,
             )
-            for training in [one for one in (False, True) if not found[one]]:  # else halves draw others
-                depends = splits(
-                    self._losses(loop, samples, training),
-                    [self._losses(loop, part, training) for part in halves_of(samples)],
-                    mean_of,
-                )
-                is_of_norm = training and any(name.endswith("/moving_mean") for name in loop.start)
-                if depends and not (is_of_norm or self.traits.depends or hidden):
-                    self.traits = replace(self.traits, depends=depends, in_training=training)
-        except HvdtrainError:
-            pass  # a step of its own has no loss that can be looked at
+            is_of_norm = training and any(name.endswith("/moving_mean") for name in loop.start)
+            if depends and not (is_of_norm or self.traits.depends or hidden):
+                self.traits = replace(self.traits, depends=depends, in_training=training)
 
     def _is_hidden(self, loop: PlainLoop, samples: Any) -> bool:
         twice = [mean_of(self._losses(loop, samples, True))[0] for _ in range(2)]

@@ -5,13 +5,11 @@ They call the task's own model and loss, and use nothing of how hvdtrain does a 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from hvdtrain.backends.custom_step import Optimizers
 from hvdtrain.backends.objective.model_call import ModelCall, nested_batch
 from hvdtrain.backends.objective.objective import make_objective
 from hvdtrain.backends.portable.names import Renaming
@@ -33,7 +31,7 @@ class PlainLoop:
     """Trains a task's model, which the backend has built, on whole batches.
 
     Raises:
-        TaskError: If a plain loop of the framework has no such optimizer.
+        TaskError: If the task has its own step, or a plain loop of the framework has no such optimizer.
     """
 
     framework: str
@@ -47,12 +45,10 @@ class PlainLoop:
     losses: Callable[[Samples, bool], tuple[Any, Any]]
     seed: Callable[[int], None]
     _open: Callable[[], None]
-    _make_optimizers: Callable[[], None]
+    _make_optimizer: Callable[[], None]
     _prepare: Callable[[int, float], None]
     _tensors: Callable[[Samples], dict[str, Any]]
     _plain_step: Callable[[Mapping[str, Any]], float]
-    _own_step: Callable[[Any, Any], float]
-    _given: Callable[[Any], Any]
     _like: Callable[[Any, Any], Any]
     _named: Callable[[str, Any, Any], Any]
 
@@ -60,14 +56,13 @@ class PlainLoop:
         self.task, self.config, self.backend = task, config, backend
         self.own_base = info.own_rates.base if info.own_rates else None
         self._own = getattr(task, f"{self.framework}_loss", None)
-        self._step = getattr(task, f"{self.framework}_step", None)
         self._loss = getattr(task, "loss", None)
         self._call = ModelCall(self.framework)
         self.renaming = Renaming(task, self.framework)
         self.noise = 0.0  # of gradients, relative to the largest
-        self._optimizers: dict[str, Any] = {}
-        has_own = any(hasattr(task, f"{self.framework}_optimizer{end}") for end in ("", "s"))
-        if not has_own and config.optimizer in ("lars", "lamb"):
+        if hasattr(task, f"{self.framework}_step"):
+            raise TaskError("the task has its own training step")
+        if not hasattr(task, f"{self.framework}_optimizer") and config.optimizer in ("lars", "lamb"):
             raise TaskError(f"{config.optimizer} is hvdtrain's own optimizer")
         self._open()
         self.start = self.arrays()
@@ -76,12 +71,7 @@ class PlainLoop:
     def step(self, samples: Samples, number: int, rate: float) -> float:
         """Take a step with a batch, the ``number``th from 0, with a learning rate; return its loss."""
         self._prepare(number, rate)
-        batch = self._tensors(samples)
-        if self._step is None:
-            return self._plain_step(batch)
-        optimizers: Any = Optimizers({name: self._given(one) for name, one in self._optimizers.items()})
-        optimizers.step = number
-        return self._own_step(nested_batch(batch), optimizers)
+        return self._plain_step(self._tensors(samples))
 
     def arrays(self) -> PortableState:
         """Return copies of the model's arrays."""
@@ -91,7 +81,7 @@ class PlainLoop:
         """Begin anew, from these arrays."""
         for one in self.state.fields:
             one.write(start)
-        self._make_optimizers()
+        self._make_optimizer()
 
     def _values(self, model: Any, batch: Mapping[str, Any], training: bool) -> tuple[Any, Any]:
         """Return losses and weights by the task's loss; for a named one by the framework's function."""
@@ -130,19 +120,6 @@ class PlainLoop:
             and not (special or "weights" in batch or self.config.label_smoothing)
             and (self._loss != "cross_entropy" or (targets is not None and len(targets.shape) == 1))
         )
-
-
-@dataclass(frozen=True)
-class StepOptimizer:
-    """What a task's own step is given as an optimizer: it computes gradients of losses, and updates."""
-
-    gradients: Callable[..., Any]
-    apply: Callable[[Any], None]
-    variables: Any
-
-    def minimize(self, losses: Any, *given: Any, **options: Any) -> None:
-        """Compute the gradients of losses and apply them."""
-        self.apply(self.gradients(losses, *given, **options))
 
 
 def mean_of(losses: tuple[Any, Any]) -> tuple[float, float]:

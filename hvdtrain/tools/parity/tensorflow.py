@@ -1,6 +1,6 @@
 """Looking into a model of Keras; ``torch.py`` does the same for PyTorch."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
 from hvdtrain.tools.parity.findings import CLASS
 from hvdtrain.tools.parity.observation import Array, CallRecorder, read_settings
-from hvdtrain.tools.parity.plain import PlainLoop, Samples, StepOptimizer
+from hvdtrain.tools.parity.plain import PlainLoop, Samples
 from hvdtrain.workers.seeding import seed_host_step
 
 _CONVOLUTIONS = (kl.Conv1D, kl.Conv2D, kl.Conv3D)
@@ -77,8 +77,6 @@ def optimizer_settings(optimizer: Any) -> dict[str, Any]:
     if hasattr(optimizer, "beta_1"):
         found["betas"] = [float(optimizer.beta_1), float(optimizer.beta_2)]
     found["weight decay"] = float(optimizer.weight_decay or 0.0)
-    if constraints := {type(v.constraint).__name__ for v in optimizer._trainable_variables if v.constraint}:
-        found["constraints"] = ", ".join(sorted(constraints))
     return found
 
 
@@ -98,9 +96,7 @@ class Recorder(CallRecorder):
             settings = read_settings(_SETTINGS, layer)
             if isinstance(layer, _CONVOLUTIONS) and inputs is not None:
                 settings["padding"] = [*_padding(layer, inputs.shape)]
-            is_first = getattr(layer, "data_format", None) == "channels_first"
-            before = self._before.pop(id(layer), None)
-            self._keep(layer, inputs, all_arrays(outputs), settings, is_first, before)
+            self._keep(layer, inputs, all_arrays(outputs), settings, self._before.pop(id(layer), None))
             return outputs
 
         self._stack.enter_context(_replaced(keras_layer.Layer, "__call__", call))
@@ -177,59 +173,48 @@ class Loop(PlainLoop):
         self.model = self.backend.model
         for layer in self.model._flatten_layers():
             vars(layer).pop("call", None)  # that of synchronised batch norm, not Keras's own
-        self._make_optimizers()
+        self._make_optimizer()
 
-    def _make_optimizers(self) -> None:
+    def _make_optimizer(self) -> None:
         config = self.config
-        trained = [one.variable for one in self.state.trainable_fields()]
+        self._variables = [one.variable for one in self.state.trainable_fields()]
         self._decay, self._is_adam = 0.0, False
-        if hasattr(self.task, "tf_optimizers"):
-            given = self.task.tf_optimizers(self.model)
-            pairs = {name: one if isinstance(one, tuple) else (one, trained) for name, one in given.items()}
-        elif hasattr(self.task, "tf_optimizer"):
-            pairs = {"optimizer": (self.task.tf_optimizer(), trained)}
+        if hasattr(self.task, "tf_optimizer"):
+            made = self.task.tf_optimizer()
         elif config.optimizer == "adamw":
             self._is_adam, betas = True, {"beta_1": config.adam_beta1, "beta_2": config.adam_beta2}
-            adam = keras.optimizers.AdamW(weight_decay=config.weight_decay, **betas)
-            pairs = {"optimizer": (adam, trained)}
+            made = keras.optimizers.AdamW(weight_decay=config.weight_decay, **betas)
         else:
             self._decay = config.weight_decay
-            pairs = {"optimizer": (keras.optimizers.SGD(momentum=config.momentum), trained)}
-        for optimizer, variables in pairs.values():
-            optimizer.build(variables)
-            optimizer._of_base = float(optimizer.learning_rate) / self.own_base if self.own_base else 1.0
-        self._optimizers = pairs
+            made = keras.optimizers.SGD(momentum=config.momentum)
+        made.build(self._variables)
+        self._of_base = float(made.learning_rate) / self.own_base if self.own_base else 1.0
+        self._optimizer = made
 
     def _prepare(self, number: int, rate: float) -> None:
         config = self.config
         seed_host_step(mix(config.seed, number, 0) >> 1)  # the draws of one worker
-        for optimizer, _ in self._optimizers.values():
-            optimizer.learning_rate = rate * optimizer._of_base
-            if self._is_adam:  # epsilon is added to the corrected root, as PyTorch's is
-                optimizer.epsilon = config.adam_epsilon * (1 - config.adam_beta2 ** (number + 1)) ** 0.5
-
-    def _own_step(self, batch: Any, optimizers: Any) -> float:
-        assert self._step is not None
-        with phase_of_layers(True):
-            losses = self._step(Phase(self.model, True), batch, optimizers)[0]
-        return float(self._mean(*self._pair(losses)))
+        self._optimizer.learning_rate = rate * self._of_base
+        if self._is_adam:  # epsilon is added to the corrected root, as PyTorch's is
+            self._optimizer.epsilon = config.adam_epsilon * (1 - config.adam_beta2 ** (number + 1)) ** 0.5
 
     def _plain_step(self, batch: Mapping[str, Any]) -> float:
-        ((optimizer, variables),) = self._optimizers.values()
-        phase = Phase(self.model, True)
+        variables, phase = self._variables, Phase(self.model, True)
         with tf.GradientTape() as tape:
             with phase_of_layers(True):
                 loss = self._mean(*self._values(phase, batch, True))
             if (added := phase.added_loss()) is not None:
                 loss += tf.cast(added, loss.dtype)
-        self._apply(optimizer, variables, self._dense(tape.gradient(loss, _plain(variables)), variables))
+        # a tape takes the tf.Variables of Keras's
+        gradients = tape.gradient(loss, [getattr(one, "value", one) for one in variables])
+        self._apply(
+            tf.zeros_like(v) if g is None else tf.convert_to_tensor(g)
+            for g, v in zip(gradients, variables, strict=True)
+        )
         return float(loss)
 
-    def _dense(self, found: Any, variables: Any) -> list[Any]:
-        pairs = zip(found, variables, strict=True)
-        return [tf.zeros_like(v) if g is None else tf.convert_to_tensor(g) for g, v in pairs]
-
-    def _apply(self, optimizer: Any, variables: Any, found: Any) -> None:
+    def _apply(self, gradients: Iterable[Any]) -> None:
+        found, variables = list(gradients), self._variables
         if self.config.clip_norm is not None:
             found, _ = tf.clip_by_global_norm(found, self.config.clip_norm)
         if self.noise:
@@ -237,23 +222,12 @@ class Loop(PlainLoop):
             draw = np.random.default_rng(0)
             found = [g + tf.cast(noise * draw.standard_normal(g.shape), g.dtype) for g in found]
         decayed = [g + self._decay * tf.convert_to_tensor(v) for g, v in zip(found, variables, strict=True)]
-        optimizer.apply(decayed, variables)
+        self._optimizer.apply(decayed, variables)
 
     def settings(self) -> dict[str, Any]:
         """Return what the optimizer was made with."""
-        found = optimizer_settings(next(iter(self._optimizers.values()))[0])
+        found = optimizer_settings(self._optimizer)
         return found | ({"weight decay": self._decay} if self._decay else {})
-
-    def _given(self, pair: Any) -> Any:
-        optimizer, variables = pair
-
-        def gradients(losses: Any, tape: Any) -> Any:
-            values, weights = self._pair(losses)
-            share = tf.ones_like(values) if weights is None else weights
-            share = share / tf.reduce_sum(share) if values.shape.rank else share
-            return self._dense(tape.gradient(values, _plain(variables), share), variables)
-
-        return StepOptimizer(gradients, lambda found: self._apply(optimizer, variables, found), variables)
 
     def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
         """Return the losses of samples, or their mean, and the weights of samples."""
@@ -293,8 +267,3 @@ class Loop(PlainLoop):
             return tf.reduce_mean(losses, axis=1)
         counted = tf.reduce_sum(tf.reshape(tf.cast(mask, losses.dtype), (len(targets), -1)), axis=1)
         return tf.math.divide_no_nan(tf.reduce_sum(losses, axis=1), counted), counted
-
-
-def _plain(variables: Any) -> list[Any]:
-    """Return the tf.Variables of Keras's, which a tape takes."""
-    return [getattr(one, "value", one) for one in variables]

@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from torch import nn, optim
 from torch.nn import functional as F
-from torch.nn.modules import pooling
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.records import PortableState
@@ -22,14 +20,7 @@ from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.task_model import make_model
 from hvdtrain.tools.parity.findings import CLASS
 from hvdtrain.tools.parity.observation import Array, CallRecorder, read_settings
-from hvdtrain.tools.parity.plain import PlainLoop, Samples, StepOptimizer
-
-# modules whose arrays' second axis is that of channels; of the user's own that is not known
-_CHANNELS_FIRST = (
-    *(_ConvNd, _BatchNorm, _InstanceNorm, nn.GroupNorm, nn.Dropout2d, nn.Dropout3d),
-    *(pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, pooling._AdaptiveAvgPoolNd),
-    *(pooling._LPPoolNd, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
-)
+from hvdtrain.tools.parity.plain import PlainLoop, Samples
 
 
 def _padding(module: Any) -> list[list[int]]:
@@ -108,8 +99,8 @@ class Recorder(CallRecorder):
         self._inputs.append(next(all_arrays((args, kwargs)), None))  # now: the module may change it in place
 
     def _after(self, module: nn.Module, _args: Any, outputs: Any) -> None:
-        settings, is_first = read_settings(_SETTINGS, module), isinstance(module, _CHANNELS_FIRST)
-        self._keep(module, self._inputs.pop(), all_arrays(outputs), settings, is_first)
+        settings = read_settings(_SETTINGS, module)
+        self._keep(module, self._inputs.pop(), all_arrays(outputs), settings)
 
 
 def all_arrays(value: Any) -> Iterator[Array]:
@@ -158,15 +149,13 @@ class Loop(PlainLoop):
         self.model.load_state_dict(self.backend.model.state_dict())
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(given[name].requires_grad)
-        self._make_optimizers()
+        self._make_optimizer()
 
-    def _make_optimizers(self) -> None:
+    def _make_optimizer(self) -> None:
         config, own = self.config, dict(self.model.named_parameters())
-        if hasattr(self.task, "torch_optimizers"):
-            self._optimizers = dict(self.task.torch_optimizers(self.model))
-        elif hasattr(self.task, "torch_optimizer"):
+        if hasattr(self.task, "torch_optimizer"):
             trained = [parameter for parameter in own.values() if parameter.requires_grad]
-            self._optimizers = {"optimizer": self.task.torch_optimizer(trained)}
+            made: Any = self.task.torch_optimizer(trained)
         else:
             names = {id(parameter): name for name, parameter in self.backend.model.named_parameters()}
             groups = [
@@ -176,36 +165,29 @@ class Loop(PlainLoop):
             ]  # fmt: skip
             if config.optimizer == "adamw":
                 betas = config.adam_beta1, config.adam_beta2
-                made: Any = torch.optim.AdamW(groups, betas=betas, eps=config.adam_epsilon)
+                made = torch.optim.AdamW(groups, betas=betas, eps=config.adam_epsilon)
             else:
                 made = torch.optim.SGD(groups, lr=0.1, momentum=config.momentum)
-            self._optimizers = {"optimizer": made}
-        for group in self._groups():
+        self._optimizer = made
+        for group in made.param_groups:
             own_rate = float(group["lr"]) / float(self.own_base) if self.own_base else 1.0
             group["scale"] = own_rate * group.get("lr_scale", 1.0)
-
-    def _groups(self) -> list[dict[str, Any]]:
-        return [group for one in self._optimizers.values() for group in one.param_groups]
 
     def _prepare(self, number: int, rate: float) -> None:
         self.backend.parts.computation.seed_step(number)  # the draws of one worker
         self.model.train()
-        for group in self._groups():
+        for group in self._optimizer.param_groups:
             group["lr"] = rate * group["scale"]
 
-    def _own_step(self, batch: Any, optimizers: Any) -> float:
-        assert self._step is not None
-        return float(self._mean(*self._pair(self._step(self.model, batch, optimizers)[0])).detach())
-
     def _plain_step(self, batch: Mapping[str, Any]) -> float:
-        (optimizer,) = self._optimizers.values()
-        optimizer.zero_grad()
+        self._optimizer.zero_grad()
         loss = self._mean(*self._values(self.model, batch, True))
         loss.backward()
-        self._update(optimizer, list(self.model.parameters()))
+        self._update()
         return float(loss.detach())
 
-    def _update(self, optimizer: Any, variables: list[Any]) -> None:
+    def _update(self) -> None:
+        variables = list(self.model.parameters())
         found = [variable.grad for variable in variables if variable.grad is not None]
         dense = [one for one in found if not one.is_sparse and one.is_floating_point()]
         if self.noise and dense:
@@ -215,7 +197,7 @@ class Loop(PlainLoop):
                 one.add_(torch.randn(one.shape, generator=draw).to(one) * self.noise * largest)
         if self.config.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(variables, self.config.clip_norm)
-        optimizer.step()
+        self._optimizer.step()
 
     def restart(self, start: PortableState) -> None:
         """Begin anew, with another model and these arrays."""
@@ -229,23 +211,7 @@ class Loop(PlainLoop):
 
     def settings(self) -> dict[str, Any]:
         """Return what the optimizer was made with."""
-        return optimizer_settings(next(iter(self._optimizers.values())))
-
-    def _given(self, optimizer: Any) -> Any:
-        variables = [p for group in optimizer.param_groups for p in group["params"]]
-
-        def gradients(losses: Any, retain_graph: bool = False) -> Any:
-            mean = self._mean(*self._pair(losses))
-            found = torch.autograd.grad(mean, variables, retain_graph=retain_graph, allow_unused=True)
-            return [torch.zeros_like(v) if g is None else g for g, v in zip(found, variables, strict=True)]
-
-        def apply(found: Any) -> None:
-            for variable, gradient in zip(variables, found, strict=True):
-                variable.grad = gradient.detach().clone()
-            self._update(optimizer, variables)
-            optimizer.zero_grad()
-
-        return StepOptimizer(gradients, apply, variables)
+        return optimizer_settings(self._optimizer)
 
     def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
         """Return the losses of samples, or their mean, and the weights of samples."""

@@ -14,7 +14,6 @@ from hvdtrain.tools.parity.findings import (
     MOMENTUM,
     Finding,
     constant_factor,
-    different_beginnings,
     different_settings,
     equal_settings,
     explain,
@@ -87,7 +86,7 @@ def judge(left: Observation, right: Observation) -> Result:
     steps = compare(_run(left), _run(right), Rounding(start, trained, limits=limits))
     is_known = divergence or is_random or any(one.suspect in _BEFORE_STEPS for one in findings)
     if steps.step and not is_known and not (settings and steps.name.endswith("/moving_mean")):
-        findings.append(_of_steps(left, right, steps, start))
+        findings.append(_of_steps(left, right, steps))
     notes = [f"made equal beforehand: the initial values of {counted(len(start), 'array')}, to PyTorch's"]
     notes += [one.note for one in (left, right) if one.note]
     if rates := sorted({*left.dropout_rates, *right.dropout_rates}):
@@ -129,7 +128,6 @@ def _of_initial(left: Observation, right: Observation, unmatched: Any) -> Iterat
         has, has_not = ("TensorFlow", "PyTorch") if one is None else ("PyTorch", "TensorFlow")
         text = f"{has_not} has no {name}, {has} has it: give both a bias, or neither"
         yield Finding("missing bias", name.rpartition("/")[0], text)
-    yield from different_beginnings(left.own, right.own)
     pairs = {name: (one, right.initial[name]) for name, one in left.initial.items() if name in right.initial}
     apart = {
         name: found
@@ -197,24 +195,16 @@ def _of_losses(left: Observation, right: Observation, most: float) -> Iterator[F
         yield Finding("loss", "the loss", f"{how}, though the model's outputs agree")
 
 
-def _of_steps(left: Observation, right: Observation, found: Comparison, start: PortableState) -> Finding:
+def _of_steps(left: Observation, right: Observation, found: Comparison) -> Finding:
     """Return why the first step that differs does, though evaluations agree."""
-    if constraints := right.optimizer.get("constraints"):
-        text = f"TensorFlow applies {constraints} after each update, and PyTorch does not"
-        return Finding("constraint", "the optimizer", text)
     place = found.name.removeprefix("model/") or "the loss"
     layer = place.rpartition("/")[0] or place
     text = f"step {found.step}, {place}: in TensorFlow, {found.text}"
-    if found.name in start and found.step == 1:
-        more = right.arrays[1][found.name].astype(float) - left.arrays[1][found.name]
-        if constant_factor(more, start[found.name].astype(float)) is not None:
-            why = "by a multiple of its initial value: an L2 term, such as a regularizer, in one framework"
-            return Finding("regularizer", layer, f"{text}, {why}")
     if found.name.endswith("/moving_mean"):
         return Finding(MOMENTUM, layer, text)
     text += ", though evaluations agree: "
     if not found.name:
         return Finding("loss in training", layer, f"{text}look for a loss that is added in training")
     classes = " and ".join(side.optimizer.get(CLASS, "?") for side in (left, right))
-    advice = f"compare what is done in training alone, and the optimizers ({classes})"
+    advice = f"compare regularizers, constraints, and the optimizers ({classes})"
     return Finding("update", layer, text + advice)
