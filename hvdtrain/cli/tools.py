@@ -153,12 +153,12 @@ def _ssh_options(command: Any) -> Any:
               help="Check the hosts of this host file over ssh, before a launch.")  # fmt: skip
 @click.option("-H", "--hosts", metavar="HOSTS", help="The same for hosts given as host1:2,host2:2.")
 @click.option("--host-discovery-script", metavar="SCRIPT",
-              help="Check the discovery script of an elastic job, and the hosts that it prints.")  # fmt: skip
+              help="The same for the hosts that an elastic job's discovery script prints.")  # fmt: skip
 @click.option("--slots-per-host", type=click.IntRange(1), default=1,
               help="Slots of a host for which the script prints no number. [1]")  # fmt: skip
 @click.option("--framework", type=click.Choice(list(FRAMEWORKS)), help="Check this framework only. [both]")
 @click.option("--run-dir", default="runs", help="Run directory to check. [runs]")
-@click.option("--quick", is_flag=True, help="Skip the speed measurements.")
+@click.option("--quick", is_flag=True, help="Skip the benchmark.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of a table.")
 @click.option("--timeout", type=click.FloatRange(1), default=60.0, metavar="SECONDS",
               help="Time limit for loading the frameworks on a host. [60]")  # fmt: skip

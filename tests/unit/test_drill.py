@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from hvdtrain.host.hostfile import HostSlots
 from hvdtrain.tools.drill.command import Case, Drilled, run_case
 from hvdtrain.tools.drill.task import History, differences
 
@@ -24,7 +23,7 @@ def test_the_same_history_has_lost_nothing():
 
 
 def test_a_job_that_does_not_end_or_ends_badly_has_lost_something(tmp_path):
-    drilled = Drilled([], [HostSlots("localhost", 2)], 2, "torch", tmp_path, 1.0)
+    drilled = Drilled([], 2, "torch", tmp_path, 1.0)
     for code, said in ((None, "the job did not end in time"), (3, "the job ended with exit code 3")):
 
         def ends(_: Drilled, code: int | None = code) -> tuple[int | None, str]:
