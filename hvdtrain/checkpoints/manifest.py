@@ -20,13 +20,6 @@ from hvdtrain.storage.files import NotAFileError, read_regular
 from hvdtrain.workers.wire_types import travels
 
 
-def remove_copies(beside: Path, owner: str) -> None:
-    """Remove the copies of a sender that was killed."""
-    for folder in beside.glob(f"{_prefix(owner)}*"):
-        if not folder.is_symlink():
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 @contextmanager
 def copied(checkpoint: Path, beside: Path, owner: str) -> Iterator[Path | None]:
     """Return a context with another folder of a checkpoint's files, which are linked, not copied.
@@ -34,8 +27,11 @@ def copied(checkpoint: Path, beside: Path, owner: str) -> Iterator[Path | None]:
     Returns:
         The folder; None if the checkpoint was deleted meanwhile.
     """
-    remove_copies(beside, owner)
-    with tempfile.TemporaryDirectory(prefix=_prefix(owner), dir=beside, ignore_cleanup_errors=True) as name:
+    prefix = f"sending-{owner}-"
+    for folder in beside.glob(f"{prefix}*"):  # of a sender that was killed
+        if not folder.is_symlink():
+            shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=beside, ignore_cleanup_errors=True) as name:
         folder = Path(name) / checkpoint.name
         folder.mkdir()
         try:
@@ -45,10 +41,6 @@ def copied(checkpoint: Path, beside: Path, owner: str) -> Iterator[Path | None]:
             yield None
         else:
             yield folder
-
-
-def _prefix(owner: str) -> str:
-    return f"sending-{owner}-"
 
 
 def _link(path: Path, new: Path) -> None:

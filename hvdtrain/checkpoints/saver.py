@@ -64,8 +64,7 @@ class Saver:
     def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
         """Wait until a run directory at a URL has all that was written; return why it has not.
 
-        Args:
-            limits: returns for how many seconds to wait while nothing is taken by the store, and in all.
+        ``limits`` returns for how many seconds to wait while the store fails, and in all.
         """
         return ""
 
@@ -74,14 +73,7 @@ class Saver:
         return (None if self.newest is None else str(self.newest)), None
 
     def close(self, seconds: float) -> str:
-        """End what the saver does in addition to training.
-
-        Args:
-            seconds: how long it may take to upload what is left.
-
-        Returns:
-            What the user should know; empty if there is nothing.
-        """
+        """Upload what is left within this time; return what the user should know, or nothing."""
         return ""
 
 

@@ -44,7 +44,6 @@ def locate(place: Path | str) -> Checkpoint:
     """
     if not is_url(place):
         return verification.locate(Path(place))
-
     return _newest(str(place), is_fetched=True)
 
 
@@ -82,13 +81,12 @@ def _newest(url: str, is_fetched: bool) -> Checkpoint:
 
 def manifests_in(url: str) -> dict[str, Manifest]:
     """Return the manifests of the checkpoints of a run at a URL, by URL, the newest last; no damaged ones."""
-    found: dict[str, Manifest] = {}
+    found: dict[str, Manifest | None] = {}
     with reading(url):
         for one in reversed(_candidates(url)):
             with suppress(CorruptCheckpoint, EnvironmentFault):
-                if (manifest := manifest_of(one)) is not None:
-                    found[one] = manifest
-    return found
+                found[one] = manifest_of(one)
+    return {one: manifest for one, manifest in found.items() if manifest}
 
 
 def _candidates(url: str) -> list[str]:
