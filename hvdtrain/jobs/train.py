@@ -42,7 +42,6 @@ from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.stored import storing
 from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.loop import run as run_loop
-from hvdtrain.reporting.console import start_explained
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.task import task_class_of, task_spec
@@ -100,7 +99,7 @@ def run_job(
     best: bool | str = False,
 ) -> Summary:
     """Collective. Resolve the configuration, make the task and train it."""
-    with interruptible() as signals, seeded_frameworks(), start_explained():
+    with interruptible() as signals, seeded_frameworks():
         job = _prepared(layers, task_class, best)
         watching = Watching()
         membership = join_elastic_job(job.config, signals, watching)

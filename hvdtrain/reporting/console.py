@@ -2,52 +2,28 @@
 
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from html import escape
 from importlib import import_module
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import Callback, RunContext, Summary
 from hvdtrain.early_stopping import BAD_SAMPLES, MEASURES, metrics_by_set
-from hvdtrain.host.launcher import is_muted, launched_rank, open_console
 from hvdtrain.metrics import StepInfo
 from hvdtrain.storage.text import counted
-from hvdtrain.workers.activity import ACTIVITY
 
 if TYPE_CHECKING:
     import rich.console
     from rich.progress import Progress, Task
     from rich.text import Text
 
-_SILENT_SECONDS = 10.0  # of a start, before it says what it is doing
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
 _BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 10  # the narrow one is for terminals below 100 columns
 _RATES = MEASURES | {BAD_SAMPLES}  # what values hold in addition to the means
-
-
-@contextmanager
-def start_explained(silent_seconds: float = _SILENT_SECONDS) -> Iterator[None]:
-    """Return a context in which rank 0 shows on a terminal what takes long before the first step."""
-    is_over = Event()
-
-    def speak() -> None:
-        while not is_over.wait(silent_seconds) and not ACTIVITY.current.step:
-            if (console := open_console()).is_terminal:
-                seconds = time.monotonic() - ACTIVITY.current.since_seconds
-                console.print(f"{ACTIVITY.current} (for {seconds:.0f} s)", highlight=False, markup=False)
-
-    if not launched_rank() and not is_muted():
-        Thread(target=speak, daemon=True, name="explain the start").start()
-    try:
-        yield
-    finally:
-        is_over.set()
 
 
 class Console(Callback):

@@ -170,7 +170,11 @@ REFUSED = {
         hvdtrain.MetricObject(torch=lambda: {}["threshold"]),
         r"cannot be constructed: (.|\n)*KeyError",
     ),
-    "other framework": ("tf", regression.MeanSquaredError(), "is of torchmetrics, and this job runs .*tf"),
+    "other framework": (
+        "tf",
+        regression.MeanSquaredError(),
+        "must be an object of Keras, as this job runs .*tf",
+    ),
     "keras aggregator": ("tf", keras.metrics.Mean(), "takes values and weights"),
 }
 

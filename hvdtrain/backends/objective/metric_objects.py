@@ -18,7 +18,6 @@ from hvdtrain.workers.user_errors import where_raised
 Array = NDArray[Any]
 Function = Callable[[Any, Mapping[str, Any]], Any]
 
-_LIBRARIES = {"torch": "torchmetrics", "tf": "Keras"}
 # what makes an object a metric of a framework, by package and class
 _BASES = {
     "torchmetrics.Metric": "torch",
@@ -76,16 +75,7 @@ def is_metric_object(value: Any) -> bool:
 
 def _own_object(name: str, given: MetricObject, framework: str) -> Any:
     """Return the object of the job's framework; a function is called for it."""
-    library = _LIBRARIES[framework]
     found = getattr(given, framework)
-    if found is None:
-        other = "tf" if framework == "torch" else "torch"
-        raise TaskError(
-            f"metrics[{name!r}] is of {_LIBRARIES[other]}, and this job runs --framework {framework}",
-            f"Give both, hvdtrain.MetricObject(torch=..., tf=...), or a metric of hvdtrain in place of it; "
-            f"{framework} is to be an object of {library}, or a function that makes one.",
-            everywhere=True,
-        )
     if isinstance(found, type) or (not _framework_of(found) and callable(found)):
         try:
             found = found()
@@ -96,10 +86,12 @@ def _own_object(name: str, given: MetricObject, framework: str) -> Any:
                 everywhere=True,
             ) from error
     if _framework_of(found) != framework:
+        library = {"torch": "torchmetrics", "tf": "Keras"}[framework]
         raise TaskError(
-            f"metrics[{name!r}] must be an object of {library} if the job runs --framework {framework}; "
-            f"found a {type_name(found)}",
-            "Give each framework its own: hvdtrain.MetricObject(torch=..., tf=...).",
+            f"metrics[{name!r}] must be an object of {library}, as this job runs --framework {framework}; "
+            f"found {'one for the other framework' if found is None else type_name(found)}",
+            "Give each framework its own, hvdtrain.MetricObject(torch=..., tf=...): an object, or a function "
+            "that makes one. Or give a metric of hvdtrain.",
             everywhere=True,
         )
     return found
@@ -136,6 +128,8 @@ class FedObject(ABC):
 
     framework: ClassVar[str]
     ignored: Container[Any] = ()  # the targets that the object leaves out itself
+    reset: Callable[[], None]  # resets the object
+    result: Callable[[], Any]  # returns what it computes
     activation: str  # "sigmoid" or "softmax" if outputs are logits, which makes probabilities of them
 
     def __init__(self, name: str, value: Any, task: Any) -> None:
@@ -162,16 +156,8 @@ class FedObject(ABC):
         return TaskError(f"metrics[{self.name!r}], a {type(self.metric).__name__}, {problem}", remedy)
 
     @abstractmethod
-    def _reset(self) -> None:
-        """Reset the object."""
-
-    @abstractmethod
     def _update(self, preds: Array, targets: Array, mask: Array | None) -> None:
         """Update the object."""
-
-    @abstractmethod
-    def _result(self) -> Any:
-        """Return what the object computes."""
 
     def _mask_of(self, outputs: Any, preds: Any) -> Any:
         """Return the mask of what the object compares, if it heeds one."""
@@ -207,11 +193,11 @@ class FedObject(ABC):
                 "Construct it with this number as ignore_index or ignore_class, or leave them out: "
                 "write hvdtrain.SumMetric.",
             )
-        self._reset()
+        self.reset()
         # parts do not depend on the number of workers
         size = max(1, _MOST_NUMBERS * len(preds) // max(preds.size, targets.size, 1))
         for first in range(0, len(preds), size):
             part = slice(first, first + size)
             self._update(preds[part], targets[part], rows["mask"][part] if "mask" in rows else None)
-        value = self._result()
+        value = self.result()
         return self.given.result(value) if self.given.result else value

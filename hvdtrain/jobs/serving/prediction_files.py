@@ -48,6 +48,15 @@ def prediction_file(path: Path, samples: int) -> PredictionFile:
     return _FORMATS[path.suffix](path, samples)
 
 
+def _check_shape(name: str, array: NDArray[Any], before: NDArray[Any]) -> None:
+    if array.shape[1:] != before.shape[1:]:
+        raise TaskError(
+            f"output {name!r} has shape {array.shape[1:]} for some samples and {before.shape[1:]} for those "
+            "before; an array has one",
+            "Give an output that ends with .parquet.",
+        )
+
+
 class NpzFile:
     """An npz archive with one array for each output, each written through a memory map."""
 
@@ -68,12 +77,7 @@ class NpzFile:
                     self._folder / f"{name}.npy", mode="w+", dtype=array.dtype, shape=shape
                 )
             written = self._arrays[name]
-            if written.shape[1:] != array.shape[1:]:
-                raise TaskError(
-                    f"output {name!r} has shape {array.shape[1:]} for sample {self._done} and "
-                    f"{written.shape[1:]} for those before; an npz file holds arrays of one shape",
-                    "Write a .parquet file.",
-                )
+            _check_shape(name, array, written)
             written[self._done : self._done + len(array)] = array
         self._done += len(next(iter(rows.values())))
 
@@ -97,12 +101,7 @@ class Arrays:
         """Append rows."""
         for name, array in rows.items():
             parts = self._parts.setdefault(name, [])
-            if parts and parts[0].shape[1:] != array.shape[1:]:
-                raise TaskError(
-                    f"output {name!r} has shape {array.shape[1:]} for some samples and {parts[0].shape[1:]} "
-                    "for others; an array has one",
-                    "Give an output that ends with .parquet.",
-                )
+            _check_shape(name, array, parts[0] if parts else array)
             parts.append(np.array(array))
 
     def finish(self) -> None:

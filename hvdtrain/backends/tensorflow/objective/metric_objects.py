@@ -52,6 +52,7 @@ class FedObject(shared.FedObject):
     def __init__(self, name: str, value: Any, task: Any) -> None:
         super().__init__(name, value, task)
         metric = self.metric
+        self.reset, self.result = metric.reset_state, metric.result
         names = [name for module in _metrics_within(metric) for name in _library_names(module)]
         settings = getattr(metric, "_fn_kwargs", {})
         self._takes_classes = bool(names)
@@ -67,10 +68,6 @@ class FedObject(shared.FedObject):
             has_threshold or not _OF_PROBABILITIES.isdisjoint(names)
         )
         self.ignored = [getattr(metric, "ignore_class", settings.get("ignore_class"))]
-
-    def _reset(self) -> None:
-        self.metric.reset_state()
-        self._numbers = 0
 
     def _mask_of(self, outputs: Any, preds: Any) -> Any:
         mask = mask_of(outputs)
@@ -89,15 +86,15 @@ class FedObject(shared.FedObject):
         if mask is not None:
             given = with_mask(tf.identity(given), tf.constant(mask))  # which Keras's means leave out
         in_call_order(self.metric.update_state, given, wanted, targets_first=True)
-        self._numbers += targets.size
-        if self._numbers > _MOST_COUNTED and any(v.dtype == "float32" for v in self.metric.variables):
+
+    def _computed(self, rows: dict[str, NDArray[Any]]) -> Any:
+        value = super()._computed(rows)
+        if rows["targets"].size > _MOST_COUNTED and any(v.dtype == "float32" for v in self.metric.variables):
             raise self.error(
                 f"is given more than {_MOST_COUNTED:,} targets, which Keras cannot count in float32",
                 "Construct it with dtype='float64', or write hvdtrain.SumMetric.",
             )
-
-    def _result(self) -> Any:
-        return self.metric.result()
+        return value
 
     def _of_classes(self, preds: Tensor, targets: Tensor) -> Tensor:
         """Return what Keras's own metrics take: classes on the last axis, and probabilities."""

@@ -37,6 +37,7 @@ class FedObject(shared.FedObject):
     def __init__(self, name: str, value: Any, task: Any) -> None:
         super().__init__(name, value, task)
         self.metric = self.metric.clone().cpu()
+        self.reset, self.result = self.metric.reset, torch.no_grad()(self.metric.compute)
         within = [one for one in self.metric.modules() if has_class(one, "torchmetrics.Metric")]
         for module in within:  # which is on rank 0 alone
             module._to_sync = module.sync_on_compute = module.dist_sync_on_step = False
@@ -49,15 +50,10 @@ class FedObject(shared.FedObject):
         self._takes_classes = bool(names)
         self._has_class_axis = any(name.startswith("Multiclass") for name in names)
         # what torchmetrics applies to the batches that it takes for logits
-        self._guessed = ""
+        self._guessed = "" if set(_OF_PROBABILITIES).isdisjoint(names) else "softmax"
         if any(name.startswith(_OF_NUMBERS) for name in names):
             self._guessed = "sigmoid"
-        elif any(name in _OF_PROBABILITIES for name in names):
-            self._guessed = "softmax"
         self.ignored = [getattr(module, "ignore_index", None) for module in within]
-
-    def _reset(self) -> None:
-        self.metric.reset()
 
     @torch.no_grad()
     def _update(self, preds: NDArray[Any], targets: NDArray[Any], mask: NDArray[Any] | None) -> None:
@@ -67,10 +63,6 @@ class FedObject(shared.FedObject):
         if is_same_but_units(given, wanted):
             given = given.reshape(wanted.shape)
         in_call_order(self.metric.update, given, wanted, targets_first=False)
-
-    @torch.no_grad()
-    def _result(self) -> Any:
-        return self.metric.compute()
 
     def _of_classes(self, preds: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return what metrics of classes take: classes on axis 1, probabilities, and integers as targets."""
