@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import pool
-from support.documents import ROOT, can_run_here, hvdtrain_commands, named_files
+from support.documents import ROOT, can_run_here, hvdtrain_commands, named_files, shortened
 from support.jobs import Result, run
 
 PAGES = (
@@ -16,20 +16,13 @@ PAGES = (
 )  # fmt: skip
 STEPS = 5
 
-
-def shortened(words: list[str]) -> tuple[str, ...]:
-    """Give a documented job with a few steps in place of its length; scripts stay as they are."""
-    if "hvdtrain" not in words:
-        return tuple(words)
-    for option in ("--epochs", "--steps"):
-        if option in words:
-            place = words.index(option)
-            words = words[:place] + words[place + 2 :]
-    return (*words, "--steps", str(STEPS))
-
-
 JOBS = sorted(
-    {shortened(words) for page in PAGES for words in hvdtrain_commands(ROOT / page) if can_run_here(words)}
+    {
+        shortened(words, STEPS)
+        for page in PAGES
+        for words in hvdtrain_commands(ROOT / page)
+        if can_run_here(words)
+    }
 )
 
 

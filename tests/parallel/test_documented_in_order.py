@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 from support import pool
-from support.documents import ROOT, hvdtrain_commands, named_files
+from support.documents import ROOT, hvdtrain_commands, named_files, shortened
 from support.jobs import Result, run
 from support.serving import trained
 
@@ -38,6 +39,19 @@ def test_the_page_on_serving(tmp_path):
     assert (tmp_path / "digits.parquet").is_file()
     assert (tmp_path / "runs" / "imported" / "summary.json").is_file()
     assert len((tmp_path / "runs" / "digits" / "evaluations.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("page", ["recipes.md", "recipes-text.md"])
+def test_the_recipes(page, tmp_path):
+    for name, text in named_files(ROOT / "docs" / page).items():
+        (tmp_path / name).write_text(text)
+    output = ""
+    for words in hvdtrain_commands(ROOT / "docs" / page):
+        is_job = "hvdtrain" in words and "export" not in words
+        result = pool.documented(shortened(words, 5), tmp_path) if is_job else run(words, tmp_path)
+        output = result.output
+        assert result.returncode == 0, f"{words}\n{output[-3000:]}"
+    assert page != "recipes.md" or "accuracy 0." in output
 
 
 def test_the_page_on_checkpoints(tmp_path):
