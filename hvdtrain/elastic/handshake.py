@@ -26,16 +26,12 @@ _MAX_NAME = 64
 
 
 class DriverHandshake:
-    """The driver's side of one connection, without the connection.
-
-    Attributes:
-        opening: the line that the driver sends first.
-    """
+    """The driver's side of one connection, without the connection."""
 
     def __init__(self, job_key: str) -> None:
         self._key = _derived(job_key)
         self._nonce = secrets.token_hex(_NONCE_BYTES)
-        self.opening = _line({"nonce": self._nonce})
+        self.opening = _line({"nonce": self._nonce})  # the line that the driver sends first
 
     def answer(self, line: bytes) -> tuple[str, bytes] | None:
         """Return the worker's name and the driver's last line; None if the other end has not the key."""
@@ -51,13 +47,8 @@ class DriverHandshake:
 def prove_to_driver(connection: socket.socket, job_key: str, worker: str, seconds: float = _SECONDS) -> None:
     """Carry out the worker's side of the handshake on a new connection, and check the driver's proof.
 
-    Nothing after the driver's last line is read.
-
-    Args:
-        connection: a blocking connection; its timeout is set and reset to None.
-        job_key: the key of the job.
-        worker: the name of this worker; empty if the driver is to give it one.
-        seconds: the longest wait for a line.
+    Nothing after the driver's last line is read, each of which is awaited for ``seconds``. The name of the
+    worker is empty if the driver is to give it one.
 
     Raises:
         OSError: If the connection ends or times out, or if the other end is not the driver of this job.
@@ -83,14 +74,7 @@ def connect(
     """Connect to the first of several addresses at which somebody knows a key.
 
     A connection that was closed may have been crowded out by others, so all are tried until the time is over.
-
-    Args:
-        addresses: where to connect.
-        key: the key.
-        name: the name of this worker; empty if it is to get one.
-        seconds: how long to try.
-        silence_seconds: after this time without a response of the other host, the kernel ends the
-            connection; 0 for never.
+    After ``silence_seconds`` without a response of the other host, the kernel ends the connection.
 
     Raises:
         ConnectionError: If nobody does; with the reason at each address.

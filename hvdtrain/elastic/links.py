@@ -22,19 +22,12 @@ _MAX_OUTGOING_BYTES = 1 << 24  # what a worker that reads nothing may leave unre
 
 
 class LineConnection:
-    """A connection over which lines go both ways.
-
-    Attributes:
-        connection: the socket.
-        max_bytes: the longest line that is taken.
-        is_closed: whether the connection has ended.
-        error: why it failed, if it did not end in order.
-    """
+    """A connection over which lines go both ways."""
 
     def __init__(self, connection: socket.socket, max_bytes: int) -> None:
-        self.connection, self.max_bytes = connection, max_bytes
-        self.is_closed = False
-        self.error: OSError | None = None
+        self.connection, self.max_bytes = connection, max_bytes  # of a line that is taken
+        self.is_closed = False  # whether the connection has ended
+        self.error: OSError | None = None  # why it failed, if it did not end in order
         self._incoming, self._outgoing = bytearray(), bytearray()
 
     @property
@@ -92,21 +85,15 @@ class LineConnection:
 
 
 class Link(LineConnection):
-    """The connection to one worker, or to somebody who has not proved to be one.
-
-    Attributes:
-        worker: its name; empty until it has said hello and is known.
-        claimed: the name that it proved.
-        is_proven: whether the other end knows the key.
-        handshake: the handshake; None once it is over.
-    """
+    """The connection to one worker, or to somebody who has not proved to be one."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         super().__init__(connection, MAX_HANDSHAKE_BYTES)
         self.deadline = deadline
-        self.worker = self.claimed = ""
-        self.is_proven = False
-        self.handshake: DriverHandshake | None = None
+        self.worker = ""  # its name; empty until it has said hello and is known
+        self.claimed = ""  # the name that it proved
+        self.is_proven = False  # whether the other end knows the key
+        self.handshake: DriverHandshake | None = None  # until it is over
 
     def on_long_line(self) -> None:
         """End the connection: a worker sends no such line."""

@@ -11,7 +11,7 @@ import pytest
 from support.fake_worlds import ElasticNumpyBackend, ElasticWorkers, FakeDriver, FakeMembership
 from support.numpy_backend import NumpyDigits, install
 
-from hvdtrain.checkpoints.saver import BackgroundSaver
+from hvdtrain.checkpoints import storage
 from hvdtrain.config import Layer
 from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import EnvironmentFault, PeerLostError, Removed, Stopped, WorkerFailure
@@ -301,17 +301,17 @@ def test_several_workers_may_be_lost_one_after_another(job_in):
 
 
 def test_a_checkpoint_that_was_lost_with_its_rank_zero_is_written_by_the_next(job_in, monkeypatch):
-    write, lost = BackgroundSaver._write_with_room, []
+    write, lost = storage.write, []
     job = job_in(steps=7, save_every=4, eval_every=None)
 
-    def slow(saver, state, manifest):
+    def slow(folder, state, manifest, check):
         if manifest.step == 4 and not lost:
             lost.append(manifest.step)
             job.is_over.wait()
             raise OSError("killed")
-        return write(saver, state, manifest)
+        return write(folder, state, manifest, check)
 
-    monkeypatch.setattr(BackgroundSaver, "_write_with_room", slow)
+    monkeypatch.setattr(storage, "write", slow)
     job.loses_saves = True
     job.run("a", "b", before=killing(job, "a", "train_step", 6))
     assert job.outcomes["b"].status == "completed"

@@ -34,18 +34,13 @@ _SETTLE_SECONDS = 0.5  # for stores that know no conditions: of two jobs that cl
 
 
 class Claim:
-    """The claim of one job on a run directory.
-
-    Attributes:
-        id: a random name of this claim.
-        writer: the claim of the last job that has changed the run.
-        lost: why this job may no longer write; empty while it may.
-    """
+    """The claim of one job on a run directory."""
 
     def __init__(self, url: str, note: Callable[[str], None] = lambda text: None, ended: str = "") -> None:
         self._url, self._note, self._ended = url, note, ended
         self._object, self._lock = join(url, CLAIM_FILE), threading.Lock()
-        self.id, self.writer, self.lost = uuid4().hex, "", ""
+        self.id, self.writer = uuid4().hex, ""  # of this claim, and of the last job that changed the run
+        self.lost = ""  # why this job may no longer write; empty while it may
         since = datetime.now(UTC).isoformat(" ", timespec="seconds")
         self._said = {"id": self.id, "host": socket.gethostname(), "process": os.getpid(), "since": since}
         self._beat, self._is_held = 0, False

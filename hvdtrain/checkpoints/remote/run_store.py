@@ -44,30 +44,19 @@ _FEW_SECONDS = 2.0  # for what is left if the job has waited for it in vain
 
 
 class RunStore:
-    """A run directory at a URL, for rank 0, which has the lock of its working copy.
+    """A run directory at a URL, for rank 0, which has the lock of ``folder``, its working copy.
 
-    Args:
-        url: the run directory.
-        folder: its working copy.
-        keep_last: how many of the newest checkpoints are kept in the store; None keeps all.
-        goal: the metric whose best one is kept, too.
-
-    Attributes:
-        url, folder: the run directory and its working copy.
-        claim: the job's claim on it; None before ``begin``.
-        newest: the name of the newest good checkpoint at the start, which is in the copy; empty if none is.
-        known: the manifests of the checkpoints in the store, the newest last; None of damaged ones.
-        whole: the names of the checkpoints of the working copy that are whole in the store.
+    The ``keep_last`` newest checkpoints are kept in the store, and the best one by the metric ``goal``.
     """
 
     def __init__(
         self, url: str, folder: Path, keep_last: int | None = None, goal: MetricGoal | None = None
     ) -> None:
         self.url, self.folder = url, folder
-        self.claim: Claim | None = None
-        self.newest = ""
-        self.known: dict[str, Manifest | None] = {}
-        self.whole: set[str] = set()
+        self.claim: Claim | None = None  # the job's claim on it; None before ``begin``
+        self.newest = ""  # the name of the newest good checkpoint at the start, which is in the copy
+        self.known: dict[str, Manifest | None] = {}  # of what is in the store, the newest last; None: damaged
+        self.whole: set[str] = set()  # the names of those of the working copy that are whole in the store
         self._keep_last, self._goal = keep_last, goal
         self._checkpoints, self._stored, self._scratch = folder / FOLDER, join(url, FOLDER), folder / SCRATCH
         self._claims = self._scratch / "claims.json"  # which jobs have written the working copy
@@ -183,12 +172,7 @@ class RunStore:
         return {one: manifest.metrics.get(metric) for one, manifest in self.known.items() if manifest}
 
     def start(self, step: int | None) -> None:
-        """Begin to upload what the job writes.
-
-        Args:
-            step: the steps that are done if the run continues in this directory. Later checkpoints in the
-                store are set aside before anything is uploaded.
-        """
+        """Begin to upload what the job writes. Checkpoints there of later steps are set aside."""
         if step is not None:
             self._later = [one for one in self.known if step_in(one) > step]
         self._thread = threading.Thread(target=self.work, daemon=True, name="upload")
@@ -329,9 +313,7 @@ class RunStore:
     def flush(self, limits: Callable[[], tuple[float, float]], say: Callable[[str], None]) -> bool:
         """Wait until all that was written is whole in the store; return whether it is.
 
-        Args:
-            limits: returns for how many seconds to wait while the store fails, and in all. It may change.
-            say: called with what is awaited, and what the user should know.
+        ``limits`` returns for how many seconds to wait while the store fails, and in all; it may change.
         """
         if self._has_given_up:
             return False
@@ -354,11 +336,7 @@ class RunStore:
         return self._done == self._wanted
 
     def close(self, seconds: float) -> bool:
-        """End the uploads within this time, and let other jobs have the run directory.
-
-        Returns:
-            Whether the store has all that was written.
-        """
+        """End the uploads within this time, and let other jobs have it; return whether the store has all."""
         if self.claim is None or self._is_over.is_set():
             return True
         seconds = min(seconds, _FEW_SECONDS) if self._has_given_up else seconds

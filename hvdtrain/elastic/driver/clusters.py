@@ -100,14 +100,7 @@ class _Server(RendezvousHTTPServer):
 
 
 class WorldStore:
-    """The rendezvous of a world, on one port of one or several addresses of this host.
-
-    Attributes:
-        port: where it listens.
-
-    Raises:
-        OSError: If no port is free on all addresses.
-    """
+    """The rendezvous of a world, on one port of one or several addresses; an OSError if none is free."""
 
     def __init__(self, key: str, addresses: Sequence[str]) -> None:
         self._values = _Values()

@@ -104,10 +104,7 @@ class WorkerProcess:
         return [*self._requests.values(), self._disconnect]
 
     def signal(self, number: int) -> None:
-        """Send SIGTERM, SIGINT or SIGKILL, each once. It does not wait, and reaches workers of this host.
-
-        After SIGTERM and SIGINT a worker that runs on is killed when the time to end in order is over.
-        """
+        """Send SIGTERM, SIGINT or SIGKILL, each once. It does not wait, and reaches workers of this host."""
         self._requests[signal.Signals(number)].set()
 
     def kill(self) -> None:

@@ -117,29 +117,18 @@ UP = (State.FORMING, State.SYNCING, State.TRAINING, State.STOPPING)
 
 
 class Worlds:
-    """The current world, and what its workers are notified of it.
-
-    Attributes:
-        state: what the job is at.
-        generation: the number of the current world; 0 before the first.
-        has_begun: whether any worker ever had the state of a world.
-        broken: number of worlds that broke.
-        same_failures: worlds, one after the other, that broke with the same workers and without a step.
-        unentered: worlds, one after the other, that the same workers could not enter.
-        was_up: whether the last world that broke had trained.
-        why_broken: why it broke.
-        stalled: why no worker made progress, if that broke the world.
-        log: what changed since the last world that trained.
-        crashes: the worlds that crashes broke.
-    """
+    """The current world, and what its workers are notified of it."""
 
     def __init__(self, roster: Roster, do: Callable[[Action], None]) -> None:
         self._roster, self._do = roster, do
-        self.state = State.STARTING
-        self.generation = self.broken = self.same_failures = self.unentered = 0
-        self.has_begun = False
-        self.was_up = False
-        self.stalled = self.why_broken = ""
+        self.state = State.STARTING  # what the job is at
+        self.generation = 0  # the number of the current world; 0 before the first
+        self.has_begun = False  # whether any worker ever had the state of a world
+        self.broken = 0  # number of worlds that broke
+        self.same_failures = 0  # in a row, with the same workers and without a step
+        self.unentered = 0  # worlds in a row that the same workers could not enter
+        self.was_up, self.why_broken = False, ""  # whether the last world that broke had trained, and why
+        self.stalled = ""  # why no worker made progress, if that broke the world
         self.log, self.crashes = ChangeLog(), Crashes()
         self._names: set[str] = set()
         self._unentered_by: set[str] = set()

@@ -71,8 +71,6 @@ class Liveness:
     Args:
         own: this worker; None for a driver, which is no worker.
         others: those whose heartbeats it gets.
-        stall_timeout: the longest time without an answer or without progress, in seconds; 0 for no limit.
-        now_seconds: the time now, by a monotonic clock.
     """
 
     def __init__(
@@ -214,17 +212,13 @@ class Abandoned(WatchEvent):
 
 
 class Watching:
-    """State that the watch and the job share.
-
-    Attributes:
-        note: a text that names the workers that cannot be watched; empty if there are none.
-        on_worker_lost: called with the problem before the process ends, to record it.
-        explain: returns why a collective failed, as far as the watch knows it.
-    """
+    """State that the watch and the job share."""
 
     def __init__(self) -> None:
-        self.note = ""
+        self.note = ""  # names the workers that cannot be watched
+        # called with the problem before the process ends, to record it
         self.on_worker_lost: Callable[[str], None] = lambda problem: None
+        # returns why a collective failed, as far as the watch knows it
         self.explain: Callable[[], WatchEvent | None] = lambda: None
 
 

@@ -88,12 +88,6 @@ class WorkerWatch:
     """A thread that sends heartbeats, reads those of others, and judges them. Leaving it says goodbye.
 
     Args:
-        own: this worker.
-        members: all workers.
-        connections: the connections, each with the worker at the other end.
-        limits: how long to wait for what.
-        on_event: called with what is wrong, once.
-        mark: what the training thread does.
         collectives_fail: whether collectives fail when a process ends. Over MPI they wait without limit, and
             mpirun kills the other workers within 0.3 seconds.
     """
