@@ -229,7 +229,7 @@ class ModelCalls:
         signature = inspect.signature(function)
         return outputs_of(recording, self.in_evaluation(model), signature, self.tensors, self.remedy)
 
-    def export(  # noqa: PLR0917 - those of export_program
+    def export(  # noqa: PLR0917 - those of export_model
         self,
         model: Any,
         objective: Objective,

@@ -64,11 +64,6 @@ def mapped(tree: Any, change: Callable[[Any], Any], is_leaf: Callable[[Any], boo
     return tuple(values) if isinstance(tree, tuple) else values
 
 
-def copied(tree: Any) -> Any:
-    """Return a copy of nested mappings; what is in them stays."""
-    return {key: copied(value) for key, value in tree.items()} if isinstance(tree, Mapping) else tree
-
-
 def _plain(outputs: Any) -> Any:
     """Return a model's outputs with named fields as a mapping."""
     if isinstance(outputs, Mapping):
@@ -301,15 +296,21 @@ def _remove(bound: inspect.BoundArguments, signature: inspect.Signature, path: K
             return False
         del bound.arguments[str(name)]
         return True
-    *way, last = inner
-    holder = copied(bound.arguments[str(name)])
-    bound.arguments[str(name)] = holder
-    for key in way:
-        holder = holder[key] if isinstance(holder, dict) else None
-    if not isinstance(holder, dict):
-        return False
-    del holder[last]
-    return True
+    bound.arguments[str(name)], is_removed = _without(bound.arguments[str(name)], inner)
+    return is_removed
+
+
+def _without(tree: Any, path: Sequence[str | int]) -> tuple[Any, bool]:
+    """Return nested mappings without one entry, and whether it could be taken out of them."""
+    key, *rest = path
+    if not isinstance(tree, Mapping):
+        return tree, False
+    kept = dict(tree)
+    found = kept.pop(key)
+    if not rest:
+        return kept, True
+    changed, is_removed = _without(found, rest)
+    return {**tree, key: changed}, is_removed
 
 
 def check_equal(first: ReadCall, other: ReadCall, remedy: str) -> None:

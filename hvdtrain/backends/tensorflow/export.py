@@ -7,6 +7,7 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.records import ALL_WEIGHTS, Choice, Exported
-from hvdtrain.backends.tensorflow.program import CALLS, TENSORS, export_program
+from hvdtrain.backends.tensorflow.program import CALLS, TENSORS, write_program
 from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.task_model import take_loss
 from hvdtrain.data.feed import HostBatch
@@ -47,7 +48,8 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
         batch = CALLS.batch_of(batches[0])
         pair = (CALLS.recorded(one, objective, batch) for one in (model, _load_back(path)))
         return compare(*(one.arrays(TENSORS) for one in pair))
-    return export_program(model, objective, path, batches, serve)
+    write, otherwise = partial(write_program, model, path), "Or export the whole model: --to keras."
+    return CALLS.export(model, objective, batches, serve, otherwise, write)
 
 
 def plain_model(model: Model) -> Model:

@@ -4,7 +4,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,27 +15,12 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.program import Program, ProgramInput
 from hvdtrain.backends.portable.program_check import ModelCalls, Written
 from hvdtrain.backends.portable.recording import Call, ModelCalledError, Tensors
-from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.functions import Phase
-from hvdtrain.data.feed import HostBatch
 
 Model = Any
-
-
-def export_program(
-    model: Model,
-    objective: Objective,
-    path: Path,
-    batches: Sequence[HostBatch],
-    serve: Callable[..., Any] | None,
-) -> Exported:
-    """Write the call of a model that its task makes as a program, load it back and compare outputs."""
-    write, otherwise = partial(_write_program, model, path), "Or export the whole model: --to keras."
-    return CALLS.export(model, objective, batches, serve, otherwise, write)
 
 
 class _Watched(Phase):
@@ -80,7 +65,7 @@ CALLS = ModelCalls(
 )
 
 
-def _write_program(
+def write_program(
     model: Model,
     path: Path,
     program: Program,

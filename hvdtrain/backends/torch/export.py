@@ -5,6 +5,7 @@
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import check_fit, compare
 from hvdtrain.backends.portable.partial import remedy_for_misfits, select
 from hvdtrain.backends.records import ALL_WEIGHTS, Choice, Exported
-from hvdtrain.backends.torch.program import CALLS, TENSORS, export_program
+from hvdtrain.backends.torch.program import CALLS, TENSORS, write_program
 from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.backends.torch.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
@@ -46,7 +47,12 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
             _write_safetensors(plain, path)
         loaded = _with_weights(make_model, _read_weights(path))
         return compare(*(_outputs(one, batches[0], objective) for one in (plain, loaded)))
-    return export_program(plain, objective, format_name, path, batches, serve)
+    write, otherwise = (
+        partial(write_program, plain, format_name, path),
+        "Or export the weights: --to safetensors.",
+    )
+    with torch.no_grad():
+        return CALLS.export(plain, objective, batches, serve, otherwise, write)
 
 
 def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module]) -> torch.nn.Module:

@@ -4,7 +4,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,31 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput
 from hvdtrain.backends.portable.program_check import ModelCalls, Written
 from hvdtrain.backends.portable.recording import Call, ModelCalledError, Tensors
-from hvdtrain.backends.records import Exported
-from hvdtrain.data.feed import HostBatch
 
 _EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie next to it
-
-
-def export_program(  # noqa: PLR0917 - passed on by export_model as they are
-    model: torch.nn.Module,
-    objective: Objective,
-    format_name: str,
-    path: Path,
-    batches: Sequence[HostBatch],
-    serve: Callable[..., Any] | None,
-) -> Exported:
-    """Write the call of a model that its task makes as a program, load it back and compare outputs."""
-    write, otherwise = (
-        partial(_write_program, model, format_name, path),
-        "Or export the weights: --to safetensors.",
-    )
-    with torch.no_grad():
-        return CALLS.export(model, objective, batches, serve, otherwise, write)
 
 
 @contextmanager
@@ -108,7 +88,7 @@ class _Program(torch.nn.Module):
         self.forward = forward
 
 
-def _write_program(  # noqa: PLR0917 - the first of them are bound
+def write_program(  # noqa: PLR0917 - the first of them are bound
     model: torch.nn.Module,
     format_name: str,
     path: Path,

@@ -6,7 +6,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,18 +16,6 @@ from hvdtrain.errors import EnvironmentFault, TaskError, UsageError
 Rows = Mapping[str, NDArray[Any]]
 
 _GROUP_BYTES = 1 << 26  # rows of a Parquet file that are written together
-
-
-class PredictionFile(Protocol):
-    """A file of predictions while it is written; what it takes of memory does not grow with it."""
-
-    def add(self, rows: Rows) -> None:
-        """Append rows: for each name an array whose first axis is the samples."""
-        ...
-
-    def finish(self) -> None:
-        """Complete the file."""
-        ...
 
 
 def check_suffix(path: Path) -> None:
@@ -41,11 +29,6 @@ def check_suffix(path: Path) -> None:
         raise EnvironmentFault(
             f"--output {path} needs pyarrow", "pip install pyarrow, or write an .npz file."
         )
-
-
-def prediction_file(path: Path, samples: int) -> PredictionFile:
-    """Return a file to write predictions to, in the format of its ending."""
-    return _FORMATS[path.suffix](path, samples)
 
 
 def _check_shape(name: str, array: NDArray[Any], before: NDArray[Any]) -> None:
@@ -146,7 +129,14 @@ class ParquetFile:
         self._writer.write_table(table)
 
 
+# what is written; what it takes of memory does not grow with it, but for arrays
+PredictionFile = NpzFile | ParquetFile | Arrays
 _FORMATS: dict[str, Callable[[Path, int], PredictionFile]] = {".npz": NpzFile, ".parquet": ParquetFile}
+
+
+def prediction_file(path: Path, samples: int) -> PredictionFile:
+    """Return a file to write predictions to, in the format of its ending."""
+    return _FORMATS[path.suffix](path, samples)
 
 
 def _column(array: NDArray[Any]) -> Any:
