@@ -87,11 +87,7 @@ class LocalSums:
         weight: float,
         step: int,
     ) -> None:
-        """Add a step.
-
-        Raises:
-            TaskError: If it has other metrics than the steps before it.
-        """
+        """Add a step."""
         if self.vector is not None and (names, weighted) != (self.names, self.weighted):
             raise TaskError(
                 f"a step gives {', '.join(names)} and the step before it {', '.join(self.names)}",
@@ -125,15 +121,9 @@ class LocalStepsBase:
     ``average``. Other state, such as the statistics of batch norm, is averaged when it is
     needed: before evaluating and saving. The moving average of the weights sees those of the
     synchronisations.
-
-    Attributes:
-        fields: the outer optimizer's momentum as portable arrays.
-        averaged: optimizers of tasks whose state can be averaged: tensors shaped as their parameters, and a
-            count of steps.
-        pending: what holds a step's metrics.
     """
 
-    averaged: tuple[type, ...]
+    averaged: tuple[type, ...]  # optimizers of tasks whose state can be averaged
     pending: type[PendingVector]
 
     def __init__(self, ema: Any, config: Config, workers: Workers, loss_scale: Any) -> None:
@@ -155,11 +145,7 @@ class LocalStepsBase:
 
 
 class LocalStepRules:
-    """What both frameworks share of a step of this worker alone; it stands before ``PlainStep``.
-
-    Attributes:
-        local_kind: the framework's class of what makes the workers equal.
-    """
+    """What both frameworks share of a step of this worker alone; it stands before ``PlainStep``."""
 
     is_timed = False
     local_kind: Any
@@ -192,11 +178,7 @@ class LocalStepRules:
 
 
 def check_averaged(optimizer: Any, known: Sequence[type], method: str, config: Config) -> None:
-    """Check that what a task's own optimizer keeps can be averaged over workers.
-
-    Raises:
-        ConfigError: If it is another one, also if it is derived from one of these.
-    """
+    """Check that what a task's own optimizer keeps can be averaged over workers."""
     if type(optimizer) in known:
         return
     names = ", ".join(one.__name__ for one in known)
@@ -212,9 +194,6 @@ def in_parts(tensors: Sequence[tuple[str, int]]) -> list[list[int]]:
     """Return the numbers of tensors that are averaged as one: few messages, and little memory for copies.
 
     It depends on nothing but its arguments, so that all workers come to the same.
-
-    Args:
-        tensors: the type and the bytes of each.
     """
     parts: list[list[int]] = []
     open_parts: dict[str, tuple[list[int], int]] = {}

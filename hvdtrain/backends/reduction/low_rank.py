@@ -64,16 +64,7 @@ def has_warmup(config: Config) -> bool:
 
 
 class CommonLowRank(GradientReducer):
-    """What the reducers of both frameworks share.
-
-    Args:
-        workers: the job's workers, whose number is fixed.
-        fields: the trainable parameters as portable arrays; they say what the matrices are.
-        rank: columns of P and Q.
-        seed: the config's, of the first Q.
-        factor: returns what a loss scale has multiplied the gradients by; None without one.
-        has_warmup: whether the learning rate has a warm-up, for the plan.
-    """
+    """What the reducers of both frameworks share."""
 
     title = "PowerSGD"
     _matrices: dict[int, Any]  # by the identity of a parameter
@@ -87,7 +78,7 @@ class CommonLowRank(GradientReducer):
         rank: int,
         seed: int,
         *,
-        factor: Callable[[], Any] | None = None,
+        factor: Callable[[], Any] | None = None,  # what a loss scale has multiplied the gradients by
         has_warmup: bool = False,
     ) -> None:
         super().__init__(workers)

@@ -82,11 +82,6 @@ def shard(sizes: Mapping[str, int], workers: int, number_bytes: int = 4) -> list
     A bucket has at most 16 MiB, unless it is one larger parameter. Parameters and parts begin at multiples of
     ``ALIGNMENT``; what stands between is padding. The result depends on nothing but the arguments, so that
     all workers come to the same.
-
-    Args:
-        sizes: how many numbers each parameter has, by its name, in the order of the buckets.
-        workers: the number of workers.
-        number_bytes: size of a number.
     """
     most = PART_BYTES // number_bytes
     buckets: list[dict[str, int]] = []

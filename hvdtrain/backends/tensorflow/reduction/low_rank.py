@@ -228,22 +228,14 @@ class LowRank(CommonLowRank, Reducer):
 
 
 class _Matrix:
-    """One portable array of a gradient as a matrix, and what is kept of it from step to step.
-
-    Attributes:
-        path: the array's portable name without "model/".
-        portable_shape: its shape.
-        shape: rows and columns.
-        error: what this worker has not sent yet.
-        q: the matrix Q, equal on all workers.
-        first: its values in the first step.
-    """
+    """One portable array of a gradient as a matrix, and what is kept of it from step to step."""
 
     def __init__(self, field: Field, rank: int, seed: int) -> None:
         shape = matrix_shape(field.shape, rank)
         assert shape is not None  # those without one travel as they are
         self.path, self.portable_shape, self.shape = field.path, field.shape, shape
         self.first = first_factor(field.path, shape[1], rank, seed)
+        # what this worker has not sent yet
         self.error = tf.Variable(np.zeros(shape, np.float32), trainable=False, name="error")
         self.q = tf.Variable(self.first, trainable=False, name="q")
 

@@ -75,18 +75,7 @@ class Bucket:
 
 
 class ShardedParameters:
-    """The trainable parameters of a model, of which every worker updates a part.
-
-    Attributes:
-        workers: the job's workers.
-        buckets: the parameters, in the order in which a backward pass completes their gradients.
-        variables: what the optimizer updates: the segments' variables; a vector without numbers if this
-            worker has none, since Keras's optimizers need one.
-        zero: a variable that is 0.
-
-    Raises:
-        ConfigError: If a parameter has a constraint.
-    """
+    """The trainable parameters of a model, of which every worker updates a part."""
 
     def __init__(self, trainable: Sequence[Field], workers: Workers) -> None:
         self.workers = workers
@@ -107,6 +96,7 @@ class ShardedParameters:
                 )
                 members = tuple(fields[name] for name in layout.begins)
                 self.buckets.append(Bucket(len(self.buckets), layout, members, own, kind, self.zero))
+        # Keras's optimizers need one
         self.variables: list[Variable] = [segment.variable for segment in self.segments] or [
             keras.Variable(np.zeros(0, np.float32), name="no_segment")
         ]

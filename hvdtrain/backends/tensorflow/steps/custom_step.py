@@ -80,10 +80,6 @@ class StepOptimizer(StepOptimizerBase):
     """One of the optimizers that a task's own step is given.
 
     The Keras optimizer itself refuses to be applied from now on.
-
-    Args:
-        calls: those of the step so far, of all its optimizers.
-        factor: what the learning rate is multiplied by.
     """
 
     def __init__(

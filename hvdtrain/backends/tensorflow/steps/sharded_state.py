@@ -59,13 +59,7 @@ def _divide(optimizer: Any, trainable: Sequence[Field], shards: ShardedParameter
 
 
 class SharedNorms:
-    """The norms of parameters of which each worker has a part.
-
-    Args:
-        numbers: of each part of this worker's, the number of its parameter among all that have norms.
-        count: how many parameters have norms.
-        shards: the parameters.
-    """
+    """The norms of parameters of which each worker has a part."""
 
     def __init__(self, numbers: Sequence[int], count: int, shards: ShardedParameters) -> None:
         self._shards = shards
@@ -89,11 +83,7 @@ class SharedNorms:
 
 
 class ShardedMovingAverage(ExponentialMovingAverage):
-    """The moving average of this worker's part of the weights.
-
-    Attributes:
-        is_kept: whether there is a decay.
-    """
+    """The moving average of this worker's part of the weights."""
 
     def __init__(self, model: ModelState, decay: float | None, shards: ShardedParameters) -> None:
         super().__init__(model, None)
@@ -169,11 +159,7 @@ class ShardedState(CommonShardedState, TrainingState):
             self._sharded.append(ShardedSlot(PREFIX, True, ema.of))
 
     def load(self, state: StateArrays) -> None:
-        """Check a whole portable state, and load the model's part of it; ``distribute`` gives out the rest.
-
-        Raises:
-            TaskError: If the state does not fit.
-        """
+        """Check a whole portable state, and load the model's part; ``distribute`` gives out the rest."""
         super().load(state)
         for name, count in self._steps.items():
             count.assign(int(state[name]))

@@ -66,12 +66,6 @@ class StepNumber:
 
     A comparison gives a Python bool and is remembered with its answer, as a guard: the step is traced once
     for each set of answers, not once for each number. Everything else gives a tensor.
-
-    Args:
-        value: the number while the step is traced.
-        tensor: the same number as the graph has it, which differs from step to step; a constant if not given.
-        guards: where the answers are remembered, if it is.
-        of_step: how the number follows from the step's.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -80,8 +74,8 @@ class StepNumber:
         self,
         value: int,
         tensor: Tensor | None = None,
-        guards: list[Guard] | None = None,
-        of_step: Callable[[int], int] = lambda step: step,
+        guards: list[Guard] | None = None,  # where the answers are remembered
+        of_step: Callable[[int], int] = lambda step: step,  # how the number follows from the step's
     ) -> None:
         self._value = value
         self.tensor = tf.constant(value, tf.int64) if tensor is None else tensor
@@ -140,14 +134,7 @@ tf.register_tensor_conversion_function(StepNumber, _converted)
 
 
 class CompiledByStep:
-    """A task's own step, compiled once for each signature of its batches and each way that it decides.
-
-    Args:
-        step: the step; its first argument is a ``StepNumber``.
-        trace: returns what was learnt while the step was traced last.
-        variables: the variables that a step may change.
-        error_of: returns the error that stands for an exception of a step, or None.
-    """
+    """A task's own step, compiled once for each signature of its batches and each way that it decides."""
 
     def __init__(
         self,

@@ -213,19 +213,7 @@ class LowRank(CommonLowRank, Reducer):
 
 
 class _Matrix:
-    """One portable array of a gradient as a matrix, and what is kept of it from step to step.
-
-    Attributes:
-        path: the array's portable name without "model/".
-        portable_shape: its shape.
-        shape: rows and columns.
-        error: what this worker has not sent yet.
-        moment: room for the gradient plus the error, of which the rest is the next error.
-        q: the matrix Q, equal on all workers.
-        first: its values in the first step.
-        first_q: the same as a tensor.
-        total: what the sum over workers is the product of, P and Q; None if it is in ``moment``.
-    """
+    """One portable array of a gradient as a matrix, and what is kept of it from step to step."""
 
     def __init__(self, field: Field, rank: int, seed: int) -> None:
         shape = matrix_shape(field.shape, rank)
@@ -234,11 +222,13 @@ class _Matrix:
         self.path, self.portable_shape, self.shape = field.path, field.shape, shape
         self._strides, order = _placement(field, tensor)
         self._order = order.to(tensor.device)
+        # what this worker has not sent yet, and room for the gradient plus that, whose rest is the next error
         self.error = torch.zeros_like(self.take(tensor.detach().contiguous()))
         self.moment = torch.zeros_like(self.error)
         self.first = first_factor(field.path, shape[1], rank, seed)
         self.first_q = torch.from_numpy(self.first).to(tensor.device)
         self.q = self.first_q.clone()
+        # P and Q, whose product the sum over workers is; None if that is in ``moment``
         self.total: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def take(self, gradient: torch.Tensor) -> torch.Tensor:

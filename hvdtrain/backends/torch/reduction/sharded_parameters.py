@@ -75,12 +75,7 @@ class Bucket:
 
 
 class ShardedParameters:
-    """The trainable parameters of a model, of which every worker updates a part.
-
-    Attributes:
-        workers: the job's workers.
-        buckets: the parameters, in the order in which a backward pass completes their gradients.
-    """
+    """The trainable parameters of a model, of which every worker updates a part."""
 
     def __init__(self, trainable: Sequence[Entry], workers: Workers) -> None:
         self.workers = workers

@@ -98,12 +98,7 @@ def _squared_norms(tensors: Tensors) -> torch.Tensor:
 
 
 class ShardedMovingAverage(ExponentialMovingAverage):
-    """The moving average of this worker's part of the weights.
-
-    Attributes:
-        is_kept: whether there is a decay.
-        of_segment: the average of each segment, by its identity.
-    """
+    """The moving average of this worker's part of the weights."""
 
     def __init__(self, model: ModelState, decay: float | None, shards: ShardedParameters) -> None:
         super().__init__(model, None)
@@ -286,13 +281,7 @@ class ShardedState(CommonShardedState, TrainingState):
 
 
 class ShardedSnapshot:
-    """A copy of a whole state on its way to portable state.
-
-    Args:
-        fields: the portable arrays to make, over tensors in the spool.
-        numbers: arrays that are ready.
-        spool: where arrays lie whose numbers are not in the order of a tensor's.
-    """
+    """A copy of a whole state on its way to portable state."""
 
     def __init__(self, fields: Sequence[Field], numbers: PortableState, spool: Spool) -> None:
         self._fields = list(fields)
@@ -300,11 +289,7 @@ class ShardedSnapshot:
         self._spool = spool
 
     def read(self) -> PortableState:
-        """Lay the copies out; may be called once, in another thread.
-
-        Raises:
-            OSError: If there is no room to lay it out.
-        """
+        """Lay the copies out; may be called once, in another thread."""
         state: PortableState = dict(self._numbers)
         self._fields.reverse()
         while self._fields:

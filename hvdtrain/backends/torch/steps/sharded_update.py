@@ -78,11 +78,7 @@ class ShardedGradientsUpdate(ShardedUpdate):
         keep_freed()  # of dropped gradients, which the next step would take anew
 
     def backward(self, losses: torch.Tensor, gradient_weights: torch.Tensor) -> None:
-        """Collective, if it belongs to a step. Add a micro-batch's part to the sums of the gradients.
-
-        Raises:
-            TaskError: If something else has changed the gradients, such as a task that calls ``backward``.
-        """
+        """Collective, if it belongs to a step. Add a micro-batch's part to the sums of the gradients."""
         with self._reducer.in_pass():
             super().backward(losses, gradient_weights)
         if self._reducer.is_attached:
