@@ -13,33 +13,22 @@ Outputs = Callable[[bool], Sequence[Any]]
 
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-5  # by which outputs of blocks may differ from the model's
 
-_CAN_BE_CUT = {
-    "torch": "an nn.Sequential is divided into its modules",
-    "tf": "a Sequential of Keras is divided into its layers",
-}
-_OF_GRAPHS = {
-    "torch": "",
-    "tf": "; of a functional model, such as [keras.Model(model.input, x), keras.Model(x, model.output)] with "
-    "x the output of a layer",
-}
+_PARTS = {"torch": "modules", "tf": "layers"}
 
 
 def blocks_of(task: Any, model: Any, framework: str, of_sequential: Sequence[Any] | None) -> list[Any]:
-    """Return the blocks of a model: what the task gives, or those that it has as a sequential one.
-
-    Raises:
-        TaskError: If the model cannot be divided, or the task gives something else.
-    """
+    """Return the blocks of a model: what the task gives, or those that it has as a sequential one."""
     method, name = FRAMEWORKS[framework].blocks_method, type(model).__name__
     own = getattr(task, method, None)
     if own is None and of_sequential is not None:
         return list(of_sequential)
     if own is None:
         raise TaskError(
-            f"the model, a {name}, cannot be divided into stages: {_CAN_BE_CUT[framework]}; of other models, "
-            "the task says what their blocks are",
-            f"Give the task {method}(model): a list of the modules or layers that are called one after the "
-            f"other, or hvdtrain.Block(function, *parts) of several{_OF_GRAPHS[framework]}.",
+            f"the model, a {name}, cannot be divided into stages: a Sequential is divided into its "
+            f"{_PARTS[framework]}; of other models, the task says what their blocks are",
+            f"Give the task {method}(model): a list of the {_PARTS[framework]} that are called one after the "
+            "other, or hvdtrain.Block(function, *parts) of several; of a functional Keras model, "
+            "[keras.Model(model.input, x), keras.Model(x, model.output)] with x the output of a layer.",
             everywhere=True,
         )
     try:
@@ -51,8 +40,8 @@ def blocks_of(task: Any, model: Any, framework: str, of_sequential: Sequence[Any
     wrong = next((block for block in blocks if not callable(block)), None)
     if not blocks or wrong is not None:
         found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"
-        of = {"torch": "modules", "tf": "layers"}[framework]
-        raise wrong_blocks(framework, f"it must give a list of {of} or of hvdtrain.Block, found {found}")
+        must = f"it must give a list of {_PARTS[framework]} or of hvdtrain.Block"
+        raise wrong_blocks(framework, f"{must}, found {found}")
     return blocks
 
 
@@ -77,11 +66,7 @@ def loss_has_parameters() -> TaskError:
 
 
 def owners_of(framework: str, fields: Sequence[Any], blocks: Sequence[set[int]]) -> list[list[int]]:
-    """Return for each portable array of a model the blocks that have its tensors, by their identities.
-
-    Raises:
-        TaskError: If a block has a part of one, or no block has one.
-    """
+    """Return for each portable array of a model the blocks that have its tensors, by their identities."""
     owners = []
     for field in fields:
         held = [[id(tensor) in own for tensor in field.tensors] for own in blocks]

@@ -19,11 +19,7 @@ class Layout(Place):
 
     @classmethod
     def of(cls, workers: Workers, stages: int) -> "Layout":
-        """Return the place of this worker.
-
-        Raises:
-            ConfigError: If the number of workers is no multiple of the number of stages.
-        """
+        """Return the place of this worker; the number of workers must be a multiple of that of stages."""
         if workers.size % stages:
             raise ConfigError(
                 f"stages {stages} divides the workers into replicas of {stages} each, and the job has "
@@ -52,23 +48,13 @@ _process_sets: dict[tuple[int, ...], Any] = {}  # Horovod's process sets of this
 
 
 class WorkerGroup(HorovodWorkers):
-    """Collective. Some workers of a job: those that have one of some stages.
-
-    Args:
-        layout: the place of this worker, which may be none of them.
-        stages: the stages; the same on every worker.
-        host: this host's name.
-        collectives: the class of what moves objects through the framework's binding of Horovod.
+    """Collective. Some workers of a job: those that have one of some stages, the same on every worker.
 
     Attributes:
-        size: their number.
         rank: which of them this worker is; 0 if it is none of them.
         first: the rank in the job of the first of them.
         process_set: Horovod's set of them; None if there is one of them.
         collectives: what moves objects between them.
-
-    Raises:
-        EnvironmentFault: If Horovod was started without process sets.
     """
 
     def __init__(self, layout: Layout, stages: Sequence[int], host: str, collectives: Any) -> None:
@@ -98,13 +84,9 @@ def _process_set_of(hvd: Any, ranks: Sequence[int]) -> Any:
 
 
 class StageReducer(GradientReducer):
-    """Sums the gradients of a stage over its replicas; those of shared weights over all that have them.
+    """Sums the gradients of a stage over its replicas, by ``own``; of shared weights by what ``shared`` has.
 
     A framework's class has ``finish``. The step's vector is summed over all workers of the job.
-
-    Args:
-        own: sums the gradients of the parameters that this stage alone has.
-        shared: by the path of a parameter that several stages have: what sums it.
     """
 
     def __init__(self, own: GradientReducer, shared: Mapping[str, GradientReducer]) -> None:
@@ -114,13 +96,11 @@ class StageReducer(GradientReducer):
     def attach(self, parameters: Mapping[str, Any]) -> None:
         """Take the parameters. Local: no collective."""
         super().attach(parameters)
-        reducers = {id(one): one for one in (self._own, *self._shared.values())}
-        paths: dict[int, list[str]] = {key: [] for key in reducers}
-        for path in parameters:
-            paths[id(self._shared.get(path, self._own))].append(path)
-        for key, reducer in reducers.items():
-            reducer.attach({path: parameters[path] for path in paths[key]})
-        self._parts = [(reducers[key], own) for key, own in paths.items() if own]
+        self._parts = []
+        for reducer in dict.fromkeys((self._own, *self._shared.values())):
+            paths = [path for path in parameters if self._shared.get(path, self._own) is reducer]
+            reducer.attach({path: parameters[path] for path in paths})
+            self._parts += [(reducer, paths)] * bool(paths)
 
     def follow(self, in_warmup: bool = False, passes: int = 1) -> None:
         """Prepare for the next step. Local: no collective."""

@@ -45,11 +45,7 @@ class SentTensor:
 
 
 class Messenger:
-    """Sends and receives messages of the workers of a job over MPI, which Horovod has started.
-
-    Raises:
-        EnvironmentFault: If mpi4py cannot be loaded, or its MPI is not the one that Horovod has started.
-    """
+    """Sends and receives messages of the workers of a job over MPI, which Horovod has started."""
 
     def __init__(self) -> None:
         self._mpi = _mpi()
@@ -72,11 +68,7 @@ class Messenger:
             self._begin(np.empty(0, np.uint8), (), rank)
 
     def receive(self, source: int) -> Message:
-        """Wait for the next message of a rank and return it.
-
-        Raises:
-            PeerLostError: If the sender has said that it cannot continue.
-        """
+        """Wait for the next message of a rank and return it."""
         status = self._mpi.Status()
         found = _wait(lambda: self._communicator.Improbe(source, _TEXT_TAG, status))
         text = np.empty(status.Get_count(self._mpi.BYTE), np.uint8)

@@ -31,11 +31,7 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> Ite
 
 
 def bubble(stages: int, micro_batches: int) -> float:
-    """Return the part of a step in which a stage waits, if all stages take equally long.
-
-    A step takes as long as ``micro_batches + stages - 1`` passes of one stage, of which each stage computes
-    ``micro_batches``.
-    """
+    """Return the part of a step in which a stage waits, if all stages take equally long."""
     return (stages - 1) / (micro_batches + stages - 1)
 
 
@@ -60,11 +56,7 @@ def cut(sizes: Sequence[int], stages: int) -> list[int]:
 
 
 def given_cuts(cuts: Sequence[int], blocks: int, stages: int) -> list[int]:
-    """Return the first block of each stage as a config gives it: of each but the first.
-
-    Raises:
-        ConfigError: If they do not divide the blocks into stages of at least one block.
-    """
+    """Return the first block of each stage as a config gives it: of each but the first."""
     firsts = [0, *cuts]
     ends = [*cuts, blocks]
     if len(firsts) != stages or any(first >= end for first, end in zip(firsts, ends, strict=True)):
@@ -78,11 +70,7 @@ def given_cuts(cuts: Sequence[int], blocks: int, stages: int) -> list[int]:
 
 
 def check_enough(blocks: int, stages: int) -> None:
-    """Check that each stage can have a block.
-
-    Raises:
-        TaskError: If there are too few.
-    """
+    """Check that each stage can have a block."""
     if blocks < stages:
         found = "one block" if blocks == 1 else f"{blocks} blocks"
         raise TaskError(
@@ -98,22 +86,17 @@ Call = tuple[tuple[Any, ...], Mapping[str, Any]]  # what a model or a block is c
 
 
 class StandIn:
-    """What stands for the whole model where a stage is computed; called, it returns its arguments.
+    """What stands for the whole model where a stage is computed: ``run`` is called in its place.
 
-    Args:
-        model: the model, whose signature says how it is called.
-        stage: the blocks of this worker, which have the layers whose losses count as the model's.
-
-    Attributes:
-        run: is called in place of the model.
+    The model's signature says how it is called, and the losses of the stage's layers count as the model's.
     """
 
     def __init__(self, model: Any, stage: Any = None) -> None:
         self.__wrapped__, self._stage = model, stage
-        self.run: Callable[..., Any] = lambda *arguments, **named: (arguments, named)
+        self.run: Callable[..., Any] = lambda *arguments, **named: (arguments, named)  # to find those out
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Compute what stands for the model."""
+        """Call what stands for the model."""
         return self.run(*arguments, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -123,14 +106,9 @@ class StandIn:
 class StagePassesBase:
     """What a worker computes of the micro-batches of a step, and what it sends and waits for.
 
-    Between its forward and its backward pass, a micro-batch takes the memory of the stage's activations.
-
-    A framework's class has ``forward``, ``backward``, ``compute_loss`` and ``evaluate``, whose messages are
-    None where there is no neighbour, and ``taken``: what the last micro-batch gave to metrics of a whole
-    evaluation, in the last stage.
+    A framework's class has the passes, whose messages are None where there is no neighbour.
 
     Attributes:
-        place: the micro-batch that ``evaluate`` computes next.
         sums: what the micro-batches add up to in the last stage: the weighted sums of loss and metrics.
         last_values: the rows of loss and metrics of the last micro-batch, and its weights.
     """
@@ -139,8 +117,8 @@ class StagePassesBase:
     backward: Any  # adds its part to the gradients; returns the gradients of what the stage was given
     compute_loss: Any  # does both passes of a micro-batch in the last stage
     evaluate: Any  # computes the outputs for a micro-batch; in the last stage, the metrics
+    taken: Any  # returns what the last micro-batch gave to metrics of a whole evaluation, in the last stage
     received: Any  # returns the tensors of a message
-    taken: Any
     _counted: Any  # returns a micro-batch without padding, with its weights and gradient weights
 
     def __init__(self, step: Any, whole: Any) -> None:
@@ -148,13 +126,12 @@ class StagePassesBase:
         self._messenger, self._model_call = step.messenger, step.model_call
         self._given, self._called = StandIn(whole), StandIn(whole, step.computation.model)
         self._kept: dict[int, Any] = {}  # of each micro-batch, what its backward pass needs
-        self.sums: Any = None
-        self.last_values: Any = None
 
     def begin(self, batch: Any, training: bool) -> None:
         """Begin a step, or the evaluation of a batch."""
-        self._batch = batch
-        self.place, self.sums, self.last_values = 0, None, None
+        self._batch, self._place = batch, 0
+        self.sums: Any = None
+        self.last_values: Any = None
         self._kept.clear()
         computation = self._computation
         self._objective = computation.train_objective if training else computation.eval_objective
@@ -178,8 +155,8 @@ class StagePassesBase:
     def evaluate_next(self) -> None:
         """Evaluate one micro-batch; stages before the last may be several ahead."""
         with self._failure_sent():
-            received, self.place = self._from_before(), self.place + 1
-            self._send(self.evaluate(self.place - 1, received), 1)
+            received, self._place = self._from_before(), self._place + 1
+            self._send(self.evaluate(self._place - 1, received), 1)
 
     def samples(self, place: int) -> int:
         """Return the number of samples that are computed of a micro-batch, which has no padding."""
@@ -213,8 +190,6 @@ class StagePassesBase:
             if isinstance(error, HvdtrainError):
                 error.everywhere = False  # other stages compute something else, and do not say it
             layout, rank = self._layout, self._layout.workers.rank
-            before, behind = [rank - 1], [rank + 1]
-            self._messenger.send_failure(
-                before * (not layout.is_first_stage) + behind * (not layout.is_last_stage)
-            )
+            before, behind = [rank - 1] * (not layout.is_first_stage), [rank + 1] * (not layout.is_last_stage)
+            self._messenger.send_failure(before + behind)
             raise

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from hvdtrain.backends.objective.evaluation_metrics import EvaluationMetrics
 from hvdtrain.backends.objective.model_call import ModelCall
 from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of
 from hvdtrain.backends.pipeline.groups import Layout, WorkerGroup
@@ -34,10 +33,9 @@ class StageStepBase(WholeModelStep):
     What a worker does not have, such as the loss in the first stages, the others send it.
 
     Attributes:
-        layout: the place of this worker.
-        groups: the workers that have some stages, by these, after the model is made: those that have this
-            worker's stage, and those that share weights.
-        owners: the stages that have a tensor, by its path, likewise.
+        groups: the workers that have some stages, by these: those that have this worker's stage, and those
+            that share weights.
+        owners: the stages that have a tensor, by its path.
     """
 
     is_timed = False
@@ -49,11 +47,9 @@ class StageStepBase(WholeModelStep):
     passes: Any
     update: Any
     state: StateOfStage
-    tensors_of: Any  # returns the tensors of blocks by their identities
+    module: Any  # what the framework does with blocks
     first_of: Any  # returns the first micro-batch of a batch, on the host
-    check_blocks: Any  # checks that blocks compute what their model does; returns a note on training
-    zeros: Any  # returns a vector of zeros on the CPU
-    summed: Any  # collective: returns the vector of an evaluation, of a worker's sums and signals
+    summed: Any  # collective: returns the vector of an evaluation, of a worker's sums, if any, and signals
     own_form: Any  # returns the names of the sums of the last step or evaluation, if this is the last stage
 
     def __init__(self, task: Any, config: Config, workers: Workers, *arguments: Any) -> None:
@@ -71,16 +67,14 @@ class StageStepBase(WholeModelStep):
     ) -> tuple[Sequence[Any], Any]:
         """Collective. Choose the stages; return the blocks of this worker's one, and its tensors.
 
-        Args:
-            model: the whole model.
-            blocks: its blocks.
-            whole: its tensors.
-            batch: the first one of the training data, with which blocks are compared with the model.
-            parameters: the identities of those tensors of the model that gradients alone change.
+        ``whole`` has the model's tensors, and ``parameters`` the identities of those that gradients alone
+        change. Blocks and model are compared with the batch, the first one of the training data.
         """
         fields, layout, config = whole.fields, self.layout, self._config
         check_enough(len(blocks), layout.stages)
-        of_blocks = owners_of(self.framework, fields, [set(self.tensors_of([block])) for block in blocks])
+        of_blocks = owners_of(
+            self.framework, fields, [set(self.module.tensors_of([block])) for block in blocks]
+        )
         sizes = [0] * len(blocks)
         for field, having in zip(fields, of_blocks, strict=True):
             for block in having:
@@ -115,15 +109,16 @@ class StageStepBase(WholeModelStep):
             }
             for stage in range(layout.stages)
         ]
-        self._firsts, self._ends = firsts, ends
-        own = blocks[firsts[layout.stage] : ends[layout.stage]]
-        return own, whole.part([layout.stage in having for having in owners])
+        self._cuts = firsts, ends
+        return blocks[firsts[layout.stage] : ends[layout.stage]], whole.part(
+            [layout.stage in having for having in owners]
+        )
 
     def _compare(self, model: Any, blocks: Sequence[Any], batch: HostBatch) -> str:
         """Check that blocks compute what their model does; return what they do otherwise in training."""
         try:
             call, _ = self.model_call(StandIn(model), self.first_of(batch))
-            note: str = self.check_blocks(blocks, model, call)
+            note: str = self.module.check_blocks(blocks, model, call)
         except HvdtrainError:
             raise
         except Exception as error:  # of the task's code
@@ -171,50 +166,29 @@ class StageStepBase(WholeModelStep):
             if computation.evaluation and self.layout.is_last_stage:
                 computation.evaluation.add(passes.taken(), batch.samples.rows(place, passes.samples(place)))
         before = 0.0 if partial is None else partial.weight
-        sums = self.zeros(0) if passes.sums is None else passes.sums
-        if partial is not None and passes.sums is not None:
-            sums = partial.values + sums
+        sums = passes.sums if partial is None or passes.sums is None else partial.values + passes.sums
         return PartialSums(computation.names, computation.weighted, sums, before + batch.total_weight)
 
     def evaluated(self, partial: PartialSums, signals: Sequence[float]) -> PendingVector:
         """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
-        self.forms.pop(False, None)
         names, weighted = self.agreed_form(False)
         self.messenger.flush()
-        own = partial.values if self.layout.is_last_stage else self.zeros(len(names) + len(weighted))
-        vector = self.summed(own, signals)
-        evaluation = self.computation.evaluation
-        found = {"computed": self._computed(evaluation), "order": evaluation.order}
+        vector = self.summed(partial.values, len(names) + len(weighted), signals)
+        evaluation, computed = self.computation.evaluation, {}
+        if evaluation:  # the last stages have its parts
+            found = evaluation.computed(self.near) if self.layout.is_last_stage else {}
+            computed = self.workers.broadcast_object(found, self.layout.stages - 1)
+        found = {"computed": computed, "order": evaluation.order}
         pending: PendingVector = self.pending(names, vector, partial.weight, weighted=weighted, **found)
         return pending
 
-    def _computed(self, evaluation: EvaluationMetrics) -> dict[str, float]:
-        """Collective. Return the metrics of a whole evaluation, of which the last stages have the parts."""
-        if not evaluation:
-            return {}
-        found: dict[str, float] = {}
-        if self.layout.is_last_stage:
-            found = evaluation.computed(self.near)
-        computed: dict[str, float] = self.workers.broadcast_object(found, self.layout.stages - 1)
-        return computed
-
     def agreed_form(self, training: bool) -> Form:
-        """Collective, the first time. Return the names of the sums, which the last stage knows.
-
-        Raises:
-            TaskError: If the last stage has others than before.
-        """
-        own = self.own_form(training)
-        if training not in self.forms:
-            self.forms[training] = self.workers.broadcast_object(own, self.layout.stages - 1)
-        found = self.forms[training]
-        if self.layout.is_last_stage and own != found:
-            raise TaskError(
-                f"the task's metrics change from step to step: {', '.join(own[0])}, and before "
-                f"{', '.join(found[0])}",
-                "With stages, give the same metrics for every batch.",
+        """Collective, in training once. Return the names of the sums, which the last stage knows."""
+        if not training or training not in self.forms:
+            self.forms[training] = self.workers.broadcast_object(
+                self.own_form(training), self.layout.stages - 1
             )
-        return found
+        return self.forms[training]
 
     def try_out(self, batch: Any) -> None:
         """Collective. Evaluate the first micro-batch, with the metrics of a whole evaluation."""
@@ -233,16 +207,12 @@ class StageStepBase(WholeModelStep):
     def describe(self, info: ModelInfo) -> ModelInfo:
         """Return what is known of this worker's stage with what is known of the whole model."""
         lines = []
-        for stage, (first, end) in enumerate(zip(self._firsts, self._ends, strict=True)):
+        for stage, (first, end, shapes) in enumerate(zip(*self._cuts, self._stage_shapes, strict=True), 1):
             which = f"block {first}" if end == first + 1 else f"blocks {first} to {end - 1}"
-            count = sum(map(math.prod, self._stage_shapes[stage].values()))
-            lines.append(f"stage {stage + 1}: {which}, {counted(count, 'parameter')}")
-        return replace(
-            info,
-            batch_norm_layers=self.batch_norms,
-            stages=tuple(lines),
-            stage_shapes=tuple(self._stage_shapes),
-        )
+            count = sum(map(math.prod, shapes.values()))
+            lines.append(f"stage {stage}: {which}, {counted(count, 'parameter')}")
+        info = replace(info, stages=tuple(lines), stage_shapes=tuple(self._stage_shapes))
+        return replace(info, batch_norm_layers=self.batch_norms)
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
         """Collective. Return what a dry run has found, with what the first replica's last stage has found.

@@ -22,10 +22,7 @@ _END = Message(None, [])
 
 
 class RequestedState(Mapping[str, NDArray[Any]]):
-    """A part of rank 0's state, which another worker gets array by array when it requests one.
-
-    So it needs memory for one array in addition to what it loads them into.
-    """
+    """A part of rank 0's state, of which another worker has one array in memory, when it requests that."""
 
     def __init__(self, names: Iterable[str], messenger: Messenger) -> None:
         self._names = dict.fromkeys(names)
@@ -48,12 +45,7 @@ class RequestedState(Mapping[str, NDArray[Any]]):
 
 
 class StateOfStage(CommonState):
-    """Model and optimizer of one stage as a part of a portable state; it stands before ``TrainingState``.
-
-    Args:
-        step: the step of this worker.
-        *arguments: those of ``TrainingState``.
-    """
+    """Model and optimizer of one stage as a part of a portable state; it stands before ``TrainingState``."""
 
     # returns all tensors that replicas have, with the path of the model's tensor that they belong to
     replicated: Any
@@ -96,11 +88,7 @@ class StateOfStage(CommonState):
         return ReadyState(None if error else state, error)
 
     def scatter(self, state: PortableState | None, part: StatePart) -> None:
-        """Collective. Check rank 0's whole state, or a part of it, and load this worker's part of that.
-
-        Raises:
-            TaskError: On every worker, if it does not fit.
-        """
+        """Collective. Check rank 0's whole state, or a part of it, and load this worker's part of that."""
         is_part, load = part is StatePart.SOME_WEIGHTS, self.load
         if part is StatePart.ALL:
             expected = self.shapes(self._workers.broadcast_object(has_ema(state or {})))
@@ -140,8 +128,7 @@ class StateOfStage(CommonState):
     def broadcast(self, others: Sequence[Any] = ()) -> None:
         """Collective. Copy what the first of those workers has that have the same to the others.
 
-        Args:
-            others: what belongs to no tensor of the model, such as counts of steps.
+        ``others`` belong to no tensor of the model, such as counts of steps.
         """
         by_owners: dict[tuple[int, ...], list[Any]] = {(self._layout.stage,): list(others)}
         for path, tensor in self.replicated():

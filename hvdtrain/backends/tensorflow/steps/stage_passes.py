@@ -53,23 +53,17 @@ def from_message(message: Message) -> Any:
 
 def float_tensors(value: Any) -> list[Tensor]:
     """Return the tensors within a value that can have a gradient, in order."""
-    return [
-        t for t in tf.nest.flatten(value) if tf.is_tensor(t) and (t.dtype.is_floating or t.dtype.is_complex)
-    ]
+    tensors = filter(tf.is_tensor, tf.nest.flatten(value))
+    return [tensor for tensor in tensors if tensor.dtype.is_floating or tensor.dtype.is_complex]
 
 
 class StageModel(keras.Model):
-    """The layers of the blocks of one stage, which are called one after the other.
-
-    Args:
-        blocks: layers, functions or ``Block``.
-    """
+    """The layers of the blocks of one stage, which are called one after the other."""
 
     def __init__(self, blocks: Sequence[Any]) -> None:
         super().__init__(name="stage")
-        self.parts = list(
-            {id(layer): layer for block in blocks for layer in parts_of(block, keras.Layer)}.values()
-        )
+        layers = {id(layer): layer for block in blocks for layer in parts_of(block, keras.Layer)}
+        self.parts = list(layers.values())
         self.blocks = tuple(blocks)
         self.built = True
 
@@ -83,13 +77,11 @@ def layers_of(model: keras.Model) -> list[Any] | None:
     if not isinstance(model, keras.Sequential):
         return None
     first, *others = model.layers
-    return [Block(lambda x: first(_as_input(model, x)), first), *others]
-
-
-def _as_input(model: keras.Sequential, value: Any) -> Tensor:
-    """Return what a sequential model gives its first layer: the type that its input says."""
     functional = model._functional
-    return value if functional is None else functional._standardize_inputs(value)[0]
+    if functional is None:
+        return [first, *others]
+    # of the type that the model's input says
+    return [Block(lambda x: first(functional._standardize_inputs(x)[0]), first), *others]
 
 
 def tensors_of(blocks: Sequence[Any]) -> dict[int, Variable]:
@@ -111,11 +103,7 @@ def _not_here(path: str, *_: Any, **__: Any) -> NoReturn:
 
 
 def check_blocks(blocks: Sequence[Any], model: keras.Model, call: Call) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, as text.
-
-    Raises:
-        TaskError: If they compute something else in evaluation.
-    """
+    """Check that blocks compute what their model does; return what they do otherwise in training, as text."""
     arguments, named = call
 
     def outputs(training: bool, computed: Callable[..., Any]) -> list[Any]:
@@ -140,6 +128,7 @@ class StagePasses(StagePassesBase):
     def __init__(self, step: Any, whole: Any) -> None:
         super().__init__(step, whole)
         self._model = step.computation.model
+        self._parameters = [field.variable.value for field in step.parts.trainable]
         self.forms: dict[bool, Form] = {}
         self.gradients: list[Tensor] | None = None
         self._seen: Any = ()  # what evaluating the last micro-batch gave to metrics of a whole evaluation
@@ -148,7 +137,7 @@ class StagePasses(StagePassesBase):
             for what, function in (
                 ("forward", self._computed),
                 ("loss", self._trace_loss),
-                ("evaluate", self._trace_evaluate),
+                ("evaluate", lambda call: self._called_in(False, call)),
                 ("evaluate_loss", self._trace_evaluate_loss),
                 ("add", lambda one, other: [a + b for a, b in zip(one, other, strict=True)]),
             )
@@ -167,7 +156,7 @@ class StagePasses(StagePassesBase):
         given = [] if self._layout.is_first_stage else float_tensors(call)
         with tf.GradientTape() as tape:
             tape.watch(given)
-            outputs = self._run("forward", call, *self._weights_and_seeds(place))
+            outputs = self._run("forward", call, self._counted(place)[1], self._seeds(place))
         self._kept[place] = tape, float_tensors(outputs), given
         return to_message(outputs)
 
@@ -180,8 +169,7 @@ class StagePasses(StagePassesBase):
     def compute_loss(self, place: int, received: Message | None) -> Message | None:
         """Do both passes of a micro-batch in the last stage."""
         counted = self._counted(place)
-        seeds = self._weights_and_seeds(place)[1]
-        found, passed, rows = self._run("loss", self._call(place, received), *counted, seeds)
+        found, passed, rows = self._run("loss", self._call(place, received), *counted, self._seeds(place))
         self._add(rows, counted[1], tf.linalg.matvec(rows, counted[1]))
         return self._added(found, passed)
 
@@ -214,10 +202,6 @@ class StagePasses(StagePassesBase):
         scaled = scaled if own is None else scaled * own
         return *self._gradients(tape, [losses], [scaled], given), tf.stop_gradient(rows)
 
-    def _trace_evaluate(self, call: Any) -> Any:
-        with phase_of_layers(training=False):
-            return self._without_masks(self._model.call(*call[0], **call[1]))
-
     def _trace_evaluate_loss(self, call: Any, arrays: Any, weights: Tensor) -> Any:
         rows = self._values_of(call, arrays, weights, training=False).rows
         return rows, self._computation.evaluation.take()
@@ -234,11 +218,7 @@ class StagePasses(StagePassesBase):
         return values
 
     def _check_no_added_loss(self) -> None:
-        """Check that the layers of this stage, which have just been called, add nothing to the loss.
-
-        Raises:
-            TaskError: If they do.
-        """
+        """Check that the layers of this stage, which have just been called, add nothing to the loss."""
         if self._model.losses:
             raise TaskError(
                 "layers of the model add losses of their own (regularizers or add_loss), which stages cannot "
@@ -250,30 +230,24 @@ class StagePasses(StagePassesBase):
         self, tape: tf.GradientTape, outputs: list[Tensor], weights: list[Tensor], given: list[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the gradients of the stage's parameters, and of what it was given."""
-        update = self._update
-        parameters = [variable.value for variable in update.parameters]
-        none: list[Tensor] = [None] * (len(parameters) + len(given))
-        found = tape.gradient(outputs, [*parameters, *given], weights) if outputs else none
-        own, self._computation.unused = update.fill_in_unused(found[: len(parameters)])
-        return own, found[len(parameters) :]
+        sources, count = [*self._parameters, *given], len(self._parameters)
+        found = tape.gradient(outputs, sources, weights) if outputs else [None] * len(sources)
+        own, self._computation.unused = self._update.fill_in_unused(found[:count])
+        return own, found[count:]
 
     def _computed(self, call: Any, weights: Tensor, seeds: Tensor) -> Any:
         """Return the outputs of the stage in training."""
         self._set_seeds(seeds)
         self._computation.batch_norm.weights = weights
         self._model._clear_losses()
-        with phase_of_layers(training=True):
-            outputs = self._model.call(*call[0], **call[1])
+        outputs = self._called_in(True, call)
         self._check_no_added_loss()
-        return self._without_masks(outputs)
+        return outputs
 
-    @staticmethod
-    def _without_masks(outputs: Any) -> Any:
-        """Return outputs with tensors in place of numbers, as a compiled function returns them.
-
-        Raises:
-            TaskError: If a tensor has a mask, which would be lost.
-        """
+    def _called_in(self, training: bool, call: Any) -> Any:
+        """Return the outputs of the stage, with tensors in place of numbers; a mask would be lost."""
+        with phase_of_layers(training):
+            outputs = self._model.call(*call[0], **call[1])
         if any(getattr(t, "_keras_mask", None) is not None for t in tf.nest.flatten(outputs)):
             raise TaskError(
                 "a block of the model returns a tensor with a mask, which is not passed to the next stage",
@@ -299,9 +273,9 @@ class StagePasses(StagePassesBase):
             parts = tf.nest.map_structure(lambda tensor: tf.gather(tensor, counted), parts)
         return parts
 
-    def _weights_and_seeds(self, place: int) -> tuple[Tensor, Tensor]:
-        """Return a micro-batch's weights, and the states of the seed generators for it, (generators, 2)."""
-        return self._counted(place)[1], self._computation.seeds(self._batch.step, place)
+    def _seeds(self, place: int) -> Tensor:
+        """Return the states of the seed generators for a micro-batch, (generators, 2)."""
+        return self._computation.seeds(self._batch.step, place)
 
     def _added(self, found: list[Tensor], passed: Sequence[Tensor]) -> Message | None:
         """Add a micro-batch's part to the gradients; return those of what the stage was given."""

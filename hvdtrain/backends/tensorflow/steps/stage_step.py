@@ -22,16 +22,9 @@ from hvdtrain.backends.tensorflow.precision import float_bits_of, precision_of
 from hvdtrain.backends.tensorflow.reduction.broadcast import broadcast_variables
 from hvdtrain.backends.tensorflow.state.layer_state import LayerState
 from hvdtrain.backends.tensorflow.state.model_state import ModelState
+from hvdtrain.backends.tensorflow.steps import stage_passes
 from hvdtrain.backends.tensorflow.steps.optimizer_state import TrainingState
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
-from hvdtrain.backends.tensorflow.steps.stage_passes import (
-    StageModel,
-    StagePasses,
-    check_blocks,
-    free_others,
-    layers_of,
-    tensors_of,
-)
 from hvdtrain.backends.tensorflow.steps.update import Update, all_agree
 from hvdtrain.backends.tensorflow.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.tensorflow.task_model import make_model, take_loss
@@ -71,12 +64,8 @@ class StagedReducer(StageReducer):
 class StagedUpdate(Update):
     """The update of a step of a split model: this worker updates the parameters of its stage.
 
-    Args:
-        layout: the place of this worker.
-        counted_elsewhere: the paths of the parameters that are an earlier stage's in the gradient's norm.
-        *arguments: those of ``Update``.
-        workers: not used: the update waits for all workers of the job.
-        **options: those of ``Update``.
+    In the gradient's norm, the parameters of the paths ``counted_elsewhere`` are an earlier stage's. The
+    update waits for all workers of the job.
     """
 
     def __init__(
@@ -90,11 +79,6 @@ class StagedUpdate(Update):
         self._layout, self._counted_elsewhere = layout, counted_elsewhere
         self._squared_norm = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="squared_norm")
         super().__init__(*arguments, workers=FixedSize(layout.workers.size), **options)
-
-    @property
-    def parameters(self) -> list[Any]:
-        """The trainable parameters of this stage, one for each gradient."""
-        return self._parameters
 
     def unscale_or_skip(self, gradients: list[Tensor], vector: Tensor) -> tuple[list[Tensor], Tensor]:
         """Collective, with a loss scale. As without stages; the workers agree on whether to skip."""
@@ -118,9 +102,7 @@ class StagedUpdate(Update):
         total = hvd.allreduce(own, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
         # nothing else needs it in a stage without gradients: TensorFlow would leave out what others wait for
         self._squared_norm.assign(total)
-        factor = tf.minimum(
-            tf.ones((), tf.float64), self._clip_norm / (tf.sqrt(total) + 1e-6)
-        )  # as clip_by_norm
+        factor = tf.minimum(tf.ones((), tf.float64), self._clip_norm / (tf.sqrt(total) + 1e-6))
         return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
@@ -141,7 +123,7 @@ class StageStep(StageStepBase, PlainStep):
     """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
     framework, pending = "tf", TensorFlowPending
-    parts_of_stage = StagedState, StagedUpdate, StagedReducer
+    module, parts_of_stage = stage_passes, (StagedState, StagedUpdate, StagedReducer)
     state: StagedState
 
     def make_model(self, batch: HostBatch | None) -> ModelState:
@@ -149,7 +131,7 @@ class StageStep(StageStepBase, PlainStep):
         task, config, computation = self._task, self._config, self.computation
         computation.precision = config.precision
         model = self._whole = make_model(task, config)
-        blocks = blocks_of(task, model, "tf", layers_of(model))
+        blocks = blocks_of(task, model, "tf", stage_passes.layers_of(model))
         if take_loss(model):
             raise loss_has_parameters()
         whole = ModelState(model, Renaming(task, "tf"))
@@ -167,8 +149,8 @@ class StageStep(StageStepBase, PlainStep):
         computation.batch_norm = BatchNormSync(self.near)
         self.batch_norms = len(find_batch_norms(model))
         computation.batch_norm.take_over(model, every=config.sync_batch_norm)
-        computation.model = StageModel(own)
-        free_others(whole, own)
+        computation.model = stage_passes.StageModel(own)
+        stage_passes.free_others(whole, own)
         computation.seed_states = [v for v in computation.model.variables if v.name == "seed_generator_state"]
         computation.called = None
         computation.wrap.float_bits = float_bits_of(computation.model)
@@ -182,12 +164,9 @@ class StageStep(StageStepBase, PlainStep):
             return wrapped.arrays
         return {name: array[0] for name, array in wrapped.arrays.items()}
 
-    tensors_of = staticmethod(tensors_of)
-    check_blocks = staticmethod(check_blocks)
-
     def trace(self) -> None:
         """Let what steps call be traced anew, when the next batch comes."""
-        self.passes = StagePasses(self, self._whole)
+        self.passes = stage_passes.StagePasses(self, self._whole)
         self._update_function = tf.function(self._traced_update, autograph=False)
 
     def broadcast(self, root: int) -> None:
@@ -226,12 +205,9 @@ class StageStep(StageStepBase, PlainStep):
         self.update.ema(share)
         return vector
 
-    def zeros(self, count: int) -> Tensor:
-        """Return a vector of zeros."""
-        return tf.zeros(count)
-
-    def summed(self, own: Tensor, signals: Sequence[float]) -> Tensor:
+    def summed(self, own: Tensor | None, count: int, signals: Sequence[float]) -> Tensor:
         """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
+        own = tf.zeros(count) if own is None else own
         vector = tf.concat([own, FINDINGS * [0.0], self.computation.numbers(signals)], 0)
         with peer_errors():
             return hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")

@@ -1,6 +1,6 @@
 """A stage of a split model in PyTorch: blocks, messages and passes; ``tensorflow/`` has the same."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -38,10 +38,8 @@ def from_message(message: Message, device: torch.device) -> Any:
 
 def float_tensors(value: Any) -> list[torch.Tensor]:
     """Return the tensors within a value that can have a gradient, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value] if value.is_floating_point() or value.is_complex() else []
-    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
-    return [tensor for part in parts for tensor in float_tensors(part)]
+    tensors = (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor))
+    return [tensor for tensor in tensors if tensor.is_floating_point() or tensor.is_complex()]
 
 
 def _sent(buffers: list[Bytes], tensor: torch.Tensor) -> SentTensor:
@@ -62,12 +60,7 @@ def _made(sent: SentTensor, buffer: Bytes) -> torch.Tensor:
 
 
 class StageModel(nn.Module):
-    """The blocks of one stage, called one after the other.
-
-    Args:
-        blocks: modules, functions or ``Block``.
-        whole: the model that they are of, which blocks may ask whether it is in training.
-    """
+    """The blocks of one stage, called one after the other; they may ask whether ``whole`` is in training."""
 
     def __init__(self, blocks: Sequence[Any], whole: nn.Module | None = None) -> None:
         super().__init__()
@@ -120,11 +113,7 @@ class _Elsewhere(nn.Parameter):
 
 
 def check_blocks(blocks: Sequence[Any], model: nn.Module, call: Call) -> str:
-    """Check that blocks compute what their model does; return what they do otherwise in training, as text.
-
-    Raises:
-        TaskError: If they compute something else in evaluation.
-    """
+    """Check that blocks compute what their model does; return what they do otherwise in training, as text."""
 
     def outputs(training: bool, computed: Callable[..., Any]) -> list[Any]:
         with state_kept(model, torch.device("cpu")), random_state_kept(), torch.no_grad():
@@ -169,17 +158,10 @@ class StagePasses(StagePassesBase):
     def backward(self, place: int, received: Message) -> Message | None:
         """Add a micro-batch's part to the gradients; return the gradients of what the stage was given."""
         leaves, outputs = self._kept.pop(place)
-        pairs = [
-            (output, gradient)
-            for output, gradient in zip(outputs, self.received(received), strict=True)
-            if output.requires_grad and gradient is not None
-        ]
-
-        def run() -> None:
-            if pairs:
-                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-
-        self._update.differentiate(run)
+        both = zip(outputs, self.received(received), strict=True)
+        pairs = [(o, g) for o, g in both if o.requires_grad and g is not None]
+        run = partial(torch.autograd.backward, [o for o, _ in pairs], [g for _, g in pairs])
+        self._update.differentiate(run if pairs else lambda: None)
         return self._gradients_of(leaves)
 
     def compute_loss(self, place: int, received: Message | None) -> Message | None:

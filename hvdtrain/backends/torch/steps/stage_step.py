@@ -21,16 +21,10 @@ from hvdtrain.backends.torch.precision import cast_outputs_to_fp32, float_bits_o
 from hvdtrain.backends.torch.reduction.broadcast import broadcast_tensors
 from hvdtrain.backends.torch.reduction.reducer import summed_meanwhile
 from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.steps import stage_passes
 from hvdtrain.backends.torch.steps.optimizer_state import TrainingState
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
-from hvdtrain.backends.torch.steps.stage_passes import (
-    StageModel,
-    StagePasses,
-    check_blocks,
-    free_others,
-    tensors_of,
-)
 from hvdtrain.backends.torch.steps.update import Update, all_agree
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import LOSS, check_compiler, compiled, make_model
@@ -69,11 +63,7 @@ class StagedReducer(StageReducer):
 class StagedUpdate(Update):
     """The update of a step of a split model: this worker updates the parameters of its stage.
 
-    Args:
-        layout: the place of this worker.
-        counted_elsewhere: the paths of the parameters that are an earlier stage's in the gradient's norm.
-        *arguments: those of ``Update``.
-        **options: likewise.
+    In the gradient's norm, the parameters of the paths ``counted_elsewhere`` are an earlier stage's.
     """
 
     def __init__(
@@ -109,7 +99,7 @@ class StageStep(StageStepBase, PlainStep):
     """The part of a step that a worker with a stage of the model does; the arguments are ``PlainStep``'s."""
 
     framework, pending = "torch", TorchPending
-    parts_of_stage = StagedState, StagedUpdate, StagedReducer
+    module, parts_of_stage = stage_passes, (StagedState, StagedUpdate, StagedReducer)
     state: StagedState
 
     def make_model(self, batch: HostBatch | None) -> ModelState:
@@ -123,12 +113,12 @@ class StageStep(StageStepBase, PlainStep):
             apply_activation_checkpointing(model)
         whole = ModelState(model, Renaming(task, "torch"))
         own, tensors = self.divide(model, blocks, whole, batch, set(map(id, model.parameters())))
-        free_others(whole, own)
+        stage_passes.free_others(whole, own)
         computation.batch_norm = BatchNormSync(self.near)
         self.batch_norms = len(find_batch_norms(model))
         if config.sync_batch_norm:
             computation.batch_norm.take_over(model)
-        computation.model = StageModel(own, model).to(computation.device)
+        computation.model = stage_passes.StageModel(own, model).to(computation.device)
         if self.layout.is_last_stage:
             cast_outputs_to_fp32(computation.model, config.precision)
         if config.compile:
@@ -142,13 +132,10 @@ class StageStep(StageStepBase, PlainStep):
         """Return the first micro-batch of a batch, on the host."""
         return {name: tensor.cpu() for name, tensor in self.computation.wrap(batch).micro_batches[0].items()}
 
-    tensors_of = staticmethod(tensors_of)
-    check_blocks = staticmethod(check_blocks)
-
     def attach(self, parts: Parts) -> None:
         """Take the parts of the step. Local: no collective."""
         super().attach(parts)
-        self.passes = StagePasses(self, self._whole)
+        self.passes = stage_passes.StagePasses(self, self._whole)
 
     def broadcast(self, root: int) -> None:
         """Collective. Copy the tensors of the first replica to the others."""
@@ -173,14 +160,10 @@ class StageStep(StageStepBase, PlainStep):
         update.ema(batch.step + 1)
         return TorchPending(names, vector, batch.total_weight, unused, weighted)
 
-    def zeros(self, count: int) -> torch.Tensor:
-        """Return a vector of zeros on the CPU."""
-        return torch.zeros(count)
-
-    def summed(self, own: torch.Tensor, signals: Sequence[float]) -> torch.Tensor:
+    def summed(self, own: torch.Tensor | None, count: int, signals: Sequence[float]) -> torch.Tensor:
         """Collective. Return the vector of an evaluation, summed over workers, of this worker's sums."""
-        computation = self.computation
-        vector = torch.cat((own.to(computation.device), computation.numbers([], signals)))
+        numbers = self.computation.numbers([], signals)
+        vector = torch.cat((numbers.new_zeros(count) if own is None else own, numbers))
         with peer_errors():
             hvd.allreduce_(vector, op=hvd.Sum, name="hvdtrain.eval_metrics")
         return vector
