@@ -9,12 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from hvdtrain.backends.objective.counting import counting_of
 from hvdtrain.backends.objective.model_call import nested_batch
 from hvdtrain.backends.objective.objective import checked_result
 from hvdtrain.backends.records import DryRun, ModelInfo
+from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import TaskError
@@ -105,13 +107,12 @@ class StepOptimizerBase:
     gradients: Any  # collective: the mean gradient over the global batch, one tensor for each variable
     apply: Any  # clips gradients, sets the learning rate and takes a step with them
 
-    def __init__(self, name: str, config: Config, calls: Any) -> None:
+    def __init__(self, name: str, config: Config, calls: Any, workers: Any) -> None:
         self.unused: Any = ()
         self.is_applied = False
-        self._name = name
-        self._clip_norm = config.clip_norm
-        self._calls = calls
-        self._own_calls = 0
+        self._name, self._clip_norm = name, config.clip_norm
+        self._calls, self._own_calls = calls, 0
+        self._workers, self._new_reducer = workers, partial(choose_reducer, config, workers)
         self._samples: StepPart | None = None
 
     def minimize(self, losses: Any, *arguments: Any, **named: Any) -> None:

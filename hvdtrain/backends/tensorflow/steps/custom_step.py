@@ -5,7 +5,6 @@ from functools import cache, partial
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras
 import tensorflow as tf
 from numpy.typing import NDArray
 from tensorflow.core.framework.attr_value_pb2 import AttrValue
@@ -21,7 +20,6 @@ from hvdtrain.backends.custom_step import (
     stepped_alone,
 )
 from hvdtrain.backends.objective.counting import Weighted
-from hvdtrain.backends.reduction import choose_reducer
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.tensorflow.batches import TensorFlowBatch, TensorFlowPending
 from hvdtrain.backends.tensorflow.functions import (
@@ -36,12 +34,10 @@ from hvdtrain.backends.tensorflow.functions import (
 from hvdtrain.backends.tensorflow.objective.losses import check_values
 from hvdtrain.backends.tensorflow.precision import check_scaled, own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.probes import values_of_first
-from hvdtrain.backends.tensorflow.state.model_state import Field
 from hvdtrain.backends.tensorflow.steps.parts import Parts
 from hvdtrain.backends.tensorflow.steps.plain_step import PlainStep
 from hvdtrain.backends.tensorflow.steps.step_number import CompiledByStep, StepNumber
 from hvdtrain.backends.tensorflow.traced_workers import TracedWorkers
-from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 
 Tensor = Any
@@ -82,32 +78,19 @@ class StepOptimizer(StepOptimizerBase):
     The Keras optimizer itself refuses to be applied from now on.
     """
 
-    def __init__(
-        self,
-        name: str,
-        optimizer: keras.optimizers.Optimizer,
-        fields: Sequence[Field],
-        config: Config,
-        calls: Calls,
-        *,
-        factor: float,
-        workers: TracedWorkers,
-    ) -> None:
-        super().__init__(name, config, calls)
-        self.variables: list[Variable] = [field.variable for field in fields]
-        self._optimizer = optimizer
-        self._apply = optimizer.apply
-        self._fields = list(fields)
-        self._factor = factor
-        self._workers = workers
-        self._new_reducer = partial(choose_reducer, config, workers)
+    def __init__(self, name: str, parts: Parts, calls: Calls, workers: TracedWorkers) -> None:
+        super().__init__(name, parts.config, calls, workers)
+        self._optimizer, self._fields = parts.named[name]
+        self._factor = parts.factors.get(name, 1.0)
+        self.variables: list[Variable] = [field.variable for field in self._fields]
+        self._apply = self._optimizer.apply
         self._zero = tf.Variable(0.0, trainable=False, name="zero")
         self._graph: Any = None
 
         def refuse(*_: Any, **__: Any) -> None:
             raise stepped_alone(name)
 
-        vars(optimizer)["apply"] = refuse
+        vars(self._optimizer)["apply"] = refuse
 
     @property
     def learning_rate(self) -> Tensor:
@@ -195,18 +178,7 @@ class CustomStep(CustomStepRules, PlainStep):
         self.parts, workers = parts, self.computation.traced_workers
         self._step: Any = own_step_of(parts.task, parts.config)
         self._calls = Calls(list(parts.named), workers)
-        self._optimizers = {
-            name: StepOptimizer(
-                name,
-                optimizer,
-                fields,
-                parts.config,
-                self._calls,
-                factor=parts.factors.get(name, 1.0),
-                workers=workers,
-            )
-            for name, (optimizer, fields) in parts.named.items()
-        }
+        self._optimizers = {name: StepOptimizer(name, parts, self._calls, workers) for name in parts.named}
         self._given = Optimizers(self._optimizers)
         self.trace()
 
@@ -274,10 +246,7 @@ class CustomStep(CustomStepRules, PlainStep):
     def _call(
         self, phase: Phase, batch: Mapping[str, Tensor], number: StepNumber, samples: StepPart
     ) -> tuple[Any, dict[str, Any]]:
-        """Collective. Call the task's step and return its loss and its metrics.
-
-        In a dry run, which has no learning rate, nothing is reduced or updated.
-        """
+        """Collective. Call the task's step and return its loss and its metrics."""
         with self._running(number, samples) as optimizers:
             result: tuple[Any, dict[str, Any]] = self._step(phase, batch, optimizers)
         if phase.added_loss() is not None:

@@ -1,7 +1,6 @@
 """A task's own training step; ``tensorflow/`` has the same, and ``backends/custom_step.py`` the rules."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import horovod.torch as hvd
@@ -18,17 +17,15 @@ from hvdtrain.backends.custom_step import (
     own_step_of,
     stepped_alone,
 )
-from hvdtrain.backends.reduction import GradientReducer, choose_reducer
+from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.step_metrics import PendingVector
 from hvdtrain.backends.torch.batches import TorchBatch, TorchPending
 from hvdtrain.backends.torch.objective.losses import check_values, weigh
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.probes import values_of_first
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
-from hvdtrain.backends.torch.state.model_state import Entry
 from hvdtrain.backends.torch.steps.parts import Parts
 from hvdtrain.backends.torch.steps.plain_step import PlainStep
-from hvdtrain.config import Config
 from hvdtrain.errors import TaskError
 from hvdtrain.workers.agreement import Workers
 
@@ -56,25 +53,16 @@ class Calls(CallsBase[Callable[[], None]]):
 class StepOptimizer(StepOptimizerBase):
     """One of the optimizers that a task's own step is given."""
 
-    def __init__(
-        self,
-        name: str,
-        optimizer: torch.optim.Optimizer,
-        entries: Sequence[Entry],
-        config: Config,
-        calls: Calls,
-        *,
-        workers: Workers,
-    ) -> None:
-        super().__init__(name, config, calls)
-        self._optimizer = optimizer
+    def __init__(self, name: str, parts: Parts, calls: Calls, workers: Workers) -> None:
+        super().__init__(name, parts.config, calls, workers)
+        self._optimizer = parts.optimizers[name]
+        own = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        entries = [entry for entry in parts.trainable if id(entry.tensor) in own]
         self._paths = [entry.path for entry in entries]
         self._parameters = [entry.tensor for entry in entries]
-        self._workers = workers
-        self._new_reducer = partial(choose_reducer, config, workers)
         self._reducers: list[GradientReducer] = []  # one for each call of a step, so that names differ
         self._is_stepping = False
-        optimizer.register_step_pre_hook(self._check_step)
+        self._optimizer.register_step_pre_hook(self._check_step)
 
     @property
     def variables(self) -> list[torch.Tensor]:
@@ -203,13 +191,9 @@ class CustomStep(CustomStepRules, PlainStep):
         self._calls = Calls(list(parts.optimizers), self.workers)
         for entry in parts.trainable:  # before the hooks of reducers
             entry.tensor.register_post_accumulate_grad_hook(self._refuse)  # type: ignore[no-untyped-call]
-        self._optimizers: dict[str, StepOptimizer] = {}
-        for name, optimizer in parts.optimizers.items():
-            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            entries = [entry for entry in parts.trainable if id(entry.tensor) in own]
-            self._optimizers[name] = StepOptimizer(
-                name, optimizer, entries, parts.config, self._calls, workers=self.workers
-            )
+        self._optimizers: dict[str, StepOptimizer] = {
+            name: StepOptimizer(name, parts, self._calls, self.workers) for name in parts.optimizers
+        }
         self._given = Optimizers(self._optimizers)
 
     def changed_early(self) -> list[Any]:
