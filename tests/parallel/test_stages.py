@@ -184,7 +184,7 @@ def test_what_needs_the_whole_model_refuses_stages(name, options, tmp_path):
     ("framework", "name", "options", "said"),
     [
         # these two are found by code that both frameworks share
-        ("torch", "OneBlock", (), "the model has one block, which cannot be divided into 2 stages"),
+        ("torch", "OneBlock", (), "the model has 1 block, which cannot be divided into 2 stages"),
         ("tf", "Undivided", (), "cannot be divided into stages"),
         ("torch", "Wrong", (), "the blocks compute other outputs than the model"),
         ("tf", "Left", (), "no block has the model's"),

@@ -37,7 +37,7 @@ def test_the_largest_stage_is_as_small_as_any_division_makes_it(seed, stages):
 def test_fewer_blocks_than_stages_are_refused():
     with pytest.raises(TaskError, match="the model has 2 blocks, which cannot be divided into 3 stages"):
         check_enough(2, 3)
-    with pytest.raises(TaskError, match="the model has one block"):
+    with pytest.raises(TaskError, match="the model has 1 block,"):
         check_enough(1, 2)
 
 
@@ -93,8 +93,6 @@ def test_places_of_workers():
     assert (layout.replicas, layout.replica, layout.stage) == (2, 1, 1)
     assert not layout.is_first_stage
     assert not layout.is_last_stage
-    assert layout.ranks_of([1]) == [1, 4]
-    assert layout.ranks_of([0, 2]) == [0, 2, 3, 5]
     assert layout.describe() == "stage 2 of 3 of replica 1"
     with pytest.raises(ConfigError, match="the job has 6 workers"):
         Layout.of(workers, 4)

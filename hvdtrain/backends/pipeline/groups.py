@@ -34,10 +34,6 @@ class Layout(Place):
         """Whether this worker computes loss and metrics."""
         return self.stage == self.stages - 1
 
-    def ranks_of(self, stages: Sequence[int]) -> list[int]:
-        """Return the ranks that have one of some stages, in order."""
-        return [rank for rank in range(self.workers.size) if rank % self.stages in stages]
-
     def describe(self) -> str:
         """Return this worker's place, as text."""
         of_replica = f" of replica {self.replica}" if self.replicas > 1 else ""
@@ -51,16 +47,15 @@ class WorkerGroup(HorovodWorkers):
     """Collective. Some workers of a job: those that have one of some stages, the same on every worker.
 
     Attributes:
-        rank: which of them this worker is; 0 if it is none of them.
         first: the rank in the job of the first of them.
         process_set: Horovod's set of them; None if there is one of them.
-        collectives: what moves objects between them.
     """
 
     def __init__(self, layout: Layout, stages: Sequence[int], host: str, collectives: Any) -> None:
-        ranks = layout.ranks_of(stages)
+        own, every = layout.workers.rank, range(layout.workers.size)
+        ranks = [rank for rank in every if rank % layout.stages in stages]
         self.size, self.host, self.first, self.is_elastic = len(ranks), host, ranks[0], False
-        self.rank = ranks.index(layout.workers.rank) if layout.workers.rank in ranks else 0
+        self.rank = ranks.index(own) if own in ranks else 0  # 0 if this worker is none of them
         self.process_set = _process_set_of(collectives.hvd, ranks)
         self.collectives = self._collectives = collectives(self)
 

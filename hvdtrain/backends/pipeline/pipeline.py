@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from hvdtrain.backends.pipeline.messages import Message
 from hvdtrain.errors import ConfigError, HvdtrainError, TaskError
+from hvdtrain.storage.text import counted
 
 Pass = tuple[Literal["forward", "backward"], int]
 
@@ -72,12 +73,9 @@ def given_cuts(cuts: Sequence[int], blocks: int, stages: int) -> list[int]:
 def check_enough(blocks: int, stages: int) -> None:
     """Check that each stage can have a block."""
     if blocks < stages:
-        found = "one block" if blocks == 1 else f"{blocks} blocks"
         raise TaskError(
-            f"the model has {found}, which cannot be divided into {stages} stages",
-            f"Use --stages {blocks} or fewer, or let the task give more and smaller blocks."
-            if blocks > 1
-            else "Leave --stages out, or let the task give more and smaller blocks.",
+            f"the model has {counted(blocks, 'block')}, which cannot be divided into {stages} stages",
+            "Use fewer --stages or none, or let the task give more and smaller blocks.",
             everywhere=True,
         )
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from hvdtrain.backends.objective.model_call import ModelCall
-from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of
+from hvdtrain.backends.pipeline.checks import check_one_owner, owners_of, wrong_blocks
 from hvdtrain.backends.pipeline.groups import Layout, WorkerGroup
 from hvdtrain.backends.pipeline.messages import Messenger
 from hvdtrain.backends.pipeline.pipeline import StandIn, check_enough, cut, given_cuts
@@ -18,7 +18,7 @@ from hvdtrain.backends.step_metrics import PartialSums, PendingVector
 from hvdtrain.backends.steps import WholeModelStep
 from hvdtrain.config import Config
 from hvdtrain.data.feed import HostBatch
-from hvdtrain.errors import ExchangeError, HvdtrainError, TaskError
+from hvdtrain.errors import ExchangeError, HvdtrainError
 from hvdtrain.storage.text import counted
 from hvdtrain.workers import wire
 from hvdtrain.workers.agreement import Workers, run_on_rank_zero
@@ -87,7 +87,8 @@ class StageStepBase(WholeModelStep):
         ends = [*firsts[1:], len(blocks)]
         stage_of = [stage for stage in range(layout.stages) for _ in range(firsts[stage], ends[stage])]
         owners = [sorted({stage_of[block] for block in having}) for having in of_blocks]
-        for field, having in zip(fields, owners, strict=True):
+        owned = list(zip(fields, owners, strict=True))
+        for field, having in owned:
             if any(id(tensor) not in parameters for tensor in field.tensors):
                 check_one_owner(field.path, having)
         shared = {tuple(having) for having in owners if len(having) > 1}
@@ -96,17 +97,12 @@ class StageStepBase(WholeModelStep):
         self.groups = {(layout.stage,): groups[layout.stage,], **{one: groups[one] for one in shared}}
         self.near = groups[layout.stage,]
         self.owners = {
-            path: having
-            for field, having in zip(fields, owners, strict=True)
-            for path in getattr(field, "tensor_paths", (field.path,))
+            path: having for field, having in owned for path in getattr(field, "tensor_paths", (field.path,))
         }
         self.shapes = {field.name: field.shape for field in whole.trainable_fields()}
+        trained = [(one.name, having) for one, having in owned if one.name in self.shapes]
         self._stage_shapes: list[Shapes] = [
-            {
-                field.name: self.shapes[field.name]
-                for field, having in zip(fields, owners, strict=True)
-                if stage in having and field.name in self.shapes
-            }
+            {name: self.shapes[name] for name, having in trained if stage in having}
             for stage in range(layout.stages)
         ]
         self._cuts = firsts, ends
@@ -123,9 +119,8 @@ class StageStepBase(WholeModelStep):
             raise
         except Exception as error:  # of the task's code
             where = where_raised(error, own_only=True)
-            problem = f"the first batch of the training data fails in the model's blocks: {where}"
-            remedy = "With stages, a block can use what the one before returns, and nothing else of it."
-            raise TaskError(problem, remedy) from error
+            problem = f"the model, or its blocks one after the other, fail for the first batch: {where}"
+            raise wrong_blocks(self.framework, problem) from error
         return note
 
     def replicas(self) -> tuple[Any, Any]:
@@ -134,11 +129,10 @@ class StageStepBase(WholeModelStep):
 
     def attach(self, parts: Any) -> None:
         """Take the parts of the step. Local: no collective."""
-        reducers = {}
-        for stages, group in self.groups.items():
-            if len(stages) > 1:
-                reducers[stages] = choose_reducer(parts.config, group)
-                reducers[stages].label = f"shared.{'.'.join(map(str, stages))}."  # type: ignore[attr-defined]
+        groups = {stages: group for stages, group in self.groups.items() if len(stages) > 1}
+        reducers: dict[Any, Any] = {one: choose_reducer(parts.config, group) for one, group in groups.items()}
+        for stages, reducer in reducers.items():
+            reducer.label = f"shared.{'.'.join(map(str, stages))}."
         several = {one.path: tuple(self.owners[one.path]) for one in parts.trainable}
         shared = {path: reducers[having] for path, having in several.items() if len(having) > 1}
         self._counted_elsewhere = {path for path, having in several.items() if having[0] != self.layout.stage}
@@ -185,9 +179,8 @@ class StageStepBase(WholeModelStep):
     def agreed_form(self, training: bool) -> Form:
         """Collective, in training once. Return the names of the sums, which the last stage knows."""
         if not training or training not in self.forms:
-            self.forms[training] = self.workers.broadcast_object(
-                self.own_form(training), self.layout.stages - 1
-            )
+            own, last = self.own_form(training), self.layout.stages - 1
+            self.forms[training] = self.workers.broadcast_object(own, last)
         return self.forms[training]
 
     def try_out(self, batch: Any) -> None:
@@ -215,15 +208,12 @@ class StageStepBase(WholeModelStep):
         return replace(info, batch_norm_layers=self.batch_norms)
 
     def completed(self, found: DryRun, training: bool) -> DryRun:
-        """Collective. Return what a dry run has found, with what the first replica's last stage has found.
-
-        The memory is that of the worker's own stage, with the activations of all micro-batches that it keeps.
-        """
+        """Collective. Return what a dry run has found, with what the first replica's last stage has found."""
         if found.error is not None:
             return found
         if training:
             found = replace(found, note="; ".join(filter(None, [found.note, *self.notes])))
-        if (memory := found.memory) is not None:
+        if (memory := found.memory) is not None:  # that of the worker's own stage
             kept = min(self.layout.stages - self.layout.stage, self._config.accumulate)
             found = replace(found, memory=replace(memory, activations=memory.activations * kept))
         last = self.layout.stages - 1

@@ -152,11 +152,11 @@ class StagePasses(StagePassesBase):
 
     def forward(self, place: int, received: Message | None) -> Message:
         """Compute the outputs for a micro-batch, and keep them with what the stage was given."""
-        call = self._call(place, received)
+        call, seeds = self._call(place, received), self._computation.seeds
         given = [] if self._layout.is_first_stage else float_tensors(call)
         with tf.GradientTape() as tape:
             tape.watch(given)
-            outputs = self._run("forward", call, self._counted(place)[1], self._seeds(place))
+            outputs = self._run("forward", call, self._counted(place)[1], seeds(self._batch.step, place))
         self._kept[place] = tape, float_tensors(outputs), given
         return to_message(outputs)
 
@@ -168,8 +168,8 @@ class StagePasses(StagePassesBase):
 
     def compute_loss(self, place: int, received: Message | None) -> Message | None:
         """Do both passes of a micro-batch in the last stage."""
-        counted = self._counted(place)
-        found, passed, rows = self._run("loss", self._call(place, received), *counted, self._seeds(place))
+        counted, seeds = self._counted(place), self._computation.seeds(self._batch.step, place)
+        found, passed, rows = self._run("loss", self._call(place, received), *counted, seeds)
         self._add(rows, counted[1], tf.linalg.matvec(rows, counted[1]))
         return self._added(found, passed)
 
@@ -272,10 +272,6 @@ class StagePasses(StagePassesBase):
         if 0 < len(counted) < len(parts[1]):
             parts = tf.nest.map_structure(lambda tensor: tf.gather(tensor, counted), parts)
         return parts
-
-    def _seeds(self, place: int) -> Tensor:
-        """Return the states of the seed generators for a micro-batch, (generators, 2)."""
-        return self._computation.seeds(self._batch.step, place)
 
     def _added(self, found: list[Tensor], passed: Sequence[Tensor]) -> Message | None:
         """Add a micro-batch's part to the gradients; return those of what the stage was given."""

@@ -126,7 +126,7 @@ class StageStep(StageStepBase, PlainStep):
     module, parts_of_stage = stage_passes, (StagedState, StagedUpdate, StagedReducer)
     state: StagedState
 
-    def make_model(self, batch: HostBatch | None) -> ModelState:
+    def make_model(self, batch: HostBatch | None) -> Any:
         """Collective. Make this worker's stage of the task's model; return its variables."""
         task, config, computation = self._task, self._config, self.computation
         computation.precision = config.precision
@@ -154,15 +154,12 @@ class StageStep(StageStepBase, PlainStep):
         computation.seed_states = [v for v in computation.model.variables if v.name == "seed_generator_state"]
         computation.called = None
         computation.wrap.float_bits = float_bits_of(computation.model)
-        found: ModelState = tensors
-        return found
+        return tensors
 
     def first_of(self, batch: HostBatch) -> dict[str, Tensor]:
         """Return the first micro-batch of a batch."""
-        wrapped = self.computation.wrap(batch)
-        if len(wrapped.weights.shape) == 1:
-            return wrapped.arrays
-        return {name: array[0] for name, array in wrapped.arrays.items()}
+        arrays = self.computation.wrap(batch).arrays
+        return arrays if len(batch.weights) == 1 else {name: array[0] for name, array in arrays.items()}
 
     def trace(self) -> None:
         """Let what steps call be traced anew, when the next batch comes."""
@@ -189,17 +186,9 @@ class StageStep(StageStepBase, PlainStep):
         passes.begin(batch, training=True)  # frees the gradients
         return TensorFlowPending(names, vector, batch.total_weight, unused, weighted)
 
-    def _traced_update(  # noqa: PLR0917 - tensors, by position as a compiled step is called
-        self,
-        gradients: list[Tensor],
-        sums: Tensor,
-        total_weight: Tensor,
-        learning_rate: Tensor,
-        share: Tensor,
-        signals: Tensor,
-        unused: Tensor,
-    ) -> Tensor:
+    def _traced_update(self, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
         """Collective. Do the update of a step with the gradients of its micro-batches; return its vector."""
+        sums, total_weight, learning_rate, share, signals, unused = tensors
         vector = tf.concat([sums, [unused, 0.0], signals], 0)
         vector = self.update.apply(gradients, vector, self.forms[True], total_weight, learning_rate)
         self.update.ema(share)

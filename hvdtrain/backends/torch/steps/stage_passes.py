@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.pipeline.checks import check_outputs, uses_another_stage
 from hvdtrain.backends.pipeline.messages import Bytes, Message, SentTensor
 from hvdtrain.backends.pipeline.pipeline import Call, StagePassesBase
-from hvdtrain.backends.torch.objective.losses import Values
 from hvdtrain.backends.torch.precision import autocast
 from hvdtrain.backends.torch.probes import state_kept
 from hvdtrain.backends.torch.state.model_state import ModelState
@@ -197,18 +196,16 @@ class StagePasses(StagePassesBase):
         with autocast(computation.precision, computation.device):
             return computation.model(*copies(call[0]), **copies(call[1]))
 
-    def _values(self, place: int, call: Call) -> Values:
+    def _values(self, place: int, call: Call) -> Any:
         """Return losses and values of the samples of a micro-batch, in the last stage."""
         micro_batch, weights, _ = self._counted(place)
         self._called.run = lambda *_, **__: self._computed(place, call)
         with autocast(self._computation.precision, self._computation.device):
             losses, metrics = self._objective(self._called, micro_batch)
-        values: Values = self._computation.values({"loss": losses, **metrics}, len(weights))
-        return values
+        return self._computation.values({"loss": losses, **metrics}, len(weights))
 
-    def _counted(self, place: int) -> tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor]:
-        found: tuple[dict[str, torch.Tensor], torch.Tensor, torch.Tensor] = self._batch.counted(place)
-        return found
+    def _counted(self, place: int) -> Any:
+        return self._batch.counted(place)
 
     def _leaves(self, call: Call) -> list[torch.Tensor]:
         """Return the tensors that a stage was given whose gradients the stage before needs."""

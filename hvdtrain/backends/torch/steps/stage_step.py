@@ -102,7 +102,7 @@ class StageStep(StageStepBase, PlainStep):
     module, parts_of_stage = stage_passes, (StagedState, StagedUpdate, StagedReducer)
     state: StagedState
 
-    def make_model(self, batch: HostBatch | None) -> ModelState:
+    def make_model(self, batch: HostBatch | None) -> Any:
         """Collective. Make this worker's stage of the task's model; return its tensors."""
         task, config, computation = self._task, self._config, self.computation
         model = self._whole = make_model(task)
@@ -125,8 +125,7 @@ class StageStep(StageStepBase, PlainStep):
             check_compiler(computation.device, self.workers.host)
             compiled(computation.model)
         computation.wrap.float_bits = float_bits_of(computation.model)
-        found: ModelState = tensors
-        return found
+        return tensors
 
     def first_of(self, batch: HostBatch) -> dict[str, torch.Tensor]:
         """Return the first micro-batch of a batch, on the host."""
