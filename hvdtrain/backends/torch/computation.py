@@ -96,11 +96,8 @@ class Computation:
         self.enter_mode(training=True)
 
     def seed_step(self, step: int, *place: int) -> None:
-        """Seed what is drawn in a step, or in one of its micro-batches."""
-        self.seed(mix(self.config.seed, step, self._workers.rank, *place) >> 1)
-
-    def seed(self, seed: int) -> None:
-        """Seed the generators of PyTorch, numpy and Python."""
+        """Seed the generators of PyTorch, numpy and Python for a step, or for one of its micro-batches."""
+        seed = mix(self.config.seed, step, self._workers.rank, *place) >> 1
         if self.device.type == "cuda":
             torch.cuda.default_generators[self.device.index].manual_seed(seed)
         torch.default_generator.manual_seed(seed)
