@@ -222,7 +222,7 @@ def test_a_worker_that_loses_the_others_when_training_is_complete_has_its_summar
     job.run("a", "b")
     assert job.statuses() == {"a": "completed", "b": "completed"}
     # "b" may ask for another world before "a" has left this one: then both enter one, which is reported
-    kept = [line for line in job.outcomes["a"].history if line["phase"] != "workers"]
+    kept = [line for line in job.outcomes["a"].history if line["phase"] != "event"]
     assert [(line["phase"], line["step"]) for line in kept] == [("train", 2), ("train", 3), ("eval", 3)]
     assert job.outcomes["a"].history == job.outcomes["b"].history
     assert job.outcomes["a"].best == job.outcomes["b"].best
