@@ -6,21 +6,17 @@ import numpy as np
 import pytest
 
 from hvdtrain.errors import TaskError
-from hvdtrain.tools.parity.findings import (
-    constant_factor,
-    different_settings,
-    is_reordered,
-)
 from hvdtrain.tools.parity.observation import (
     ForwardPass,
     LayerCall,
     Observation,
+    constant_factor,
     difference,
     first_divergence,
     make_rows,
 )
 from hvdtrain.tools.parity.parity import check_task, describe
-from hvdtrain.tools.parity.verdict import judge
+from hvdtrain.tools.parity.verdict import different_settings, is_reordered, judge
 
 RANDOM = np.random.RandomState(2)
 
@@ -74,20 +70,14 @@ def test_the_first_layer_that_differs_is_named_and_whether_it_is_its_input():
     assert first_divergence(make_rows(left, left, NAMES), 1e-6) is None
 
 
-def test_layers_without_parameters_may_have_a_name_in_common_by_chance():
-    x, y, z = (RANDOM.standard_normal((3, 4)) for _ in range(3))
-    a, e = call("a", x, y), call("e", z, z)
-    left = ForwardPass((a, call("d", x, z, rate=0.1), e), (z,), z)
-    right = ForwardPass((a, call("d", x, y, rate=0.5), e), (z,), z)
+def test_layers_without_parameters_are_no_rows_and_settings_of_others_are_named():
+    x, y = (RANDOM.standard_normal((3, 4)) for _ in range(2))
+    left = ForwardPass((call("a", x, y, epsilon=0.1), call("d", x, y)), (y,), y)
+    right = ForwardPass((call("a", x, y, epsilon=0.2), call("d", x, x)), (y,), y)
     rows = make_rows(left, right, NAMES)
-    assert first_divergence(rows, 1e-6) is None  # what it gives on agrees
-    assert [one.suspect for one in different_settings(rows, 1e-6)] == ["rate"]
-    right = ForwardPass((a, call("d", x, y), call("e", z + 1, z)), (z,), z)
-    assert first_divergence(make_rows(left, right, NAMES), 1e-6).place == "d"
-    right = ForwardPass((a, call("d", y, y, rate=0.5), call("e", z + 1, z)), (z,), z)
-    rows = make_rows(left, right, NAMES)  # given something else, it is another place of the model
-    assert first_divergence(rows, 1e-6).place == "between a and e"
-    assert list(different_settings(rows, 1e-6)) == []
+    assert [row.path for row in rows] == ["a", "(outputs)"]
+    (found,) = different_settings(rows)
+    assert (found.suspect, found.layer, found.text) == ("epsilon", "a", "0.1 in PyTorch, 0.2 in TensorFlow")
 
 
 START = {"model/a/kernel": np.ones((2, 2)), "model/a/bias": np.full(2, 0.5)}

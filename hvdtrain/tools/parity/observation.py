@@ -14,6 +14,9 @@ from hvdtrain.workers.wire_types import travels
 
 Array = NDArray[Any]
 OUTPUTS = "(outputs)"  # the path of the model's outputs
+# of settings: of batch norm, and of an optimizer, of which others of other names may do the same
+MOMENTUM, CLASS = "momentum convention", "class"
+LEAST = 1e-6  # a relative difference that is smaller is none
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,16 @@ def difference(one: Array, other: Array) -> Difference:
     return Difference(absolute, absolute / float(numbers[np.isfinite(numbers)].max(initial=1e-300)))
 
 
+def constant_factor(left: Array, right: Array) -> float | None:
+    """Return what the second array is multiplied by in the first; None if it is no constant other than 1."""
+    x, y = left.ravel().astype(np.float64), right.ravel().astype(np.float64)
+    if not (np.isfinite(x).all() and np.isfinite(y).all()) or not y.any() or not x.any():
+        return None
+    factor = float(x @ y / (y @ y))
+    fits = difference(x, factor * y).relative < LEAST
+    return factor if fits and abs(factor - 1) > LEAST else None
+
+
 def aligned(left: Array | None, right: Array | None) -> tuple[Array, Array] | None:
     """Return PyTorch's and TensorFlow's array in TensorFlow's layout; None if no layout fits."""
     if left is None or right is None:
@@ -55,7 +68,7 @@ class LayerCall:
 
     path: str  # the layer's portable path; empty for the model itself
     kind: str  # its class
-    settings: dict[str, Any]  # what it was made with, under names that both frameworks share
+    settings: dict[str, float]  # what it was made with, under names that both frameworks share
     inputs: Array | None = None  # its first input; None if that is no tensor
     outputs: Array | None = None  # its first output
     before_activation: Array | None = None  # the output before the activation that the layer itself applies
@@ -84,7 +97,7 @@ class CallRecorder:
         layer: Any,
         inputs: Any,
         outputs: Iterable[Array],
-        settings: dict[str, Any],
+        settings: dict[str, float],
         before: Array | None = None,
     ) -> None:
         """Keep a call; ``before`` is the output before the activation that the layer itself applies."""
@@ -98,12 +111,6 @@ class CallRecorder:
     def forward_pass(self, losses: Array) -> ForwardPass:
         """Return the forward pass that was recorded, with the losses that it led to."""
         return ForwardPass(tuple(self._calls), self._outputs, np.atleast_1d(losses))
-
-
-def read_settings(table: Iterable[tuple[Any, str, Any]], layer: Any) -> dict[str, Any]:
-    """Return what a layer was made with, by rows of classes, names, and functions that read the value."""
-    found = {name: read(layer) for kinds, name, read in table if isinstance(layer, kinds)}
-    return {name: value for name, value in found.items() if value is not None}
 
 
 @travels
@@ -132,7 +139,6 @@ class Row:
     path: str  # the layer's portable path, with the number of the call from the second on
     left: LayerCall  # PyTorch's call
     right: LayerCall  # TensorFlow's
-    has_parameters: bool = True  # whether the layer has any; else the names may be equal by chance
 
     @cached_property
     def inputs(self) -> Difference | None:
@@ -167,17 +173,18 @@ class Row:
 
 
 def make_rows(left: ForwardPass, right: ForwardPass, names: Iterable[str]) -> list[Row]:
-    """Return the layers that both call, in PyTorch's order, and at last the model's outputs.
+    """Return the layers with parameters that both call, in PyTorch's order, and at last the model's outputs.
 
-    What holds layers that both call is left out. ``names`` are portable names of the model's arrays.
+    What holds layers that both call is left out, and layers without parameters, whose names may be equal by
+    chance. ``names`` are portable names of the model's arrays.
     """
     parts = [name.removeprefix("model/").split("/") for name in names]
     owners = {"/".join(one[:count]) for one in parts for count in range(1, len(one))}
     theirs = dict(_numbered(right))
     rows = [
-        Row(path if number == 1 else f"{path} #{number}", call, theirs[path, number], path in owners)
+        Row(path if number == 1 else f"{path} #{number}", call, theirs[path, number])
         for (path, number), call in _numbered(left)
-        if (path, number) in theirs
+        if (path, number) in theirs and path in owners
     ]
     paths = {row.left.path for row in rows}
     rows = [row for row in rows if not any(other.startswith(f"{row.left.path}/") for other in paths)]
@@ -220,20 +227,9 @@ class Divergence:
 
 
 def first_divergence(rows: Sequence[Row], most: float) -> Divergence | None:
-    """Return where two models begin to differ by more than ``most``, relative; None if they do not.
-
-    Of layers that have a name in common and no parameters, only what they themselves do counts, and that
-    only if something behind them differs.
-    """
-    earlier: list[Row] = []
+    """Return where two models begin to differ by more than ``most``, relative; None if they do not."""
     for place, row in enumerate(rows):
         before = row.inputs is not None and row.inputs.relative > most
-        if not before and not row.differs(most):
-            earlier.append(row)
-        elif row.left.path == OUTPUTS or (row.has_parameters and (before or not row.has_other_shape)):
-            return Divergence(row, before and row.left.path != OUTPUTS, earlier)
-        elif not before:
-            behind = [one for one in rows[place + 1 :] if one.has_parameters]
-            if any(one.differs(most) or (one.inputs and one.inputs.relative > most) for one in behind):
-                return Divergence(row, False, earlier)
+        if before or row.differs(most):
+            return Divergence(row, before and row.left.path != OUTPUTS, rows[:place])
     return None

@@ -27,7 +27,7 @@ from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.launch import LARGER_LIMIT, layers_from_json, layers_to_json, run_program, run_worker
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
-from hvdtrain.tools.parity.observation import Array, ForwardPass, Observation
+from hvdtrain.tools.parity.observation import OUTPUTS, Array, ForwardPass, Observation
 from hvdtrain.tools.parity.plain import PlainLoop, Samples, mean_of, of_framework, steps_of
 from hvdtrain.tools.parity.verdict import Result, judge
 from hvdtrain.workers import wire
@@ -228,14 +228,12 @@ def _of_batch(loop: PlainLoop, samples: Samples) -> Observation:
 
 
 def _random_layers(first: ForwardPass, second: ForwardPass) -> Iterator[str]:
-    """Yield the layers whose outputs differ between two passes; or before which something random is."""
+    """Yield the layers whose inputs or outputs differ between two passes."""
     for one, other in zip(first.calls, second.calls, strict=False):
-        if not _same(one.inputs, other.inputs):
-            yield f"before {one.path}"
-        if not _same(one.outputs, other.outputs):
+        if not (_same(one.inputs, other.inputs) and _same(one.outputs, other.outputs)):
             yield one.path
     if not all(map(_same, first.outputs, second.outputs)):
-        yield "(outputs)"
+        yield OUTPUTS
 
 
 def _same(one: Array | None, other: Array | None) -> bool:

@@ -12,8 +12,7 @@ from hvdtrain.backends.records import PortableState
 from hvdtrain.checkpoints.storage import name_of
 from hvdtrain.checkpoints.verification import verify
 from hvdtrain.reporting.stored_runs import metrics_in, number, read_records
-from hvdtrain.tools.parity.findings import constant_factor
-from hvdtrain.tools.parity.observation import Array, difference
+from hvdtrain.tools.parity.observation import Array, constant_factor, difference
 
 _OF_MOVEMENT, _OF_VALUES, _OF_NUMBERS, _OF_NOISE = 1e-3, 3e-7, 1e-5, 30.0
 _OF_LARGEST = 1e-6  # of the movements of all parameters
@@ -106,7 +105,6 @@ class Comparison:
     step: int = 0  # the first step that differs; 0 if none does
     name: str = ""  # the first array that differs there; empty if it is the loss
     text: str = ""  # how
-    widest: str = ""  # the parameter that is furthest apart
 
 
 def compare(
@@ -117,7 +115,7 @@ def compare(
     Arrays whose names end with ``left_out`` are not compared.
     """
     apart: dict[str, Any] = {"loss": 0.0, "parameters": 0.0, "buffers": 0.0}
-    found, widest = Comparison(), ""
+    found = Comparison()
     for step in sorted(one for one in ref.losses if one >= first):
         one, two = ref.losses[step], other.losses.get(step, math.nan)
         relative = abs(one - two) / max(abs(one), 1e-12)
@@ -137,8 +135,6 @@ def compare(
                 continue
             of = max(moves[name] if is_trained else size(a), 1e-3 * size(a), 1e-12)
             distance, kind = _moved(b, a), "parameters" if is_trained else "buffers"
-            if is_trained and distance / of > apart[kind]:
-                widest = name.removeprefix("model/")
             apart[kind] = max(apart[kind], distance / of)
             most = max(rounding.array(step, name, a), least) if a.dtype.kind in "fc" else 0.0
             if not found.step and not distance <= most:
@@ -148,7 +144,7 @@ def compare(
                 text = f"it differs by {distance / of:.1e} of its {'movement' if is_trained else 'values'}"
                 text = text if factor is None else f"it moved {factor:.4g} times as far"
                 found = Comparison(step=step, name=name, text=text)
-    return replace(found, **apart, widest=widest)
+    return replace(found, **apart)
 
 
 def _moved(array: Array, old: Array | None) -> float:

@@ -38,7 +38,6 @@ _SILENTLY: dict[str, Any] = {
     "trace_indices": False, "check_replicas_every": 1, "on_save_error": "stop", "sync_batch_norm": True,
 }  # fmt: skip
 DEFAULT_STEPS, _LEAST_STEPS = 4, 2
-_MUCH = 1e-3  # of what training moved a parameter by
 _OF_LAUNCHERS = (
     *("HOROVOD_", "OMPI_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "TORCHELASTIC_", "MPI_"),
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),  # of torchrun
@@ -155,8 +154,6 @@ def describe(found: Mapping[str, Any]) -> str:
         lines.append(f"  {row['what']:<{width}}  {word:<9}  {numbers or row['text']}".rstrip())
         if numbers and row["ok"] is not True:
             lines.append(f"    first difference: {row['text']}")
-        if row["ok"] and row.get("parameters", 0.0) > _MUCH:
-            lines.append(f"    {row['widest']} is furthest apart: rounding alone moves it as far")
         if row["cause"] and f"    cause: {row['cause']}" not in lines:
             lines.append(f"    cause: {row['cause']}")
     lines += [f"note: {note}" for note in found["notes"]]

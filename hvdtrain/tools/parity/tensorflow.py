@@ -16,45 +16,21 @@ from hvdtrain.backends.tensorflow.probes import as_array
 from hvdtrain.backends.tensorflow.state.model_state import ModelState, walk
 from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
-from hvdtrain.tools.parity.findings import CLASS
-from hvdtrain.tools.parity.observation import Array, CallRecorder, read_settings
+from hvdtrain.tools.parity.observation import CLASS, MOMENTUM, Array, CallRecorder
 from hvdtrain.tools.parity.plain import PlainLoop, Samples
 from hvdtrain.workers.seeding import seed_host_step
 
-_CONVOLUTIONS = (kl.Conv1D, kl.Conv2D, kl.Conv3D)
 # those of spatial dropout are kinds of Dropout
 _DROPOUTS = (kl.Dropout, kl.AlphaDropout, kl.GaussianDropout)
 _NORMS = (kl.BatchNormalization, kl.LayerNormalization, kl.GroupNormalization, kl.RMSNormalization)
-_ACTIVATING = (kl.Dense, kl.EinsumDense, *_CONVOLUTIONS)  # apply an activation to what their weights give
-_SETTINGS: tuple[tuple[Any, str, Any], ...] = (
-    (_NORMS, "epsilon", lambda layer: float(layer.epsilon)),
-    (kl.BatchNormalization, "kept statistics", lambda layer: round(float(layer.momentum), 12)),
-    (kl.GroupNormalization, "groups", lambda layer: layer.groups),
-    ((kl.Dense, *_CONVOLUTIONS), "bias", lambda layer: bool(layer.use_bias)),
-    (_CONVOLUTIONS, "strides", lambda layer: list(layer.strides)),
-    (_CONVOLUTIONS, "dilation", lambda layer: list(layer.dilation_rate)),
-    (_CONVOLUTIONS, "groups", lambda layer: layer.groups),
-    (kl.Activation, "gelu", lambda layer: "erf" if layer.activation is keras.activations.gelu else None),
-    (kl.LeakyReLU, "negative slope", lambda layer: float(layer.negative_slope)),
-    (_DROPOUTS, "rate", lambda layer: float(layer.rate)),
-    (kl.MultiHeadAttention, "heads", lambda layer: layer.num_heads),
-)
+# apply an activation to what their weights give
+_ACTIVATING = (kl.Dense, kl.EinsumDense, kl.Conv1D, kl.Conv2D, kl.Conv3D)
 
 
-def _padding(layer: Any, shape: tuple[int, ...]) -> Iterator[list[int]]:
-    """Yield what a convolution adds before and after each spatial axis of inputs of a shape.
-
-    With "same", the output has the size of the input / the stride, and what is odd is added behind.
-    """
-    sizes = shape[2:] if layer.data_format == "channels_first" else shape[1:-1]
-    axes = zip(sizes, layer.kernel_size, layer.strides, layer.dilation_rate, strict=True)
-    for size, kernel, stride, dilation in axes:
-        reach = dilation * (kernel - 1) + 1
-        if layer.padding == "same":
-            total = max((-(-size // stride) - 1) * stride + reach - size, 0)
-            yield [total // 2, total - total // 2]
-        else:
-            yield [reach - 1, 0] if layer.padding == "causal" else [0, 0]
+def _settings(layer: Any) -> dict[str, float]:
+    """Return what a layer was made with, under names that both frameworks share."""
+    found = {"epsilon": float(layer.epsilon)} if isinstance(layer, _NORMS) else {}
+    return found | ({MOMENTUM: float(layer.momentum)} if isinstance(layer, kl.BatchNormalization) else {})
 
 
 def stop_dropout(model: Any) -> list[float]:
@@ -93,10 +69,8 @@ class Recorder(CallRecorder):
                 return plain(layer, *args, **kwargs)
             inputs = next(all_arrays((args, kwargs)), None)
             outputs = plain(layer, *args, **kwargs)
-            settings = read_settings(_SETTINGS, layer)
-            if isinstance(layer, _CONVOLUTIONS) and inputs is not None:
-                settings["padding"] = [*_padding(layer, inputs.shape)]
-            self._keep(layer, inputs, all_arrays(outputs), settings, self._before.pop(id(layer), None))
+            before = self._before.pop(id(layer), None)
+            self._keep(layer, inputs, all_arrays(outputs), _settings(layer), before)
             return outputs
 
         self._stack.enter_context(_replaced(keras_layer.Layer, "__call__", call))

@@ -9,7 +9,6 @@ import torch
 from torch import nn, optim
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
@@ -18,43 +17,18 @@ from hvdtrain.backends.torch.objective.losses import NAMED
 from hvdtrain.backends.torch.probes import as_array
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.task_model import make_model
-from hvdtrain.tools.parity.findings import CLASS
-from hvdtrain.tools.parity.observation import Array, CallRecorder, read_settings
+from hvdtrain.tools.parity.observation import CLASS, MOMENTUM, Array, CallRecorder
 from hvdtrain.tools.parity.plain import PlainLoop, Samples
 
 
-def _padding(module: Any) -> list[list[int]]:
-    """Return what a convolution adds before and after each spatial axis."""
-    if module.padding == "valid":
-        return [[0, 0] for _ in module.kernel_size]
-    if module.padding == "same":  # PyTorch has it for strides of 1 alone
-        sums = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
-        return [[total // 2, total - total // 2] for total in sums]
-    return [[int(width), int(width)] for width in module.padding]
-
-
-def _kept(module: Any) -> Any:
-    """Return the share of old statistics that batch norm keeps."""
-    if not module.track_running_stats:
-        return None
-    return "the mean of all batches" if module.momentum is None else round(1 - module.momentum, 12)
-
-
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_SETTINGS: tuple[tuple[Any, str, Any], ...] = (
-    ((_BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm), "epsilon", lambda m: m.eps),
-    (_BatchNorm, "kept statistics", _kept),
-    (nn.GroupNorm, "groups", lambda m: m.num_groups),
-    ((nn.Linear, _ConvNd), "bias", lambda m: m.bias is not None),
-    (_CONVOLUTIONS, "strides", lambda m: list(m.stride)),
-    (_CONVOLUTIONS, "dilation", lambda m: list(m.dilation)),
-    (_CONVOLUTIONS, "groups", lambda m: m.groups),
-    (_CONVOLUTIONS, "padding", _padding),
-    (nn.GELU, "gelu", lambda m: "tanh" if m.approximate == "tanh" else "erf"),
-    (nn.LeakyReLU, "negative slope", lambda m: float(m.negative_slope)),
-    (_DropoutNd, "rate", lambda m: float(m.p)),
-    (nn.MultiheadAttention, "heads", lambda m: m.num_heads),
-)
+def _settings(module: Any) -> dict[str, float]:
+    """Return what a layer was made with, under names that both frameworks share."""
+    found = {}
+    if isinstance(module, _BatchNorm | nn.LayerNorm | nn.GroupNorm | nn.RMSNorm) and module.eps is not None:
+        found["epsilon"] = float(module.eps)
+    if isinstance(module, _BatchNorm) and module.track_running_stats and module.momentum is not None:
+        found[MOMENTUM] = 1.0 - module.momentum
+    return found
 
 
 def stop_dropout(model: nn.Module) -> list[float]:
@@ -99,8 +73,7 @@ class Recorder(CallRecorder):
         self._inputs.append(next(all_arrays((args, kwargs)), None))  # now: the module may change it in place
 
     def _after(self, module: nn.Module, _args: Any, outputs: Any) -> None:
-        settings = read_settings(_SETTINGS, module)
-        self._keep(module, self._inputs.pop(), all_arrays(outputs), settings)
+        self._keep(module, self._inputs.pop(), all_arrays(outputs), _settings(module))
 
 
 def all_arrays(value: Any) -> Iterator[Array]:

@@ -5,29 +5,49 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from hvdtrain.backends.portable.names import check_state
 from hvdtrain.backends.records import PortableState
 from hvdtrain.errors import TaskError
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.parity.findings import (
+from hvdtrain.tools.parity.observation import (
     CLASS,
+    LEAST,
     MOMENTUM,
-    Finding,
+    OUTPUTS,
+    Array,
+    Divergence,
+    Observation,
+    Row,
     constant_factor,
-    different_settings,
-    equal_settings,
-    explain,
+    difference,
+    first_divergence,
+    make_rows,
 )
-from hvdtrain.tools.parity.observation import Observation, Row, difference, first_divergence, make_rows
 from hvdtrain.tools.parity.proof import Comparison, Rounding, Run, compare
 
 _PLACES = {True: (1e-6, 1e-3, 1e-6), False: (1e-4, 1e-2, 1e-3)}  # of layers, movements, losses; in fp64, not
 _VARIANCE = "/moving_variance"
+_SAME = 1e-9  # relative; of settings
+_CONVOLUTION = (
+    ", such as padding: Keras's 'same' with strides adds what is odd behind; pad with "
+    "torch.nn.functional.pad, or with keras.layers.ZeroPadding2D"
+)
 # what makes steps differ, and is named before them
 _BEFORE_STEPS = (
     *("loss that is not finite", "loss", "random numbers in training", "data", "missing bias"),
     "frozen parameters",
 )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One cause of a difference."""
+
+    suspect: str  # what it is, such as "epsilon"
+    layer: str  # the layer's portable path, or what else it is of
+    text: str  # both frameworks' numbers, and what to do
 
 
 @dataclass(frozen=True)
@@ -67,9 +87,7 @@ def judge(left: Observation, right: Observation) -> Result:
     rows = make_rows(left.forward, right.forward, start)
     findings = [*_of_initial(left, right, unmatched), *_of_observations(left, right)]
     is_random = bool(left.random_layers or right.random_layers)
-    settings = list(different_settings(rows, layers))
-    if any(one.suspect == "rate" for one in settings):  # of a layer that is known
-        findings = [one for one in findings if one.suspect != "dropout rate"]
+    settings = list(different_settings(rows))
     findings += settings
     found = None if is_random else first_divergence(rows, layers)
     divergence = ""
@@ -208,3 +226,69 @@ def _of_steps(left: Observation, right: Observation, found: Comparison) -> Findi
     classes = " and ".join(side.optimizer.get(CLASS, "?") for side in (left, right))
     advice = f"compare regularizers, constraints, and the optimizers ({classes})"
     return Finding("update", layer, text + advice)
+
+
+def is_reordered(left: Array, right: Array) -> bool:
+    """Return whether each sample has the same numbers in another order."""
+    if left.shape != right.shape or left.ndim < 2:
+        return False
+    one, other = (np.sort(array.reshape(len(array), -1), axis=1) for array in (left, right))
+    return one.shape[1] > 1 and difference(one, other).relative < LEAST
+
+
+def different_settings(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield what layers were made with that differs."""
+    for row in [one for one in rows if one.path == one.left.path]:
+        for name, value in row.left.settings.items():
+            other = row.right.settings.get(name, value)
+            if equal_settings(value, other, _SAME):
+                continue
+            if name == MOMENTUM:
+                text = (
+                    f"PyTorch keeps {value:g} of the old statistics, Keras {other:g}: PyTorch's momentum is "
+                    "1 - Keras's"
+                )
+            else:
+                text = f"{value:g} in PyTorch, {other:g} in TensorFlow"
+            yield Finding(name, row.left.path, text)
+
+
+def equal_settings(one: Any, other: Any, relative: float) -> bool:
+    """Return whether two settings are equal, but for rounding."""
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=relative)
+    return bool(one == other)
+
+
+def explain(divergence: Divergence) -> Finding:
+    """Return why two models begin to differ at a place, as far as the arrays there show."""
+    row, place = divergence.row, divergence.place
+    is_between = divergence.before or row.left.path == OUTPUTS
+    pair = row.input_arrays if is_between else row.output_arrays
+    if not is_between:
+        for what in ("inputs", "outputs"):
+            left, right = getattr(row.left, what), getattr(row.right, what)
+            if left is not None and right is not None and getattr(row, what) is None:
+                text = f"PyTorch's {what} have shape {left.shape}, TensorFlow's {right.shape}"
+                return Finding("shape", place, text)
+    if is_between and pair is not None and is_reordered(*pair):
+        return Finding("layout", place, (
+            "both have the same numbers in another order: PyTorch flattens channels first, Keras last; "
+            "permute before flattening"
+        ))  # fmt: skip
+    if pair is not None and (factor := constant_factor(*pair)) is not None:
+        return Finding("scale", place, f"PyTorch's numbers are {factor:.6g} times TensorFlow's")
+    apart = f"{divergence.apart.relative:.1e}"
+    if divergence.before:
+        text = (
+            f"the inputs of {row.path} differ by {apart}, and the outputs of all layers before it do not: "
+            "look at what the models compute between layers, such as the form of GELU"
+        )
+    elif row.left.path == OUTPUTS:
+        text = f"the outputs differ by {apart}, and those of all layers that both have do not"
+    else:
+        text = (
+            f"{row.left.kind} in PyTorch, {row.right.kind} in TensorFlow: outputs differ by {apart} for the "
+            "same inputs; compare what they were made with" + _CONVOLUTION * ("Conv" in row.left.kind)
+        )
+    return Finding("unknown", place, text)
