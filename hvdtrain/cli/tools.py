@@ -158,7 +158,6 @@ def _ssh_options(command: Any) -> Any:
               help="Slots of a host for which the script prints no number. [1]")  # fmt: skip
 @click.option("--framework", type=click.Choice(list(FRAMEWORKS)), help="Check this framework only. [both]")
 @click.option("--run-dir", default="runs", help="Run directory to check. [runs]")
-@click.option("--quick", is_flag=True, help="Skip the benchmark.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON document instead of a table.")
 @click.option("--timeout", type=click.FloatRange(1), default=60.0, metavar="SECONDS",
               help="Time limit for loading the frameworks on a host. [60]")  # fmt: skip

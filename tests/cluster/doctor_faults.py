@@ -7,7 +7,6 @@ fault.
 import importlib.machinery
 import os
 import sys
-import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -32,7 +31,6 @@ from hosts import Cluster, Host
 import hvdtrain
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
-CGROUP = Path("/sys/fs/cgroup/cpu")
 DOCTOR = ["python", "-m", "hvdtrain", "doctor", "--framework", "torch"]
 # so that hosts run this checkout
 PYTHONPATH = os.pathsep.join([str(Path(hvdtrain.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
@@ -162,23 +160,3 @@ def clock_ahead(cluster: Cluster, folder: Path, name: str, seconds: int = 10) ->
 
 def clock_far_ahead(cluster: Cluster, folder: Path, name: str) -> Fault:
     return clock_ahead(cluster, folder, name, seconds=90)
-
-
-@contextmanager
-def slow_host(cluster: Cluster, folder: Path, name: str) -> Iterator[None]:
-    """All that ssh starts on the host gets a tenth of a core."""
-    host = cluster.hosts[name]
-    group = CGROUP / f"hvdtrain-{uuid.uuid4().hex}"
-    group.mkdir()
-    try:
-        (group / "cpu.cfs_quota_us").write_text("10000")
-        (group / "cpu.cfs_period_us").write_text("100000")
-        for pid in host.namespaces.pids("sshd"):
-            (group / "cgroup.procs").write_text(str(pid))
-        yield
-    finally:
-        host.stop_sshd()
-        host.start_sshd()
-        for pid in (group / "cgroup.procs").read_text().split():
-            (CGROUP / "cgroup.procs").write_text(pid)
-        group.rmdir()

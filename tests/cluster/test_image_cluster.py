@@ -43,7 +43,7 @@ def test_digits_trains_on_hosts_of_an_image(framework, controller, cluster, fold
 @pytest.mark.parametrize("way", ["ssh", "--gloo", "--mpi"])
 def test_the_doctor_finds_nothing_that_would_stop_a_job(way, cluster, folder):
     hosts = ["-H", cluster.words()]
-    doctor = ["python", "-m", "hvdtrain", "doctor", "--json", "--quick", "--run-dir", str(folder / "runs")]
+    doctor = ["python", "-m", "hvdtrain", "doctor", "--json", "--run-dir", str(folder / "runs")]
     launched = ["horovodrun", way, "-np", "3", *hosts, *doctor]
     words = [*doctor, *hosts] if way == "ssh" else launched
     result = cluster.head.run(["hvdtrain-entrypoint", "head", *words], timeout=300)

@@ -1,4 +1,4 @@
-"""How the doctor reaches hosts: listeners, the launcher's store, ssh, discovery scripts; its benchmarks."""
+"""How the doctor reaches hosts: listeners, the launcher's store, ssh, discovery scripts."""
 
 import json
 import socket
@@ -89,7 +89,7 @@ def test_agents_on_this_host_report_and_a_silent_one_is_named(monkeypatch):
     scripts = iter([agent_script(), "sleep 600", "exit 7"])
     monkeypatch.setattr("hvdtrain.tools.doctor.ssh.agent_script", lambda: next(scripts))
     hosts = [HostSlots(name, 1) for name in ("a", "b", "c")]
-    coordinator = Coordinator(hosts, CheckOptions((), "runs", speed=False, timeout_seconds=5.0), SshOptions())
+    coordinator = Coordinator(hosts, CheckOptions((), "runs", timeout_seconds=5.0), SshOptions())
     coordinator.run()
     assert coordinator.answers["host info"][0]["hostname"] == socket.gethostname()
     assert coordinator.answers["host info"][1:] == [None, None]
@@ -106,7 +106,7 @@ def test_a_script_without_hosts_is_an_error(script, words):
 
 def test_the_command_checks_the_hosts_that_the_script_prints(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "hvdtrain", "doctor", "--quick", "--json", "--framework", "torch",
+        [sys.executable, "-m", "hvdtrain", "doctor", "--json", "--framework", "torch",
          "--run-dir", str(tmp_path), "--host-discovery-script", "echo localhost"],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip

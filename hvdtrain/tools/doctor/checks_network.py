@@ -1,17 +1,14 @@
-"""Checks of names, interfaces, ports, clocks and speed, and all checks together."""
+"""Checks of names, interfaces, ports and clocks, and all checks together."""
 
 import ipaddress
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 from hvdtrain.tools.doctor.checks import check_machines, check_software
 from hvdtrain.tools.doctor.report import Diagnosis, Finding, Host, HostInfo, Report, Verdict, summarize_names
 
-_SLOW = 0.4  # of the median
-_STARVED = 0.6  # of a core; a process that gets less competes with others, or is limited
 _CLOCK_SECONDS = 1.0
 _AHEAD_SECONDS = 25.0  # horovodrun gives workers 30 seconds to start, by the clock of its own host
 _NO_ADDRESS = "no address to try"
@@ -28,7 +25,7 @@ def diagnose(report: Report, transport: str) -> Diagnosis:
         findings += check_software(report) + report.each("own name", _own_name)
         if len(report.responding) > 1:
             findings += _interfaces(report) + _ports(report) + _clocks(report)
-        findings += check_machines(report) + _check_speed(report)
+        findings += check_machines(report)
     return Diagnosis(report, transport, tuple(findings))
 
 
@@ -156,27 +153,4 @@ def _clocks(report: Report) -> list[Finding]:
         is_ahead = seconds - uncertainty > _AHEAD_SECONDS
         found += ": horovodrun's --start-timeout expires there at once" if is_ahead else ""
         findings.append(Finding(name, "clock", "fail" if is_ahead else "warn", found, remedy))
-    return findings
-
-
-def _check_speed(report: Report) -> list[Finding]:
-    """Report hosts whose computation is much slower than the median."""
-    results = report.compute_results()
-    rates = [result["gflops"] for result in results.values() if "gflops" in result]
-    findings = []
-    for name, result in results.items():
-        if "error" in result:
-            remedy = "NumPy may be damaged there: reinstall it."
-            findings.append(Finding(name, "compute", "warn", result["error"], remedy))
-        elif len(rates) < 2 or result["gflops"] >= _SLOW * median(rates):
-            found = "similar on all" if len(rates) > 1 else "measured"
-            findings.append(Finding(name, "compute", "ok", found))
-        else:
-            found = f"{median(rates) / result['gflops']:.1f} times slower than the median"
-            remedy = "Another load may be the cause: see top, then clock rates, temperature, power settings."
-            if result["core_share"] < _STARVED:
-                found += f": it got {result['core_share']:.0%} of a core"
-                remedy = "Another load, or a CPU limit (cgroup, container), takes the rest: see top."
-            remedy += " All workers wait for the slowest one: fix it, or leave the host out."
-            findings.append(Finding(name, "compute", "warn", found, remedy))
     return findings

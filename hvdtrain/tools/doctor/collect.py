@@ -1,39 +1,18 @@
-"""Collect information on every host and benchmark it: alone, over ssh and under a launcher alike."""
+"""Collect information on every host: alone, over ssh and under a launcher alike."""
 
-import json
 import os
 import secrets
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from hvdtrain.host.processes import run_limited
 from hvdtrain.tools.doctor.machine import Listeners, connect, machine_info, nearest_existing
 from hvdtrain.tools.doctor.software import software_info
 from hvdtrain.tools.doctor.transports import Transport
 
-_COMPUTE_LIMIT_SECONDS = 30
-_COMPUTE = """
-import json, time
-import numpy as np
-a = np.full((256, 256), 0.5, "float32")
-a @ a
-tries = []
-for _ in range(3):
-    start, used, done = time.perf_counter(), time.process_time(), 0
-    while (seconds := time.perf_counter() - start) < 0.35:
-        a @ a
-        done += 1
-    tries.append((done * 2 * 256**3 / seconds / 1e9, (time.process_time() - used) / seconds))
-print(json.dumps(dict(zip(("gflops", "core_share"), max(tries)))))
-"""
 _STEP_SECONDS = 20.0
-_COMPUTE_SECONDS = 40.0
-_RETRY_BELOW = 0.5  # of the median: if a host is slower, all hosts measure again
 _MAX_CONNECTING_THREADS = 32
 
 
@@ -43,7 +22,6 @@ class CheckOptions:
 
     frameworks: tuple[str, ...]  # of "torch" and "tf"
     run_dir: str  # the run directory
-    speed: bool  # whether to run the benchmark
     timeout_seconds: float  # how long a host may take to collect its own information
 
 
@@ -71,13 +49,6 @@ def collect(transport: Transport, options: CheckOptions, host_info: dict[str, An
         others = [index for index in leaders if index != transport.index and endpoints[index]]
         links = _connect({index: endpoints[index] for index in others}) if is_leader else {}
         transport.allgather("links", links, _STEP_SECONDS)
-        if not options.speed:
-            return
-        for step in ("compute", "compute again"):
-            results = transport.allgather(step, compute() if is_leader else None, _COMPUTE_SECONDS)
-            rates = [result["gflops"] for result in results if result and "gflops" in result]
-            if len(rates) < 2 or min(rates) >= _RETRY_BELOW * median(rates):
-                break
 
 
 def _connect(endpoints: dict[int, dict[str, list[Any]]]) -> dict[str, dict[str, Any]]:
@@ -108,18 +79,3 @@ def _look_for_shared_directory(transport: Transport, leaders: list[int], options
     finally:
         if marker:
             marker.unlink(missing_ok=True)
-
-
-def compute() -> dict[str, Any]:
-    """Multiply matrices on one thread for about a second, and take the best of three tries.
-
-    Return ``gflops``, and ``core_share``, the fraction of a core that the process got; or ``error``.
-    """
-    one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    try:
-        command = [sys.executable, "-c", _COMPUTE]
-        done = run_limited(command, _COMPUTE_LIMIT_SECONDS, {**os.environ, **one_thread})
-        result: dict[str, Any] = json.loads(done.output)
-    except (OSError, ValueError) as error:
-        return {"error": f"the compute benchmark failed: {type(error).__name__}"}
-    return result

@@ -54,7 +54,7 @@ def run_doctor(options: Mapping[str, Any]) -> int:
     if sum(map(bool, (hostfile, hosts, script))) > 1:
         raise UsageError("--hostfile, -H and --host-discovery-script all name hosts", "Give one of them.")
     frameworks = (options["framework"],) if options["framework"] else ("torch", "tf")
-    checked = CheckOptions(frameworks, options["run_dir"], not options["quick"], options["timeout"])
+    checked = CheckOptions(frameworks, options["run_dir"], options["timeout"])
     if not any((hostfile, hosts, script)):
         return _check_here(checked, options["as_json"])
     if script:

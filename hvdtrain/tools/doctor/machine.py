@@ -104,8 +104,6 @@ def machine_info(run_dir: Path) -> dict[str, Any]:
             "/dev/shm": _disk(Path("/dev/shm")),
         },
         "cores": len(os.sched_getaffinity(0)),
-        "cores_of_machine": os.cpu_count() or 1,
-        "memory_free_mib": psutil.virtual_memory().available // _MIB,
         "gpus": _gpus(),
     }
 

@@ -61,16 +61,6 @@ class Report:
         values = self.answers.get(step)
         return values[self.agents[index]] if values else None
 
-    def compute_results(self) -> dict[str, dict[str, Any]]:
-        """Return the result of the compute benchmark by host; the better one if it ran twice."""
-        found: dict[str, dict[str, Any]] = {}
-        for index, host in enumerate(self.hosts):
-            for step in ("compute", "compute again"):
-                result = self.answer(step, index)
-                if result and result.get("gflops", 0.0) >= found.get(host.name, {}).get("gflops", 0.0):
-                    found[host.name] = result
-        return found
-
     def each(self, check: str, judge: Callable[[Host, HostInfo], Verdict]) -> list[Finding]:
         """Return a finding for each host that responded."""
         return [Finding(host.name, check, *judge(host, info)) for host, info in self.responding]
@@ -156,20 +146,18 @@ def to_json(diagnosis: Diagnosis) -> str:
             for host, known in zip(report.hosts, facts, strict=True)
         ],
         "findings": [dict(zip(names, finding, strict=True)) for finding in diagnosis.findings],
-        "compute": report.compute_results(),
         "allreduce": dict(diagnosis.horovod) if diagnosis.horovod.get("workers") else None,
     }
     return json.dumps(document)
 
 
 def show(diagnosis: Diagnosis, console: Console) -> None:
-    """Print the table of checks, the benchmarks, each problem with its remedy, and the conclusion."""
+    """Print the table of checks, each problem with its remedy, and the conclusion."""
     names = [host.name for host in diagnosis.report.hosts]
     console.print(_checks_table(diagnosis, names))
     if _MAX_NAMED < len(names) <= _MAX_NUMBERED:
         legend = "  ".join(f"{number} {name}" for number, name in enumerate(names, start=1))
         console.print(Text(f"hosts: {legend}"))
-    _show_speed(diagnosis, console)
     # failures first; hosts with the same problem share one text
     problems = sorted(
         (finding for finding in diagnosis.findings if finding.status != "ok"),
@@ -219,13 +207,3 @@ def _cells(hosts: list[str], findings: list[Finding]) -> list[Text]:
         return [Text(mark, style=style) for mark, _, style in looks]
     counts = [f"{statuses.count(kind)} {_LOOK[kind][1]}" for kind in _LOOK if kind in statuses]
     return [Text(", ".join(counts), style=_LOOK[worst_status(findings)][2])]
-
-
-def _show_speed(diagnosis: Diagnosis, console: Console) -> None:
-    rates = [
-        f"{name} {one['gflops']:.0f}"
-        for name, one in diagnosis.report.compute_results().items()
-        if "gflops" in one
-    ]
-    if rates:
-        console.print(Text(f"\ncompute, GFLOP/s on one thread: {', '.join(rates)}"))
