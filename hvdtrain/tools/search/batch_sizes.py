@@ -119,7 +119,11 @@ class BatchSizes:
     @property
     def fastest(self) -> Tried | None:
         """The fastest micro-batch that fits and has the curve of the job as it is."""
-        return max((one for one in self.fitting if one.same_curve), key=_speed, default=None)
+        return max(
+            (one for one in self.fitting if one.same_curve),
+            key=lambda one: one.samples_per_second or 0.0,
+            default=None,
+        )
 
     def describe(self) -> str:
         """Return it as the text that is shown."""
@@ -136,11 +140,8 @@ class BatchSizes:
         if self.largest is None:
             return "\n".join([*lines, "no micro-batch fits: use a smaller model, or more workers"])
         lines.append(f"largest that fits: {self.largest.size.options}")
-        fastest, any_curve = self.fastest, max(self.fitting, key=_speed)
-        if fastest is not None:
-            lines.append(f"fastest:            {fastest.size.options}{self._gain(fastest)}")
-        if any_curve is not fastest:
-            lines.append(f"fastest of all:     {any_curve.size.options}{self._gain(any_curve)}")
+        if self.fastest is not None:
+            lines.append(f"fastest:            {self.fastest.size.options}")
         if all(one.size != self.own for one in self.fitting):
             lines.append("note: curves are compared with that of the smallest micro-batch that was measured")
         if any(not one.same_curve for one in self.fitting):
@@ -150,14 +151,8 @@ class BatchSizes:
             )
         return "\n".join(lines)
 
-    def _gain(self, one: Tried) -> str:
-        own = next((other for other in self.fitting if other.size == self.own), one)
-        gain = f"  ({_speed(one) / _speed(own):.2f} times the samples/s of the job as it is)"
-        return "" if own is one else gain
-
     def to_document(self) -> dict[str, Any]:
         """Return the JSON document."""
-        tried = [{**vars(one.size), **vars(one)} for one in self.tried]
         return {
             "version": VERSION,
             "task": self.task,
@@ -167,9 +162,8 @@ class BatchSizes:
             "limit_bytes": self.limit,
             "largest": self.largest and dict(self.largest.size.values),
             "fastest": self.fastest and dict(self.fastest.size.values),
-            "tried": [{name: value for name, value in one.items() if name != "size"} for one in tried],
+            "tried": [
+                {name: value for name, value in (vars(one.size) | vars(one)).items() if name != "size"}
+                for one in self.tried
+            ],
         }
-
-
-def _speed(one: Tried) -> float:
-    return one.samples_per_second or 0.0
