@@ -11,6 +11,13 @@ ZOO, PROVED = "tests/conformance/models", "proved: what could be compared is equ
 CASES = {
     "right": ("examples/tumors.py:Tumors", "tf", "gloo", "", PROVED),
     "norms": (f"{ZOO}/norms.py:BatchNorm", "torch", "mpi", "", PROVED),
+    "own step": (
+        "tests/support/prove_tasks.py:Stepping",
+        "torch",
+        "",
+        "",
+        "the task has its own training step",
+    ),
     "Keras's masks": (f"{ZOO}/keras_masks.py:Regression", "tf", "", "", PROVED),
     "Keras's norms": (f"{ZOO}/norms.py:BatchNorm", "tf", "gloo", "", PROVED),
     "forgotten": (

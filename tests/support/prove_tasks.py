@@ -53,3 +53,20 @@ class Batchwise(Model):
         model = Net()
         self.bias = model.linear.bias.detach().clone()
         return model
+
+
+class Stepping(Model):
+    """Has a training step of its own, so that one worker is the judge."""
+
+    def torch_step(self, model, batch, optimizers):
+        from torch.nn.functional import cross_entropy
+
+        losses = cross_entropy(model(batch["inputs"]), batch["targets"].long(), reduction="none")
+        optimizers["main"].minimize(losses)
+        return losses, {}
+
+    def torch_model(self):
+        import torch
+
+        torch.manual_seed(0)
+        return torch.nn.Linear(4, 3)

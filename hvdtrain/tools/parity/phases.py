@@ -157,7 +157,9 @@ class _Proof:
                         self.traits = Traits(has_own_step=hasattr(task_data.task, f"{self.framework}_step"))
                         why = f"no plain loop: {error.problem}; hvdtrain with one worker is the judge"
                         self.notes.append(why)
-                        self.rounding = Rounding(one.arrays(self.steps), list(info.parameter_shapes))
+                        state: Any = backend.gather_state()
+                        start = {name: np.array(array) for name, array in state.read().items()}
+                        self.rounding = Rounding(start, list(info.parameter_shapes))
                         return None
                     return self._loops(session, loop)
 
