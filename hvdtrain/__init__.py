@@ -5,8 +5,9 @@ What can be called: :func:`train`, :func:`evaluate`, :func:`predict`, :func:`loa
 What goes in and comes out: :class:`Summary`, :class:`Callback`, :class:`RunContext`, :class:`Dataset`,
 :class:`EvalSets`, :func:`as_dataset`, :func:`open_parquet`, :func:`open_webdataset`,
 :func:`stream`, :func:`pad`, :func:`all_gather`, :class:`Block`, :class:`Weighted`, :class:`SumMetric`,
-:class:`GatheredMetric`, :class:`MetricObject`, and the module :mod:`errors`. They are loaded on first use,
-so that ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework nor Horovod.
+:class:`GatheredMetric`, :class:`MetricObject`, :class:`TrainOptions`, and the module :mod:`errors`. They are
+loaded on first use, so that ``import hvdtrain`` and ``python -m hvdtrain --help`` load neither a framework
+nor Horovod.
 docs/python.md shows them in use.
 """
 
@@ -17,9 +18,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Block", "Callback", "Dataset", "EvalSets", "GatheredMetric", "MetricObject", "RunContext",
-    "SumMetric", "Summary", "Weighted", "__version__", "all_gather", "as_dataset", "errors", "evaluate",
-    "export", "import_weights", "launch", "load", "lr_find", "open_parquet", "open_webdataset", "pad",
-    "predict", "stream", "train",
+    "SumMetric", "Summary", "TrainOptions", "Weighted", "__version__", "all_gather", "as_dataset", "errors",
+    "evaluate", "export", "import_weights", "launch", "load", "lr_find", "open_parquet", "open_webdataset",
+    "pad", "predict", "stream", "train",
 ]  # fmt: skip
 
 _HOMES = {
@@ -32,6 +33,7 @@ _HOMES = {
     "RunContext": "hvdtrain.callbacks",
     "SumMetric": "hvdtrain.backends.objective.stateful_metrics",
     "Summary": "hvdtrain.callbacks",
+    "TrainOptions": "hvdtrain.config.train_options",
     "Weighted": "hvdtrain.backends.objective.counting",
     "all_gather": "hvdtrain.backends.objective.gathering",
     "as_dataset": "hvdtrain.data.datasets",
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from hvdtrain.backends.objective.metric_objects import MetricObject
     from hvdtrain.backends.objective.stateful_metrics import GatheredMetric, SumMetric
     from hvdtrain.callbacks import Callback, RunContext, Summary
+    from hvdtrain.config.train_options import TrainOptions
     from hvdtrain.data.collate import pad
     from hvdtrain.data.datasets import as_dataset
     from hvdtrain.data.eval_sets import EvalSets

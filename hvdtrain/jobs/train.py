@@ -4,13 +4,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from hvdtrain.backends.base import device_memory
 from hvdtrain.backends.memory import mebibytes
 from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
 from hvdtrain.config import Layer
+from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import UsageError
 from hvdtrain.host.cores import peak_bytes
@@ -56,7 +57,7 @@ def train(
     callbacks: Sequence[Any] = (),
     quiet: bool = False,
     best: bool | str = False,
-    **fields: Any,
+    **fields: Unpack[TrainOptions],
 ) -> Summary:
     """Train a task; the same as ``python -m hvdtrain``, from a script that a launcher starts.
 

@@ -2,14 +2,17 @@
 
 import os
 from pathlib import Path
+from typing import Literal, get_origin
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.layers import parse_assignments, read_file, resolve
+from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError
 from hvdtrain.schedule import Cadence
@@ -312,3 +315,14 @@ def test_where_a_run_lies_and_goes_on_from_is_not_part_of_what_repeats_it():
 def test_overlap_may_be_written_as_yaml_has_it(tmp_path, value):
     (path := tmp_path / "config.yaml").write_text(f"framework: torch\noverlap: {value}\n")
     assert resolve([read_file(path)]).overlap == "true"
+
+
+def test_typed_options_are_the_fields_and_take_their_values():
+    """Those of the config but two, which are arguments of their own."""
+    typed, fields = TrainOptions.__annotations__, dict(Config.model_fields)
+    assert [*typed] == [name for name in fields if name not in ("framework", "task")]
+    values = Config(framework="torch").model_dump(mode="json")
+    for name, kind in typed.items():
+        TypeAdapter(kind).validate_python(values[name])
+        if get_origin(kind) is Literal:
+            assert kind == fields[name].annotation

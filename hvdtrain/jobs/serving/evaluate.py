@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
+from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.data.eval_sets import sets_of
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.early_stopping import SEPARATOR, metrics_by_set
@@ -49,7 +50,7 @@ def evaluate(
     best: bool | str = False,
     output: str | Path | None = None,
     quiet: bool = False,
-    **fields: Any,
+    **fields: Unpack[TrainOptions],
 ) -> dict[str, float]:
     """Evaluate a checkpoint; the same as ``python -m hvdtrain evaluate``, from a script.
 

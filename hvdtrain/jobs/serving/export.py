@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE
 from hvdtrain.backends.records import Exported
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config, Layer
+from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.config.values import EXPORT_FORMATS
 from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import first_set
@@ -92,7 +93,7 @@ def export(
     output: str | Path | None = None,
     force: bool = False,
     best: bool | str = False,
-    **fields: Any,
+    **fields: Unpack[TrainOptions],
 ) -> Export:
     """Export a checkpoint's model for serving; the same as ``python -m hvdtrain export``.
 

@@ -6,13 +6,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.backends.base import model_files
 from hvdtrain.checkpoints.storage import Checkpoint
+from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.errors import EnvironmentFault, TaskError, UsageError, WorkerFailure
@@ -118,7 +119,7 @@ def predict(
     force: bool = False,
     best: bool | str = False,
     quiet: bool = False,
-    **fields: Any,
+    **fields: Unpack[TrainOptions],
 ) -> dict[str, NDArray[Any]] | Path:
     """Return a model's outputs for every sample; the same as ``python -m hvdtrain predict``.
 

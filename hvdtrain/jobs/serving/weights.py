@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from hvdtrain.backends.base import Backend, model_files
 from hvdtrain.backends.records import ALL_WEIGHTS, Choice
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config, Layer
+from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
 from hvdtrain.host.output import quiet_output
 from hvdtrain.jobs.opening.setup import build, new_task, open_task_data
@@ -30,7 +31,7 @@ def load(
     *,
     framework: str | None = None,
     best: bool | str = False,
-    **fields: Any,
+    **fields: Unpack[TrainOptions],
 ) -> Any:
     """Return the model of a checkpoint with its weights, or their moving average if there is one.
 
@@ -92,7 +93,7 @@ def import_weights(
     framework: str | None = None,
     only: str | Sequence[str] = (),
     skip: str | Sequence[str] = (),
-    **fields: Any,
+    **fields: Unpack[TrainOptions],
 ) -> Imported:
     """Convert PyTorch or Keras weights to a checkpoint; the same as ``python -m hvdtrain import``.
 
