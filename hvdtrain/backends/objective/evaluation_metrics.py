@@ -60,9 +60,6 @@ class EvaluationMetrics:
     def __bool__(self) -> bool:
         return bool(self._states)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self._states
-
     def watch(self, outputs: Any, batch: Mapping[str, Any]) -> None:
         """Keep the outputs and the batch of a call of the model, for ``take``."""
         if self._states:
