@@ -62,7 +62,7 @@ class PlainLoop:
         self.noise = 0.0  # of gradients, relative to the largest
         if hasattr(task, f"{self.framework}_step"):
             raise TaskError("the task has its own training step")
-        if not hasattr(task, f"{self.framework}_optimizer") and config.optimizer in ("lars", "lamb"):
+        if not hasattr(task, f"{self.framework}_optimizer") and config.optimizer not in ("sgd", "adamw"):
             raise TaskError(f"{config.optimizer} is hvdtrain's own optimizer")
         self._open()
         self.start = self.arrays()
