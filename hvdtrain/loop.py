@@ -79,7 +79,7 @@ def _prepare(session: Session, plan: TrainingPlan) -> bool:
     session.services.hooks.on_workers()
     session.start_report(plan)
     if is_left_to_evaluate(session, plan):
-        session.end_step(session.step_info(learning_rate=0.0))
+        session.note_step_done(session.step_info(learning_rate=0.0))
     if session.state.is_unfinished and finish_step(session, plan, StepResults(session, plan)):
         return True
     if session.stopped_early:  # before the workers changed

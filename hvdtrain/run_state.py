@@ -11,7 +11,7 @@ from hvdtrain.early_stopping import EarlyStoppingState, PlateauState, early_stop
 from hvdtrain.metrics import StepInfo, Window
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.wire_types import travels
-from hvdtrain.workers.world import Place
+from hvdtrain.workers.world import TrainingPosition
 
 
 class StepEnd(IntEnum):
@@ -47,9 +47,11 @@ class RunState:
     saved_step: int | None = None  # when the state was last copied to be written
 
     @property
-    def place(self) -> Place:
+    def place(self) -> TrainingPosition:
         """Where training stands, as the driver of an elastic job compares it."""
-        return Place(self.progress.step, self.step_end) if self.progress.step else Place()
+        return (
+            TrainingPosition(self.progress.step, self.step_end) if self.progress.step else TrainingPosition()
+        )
 
     @property
     def is_unfinished(self) -> bool:

@@ -159,10 +159,10 @@ class Session:
         after = self.data.position_after(plan, before.samples, taken)
         self.state.progress = Progress(before.step + 1, after)
         step = self.step_info(learning_rate, before.samples)
-        self.end_step(step)
+        self.note_step_done(step)
         return step
 
-    def end_step(self, step: StepInfo) -> None:
+    def note_step_done(self, step: StepInfo) -> None:
         """Take note that a step is done, and nothing of what is due after it."""
         self.state.last_step, self.state.step_end = step, StepEnd.STEPPED
 

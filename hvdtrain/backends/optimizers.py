@@ -1,4 +1,4 @@
-"""Several optimizers of one task: their names, the parameters of each, and their learning rates."""
+"""Options of parameters (groups), checks of a task's own optimizer, several optimizers of a task by name."""
 
 import difflib
 import inspect
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from hvdtrain.backends.options import adapts
+from hvdtrain.backends.options import is_matrix
 from hvdtrain.backends.records import OwnRates, Shapes
 from hvdtrain.config import Config
 from hvdtrain.config.values import ParameterGroup
@@ -105,7 +105,7 @@ class ParameterGroups:
             if group is not None and group.frozen:
                 self.frozen.add(name)
                 continue
-            spared = not (config.decay_norms_and_biases or adapts(name, tuple(shape)))
+            spared = not (config.decay_norms_and_biases or is_matrix(name, tuple(shape)))
             decay = 0.0 if spared else config.weight_decay
             if group is not None and group.weight_decay is not None:
                 decay, spared = group.weight_decay, False

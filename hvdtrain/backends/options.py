@@ -1,4 +1,4 @@
-"""What both frameworks share about the blocks of a model that are computed again."""
+"""Rules of both frameworks: the loss scale of fp16, lars, which parameters are matrices, repeated blocks."""
 
 from typing import Any
 
@@ -61,8 +61,10 @@ LARS_TRUST = 0.001  # norm of an update relative to the parameter's, at learning
 _NEVER = ("bias", "beta", "gamma")
 
 
-def adapts(path: str, shape: tuple[int, ...]) -> bool:
-    """Return whether lars and lamb scale the update of a parameter by its norm, and let it decay.
+def is_matrix(path: str, shape: tuple[int, ...]) -> bool:
+    """Return whether a parameter is no bias and belongs to no norm.
+
+    lars and lamb scale its update by its norm; without ``decay_norms_and_biases``, others do not decay.
 
     Biases and what norms multiply by and add are left out, as is usual: their own norm says nothing of
     how far they may move. Names and shapes are the portable ones, so both frameworks agree.

@@ -14,7 +14,7 @@ from hvdtrain.data.order import BatchPlan, Order, SequentialOrder, training_orde
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.stream import Stream
 from hvdtrain.data.stream_feed import StreamFeed, StreamPart
-from hvdtrain.workers.agreement import Place, Workers
+from hvdtrain.workers.agreement import WorkerPlace, Workers
 
 
 class _Position(Protocol):
@@ -78,9 +78,9 @@ class TrainingData:
     skipped: SkippedSamples = field(default_factory=SkippedSamples)  # samples that could not be read
 
     @cached_property
-    def place(self) -> Place:
+    def place(self) -> WorkerPlace:
         """The place of this worker in the job."""
-        return Place(self.workers, self.config.stages)
+        return WorkerPlace(self.workers, self.config.stages)
 
     @cached_property
     def size(self) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hvdtrain.workers.world import Place, World
+from hvdtrain.workers.world import TrainingPosition, World
 
 MAX_LINE_BYTES = 1 << 25  # a worker's values are one line
 MAX_TEXT = 1 << 16
@@ -45,7 +45,7 @@ class Ready(_Message):
     """The worker is in no world and its training thread waits for the next one."""
 
     generation: int  # the world that it left, 0 if it was in none
-    place: Place  # its place in the training
+    place: TrainingPosition  # its place in the training
     valid: bool  # whether its state is whole: it may be rank 0
     digest: Text  # of what must be equal on all workers (config, versions, data, shapes)
     stall_timeout: float  # the longest time without an answer or progress, in seconds; 0 for no limit
@@ -69,7 +69,7 @@ class Synced(_Message):
     """The worker has the whole state of this world, and trains."""
 
     generation: int  # the world
-    place: Place  # its place in the training
+    place: TrainingPosition  # its place in the training
     run_dir: Text = ""  # the run directory
 
 

@@ -71,7 +71,7 @@ class Workers(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkerPlace:
     """What this worker is in its job; an elastic job changes it, so it is read anew each time."""
 
     workers: Workers  # the job's workers

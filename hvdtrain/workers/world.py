@@ -53,7 +53,7 @@ Source = Literal["start", "root", "checkpoint"]
 Purpose = Literal["train", "save", "stop"]
 
 
-class Place(NamedTuple):
+class TrainingPosition(NamedTuple):
     """Where a worker stands in the training; greater is further."""
 
     step: int = 0  # steps that are done
@@ -72,7 +72,7 @@ class MemberInfo(_Frozen):
     rank: int  # its rank
     host: str  # the name of its host
     pid: int  # its process
-    place: Place = Place()  # its place in the training
+    place: TrainingPosition = TrainingPosition()  # its place in the training
     is_new: bool = False  # whether it was not in the world before
 
     def __str__(self) -> str:
@@ -114,9 +114,9 @@ class World(_Frozen):
     run_dir: str = ""  # the run directory of the job; empty while no worker has said that it trains there
 
     @property
-    def root(self) -> Place:
+    def root(self) -> TrainingPosition:
         """Where rank 0 stands."""
-        return self.members[0].place if self.members else Place()
+        return self.members[0].place if self.members else TrainingPosition()
 
     def environment(self, job_key: str) -> dict[str, str]:
         """Return the variables with which Horovod enters this world."""

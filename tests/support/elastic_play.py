@@ -31,7 +31,7 @@ from hvdtrain.elastic.messages import (
     Synced,
 )
 from hvdtrain.host.hostfile import HostSlots
-from hvdtrain.workers.world import Place, World
+from hvdtrain.workers.world import TrainingPosition, World
 
 LIMITS = Limits(wanted=2, least=1, most=4)
 
@@ -53,7 +53,7 @@ class Play:
         self.members = Members(limits, self.now, **options)
         self.actions: list[Action] = []
         self.worlds: dict[str, World] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, TrainingPosition] = {}
         self.valid: dict[str, bool] = {}
         self.stall_timeout = 120.0
         self.discover(*hosts)
@@ -89,7 +89,7 @@ class Play:
             worker,
             Ready(
                 generation=generation,
-                place=self.places.get(worker, Place()),
+                place=self.places.get(worker, TrainingPosition()),
                 valid=self.valid.get(worker, False),
                 digest=digest,
                 stall_timeout=self.stall_timeout,
@@ -113,13 +113,16 @@ class Play:
 
     def sync(self, worker: str) -> None:
         world = self.world
-        self.places[worker], self.valid[worker] = max(world.root, self.places.get(worker, Place())), True
+        self.places[worker], self.valid[worker] = (
+            max(world.root, self.places.get(worker, TrainingPosition())),
+            True,
+        )
         self.say(worker, Synced(generation=world.generation, place=world.root))
 
     def step(self, step: int, *workers: str) -> None:
         """Let workers stand at a step."""
         for worker in workers or self.names:
-            self.places[worker] = Place(step)
+            self.places[worker] = TrainingPosition(step)
 
     def wait(self, seconds: float, silent: tuple[str, ...] = ()) -> list[Action]:
         """Let time pass; all workers but the silent ones send beats."""

@@ -28,7 +28,7 @@ from hvdtrain.elastic.messages import (
     encode,
     from_driver,
 )
-from hvdtrain.workers.world import Place
+from hvdtrain.workers.world import TrainingPosition
 
 
 def main(folder: Path, words: list[str]) -> int:
@@ -42,7 +42,7 @@ def main(folder: Path, words: list[str]) -> int:
     prove_to_driver(connection, environ["HOROVOD_RENDEZVOUS_KEY"], name)
     started = psutil.Process().create_time()
     hello = Hello(host=host, machine=host, pid=os.getpid(), process_seconds=started)
-    ready = Ready(generation=0, place=Place(), valid=True, digest="d", stall_timeout=30)
+    ready = Ready(generation=0, place=TrainingPosition(), valid=True, digest="d", stall_timeout=30)
     connection.sendall(encode(hello) + encode(ready))
     for line in connection.makefile("rb"):
         message = from_driver(line)
@@ -50,7 +50,9 @@ def main(folder: Path, words: list[str]) -> int:
         if isinstance(message, EnterWorld):
             world = message.world
             formed = Formed(generation=world.generation)
-            connection.sendall(encode(formed) + encode(Synced(generation=world.generation, place=Place())))
+            connection.sendall(
+                encode(formed) + encode(Synced(generation=world.generation, place=TrainingPosition()))
+            )
             mark.with_suffix(".world").write_text(
                 f"{world.generation} {world.rank} {world.size} {os.getpid()}"
             )

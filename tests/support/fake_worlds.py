@@ -10,7 +10,7 @@ from hvdtrain.backends.records import StatePart
 from hvdtrain.backends.step_metrics import NO_SIGNALS
 from hvdtrain.errors import JobEnded, PeerLostError, Removed
 from hvdtrain.workers.wire import decode, encode
-from hvdtrain.workers.world import Change, MemberInfo, Place, World
+from hvdtrain.workers.world import Change, MemberInfo, TrainingPosition, World
 from support.numpy_backend import NumpyBackend
 
 _SECONDS = 120  # a machine that is busy with other tests is slow
@@ -47,10 +47,10 @@ class FakeDriver:
 
     def __init__(self, most: int = 4) -> None:
         self.most = most
-        self.worlds: list[tuple[int, Place, str]] = []
+        self.worlds: list[tuple[int, TrainingPosition, str]] = []
         self._news = threading.Condition()
         self._formed: dict[str, tuple[World, _Exchange]] = {}
-        self._ready: dict[str, tuple[Place, bool]] = {}
+        self._ready: dict[str, tuple[TrainingPosition, bool]] = {}
         self._ranks: dict[str, int] = {}
         self._leaving: set[str] = set()
         self._gone: list[str] = []
@@ -96,7 +96,7 @@ class FakeDriver:
         with self._news:
             self._leaving.add(name)
 
-    def next_world(self, name: str, place: Place, valid: bool) -> tuple[World, _Exchange]:
+    def next_world(self, name: str, place: TrainingPosition, valid: bool) -> tuple[World, _Exchange]:
         with self._news:
             if name in self._leaving:
                 self._expected.discard(name)

@@ -3,10 +3,11 @@
 import pytest
 
 from hvdtrain.elastic.messages import EnterWorld, Ready, encode, from_driver, from_worker
-from hvdtrain.workers.world import Change, MemberInfo, Place, World, world_key
+from hvdtrain.workers.world import Change, MemberInfo, TrainingPosition, World, world_key
 
 MEMBERS = tuple(
-    MemberInfo(worker=f"w{rank}", rank=rank, host="h1", pid=7 + rank, place=Place(12, 2)) for rank in (0, 1)
+    MemberInfo(worker=f"w{rank}", rank=rank, host="h1", pid=7 + rank, place=TrainingPosition(12, 2))
+    for rank in (0, 1)
 )
 WORLD = World(
     generation=3,
@@ -27,11 +28,11 @@ WORLD = World(
 
 
 def test_a_message_arrives_as_it_was():
-    ready = Ready(generation=2, place=Place(12, 1), valid=True, digest="d1", stall_timeout=120.0)
+    ready = Ready(generation=2, place=TrainingPosition(12, 1), valid=True, digest="d1", stall_timeout=120.0)
     assert from_worker(encode(ready)) == ready
     entered = from_driver(encode(EnterWorld(world=WORLD)))
     assert entered.world == WORLD
-    assert entered.world.root == Place(12, 2)
+    assert entered.world.root == TrainingPosition(12, 2)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from hvdtrain.backends.reduction import GradientReducer
 from hvdtrain.backends.workers import HorovodWorkers
 from hvdtrain.errors import ConfigError, EnvironmentFault
 from hvdtrain.storage.text import counted
-from hvdtrain.workers.agreement import Place, Workers
+from hvdtrain.workers.agreement import WorkerPlace, Workers
 
 
-class Layout(Place):
+class Layout(WorkerPlace):
     """The place of one worker of a split model, whose number of workers is fixed.
 
     The stages of a replica are on workers of consecutive ranks, most of which share a host: activations are

@@ -4,7 +4,7 @@ import signal
 from collections.abc import Collection, Hashable, Sequence, Set
 from dataclasses import dataclass
 
-from hvdtrain.workers.world import Change, MemberInfo, Place, Purpose, Source, World
+from hvdtrain.workers.world import Change, MemberInfo, Purpose, Source, TrainingPosition, World
 
 SAME_STEP = 3
 SAME_STEP_LOST = 10
@@ -76,7 +76,7 @@ class Crashes:
         )
 
 
-_START = Place()
+_START = TrainingPosition()
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Candidate:
     host: str  # the name of its host
     machine: str = ""  # what distinguishes its host from others of the same name
     pid: int = 0  # its process
-    place: Place = _START  # its place in the training
+    place: TrainingPosition = _START  # its place in the training
     is_valid: bool = False  # whether its state is whole, so that the others may get theirs from it
     old_rank: int | None = None  # its rank in the world before; None if it was in none
     is_new: bool = True  # whether it was not among those that trained last

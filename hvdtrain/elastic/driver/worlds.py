@@ -10,7 +10,7 @@ from hvdtrain.elastic.messages import Abort, ChangeWorld, Retry
 from hvdtrain.elastic.watch.connections import WorkerState
 from hvdtrain.elastic.watch.liveness import LONG_FACTOR, LONG_SECONDS, Liveness, Silent, WatchEvent
 from hvdtrain.storage.text import counted
-from hvdtrain.workers.world import Change, Place, Purpose, Source
+from hvdtrain.workers.world import Change, Purpose, Source, TrainingPosition
 
 
 class ChangeLog:
@@ -135,7 +135,7 @@ class Worlds:
         self._deadline = self._left_since = float("inf")
         self._moved = 0.0  # when a worker that receives the state last made progress
         self._is_broken = False
-        self._place = Place()  # where the last world began
+        self._place = TrainingPosition()  # where the last world began
         self._where: Hashable = None  # the same, with the kind of its source
         self._run_dir = ""  # of the job, as workers that trained have said
         self._liveness: Liveness | None = None
@@ -183,7 +183,7 @@ class Worlds:
             worker.stage = Stage.SYNCING
         self._advance(now)
 
-    def synced(self, worker: Worker, place: Place, run_dir: str, now: float) -> None:
+    def synced(self, worker: Worker, place: TrainingPosition, run_dir: str, now: float) -> None:
         """Take note that a worker has the state of the world, which is written to a run directory."""
         self._run_dir = run_dir or self._run_dir
         if worker.stage in (Stage.ENTERING, Stage.SYNCING):

@@ -41,7 +41,7 @@ from hvdtrain.errors import (
 )
 from hvdtrain.host.hostfile import address_towards, interfaces, own_addresses
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.world import KEY_VARIABLE, Place, World
+from hvdtrain.workers.world import KEY_VARIABLE, TrainingPosition, World
 
 _LOOPBACK = "127."
 
@@ -144,7 +144,7 @@ class Membership:
         """Let a function, in another thread, end this process if the job ended and it does not notice."""
         self._thread.on_end = end
 
-    def next_world(self, place: Place, *, valid: bool, values: Mapping[str, Any]) -> World:
+    def next_world(self, place: TrainingPosition, *, valid: bool, values: Mapping[str, Any]) -> World:
         """Leave the world behind, say that this worker is ready and wait for the next one.
 
         Args:
@@ -198,7 +198,7 @@ class Membership:
         """Say that Horovod did not come up in the world."""
         self._thread.send(FormFailed(generation=self._orders.generation, reason=sendable(reason)))
 
-    def synced(self, place: Place, run_dir: str) -> None:
+    def synced(self, place: TrainingPosition, run_dir: str) -> None:
         """Say that this worker has the whole state of the world, which is written to a run directory."""
         self._thread.send(Synced(generation=self._orders.generation, place=place, run_dir=run_dir))
 

@@ -54,7 +54,7 @@ from hvdtrain.reporting.report import Report
 from hvdtrain.session import Services, Session
 from hvdtrain.training_plan import TrainingPlan, most_workers
 from hvdtrain.workers.activity import ACTIVITY
-from hvdtrain.workers.agreement import Place, assert_consistent
+from hvdtrain.workers.agreement import WorkerPlace, assert_consistent
 from hvdtrain.workers.seeding import seed_generators
 from hvdtrain.workers.user_errors import task_errors
 
@@ -166,7 +166,7 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
     check(Job(config, task_data.task, workers, uses_nccl, streams, has_eval_data))
     if config.stages > 1:
         Layout.of(workers, config.stages)
-    replicas = Place(workers, config.stages).replicas
+    replicas = WorkerPlace(workers, config.stages).replicas
     plan = TrainingPlan.of(config, replicas, len(task_data.train_data), most=most_workers(workers))
     data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
     check_batch_sizes(config, plan, workers.local_size, **data)

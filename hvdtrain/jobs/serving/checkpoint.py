@@ -42,7 +42,7 @@ from hvdtrain.jobs.opening.data_sets import align_columns
 from hvdtrain.jobs.opening.setup import new_task, open_data
 from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.serving.outputs import Place, place_of
+from hvdtrain.jobs.serving.outputs import PathOrUrl, place_of
 from hvdtrain.jobs.signals import interruptible
 from hvdtrain.reporting.report import Report
 from hvdtrain.run_state import RunState
@@ -59,7 +59,7 @@ from hvdtrain.workers.seeding import seeded_frameworks
 class Call:
     """A checkpoint, or a file of weights, and the config that a user gives for it."""
 
-    place: Place  # a checkpoint, or a run for its newest good one; or the URL of one
+    place: PathOrUrl  # a checkpoint, or a run for its newest good one; or the URL of one
     given: Sequence[Layer]  # the user's config layers, weakest first
     task_class: Any = None  # the task's class if the caller has it
     from_python: bool = False  # whether a script called: then Horovod stays if all workers fail
@@ -83,7 +83,7 @@ class Call:
         return cls(found, [Layer(f"{function}()", values)], task_class_of(task), from_python=True)
 
 
-def given_path(text: str | Path, what: str = "") -> Place:
+def given_path(text: str | Path, what: str = "") -> PathOrUrl:
     """Return a path or URL as a user gave it, with ``~`` and variables replaced."""
     try:
         return place_of(expand_path(str(text)))
@@ -239,7 +239,7 @@ def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data
 
 
 def load_verified(
-    place: Place, unverified: Checkpoint, backend: Backend, config: Config, data: JobData = NO_DATA
+    place: PathOrUrl, unverified: Checkpoint, backend: Backend, config: Config, data: JobData = NO_DATA
 ) -> tuple[Checkpoint, bool, list[str]]:
     """Collective. Verify the checkpoint, compare the data with it and load its weights."""
     states: list[PortableState] = []  # rank 0's alone: it does not travel as an object

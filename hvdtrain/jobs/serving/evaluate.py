@@ -31,7 +31,7 @@ from hvdtrain.jobs.serving.checkpoint import (
     show,
     show_notes,
 )
-from hvdtrain.jobs.serving.outputs import Place
+from hvdtrain.jobs.serving.outputs import PathOrUrl
 from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
 from hvdtrain.step_end import evaluate as run_evaluation
@@ -137,7 +137,7 @@ class _Done:
         }
 
 
-def _evaluate(job: JobSpec, backend: Backend, place: Place, unverified: Checkpoint) -> _Done:
+def _evaluate(job: JobSpec, backend: Backend, place: PathOrUrl, unverified: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
     handshake(job, backend)
     task, data, identity = open_checkpoint_data(job, backend, unverified, "eval_data")

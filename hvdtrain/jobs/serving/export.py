@@ -25,7 +25,7 @@ from hvdtrain.jobs.opening.setup import build, new_task, open_data
 from hvdtrain.jobs.opening.start import JobSpec
 from hvdtrain.jobs.serving.checkpoint import Call, given_output, load_verified, opened
 from hvdtrain.jobs.serving.outputs import (
-    Place,
+    PathOrUrl,
     check_not_there,
     holds_saved_model,
     put_into_place,
@@ -143,7 +143,7 @@ def export_checkpoint(
 
 
 def _open(
-    job: JobSpec, backend: Backend, place: Place, found: Checkpoint
+    job: JobSpec, backend: Backend, place: PathOrUrl, found: Checkpoint
 ) -> tuple[Checkpoint, bool, list[str], list[HostBatch]]:
     """Build the model with the checkpoint's weights."""
     task = new_task(job)

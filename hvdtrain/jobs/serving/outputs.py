@@ -10,7 +10,7 @@ from hvdtrain.errors import EnvironmentFault, UsageError
 from hvdtrain.storage.files import check_url
 from hvdtrain.storage.urls import is_url
 
-Place = Path | str  # the text is a URL
+PathOrUrl = Path | str  # the text is a URL
 _MOST_NAME_BYTES = 200  # of a file's name, in addition to which there are others with longer ones
 _MARK = "saved_model.pb"  # of a folder that TensorFlow wrote
 
@@ -75,6 +75,6 @@ def size_of(place: Path) -> int:
     return sum(part.stat().st_size for part in place.rglob("*") if part.is_file())
 
 
-def place_of(text: str) -> Place:
+def place_of(text: str) -> PathOrUrl:
     """Return a URL without slashes at its end, and the path of anything else."""
     return check_url(text) if is_url(text) else Path(text)

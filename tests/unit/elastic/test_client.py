@@ -48,7 +48,7 @@ from hvdtrain.errors import (
     Removed,
     TaskError,
 )
-from hvdtrain.workers.world import Place, world_key
+from hvdtrain.workers.world import TrainingPosition, world_key
 
 VALUES = {"config": {"epochs": 3}, "size": 100}
 
@@ -70,7 +70,7 @@ class Worker:
             self.ended.append(error)
 
     def ready(self, place=(0, 0), values=VALUES):
-        return self.pool.submit(self.client.next_world, Place(*place), valid=True, values=values)
+        return self.pool.submit(self.client.next_world, TrainingPosition(*place), valid=True, values=values)
 
     def enter(self, driver, **fields):
         """Bring the worker into a world."""
@@ -206,7 +206,12 @@ def test_a_worker_enters_a_world(driver, join):
     worker = join()
     entered = worker.ready(place=(7, 1))
     ready = driver.expect(Ready)
-    assert (ready.generation, ready.place, ready.valid, ready.stall_timeout) == (0, Place(7, 1), True, 120.0)
+    assert (ready.generation, ready.place, ready.valid, ready.stall_timeout) == (
+        0,
+        TrainingPosition(7, 1),
+        True,
+        120.0,
+    )
     driver.say(EnterWorld(world=world(3)))
     found = entered.result(60)
     worker.client.enter(found)
@@ -215,9 +220,9 @@ def test_a_worker_enters_a_world(driver, join):
     assert worker.environ["HOROVOD_GLOO_IFACE"] == worker.environ["NCCL_SOCKET_IFNAME"] == "lo"
     worker.client.formed()
     assert driver.expect(Formed).generation == 3
-    worker.client.synced(Place(7), "runs/one")
+    worker.client.synced(TrainingPosition(7), "runs/one")
     synced = driver.expect(Synced)
-    assert (synced.place, synced.run_dir) == (Place(7), "runs/one")
+    assert (synced.place, synced.run_dir) == (TrainingPosition(7), "runs/one")
     worker.ready()
     assert driver.expect(Ready).generation == 3
 
@@ -289,7 +294,7 @@ def test_retry_asks_a_worker_that_waits_to_say_it_again(driver, join):
     worker.ready(place=(5, 0))
     driver.expect(Ready)
     driver.say(Retry(generation=1))
-    assert driver.expect(Ready).place == Place(5)
+    assert driver.expect(Ready).place == TrainingPosition(5)
 
 
 def test_a_change_is_for_one_world(driver, join):

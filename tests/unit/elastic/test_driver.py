@@ -25,7 +25,7 @@ from hvdtrain.elastic.messages import (
     encode,
     from_driver,
 )
-from hvdtrain.workers.world import Place
+from hvdtrain.workers.world import TrainingPosition
 
 
 class FakeWorker:
@@ -73,7 +73,7 @@ def test_a_worker_is_welcome_once(job):
     assert isinstance(FakeWorker(job).hello(), Refuse)  # its name is taken
     assert isinstance(FakeWorker(job, "w99").hello(), Refuse)
     assert isinstance(FakeWorker(job, "").hello(), Refuse)
-    first.send(Ready(generation=0, place=Place(), valid=False, digest="d", stall_timeout=5))
+    first.send(Ready(generation=0, place=TrainingPosition(), valid=False, digest="d", stall_timeout=5))
     job.until(lambda job: job.members()[0]["stage"] in ("entering", "ready"))
 
 

@@ -23,7 +23,7 @@ from hvdtrain.elastic.messages import (
     Welcome,
 )
 from hvdtrain.jobs.outcome import LAST_SAVE_SECONDS
-from hvdtrain.workers.world import Place
+from hvdtrain.workers.world import TrainingPosition
 
 
 def test_as_many_workers_start_as_are_wanted_and_the_first_world_begins_when_all_are_ready():
@@ -103,7 +103,7 @@ def test_joiners_are_collected_and_enter_at_a_step_boundary():
     play.ready("w1")
     assert play.names == ["w1", "w2", "w3"]
     assert play.world.source == "root"
-    assert play.world.root == Place(10)
+    assert play.world.root == TrainingPosition(10)
     assert [one.is_new for one in play.world.members] == [False, True, True]
     play.form()
     assert "joined: h1, slot 1, h1, slot 2" in play.said
@@ -389,7 +389,7 @@ def test_a_failure_while_the_state_is_sent_leaves_a_valid_source():
         play.say(worker, Formed(generation=2))
     play.die("w1")
     play.valid["w3"] = False
-    play.places["w3"] = Place(99)
+    play.places["w3"] = TrainingPosition(99)
     play.ready("w3")
     play.ready("w2")
     assert play.names[0] == "w2"
@@ -468,7 +468,7 @@ def test_without_a_valid_source_the_checkpoint_is_read():
 def test_new_workers_are_told_the_run_directory_of_those_that_trained_and_are_lost():
     play = training(1, Limits(wanted=1, least=1, most=2))
     assert play.world.run_dir == ""
-    play.say("w1", Synced(generation=1, place=Place(), run_dir="runs/one"))
+    play.say("w1", Synced(generation=1, place=TrainingPosition(), run_dir="runs/one"))
     play.die("w1")
     play.wait(60)
     play.come("w2")
@@ -758,7 +758,7 @@ def test_a_late_message_of_an_earlier_world_is_dropped():
     play.ready("w1")
     play.ready("w2")
     play.say("w1", Formed(generation=1))
-    play.say("w1", Synced(generation=1, place=Place(3)))
+    play.say("w1", Synced(generation=1, place=TrainingPosition(3)))
     play.say("w1", FormFailed(generation=1, reason="late"))
     assert play.state == "forming"
 

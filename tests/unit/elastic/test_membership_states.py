@@ -33,7 +33,7 @@ from hvdtrain.elastic.messages import (
     Retry,
     Synced,
 )
-from hvdtrain.workers.world import Place
+from hvdtrain.workers.world import TrainingPosition
 
 PICK = st.integers(0, 10)
 IN_WORLD = ("entering", "syncing", "training")
@@ -133,7 +133,7 @@ class Jobs(RuleBasedStateMachine):
 
     def ready(self, name):
         worker = self.workers[name]
-        self.play.places[name], self.play.valid[name] = Place(worker.step), worker.valid
+        self.play.places[name], self.play.valid[name] = TrainingPosition(worker.step), worker.valid
         worker.stage = "ready"
         generation = worker.generation
         if generation:  # as this worker knows it
@@ -185,7 +185,7 @@ class Jobs(RuleBasedStateMachine):
                 worker.valid = False  # in the middle of receiving
                 return
             worker.valid, worker.step, worker.stage = True, root.step, "training"
-            self.play.say(name, Synced(generation=worker.generation, place=Place(root.step)))
+            self.play.say(name, Synced(generation=worker.generation, place=TrainingPosition(root.step)))
             self.follow()
 
     @precondition(lambda self: self.play.state in ("training", "stopping"))

@@ -17,7 +17,7 @@ from hvdtrain.backends.optimizers import (
     constructor_default,
     scheduled,
 )
-from hvdtrain.backends.options import LARS_EPSILON, LARS_TRUST, adapts
+from hvdtrain.backends.options import LARS_EPSILON, LARS_TRUST, is_matrix
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.tensorflow.functions import native
 from hvdtrain.backends.tensorflow.state.model_state import Field, ModelState
@@ -36,7 +36,7 @@ def large_batch_optimizer(
     config: Config, fields: Iterable[Field], groups: Groups | None = None
 ) -> keras.optimizers.Optimizer:
     """Make lars or lamb, as the config says, for a model's trainable variables, in their order."""
-    adapted = [adapts(field.path, field.shape) for field in fields]
+    adapted = [is_matrix(field.path, field.shape) for field in fields]
     if config.optimizer == "lars":
         return LARS(
             momentum=config.momentum,

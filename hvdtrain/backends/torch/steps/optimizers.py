@@ -17,7 +17,7 @@ from hvdtrain.backends.optimizers import (
     in_one_tensor,
     scheduled,
 )
-from hvdtrain.backends.options import LARS_EPSILON, LARS_TRUST, adapts
+from hvdtrain.backends.options import LARS_EPSILON, LARS_TRUST, is_matrix
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.backends.torch.state.model_state import Field, ModelState
 from hvdtrain.config import Config
@@ -25,7 +25,7 @@ from hvdtrain.config import Config
 Group = dict[str, Any]
 Tensors = list[torch.Tensor]
 # a group, the parts of its weights that have norms of their own, and of their gradients or updates
-# -> the norms of both, one for each part; called in every step for each group that the optimizer adapts to
+# -> the norms of both, one for each part; called in every step for each group that the optimizer is_matrix to
 Norms = Callable[[Group, Tensors, Tensors], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -117,14 +117,14 @@ class LAMB(torch.optim.Optimizer):
 
 
 def _groups(fields: Iterable[Field], options: Callable[[torch.Tensor], ParameterOptions]) -> list[Group]:
-    """Return groups of tensors: those that it adapts to, with the parts that have norms, and others."""
+    """Return groups of tensors: those that it is_matrix to, with the parts that have norms, and others."""
     adapted: dict[torch.Tensor, list[tuple[int, int]]] = {}
     others: dict[torch.Tensor, None] = {}
     for field in fields:
         for tensor in field.tensors:
             if not tensor.requires_grad:
                 continue
-            if adapts(field.path, field.shape):
+            if is_matrix(field.path, field.shape):
                 start, stop, _ = (field.rows or slice(None)).indices(len(tensor))
                 adapted.setdefault(tensor, []).append((start, stop))
             else:
