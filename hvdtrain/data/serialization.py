@@ -45,36 +45,12 @@ def map_shared_memory(number: int, dtype: np.dtype[Any], shape: tuple[int, ...])
     return np.ndarray(shape, dtype, mmap.mmap(number, size, access=mmap.ACCESS_COPY))
 
 
-class MappedArray:
-    """Bytes of a file as an array, mapped into memory on first use.
-
-    All workers of a host share its pages in memory, and the kernel drops them when memory is short.
-    Only its location is pickled, so another process maps the file as well.
-    """
-
-    def __init__(self, path: Path, offset: int, shape: tuple[int, ...]) -> None:
-        self.path, self._offset, self.shape = path, offset, shape
-        self._array: NDArray[Any] | None = None
-
-    def __reduce__(self) -> Any:
-        return MappedArray, (self.path, self._offset, self.shape)
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def array(self) -> NDArray[Any]:
-        """Return the mapped array, read-only."""
-        if self._array is None:
-            try:
-                mapped = np.memmap(self.path, np.uint8, "r", self._offset, self.shape)
-            except (OSError, ValueError) as error:  # ValueError: the file has become shorter
-                raise DataError(f"cannot map {self.path} into memory: {error}") from None
-            self._array = mapped.view(np.ndarray)
-        return self._array
-
-    def __getitem__(self, indices: Any) -> NDArray[Any]:
-        found: NDArray[Any] = self.array()[indices]
-        return found
+def mapped(path: Path, offset: int = 0, shape: tuple[int, ...] | None = None) -> NDArray[np.uint8]:
+    """Return bytes of a file as an array, which all workers of a host share and which is read-only."""
+    try:
+        return np.memmap(path, np.uint8, "r", offset, shape).view(np.ndarray)
+    except (OSError, ValueError) as error:  # ValueError: the file has become shorter
+        raise DataError(f"cannot map {path} into memory: {error}") from None
 
 
 def memmap_base(array: NDArray[Any]) -> np.memmap[Any, Any] | None:

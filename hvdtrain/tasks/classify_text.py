@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.datasets import ArrayDataset
 from hvdtrain.data.texts.labelled import ByteEncoder, Encoder, WordEncoder, read_tables, split
-from hvdtrain.data.texts.tables import Table
 from hvdtrain.models import bert, lstm
 from hvdtrain.models.choose import BuiltIn
 from hvdtrain.storage.text import counted
@@ -29,7 +28,6 @@ class ClassifyText(BuiltIn):
         eval_path: a second table for evaluation; if None, a part of the first is used.
         eval_fraction: fraction of the first table for evaluation, if there is no second.
         split_seed: seed of that split.
-        bad_rows: "error" to stop at an invalid row, "skip" to count it and continue.
         level: the kind of tokens: "words" (and single punctuation marks), or "bytes".
         most_words: size of the vocabulary, which consists of words of the training texts.
         context: tokens of a text that the model sees, including one that precedes the text.
@@ -67,7 +65,6 @@ class ClassifyText(BuiltIn):
         eval_path: str | None = None,
         eval_fraction: float = 0.1,
         split_seed: int = 0,
-        bad_rows: str = "error",
         level: str = "words",
         most_words: int = 20_000,
         context: int = 64,
@@ -87,12 +84,10 @@ class ClassifyText(BuiltIn):
         most_words = options.whole("most_words", most_words, 1)
         encoder: Encoder = WordEncoder(context, most_words) if level == "words" else ByteEncoder(context)
         columns = (options.text("text", text), options.text("label", label))
-        bad_rows = options.choice("bad_rows", bad_rows, ("error", "skip"))
         paths = [options.text("path", path)]
         if eval_path is not None:
             paths.append(options.text("eval_path", eval_path))
-        self._tables = [Table(Path(place).expanduser(), *columns, bad_rows) for place in paths]
-        labels = read_tables(self._tables, encoder)
+        labels = read_tables([Path(place).expanduser() for place in paths], columns, encoder)
         self._train, self._eval = split(labels.sizes, share, seed)
         self._classes = labels.names
         encoded = encoder.finish(self._train)
@@ -109,9 +104,6 @@ class ClassifyText(BuiltIn):
             description += f", {len(self._eval):,} to evaluate"
         if self._level == "words":
             description += f", a vocabulary of {self._sizes['vocabulary']:,}"
-        left_out = [problem for table in self._tables for problem in table.left_out]
-        if left_out:
-            description += f"; {counted(len(left_out), 'row')} left out, the first: {left_out[0].problem}"
         return description
 
     def train_data(self) -> ArrayDataset:

@@ -73,11 +73,11 @@ KINDS = ["txt", "csv", "tsv", "jsonl", "parquet"]
 DAMAGES = [cut, flipped, with_nul, without_a_part, quoted, utf16]
 
 
-def read_all(kind, path, bad_rows):
+def read_all(kind, path, level):
     if kind == "txt":
-        task = Text(path=str(path), level="characters" if bad_rows == "error" else "bytes", context=4)
+        task = Text(path=str(path), level={"words": "characters"}.get(level, level), context=4)
     else:
-        task = ClassifyText(path=str(path), bad_rows=bad_rows, context=8, level="words")
+        task = ClassifyText(path=str(path), context=8, level=level)
     assert task.describe()
     for data in (task.train_data(), task.eval_data()):
         batch = fetch(data, np.arange(len(data)))
@@ -92,10 +92,10 @@ def test_damage_is_told_or_does_no_harm(tmp_path, kind, damage, seed):
     path = tmp_path / f"damaged.{kind}"
     path.write_bytes(damage(sound(kind, path), random.Random(f"{kind} {damage.__name__} {seed}")))
     started = time.monotonic()
-    for bad_rows in ("error", "skip"):
+    for level in ("words", "bytes"):
         said = str(path)
         try:
-            read_all(kind, path, bad_rows)
+            read_all(kind, path, level)
         except DataError as error:
             said = str(error)
         assert str(path) in said
@@ -107,5 +107,5 @@ def test_damage_is_told_or_does_no_harm(tmp_path, kind, damage, seed):
 def test_sound_files_are_read(tmp_path, kind):
     """Otherwise the test above would pass for nothing."""
     sound(kind, path := tmp_path / f"sound.{kind}")
-    for bad_rows in ("error", "skip"):
-        read_all(kind, path, bad_rows)
+    for level in ("words", "bytes"):
+        read_all(kind, path, level)

@@ -87,15 +87,15 @@ UTF16 = "text".encode("utf-16")
 @pytest.mark.parametrize(
     ("raw", "said"),
     [
-        (b"good\xffbad", "0.txt is not UTF-8 text: byte 4 (0xff) is not part of a valid character"),
-        (b"0123456789\xc3", "0.txt is not UTF-8 text: byte 10 (0xc3)"),
-        ("0123é".encode()[:-1] + b"x" * 20, "0.txt is not UTF-8 text: byte 4 (0xc3)"),
-        (b"\xed\xa0\x80", "0.txt is not UTF-8 text: byte 0 (0xed)"),
-        (b"0123456789\0abc", "0.txt is not text: byte 10 is NUL"),
-        (UTF16, "0.txt is not UTF-8 text: byte 0 (0xff)"),
+        (b"good\xffbad", "0.txt is not UTF-8 text: 0xff: invalid start byte"),
+        (b"0123456789\xc3", "0.txt is not UTF-8 text: 0xc3: "),
+        ("0123é".encode()[:-1] + b"x" * 20, "0.txt is not UTF-8 text: 0xc3: "),
+        (b"\xed\xa0\x80", "0.txt is not UTF-8 text: 0xed: "),
+        (b"0123456789\0abc", "0.txt is not text: it contains NUL"),
+        (UTF16, "0.txt is not UTF-8 text: 0xff: "),
     ],
 )
-def test_what_is_no_text_is_refused_with_its_position(tmp_path, small_parts, raw, said):
+def test_what_is_no_text_is_refused(tmp_path, small_parts, raw, said):
     path = tmp_path / "0.txt"
     path.write_bytes(raw)
     with pytest.raises(DataError) as caught:

@@ -16,7 +16,7 @@ from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from hvdtrain.data.images.sources import ArraySource, Found, check_counts, check_shape, opened, reading
-from hvdtrain.data.serialization import MappedArray
+from hvdtrain.data.serialization import mapped
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import open_regular
 
@@ -49,7 +49,7 @@ def _open_idx(folder: Path, parts: tuple[str, ...]) -> ArraySource | None:
     check_shape(images, "byte 4", pixels.shape)
     check_counts(images, labels, (pixels.shape[0], values.shape[0]))
     where = partial(_place_in_labels, labels)
-    return ArraySource(pixels, np.asarray(values[:]).astype(np.int64), where)
+    return ArraySource(pixels, values.astype(np.int64), where)
 
 
 def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
@@ -65,7 +65,7 @@ def _the_one(folder: Path, parts: tuple[str, ...], what: str) -> Path | None:
     return next(iter(found.values()), None)
 
 
-def read_idx(path: Path, what: str) -> MappedArray | NDArray[np.uint8]:
+def read_idx(path: Path, what: str) -> NDArray[np.uint8]:
     """Read a file of unsigned bytes: mapped into memory, or decompressed if it is gzipped."""
     with opened(path) as stream:
         shape = _shape(stream.read(4 + 4 * _MOST_AXES), path, what)
@@ -81,7 +81,7 @@ def read_idx(path: Path, what: str) -> MappedArray | NDArray[np.uint8]:
         )
     if data is not None:
         return np.frombuffer(data, np.uint8).reshape(shape)
-    return MappedArray(path, offset, shape) if count else np.empty(shape, np.uint8)
+    return mapped(path, offset, shape) if count else np.empty(shape, np.uint8)
 
 
 def _shape(header: bytes, path: Path, what: str) -> tuple[int, ...]:

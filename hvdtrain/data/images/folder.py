@@ -19,10 +19,6 @@ _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")  # some of Pillo
 _MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr"}  # with 8 bits per channel
 _GREY = {"1", "L", "LA"}
 _EVAL_NAMES = ("val", "validation", "valid", "test")
-# An image may have ``_PIXELS``, or ``_PIXELS_PER_BYTE`` for each byte of its file: four times what the
-# best of these formats needs for a single colour. More is a corrupt file or a decompression bomb.
-_PIXELS = 1 << 22
-_PIXELS_PER_BYTE = 1 << 12
 _PROBED = 64  # images whose headers decide size and channels of all
 
 
@@ -85,7 +81,10 @@ def _opened(path: Path) -> Iterator[Image.Image]:
     """Return a context with an image whose header has been read."""
     try:
         with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
-            _check_header(path, image, os.fstat(file.fileno()).st_size)
+            if image.mode not in _MODES:
+                raise BadSampleError(
+                    f"{path} cannot be read: its pixels are {image.mode}; only 8-bit images are supported"
+                )
             yield image
     except (BadSampleError, MemoryError):
         raise
@@ -94,19 +93,6 @@ def _opened(path: Path) -> Iterator[Image.Image]:
         reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
         reason = "not an image of a supported format" if "cannot identify" in reason else reason
         raise BadSampleError(f"{path} cannot be read: {reason}") from None
-
-
-def _check_header(path: Path, image: Image.Image, size: int) -> None:
-    pixels = image.width * image.height
-    if pixels > max(_PIXELS, size * _PIXELS_PER_BYTE):
-        raise BadSampleError(
-            f"{path} cannot be read: {image.width}x{image.height} pixels in {size:,} bytes: "
-            "a corrupt file or a decompression bomb"
-        )
-    if image.mode not in _MODES:
-        raise BadSampleError(
-            f"{path} cannot be read: its pixels are {image.mode}; only 8-bit images are supported"
-        )
 
 
 def is_image_folder(path: Path) -> bool:

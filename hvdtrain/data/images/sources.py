@@ -34,25 +34,16 @@ _LEAST_USED = 0.5  # fraction of the classes that occur; less is a sign of damag
 
 
 class ImageSource(Protocol):
-    """Images of one set with their labels.
+    """Images of one set with their labels."""
 
-    Attributes:
-        labels: (images,) of int64.
-        size: height and width of the images; None if they differ.
-        channels: 1 or 3.
-    """
-
-    labels: NDArray[np.int64]
-    size: Size | None
-    channels: int
+    labels: NDArray[np.int64]  # (images,)
+    size: Size | None  # height and width of the images; None if they differ
+    channels: int  # 1 or 3
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
-        """Return images (len(indices), height, width, channels).
+        """Return images (len(indices), height, width, channels), resized to a size.
 
-        Args:
-            indices: which images.
-            size: their height and width; images of another size are resized.
-            choose: the box to crop from each image; if None, the largest centred one.
+        Of each, the box that ``choose`` returns is cropped; if it is None, the largest centred one.
         """
         ...
 
@@ -62,26 +53,19 @@ class ImageSource(Protocol):
 
 
 class ArraySource:
-    """Images of equal size in an array.
+    """Images of equal size, (images, height, width[, channels]), in an array."""
 
-    Args:
-        pixels: an array of uint8 (images, height, width[, channels]), or what is indexed like one.
-        labels: (images,) of int64.
-        where: returns the file and position of a label by its index; it must be picklable.
-    """
-
-    def __init__(self, pixels: Any, labels: NDArray[np.int64], where: Callable[[int], str]) -> None:
-        self._pixels = pixels
-        self.labels = labels
-        self.where = where
+    def __init__(
+        self, pixels: NDArray[np.uint8], labels: NDArray[np.int64], where: Callable[[int], str]
+    ) -> None:
+        self._pixels, self.labels = pixels if pixels.ndim == 4 else pixels[..., None], labels
+        self.where = where  # it must be picklable
         self.size: Size | None = (pixels.shape[1], pixels.shape[2])
-        self.channels = pixels.shape[3] if len(pixels.shape) == 4 else 1
+        self.channels = self._pixels.shape[3]
 
     def read(self, indices: NDArray[np.int64], size: Size, choose: ChooseBox | None) -> NDArray[np.uint8]:
         """Return images; see :class:`ImageSource`."""
-        images: NDArray[np.uint8] = self._pixels[indices]
-        if images.ndim == 3:
-            images = images[..., None]
+        images = self._pixels[indices]
         height, width = images.shape[1:3]
         if choose is None and (height, width) == size:
             return images

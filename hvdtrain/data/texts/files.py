@@ -1,6 +1,5 @@
 """Text files: finding them, and their bytes as one long memory-mapped row."""
 
-import codecs
 import platform
 import sys
 import sysconfig
@@ -11,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.serialization import MappedArray
+from hvdtrain.data.serialization import mapped
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import NotAFileError, regular_size
 from hvdtrain.task import Arrays
 
-_MOST_FILES = 30_000  # Linux allows a process 65,530 mappings
 _LIBRARY_BYTES = 1_000_000  # of the source text of Python's library
 
 
@@ -31,18 +29,11 @@ def find_files(path: str, pattern: str) -> list[Path]:
     try:
         found = [file for file in place.rglob(pattern) if file.is_file()]
     except (ValueError, NotImplementedError, IndexError) as error:
-        raise DataError(
-            f"{pattern!r} is not a valid file pattern: {error}", "Use a pattern such as *.txt."
-        ) from None
+        raise DataError(f"{pattern!r} is not a valid file pattern: {error}") from None
     if not found:
         raise DataError(
             f"no file in {place} or its sub-folders matches {pattern}",
             "Correct task_options.path or .pattern.",
-        )
-    if len(found) > _MOST_FILES:
-        raise DataError(
-            f"{place} has {len(found):,} files that match {pattern}; at most {_MOST_FILES:,} can be read",
-            "Join them into fewer files.",
         )
     # by name, not in the order of the file system: the same on all hosts
     return sorted(found, key=lambda file: file.relative_to(place).as_posix())
@@ -83,64 +74,45 @@ def check_regular(path: Path) -> int:
 
 
 class MappedFiles:
-    """The bytes of files, one file after the other, as one long row that stays on disk.
-
-    Each file is mapped when it is first read.
-    """
+    """The bytes of files, one file after the other, as one long row that stays on disk."""
 
     vocabulary = 256  # its bytes may be tokens
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        files = [MappedArray(path, 0, (check_regular(path),)) for path in paths]
-        self._files = [file for file in files if len(file)]
-        if not self._files:
+        self.paths = [path for path in paths if check_regular(path)]
+        if not self.paths:
             raise DataError(f"{paths[0]} is empty (0 bytes)" if len(paths) == 1 else "all files are empty")
+        self._files = [mapped(path) for path in self.paths]
         self.ends = np.cumsum([len(file) for file in self._files], dtype=np.int64)
 
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    @property
-    def paths(self) -> list[Path]:
-        """The files that are not empty."""
-        return [file.path for file in self._files]
-
-    def file(self, number: int) -> NDArray[np.uint8]:
-        """Return all bytes of one file, as a view of the mapped file."""
-        return self._files[number].array()
-
-    def piece(self, start: int, stop: int) -> NDArray[np.uint8]:
+    def _piece(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Return the bytes from ``start`` to before ``stop``, copied only if they are in several files."""
         parts = []
         number = int(np.searchsorted(self.ends, start, side="right"))
         while start < stop:
             first = int(self.ends[number - 1]) if number else 0
             end = min(stop, int(self.ends[number]))
-            parts.append(self.file(number)[start - first : end - first])
+            parts.append(self._files[number][start - first : end - first])
             start, number = end, number + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def read(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
         """Return the bytes of windows, (windows, length)."""
         if len(self._files) == 1:
-            windows: NDArray[np.uint8] = self.file(0)[starts[:, None] + np.arange(length)]
+            windows: NDArray[np.uint8] = self._files[0][starts[:, None] + np.arange(length)]
             return windows
-        return np.stack([self.piece(start, start + length) for start in starts.tolist()])
+        return np.stack([self._piece(start, start + length) for start in starts.tolist()])
 
 
 class Windows:
     """Windows of a row of tokens: ``context`` tokens as inputs, the token after each of them as target.
 
-    Window k begins at ``k * stride``. In training, each window is shifted at random by less than
-    ``stride`` in each epoch. So a window can begin at every token of the text, and with a stride of
-    ``context`` an epoch still reads the text once.
-
-    Args:
-        tokens: the row, of numbers below its ``vocabulary``.
-        first: the first token of the part to use.
-        last: end of that part, exclusive.
-        context: tokens of one window.
-        stride: tokens from the beginning of one window to that of the next.
+    Window k begins at ``k * stride`` of the part of the row from ``first`` to before ``last``. In training,
+    each window is shifted at random by less than ``stride`` in each epoch. So a window can begin at every
+    token of the text, and with a stride of ``context`` an epoch still reads the text once.
     """
 
     def __init__(self, tokens: "Tokens", first: int, last: int, context: int, stride: int) -> None:
@@ -169,7 +141,7 @@ class Windows:
         return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
 
 
-_CHUNK = 1 << 20  # bytes that are decoded at a time
+_CHUNK = 1 << 20  # characters that are read at a time
 _ALL = 0x110000  # number of Unicode code points
 _BYTES_INSTEAD = "Save it as UTF-8, or set task_options.level=bytes, which accepts any file."
 
@@ -209,22 +181,13 @@ Tokens = MappedFiles | CharacterTokens
 
 def _characters(files: MappedFiles) -> Iterator[NDArray[np.uint32]]:
     """Yield the characters of a text in parts."""
-    for number, path in enumerate(files.paths):
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        whole = files.file(number)
-        for start in range(0, len(whole), _CHUNK):
-            raw = whole[start : start + _CHUNK]
+    for path in files.paths:
+        with path.open(encoding="utf-8", newline="") as file:
             try:
-                text = decoder.decode(raw.tobytes(), final=start + _CHUNK >= len(whole))
+                while text := file.read(_CHUNK):
+                    if "\0" in text:
+                        raise DataError(f"{path} is not text: it contains NUL", _BYTES_INSTEAD)
+                    yield np.frombuffer(text.encode("utf-32-le"), "<u4")
             except UnicodeDecodeError as error:
-                # the decoder may have kept the beginning of a character from the part before
-                place = start + len(raw) - len(error.object) + error.start
-                byte = error.object[error.start]
-                raise DataError(
-                    f"{path} is not UTF-8 text: byte {place} (0x{byte:02x}) is not part of a valid character",
-                    _BYTES_INSTEAD,
-                ) from None
-            if "\0" in text:
-                place = start + int(np.argmin(raw))
-                raise DataError(f"{path} is not text: byte {place} is NUL", _BYTES_INSTEAD)
-            yield np.frombuffer(text.encode("utf-32-le"), "<u4")
+                byte = f"0x{error.object[error.start]:02x}"
+                raise DataError(f"{path} is not UTF-8 text: {byte}: {error.reason}", _BYTES_INSTEAD) from None

@@ -1,32 +1,217 @@
-"""Texts with labels: reading tables into class numbers and tokens, and splitting them."""
+"""Texts with labels: tables of them (CSV, TSV, JSONL, Parquet) as class numbers and tokens."""
 
+import csv
+import json
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.data.texts.tables import Table
-from hvdtrain.errors import BadSampleError, DataError
+from hvdtrain.data.texts.files import check_regular
+from hvdtrain.errors import DataError
+
+# the place of a row, such as "line 3", its text and its label
+Row = tuple[str, Any, Any]
+
+_LONGEST = 1 << 24  # characters of a field; more means an unclosed quote or another kind of file
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_MOST_CLASSES = 10_000  # with more, the column probably holds identifiers
 
 PADDING, START = 0, 1  # PADDING follows a text; START precedes it, for the output of a BERT-style model
 _FIRST = 2  # the first token that represents a byte or word
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
+# bytes that are not UTF-8 become half characters, which rows may not have
+_open_text = partial(Path.open, encoding="utf-8-sig", errors="surrogateescape", newline="\n")
+
+
+def _jsonl_rows(path: Path, columns: tuple[str, str]) -> Iterator[Row]:
+    """Yield the rows of a JSONL file: a JSON object per line; empty lines are skipped."""
+    with _open_text(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            place = f"line {number}"
+            try:
+                found = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise DataError(f"{path}, {place}: not JSON: {str(error)[:200]}") from None
+            if not isinstance(found, dict):
+                raise DataError(f"{path}, {place}: must be an object, found {line.strip()[:60]!r}")
+            if missing := [column for column in columns if column not in found]:
+                has = ", ".join(map(repr, list(found)[:20])) or "nothing"
+                raise DataError(f"{path}, {place}: has no {missing[0]!r}; it has {has[:400]}")
+            yield place, *(found[column] for column in columns)
+
+
+def _separated_rows(path: Path, columns: tuple[str, str], **options: Any) -> Iterator[Row]:
+    """Yield the rows of a file of separated values after a header; ``options`` are of ``csv.reader``."""
+    csv.field_size_limit(max(_LONGEST, csv.field_size_limit()))  # of the whole process
+    first = 1
+    with _open_text(path) as file:
+        rows = csv.reader(file, strict=True, **options)
+        try:
+            names = next(rows, [])
+            _check_columns(path, names, columns)
+            first = rows.line_num + 1
+            for values in rows:
+                if values and len(values) != len(names):
+                    has = f"has {len(values)} values; the first line names {len(names)} columns"
+                    raise DataError(f"{path}, line {first}: {has}")
+                if values:  # no empty line
+                    yield f"line {first}", values[names.index(columns[0])], values[names.index(columns[1])]
+                first = rows.line_num + 1
+        except csv.Error as error:
+            raise DataError(f"{path}, line {first}: {error}") from None
+
+
+def _check_columns(path: Path, names: list[str], columns: tuple[str, str]) -> None:
+    """Check that a table has each of these columns once."""
+    for column in columns:
+        if names.count(column) != 1:
+            shown = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
+            problem = "has no column" if column not in names else "has more than one column"
+            raise DataError(
+                f"{path} {problem} {column!r}; its columns are {shown}",
+                "Set them: --set task_options.text=COLUMN --set task_options.label=COLUMN.",
+            )
+
+
+def _parquet_rows(path: Path, columns: tuple[str, str]) -> Iterator[Row]:
+    """Yield the rows of a Parquet file."""
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise DataError(f"{path} needs pyarrow, which is not installed", "pip install pyarrow") from None
+    number = 0
+    try:
+        with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+            _check_columns(path, file.schema_arrow.names, columns)
+            for batch in file.iter_batches(columns=list(columns), use_threads=False):
+                for pair in zip(*(batch.column(column) for column in columns), strict=True):
+                    number += 1
+                    yield f"row {number}", *(value.as_py() for value in pair)
+    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
+        if isinstance(error, DataError):
+            raise
+        message = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} cannot be read as Parquet, after row {number}: {message}") from None
+
+
+_READERS: dict[str, Callable[[Path, tuple[str, str]], Iterator[Row]]] = {
+    ".csv": partial(_separated_rows, delimiter=","),  # which may be quoted
+    ".tsv": partial(_separated_rows, delimiter="\t", quoting=csv.QUOTE_NONE),
+    ".jsonl": _jsonl_rows,
+    ".ndjson": _jsonl_rows,
+    ".parquet": _parquet_rows,
+}
+
+
+def rows_of(path: Path, columns: tuple[str, str]) -> Iterator[tuple[str, str, str]]:
+    """Yield the place, the text and the label of each row of a table, which are checked."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist (looked in {Path.cwd()})", "Correct task_options.path.")
+    if path.suffix.lower() not in _READERS:
+        raise DataError(
+            f"{path} has an unknown suffix for a table", f"Known suffixes: {', '.join(_READERS)}."
+        )
+    if check_regular(path) == 0:
+        raise DataError(f"{path} is empty (0 bytes)")
+    for place, text, label in _READERS[path.suffix.lower()](path, columns):
+        where = f"{path}, {place}"
+        for name, value, kinds in zip(columns, (text, label), (str, str | int), strict=True):
+            if not isinstance(value, kinds):
+                wanted = "text" if kinds is str else "text or a whole number"
+                found = "nothing" if value is None else repr(value)[:60]
+                raise DataError(f"{where}: {name!r} must be {wanted}, found {found}")
+            if not str(value).strip():
+                raise DataError(f"{where}: {name!r} is empty")
+            if bad := _NO_TEXT.search(str(value)):
+                code = ord(bad[0])  # bytes that are not UTF-8 are read as such codes; JSON may have them, too
+                what = f"{bad[0]!r}, which is not a character of a text"
+                if 0xDC80 <= code < 0xDD00:
+                    what = f"the byte 0x{code - 0xDC00:02x}, which is not UTF-8"
+                raise DataError(f"{where}: contains {what}", "Save the file as UTF-8.")
+        yield place, text, str(label).strip()
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of all texts."""
+
+    names: list[str]
+    numbers: NDArray[np.int64]
+    sizes: list[int]  # texts of each table
+
+
+def read_tables(paths: Sequence[Path], columns: tuple[str, str], encoder: "Encoder") -> Labels:
+    """Read tables row by row, and add their texts to the encoder. The classes are those of the first."""
+    found: dict[str, int] = {}
+    numbers = array("i")
+    sizes: list[int] = []
+    for path in paths:
+        before = len(numbers)
+        for place, text, label in rows_of(path, columns):
+            if sizes and label not in found:
+                raise DataError(f"{path}, {place}: no text in {paths[0]} has the label {label[:60]!r}")
+            numbers.append(found.setdefault(label, len(found)))
+            encoder.add(text)
+            if len(found) > _MOST_CLASSES:
+                raise DataError(
+                    f"{path}: column {columns[1]!r} has more than {_MOST_CLASSES:,} different labels",
+                    "If it is the wrong column, set the right one: --set task_options.label=COLUMN.",
+                )
+        sizes.append(len(numbers) - before)
+        if not sizes[-1]:
+            raise DataError(f"{path} has no row")
+    if len(found) < 2:
+        raise DataError(
+            f"{paths[0]}: all texts have the label {next(iter(found))[:60]!r}; "
+            "there must be at least two labels"
+        )
+    names = in_order(found)
+    place_of = {name: place for place, name in enumerate(names)}
+    table_of_places = np.asarray([place_of[name] for name in found])
+    return Labels(names, table_of_places[np.asarray(numbers)], sizes)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return class names in order: by value if all are integers, otherwise by name."""
+    listed = list(names)
+    if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in listed):
+        return sorted(listed, key=lambda name: (int(name), name))
+    return sorted(listed)
+
+
+def split(sizes: Sequence[int], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of the texts for training and for evaluation.
+
+    A second table is for evaluation only. Of a single one a share is, at least one text if it is above 0.
+    """
+    if len(sizes) > 1:
+        return np.arange(sizes[0]), np.arange(sizes[0], sizes[0] + sizes[1])
+    kept = max(1, round(sizes[0] * share)) if share else 0
+    if kept >= sizes[0]:
+        raise DataError(f"eval_fraction {share:g} leaves none of {sizes[0]} texts for training")
+    shuffled = np.random.RandomState(seed).permutation(sizes[0])
+    return np.sort(shuffled[kept:]), np.sort(shuffled[:kept])
+
+
 @dataclass(frozen=True)
 class Encoded:
-    """Texts as tokens.
+    """Texts as tokens."""
 
-    Args:
-        tokens: (texts, context) of int32: ``START``, the text's tokens, ``PADDING``.
-        vocabulary: number of different tokens.
-    """
-
-    tokens: NDArray[np.int32]
-    vocabulary: int
+    tokens: NDArray[np.int32]  # (texts, context): ``START``, the text's tokens, ``PADDING``
+    vocabulary: int  # number of different tokens
 
 
 class ByteEncoder:
@@ -54,12 +239,8 @@ class WordEncoder:
 
     def add(self, text: str) -> None:
         """Add a text."""
-        found: list[int] = []
-        for match in _WORD.finditer(text.lower()):
-            if len(found) == self._rows.room:
-                break
-            found.append(self._numbers.setdefault(match[0], len(self._numbers)) + _FIRST)
-        self._rows.add(found)
+        words = islice((match[0] for match in _WORD.finditer(text.lower())), self._rows.room)
+        self._rows.add([self._numbers.setdefault(word, len(self._numbers)) + _FIRST for word in words])
 
     def finish(self, train: NDArray[np.int64]) -> Encoded:
         """Return the tokens of all texts by the vocabulary of the training texts."""
@@ -95,78 +276,3 @@ class _Rows:
         result[:, 0] = START
         result[:, 1:][np.arange(self.room) < lengths[:, None]] = np.asarray(self._tokens, np.int32)
         return result
-
-
-_MOST_CLASSES = 10_000  # with more, the column probably holds identifiers
-
-
-@dataclass(frozen=True)
-class Labels:
-    """The labels of all texts."""
-
-    names: list[str]
-    numbers: NDArray[np.int64]
-    sizes: list[int]
-
-
-def read_tables(tables: Sequence[Table], encoder: Encoder) -> Labels:
-    """Read tables row by row, one after the other, and add their texts to the encoder.
-
-    The classes are those of the first table.
-    """
-    found: dict[str, int] = {}
-    numbers = array("i")
-    sizes: list[int] = []
-    for table in tables:
-        before = len(numbers)
-        for place, text, label in table.rows():
-            if sizes and label not in found:
-                problem = f"{table.path}, {place}: no text in {tables[0].path} has the label {label[:60]!r}"
-                table.leave_out(BadSampleError(problem))
-                continue
-            numbers.append(found.setdefault(label, len(found)))
-            encoder.add(text)
-            if len(found) > _MOST_CLASSES:
-                raise DataError(
-                    f"{table.path}: column {table.label!r} has more than {_MOST_CLASSES:,} different labels",
-                    "If it is the wrong column, set the right one: --set task_options.label=COLUMN.",
-                )
-        sizes.append(len(numbers) - before)
-        if not sizes[-1]:
-            first = table.left_out[0].problem if table.left_out else ""
-            left_out = f"; left out: {len(table.left_out)}, the first: {first}" if first else ""
-            raise DataError(f"{table.path} has no valid row{left_out}")
-    if len(found) < 2:
-        raise DataError(
-            f"{tables[0].path}: all texts have the label {next(iter(found))[:60]!r}; "
-            "there must be at least two labels"
-        )
-    names = in_order(found)
-    place_of = {name: place for place, name in enumerate(names)}
-    table_of_places = np.asarray([place_of[name] for name in found])
-    return Labels(names, table_of_places[np.asarray(numbers)], sizes)
-
-
-def in_order(names: Iterable[str]) -> list[str]:
-    """Return class names in order: by value if all are integers, otherwise by name."""
-    listed = list(names)
-    if all(re.fullmatch(r"-?[0-9]{1,18}", name) for name in listed):
-        return sorted(listed, key=lambda name: (int(name), name))
-    return sorted(listed)
-
-
-def split(sizes: Sequence[int], share: float, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the indices of the texts for training and for evaluation.
-
-    Args:
-        sizes: number of texts in each table; a second table is for evaluation only.
-        share: fraction of a single table that is for evaluation; at least one text if it is above 0.
-        seed: seed of the split.
-    """
-    if len(sizes) > 1:
-        return np.arange(sizes[0]), np.arange(sizes[0], sizes[0] + sizes[1])
-    kept = max(1, round(sizes[0] * share)) if share else 0
-    if kept >= sizes[0]:
-        raise DataError(f"eval_fraction {share:g} leaves none of {sizes[0]} texts for training")
-    shuffled = np.random.RandomState(seed).permutation(sizes[0])
-    return np.sort(shuffled[kept:]), np.sort(shuffled[:kept])
