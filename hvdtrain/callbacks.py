@@ -1,9 +1,8 @@
 """Callbacks: a user's code that a run calls at its steps, evaluations and checkpoints.
 
 A callback is any object with some of the methods of :class:`Callback`, which it may inherit from. A task
-supplies callbacks as ``callbacks``, a script as ``hvdtrain.train(callbacks=[...])``. The console,
-``metrics.jsonl``, the TensorBoard events and ``summary.json`` are callbacks of the same kind
-(``hvdtrain/reporting/reporters.py``) and come first in the same list.
+supplies callbacks as ``callbacks``, a script as ``hvdtrain.train(callbacks=[...])``. They are called when
+``metrics.jsonl``, the TensorBoard events and ``summary.json`` are written, and the console has shown it.
 """
 
 import difflib

@@ -96,7 +96,7 @@ class Dispatcher:
         self._called: dict[int, set[str]] = {}  # by callback that was started, its hooks that are called
         for callback in started:
             self._add_hooks(callback)
-        self._ended = False
+        self.has_ended = False
 
     def go_on_from(self, other: "Dispatcher") -> None:
         """Do not start callbacks that another dispatcher has started, nor call hooks that it gave up.
@@ -104,7 +104,7 @@ class Dispatcher:
         Callbacks whose ``on_end`` it has called are over; those that it did not have are not.
         """
         self._called = {
-            known: set() if other._ended else set(hooks) for known, hooks in other._called.items()
+            known: set() if other.has_ended else set(hooks) for known, hooks in other._called.items()
         }
 
     def start(self, context: RunContext) -> None:
@@ -130,7 +130,7 @@ class Dispatcher:
         Raises WorkerFailure if a callback fails whose errors end the job. Raises PeerLostError if a
         collective in a callback failed; the callbacks after it have been called, too.
         """
-        if self._ended or not self._hooks[hook]:
+        if self.has_ended or not self._hooks[hook]:
             return
         lost: PeerLostError | None = None
         kept = []
@@ -150,9 +150,9 @@ class Dispatcher:
 
         Raises WorkerFailure if one fails whose errors end the job, and training completed.
         """
-        if self._ended:
+        if self.has_ended:
             return
-        self._ended = True
+        self.has_ended = True
         failures = []
         for callback, method in self._hooks["on_end"]:
             try:
@@ -345,8 +345,10 @@ class Report:
         """Keep a callback's numbers; rank 0 writes them."""
         self._keep(CALLBACK, step, values)
 
-    def _keep(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> None:
-        self.recent.add(record_of(phase, step, values, self.seconds()))
+    def _keep(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> dict[str, Any]:
+        record = record_of(phase, step, values, self.seconds())
+        self.recent.add(record)
+        return record
 
     def _note_failure(self, text: str) -> None:
         if not is_muted():

@@ -1,17 +1,24 @@
-"""The report of rank 0, which shows and writes the run."""
+"""The report of rank 0, which shows and writes the run.
 
+A file that cannot be written, on a full disk for instance, does not end training: it is noted once, and
+what could not be written is written with the next record.
+"""
+
+import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvdtrain.callbacks import CALLBACK, EVENT, RunContext, Summary
+from hvdtrain.callbacks import EVENT, RunContext, Summary
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting.console import Console
-from hvdtrain.reporting.records import WorkersChange
+from hvdtrain.reporting.jsonl import AppendFile, write_json
+from hvdtrain.reporting.records import WorkersChange, line_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, RunFolder
-from hvdtrain.reporting.reporters import JsonlLog, SummaryFile, TensorBoard
 
 if TYPE_CHECKING:
     import rich.console
@@ -26,7 +33,7 @@ class Reporter(Protocol):
 
 
 class RunReport(Report):
-    """The report of rank 0: console, metrics.jsonl, TensorBoard events, summary.json, then callbacks.
+    """The report of rank 0: metrics.jsonl, TensorBoard events, summary.json, console, then callbacks.
 
     ``resumed_step`` is how many steps were done, if the run resumed in this directory; ``lost_lease`` and
     ``lost_lock`` are as of ``RunFolder``; ``reporters`` are further built-in callbacks, which it closes.
@@ -43,50 +50,59 @@ class RunReport(Report):
         lost_lock: Callable[[], str] = lambda: "",
         reporters: Sequence[Reporter] = (),
     ) -> None:
-        self._config, self._run_dir = context.config, context.run_dir
-        run_dir = context.run_dir
-        folder = RunFolder(run_dir, lost_lease, lost_lock)
         self._console = Console(console)
-        self._metrics = JsonlLog(run_dir / METRICS_FILE, self.note, folder)
-        self._events = TensorBoard(run_dir, resumed_step, self.note, folder)
-        self._summary = SummaryFile(SUMMARY_FILE, self.note, folder)
+        super().__init__(context, callbacks, (self._console, *reporters))
+        self._config, run_dir = context.config, context.run_dir
+        self._name = run_dir.resolve().name
+        self.folder: RunFolder = RunFolder(run_dir, lost_lease, lost_lock)
+        self._metrics = AppendFile(run_dir / METRICS_FILE, may_write=self.folder.may_write)
+        self._events = event_file.EventFile(run_dir, resumed_step, self.folder.may_write)
+        self._writing_summary = threading.Lock()  # one at a time: all write next to the file under one name
+        self._not_written = set[str]()  # names of files whose error is noted
         self._reporters = reporters
-        built_in = (self._metrics, self._events, self._summary, self._console)
-        super().__init__(context, callbacks, (*built_in, *reporters))
-        self.folder = folder
-
-    def add_events(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write records that the log has already to TensorBoard, whose file this report has begun anew."""
-        for record in records:
-            self._events.write_record(record)
 
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
         """Start the clock, call the callbacks' ``on_start``, write the config for TensorBoard."""
         super().on_start(steps, done, seconds_before)
-        config, run_dir = self._config, self._run_dir
+        config = self._config
         if "tensorboard" in config.track:
             values = config.model_dump(mode="json", exclude={"run_dir", "resume"})
             text = f"```yaml\n{config.to_yaml()}```"
-            started = event_file.session_start(values, run_dir.resolve().name, time.time())
-            self._events.add(done, started, event_file.text_summary("config", text))
+            for summary in (
+                event_file.session_start(values, self._name, time.time()),
+                event_file.text_summary("config", text),
+            ):
+                self._check(self._events.path, self._events.add_summary(summary, done))
 
     def on_end(self, summary: Summary) -> None:
         """Report how training ended."""
         if "tensorboard" in self._config.track and summary.status == "completed":
-            self._events.add(summary.steps, event_file.session_end(time.time()))
+            end = event_file.session_end(time.time())
+            self._check(self._events.path, self._events.add_summary(end, summary.steps))
+        if not self._dispatcher.has_ended:
+            self.write_summary(summary)
         super().on_end(summary)
 
     def on_change(self, step: StepInfo, change: WorkersChange, steps: int) -> None:
         """Report that other workers continue with an elastic job."""
         super().on_change(step, change, steps)
-        self._metrics.write(EVENT, step, change.values())
-        self._events.write(EVENT, step, {"workers": step.workers, "pause_seconds": change.pause_seconds})
         self._console.on_change(change.describe(step.workers, step.step), steps)
 
     def append(self, records: Iterable[Mapping[str, Any]]) -> None:
-        """Append records that the log lacks."""
+        """Append records to the log."""
         for record in records:
-            self._metrics.append(record)
+            self._check(self._metrics.path, self._metrics.append(line_of(record)))
+
+    def add_events(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the numbers of records for TensorBoard, which groups them by the phase."""
+        for record in records:
+            names = ("workers", "pause_seconds") if record["phase"] == EVENT else record.keys() - LINE_FIELDS
+            values = {
+                f"{record['phase']}/{name}": math.nan if value is None else value
+                for name, value in record.items()
+                if name in names and (value is None or isinstance(value, int | float))
+            }
+            self._check(self._events.path, self._events.add(values, record["step"]))
 
     def say(self, text: str, indent: int = 0) -> None:
         """Show text; long lines continue at a column if ``indent`` is given."""
@@ -106,7 +122,13 @@ class RunReport(Report):
 
     def write_summary(self, summary: Summary) -> None:
         """Write how the run stands."""
-        self._summary.write(summary)
+        with self._writing_summary:
+            if (folder := self.folder.check()) is None:  # another job's directory has the name
+                return
+            try:
+                write_json(folder / SUMMARY_FILE, summary.as_dict())
+            except OSError as error:
+                self._check(folder / SUMMARY_FILE, error)
 
     def close(self) -> None:
         """Close files and the progress bar."""
@@ -115,8 +137,7 @@ class RunReport(Report):
         self._events.close()
         for reporter in self._reporters:  # when all that they send is written
             reporter.close()
-        if self.folder is not None:
-            self.folder.close()
+        self.folder.close()
 
     def _log(self, step: StepInfo, values: Mapping[str, float]) -> None:
         if not LINE_FIELDS.isdisjoint(values):
@@ -125,8 +146,20 @@ class RunReport(Report):
         # numbers of numpy and of the frameworks become Python's
         values = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
         super()._log(step, values)
-        self._metrics.write(CALLBACK, step, values)
-        self._events.write(CALLBACK, step, values)
+
+    def _keep(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> dict[str, Any]:
+        record = super()._keep(phase, step, values)
+        self.append([record])
+        self.add_events([record])
+        return record
+
+    def _check(self, path: Path, error: OSError | None) -> None:
+        """Look whether the directory is in its place; note once that a file cannot be written."""
+        self.folder.check()
+        if error is not None and path.name not in self._not_written:
+            self._not_written.add(path.name)
+            reason = error.strerror or error
+            self.note(f"cannot write {path}: {reason}; training continues, it is tried again")
 
     def _note_failure(self, text: str) -> None:
         self.note(text)
