@@ -72,7 +72,7 @@ class Row:
 
 def row_of(name: str, run: StoredRun) -> Row:
     """Return what is compared of a run; what its summary does not say is taken from its log."""
-    broken, problems = list[int](), list(run.problems)
+    broken, problems = list[int](), [run.config_problem, run.summary_problem]
     log = LogState(run.config)
     try:
         for record in read_records(run.path, broken):

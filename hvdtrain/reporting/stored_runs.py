@@ -27,58 +27,22 @@ from hvdtrain.storage.text import printable
 RUNNING, COMPLETED, UNSAVED, STOPPED = "running", "completed", "unsaved", "stopped"
 FAILED, KILLED, UNKNOWN = "failed", "killed", "unknown"
 LOST_SECONDS = 10.0  # between two worlds of an elastic job, nobody holds the lock for a moment
-FAR_SECONDS = 600.0  # a shared folder may not show the locks of another host
+_FAR_SECONDS = 600.0  # without a record, after which a job that cannot be seen here is taken for ended
 
 
-def status_of(
-    summary: Mapping[str, Any] | None,
-    lock: LockState,
-    silent_seconds: float = math.inf,
-    watched_seconds: float = 0.0,
-    problem: str = "",
-) -> str:
-    """Return the word for how a run ended or stands.
-
-    ``silent_seconds`` is how long ago the last record came, ``watched_seconds`` how long the run has been
-    watched with the lock as it is, ``problem`` why its summary cannot be read, if it is there.
-    """
+def status_of(summary: Mapping[str, Any] | None, lock: LockState, silent_seconds: float = math.inf) -> str:
+    """Return the word for how a run ended or stands; its last record came ``silent_seconds`` ago."""
     if summary is not None:
         return ending_of(summary)
     if lock.is_held:
         return RUNNING
-    if problem:
-        return UNKNOWN
-    limit_seconds = LOST_SECONDS if lock.is_free_here else FAR_SECONDS
-    if silent_seconds < min(limit_seconds, watched_seconds):
-        return RUNNING  # records came meanwhile
-    return KILLED if lock.is_held is False and silent_seconds >= limit_seconds else UNKNOWN
+    return KILLED if lock.is_free_here and silent_seconds >= LOST_SECONDS else UNKNOWN
 
 
 def ending_of(summary: Mapping[str, Any]) -> str:
     """Return the word for how a summary says that a run ended."""
     status = summary.get("status")
     return status if status in (COMPLETED, UNSAVED, STOPPED, FAILED) else UNKNOWN
-
-
-def is_outdated(run_dir: Path, lock: LockState) -> bool:
-    """Return whether a summary is of an earlier job than one that may train now.
-
-    A job that resumes a run removes the summary of the one before when it has set up the rest.
-    """
-    if lock.is_free_here:
-        return False
-    try:
-        return os.stat(run_dir / SUMMARY_FILE).st_mtime_ns < lock.changed_ns
-    except FileNotFoundError:
-        return False
-
-
-def silent_seconds_of(run_dir: Path) -> float:
-    """Return how long ago a run wrote its last record; infinity if it has none, or that is unknown."""
-    try:
-        return max(0.0, time.time() - os.stat(run_dir / METRICS_FILE).st_mtime)
-    except OSError:
-        return math.inf
 
 
 def access_remedy(error: OSError, folder: Path, writes: bool = False) -> str:
@@ -105,7 +69,8 @@ class StoredRun:
     config: Mapping[str, Any] = field(default_factory=dict)
     header: Sequence[str] = ()  # lines of comment at the top of config.yaml
     summary: Mapping[str, Any] | None = None  # how the run ended; None if it did not say so, or was resumed
-    problems: Sequence[str] = ()  # why something is not known
+    config_problem: str = ""  # why the config cannot be read, if it is there
+    summary_problem: str = ""  # likewise
     lock: LockState = field(default_factory=lambda: LockState(None))  # who uses the directory
     silent_seconds: float = math.inf  # how long ago the last record came
     status: str = UNKNOWN  # how the run ended or stands, one of the words of ``run_status``
@@ -114,7 +79,7 @@ class StoredRun:
     def may_train(self) -> bool:
         """Whether a job may train it now, as far as that can be seen here."""
         is_unseen = self.status == UNKNOWN and self.summary is None
-        return self.status == RUNNING or (is_unseen and self.silent_seconds < FAR_SECONDS)
+        return self.status == RUNNING or (is_unseen and self.silent_seconds < _FAR_SECONDS)
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
@@ -190,28 +155,27 @@ def read_run(path: Path) -> StoredRun:
     Not to be called in a process that holds the lock of the run directory, which it would release.
     """
     lock = look_at_lock(path)  # before the summary: a job writes that before it lets go of the lock
-    silent_seconds = silent_seconds_of(path)
-    config, header, config_problem = read_config(path)
-    try:
-        summary, problem = load_summary(path)
-    except OSError as error:
-        summary, problem = None, f"cannot read {SUMMARY_FILE}: {error}"
+    silent_seconds = math.inf
     with suppress(OSError):
-        summary = None if is_outdated(path, lock) else summary
-    status = status_of(summary, lock, silent_seconds, problem=problem)
-    problems = [text for text in (config_problem, problem) if text]
-    return StoredRun(path, config, header, summary, problems, lock, silent_seconds, status)
+        silent_seconds = max(0.0, time.time() - os.stat(path / METRICS_FILE).st_mtime)
+    config, header, config_problem = read_config(path)
+    summary, problem = _read_summary(path, lock)
+    status = UNKNOWN if problem and not lock.is_held else status_of(summary, lock, silent_seconds)
+    return StoredRun(path, config, header, summary, config_problem, problem, lock, silent_seconds, status)
 
 
-def load_summary(path: Path) -> tuple[dict[str, Any] | None, str]:
-    """Return the summary of a run, if there is one, and why its content is none, if it can be read."""
+def _read_summary(path: Path, lock: LockState) -> tuple[dict[str, Any] | None, str]:
+    """Return the summary of a run, if there is one, and why it cannot be read."""
+    file = path / SUMMARY_FILE
     try:
-        summary = json.loads(read_regular(path / SUMMARY_FILE, _MAX_BYTES))
+        if not lock.is_free_here and os.stat(file).st_mtime_ns < lock.changed_ns:
+            return None, ""  # a job that resumes a run removes the one before when it has set up the rest
+        summary = json.loads(read_regular(file, _MAX_BYTES))
         if not isinstance(summary, dict) or not isinstance(summary.get("final"), dict):
             raise ValueError("it is not the summary of a run")
     except FileNotFoundError:
         return None, ""
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         return None, f"cannot read {SUMMARY_FILE}: {error}"
     return summary, ""
 

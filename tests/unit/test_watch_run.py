@@ -12,9 +12,9 @@ import pytest
 from support.stored_runs import SUMMARY, change, evaluation, lines_of, make_run, window
 
 from hvdtrain.errors import UsageError
-from hvdtrain.reporting.stored_runs import FAR_SECONDS, LOST_SECONDS
+from hvdtrain.reporting.stored_runs import LOST_SECONDS, read_run
 from hvdtrain.tools.report import watch as following
-from hvdtrain.tools.report.followed_run import Kind, LogFollower, Standing, StandingWatch
+from hvdtrain.tools.report.followed_run import Kind, LogFollower, Standing, standing_of
 from hvdtrain.tools.report.watch import Ends, follow
 
 RUNNING = Standing(Kind.RUNNING, "running")
@@ -72,18 +72,24 @@ def hold():
         job.communicate()
 
 
+def silent(run, seconds):
+    """Let the last record be some seconds old; return how the run stands."""
+    then = time.time() - seconds
+    os.utime(run / "metrics.jsonl", (then, then))
+    return standing_of(read_run(run))
+
+
 def test_a_run_whose_lock_is_held_trains_and_one_that_was_killed_is_lost(tmp_path, hold):
     run = make_run(tmp_path, window(10), summary=None)
     job = hold(run)
     before = (run / ".lock").read_bytes()
-    watch = StandingWatch(run)
-    standing = watch.look(0.0)
+    standing = silent(run, 100)
     assert standing.kind is Kind.RUNNING
     assert f"process {job.pid} on " in standing.text
     job.kill()
     job.wait()
-    assert watch.look(1.0).kind is Kind.UNCLEAR, "between two worlds, nobody holds the lock for a moment"
-    standing = watch.look(1.0 + LOST_SECONDS)
+    assert silent(run, 1).kind is Kind.UNCLEAR, "between two worlds, nobody holds the lock for a moment"
+    standing = silent(run, LOST_SECONDS)
     assert standing.kind is Kind.KILLED
     assert "no job holds the lock" in standing.text
     assert (run / ".lock").read_bytes() == before, "looking changes nothing"
@@ -91,35 +97,29 @@ def test_a_run_whose_lock_is_held_trains_and_one_that_was_killed_is_lost(tmp_pat
 
 def test_a_run_that_goes_on_has_not_ended_by_the_summary_before(tmp_path, hold):
     run = make_run(tmp_path, window(40))
-    job = hold(run)
-    job.communicate()
-    watch = StandingWatch(run)
-    assert [watch.look(now).kind for now in (0.0, 60.0)] == [Kind.ENDED] * 2
+    hold(run).communicate()
+    assert silent(run, 60).kind is Kind.ENDED
     hold(run)
-    assert [watch.look(now).kind for now in (61.0, 300.0)] == [Kind.RUNNING] * 2
+    assert silent(run, 300).kind is Kind.RUNNING
     (run / "summary.json").write_text(json.dumps(SUMMARY))
-    assert watch.look(301.0).kind is Kind.RUNNING, "it writes its summary before it lets go of the lock"
-    assert watch.look(340.0).kind is Kind.ENDED
-
-
-def unlocked(run, host):
-    """Leave a lock file that nobody locks, as other hosts may see it."""
-    (run / ".lock").write_text(json.dumps({"pid": 7, "host": host, "since": "2030-01-01T00:00:00+00:00"}))
-    return StandingWatch(run)
+    assert silent(run, 300).kind is Kind.ENDED
 
 
 def test_the_lock_of_another_host_may_not_be_seen(tmp_path):
-    watch = unlocked(make_run(tmp_path, window(10), summary=None), "another-host")
-    standing = watch.look(0.0, 100.0)
+    run = make_run(tmp_path, window(10), summary=None)
+    holder = {"pid": 7, "host": "another-host", "since": "2030-01-01T00:00:00+00:00"}
+    (run / ".lock").write_text(json.dumps(holder))
+    standing = silent(run, 1000)
     assert (standing.kind, "cannot be seen" in standing.text) == (Kind.RUNNING, True)
-    assert watch.look(100.0, 200.0).kind is Kind.RUNNING
-    assert watch.look(600.0, FAR_SECONDS).kind is Kind.KILLED
-    assert watch.look(601.0, 1.0).kind is Kind.RUNNING
     summary = tmp_path / "summary.json"
     summary.write_text(json.dumps(SUMMARY))
-    assert watch.look(602.0, 2.0).kind is Kind.ENDED
+    assert silent(run, 2).kind is Kind.ENDED
     os.utime(summary, (1.0, 1.0))
-    assert watch.look(603.0, 3.0).kind is Kind.RUNNING, "a later job has taken the lock"
+    assert silent(run, 3).kind is Kind.RUNNING, "a later job has taken the lock"
+    os.utime(summary)
+    summary.write_text("{")
+    assert silent(run, 3).text.startswith("unknown; cannot read summary.json")
+    assert silent(run, 3).kind is Kind.ENDED
 
 
 STOPPED, LOST, ENDED, UNCLEAR = (

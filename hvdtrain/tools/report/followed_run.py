@@ -2,7 +2,6 @@
 
 import math
 import time
-from array import array
 from collections import deque
 from collections.abc import Mapping
 from enum import Enum
@@ -15,7 +14,6 @@ from hvdtrain.callbacks import EVENT, TRAIN
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting import stored_runs as stored
 from hvdtrain.reporting.compare import LogState
-from hvdtrain.reporting.lock_state import LockState, look_at_lock
 from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import (
     describe_broken,
@@ -30,7 +28,6 @@ from hvdtrain.storage.text import counted
 
 _COMPARED_BYTES = 256  # before the place where reading continues
 _LINES = 1_000  # of the last lines, windows are kept
-_LEFT_SECONDS = 30.0  # after which a summary counts, though a process keeps the lock
 _RETRY_SECONDS = 60.0  # for a directory that cannot be read for the moment
 _WINDOWS = 50  # of the last windows, how fast training is
 _LONGEST_SECONDS = 1e11  # no training takes 3,000 years
@@ -41,11 +38,8 @@ class LogFollower:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._restart()
-
-    def _restart(self) -> None:
-        self._offset, self._before = 0, b""
-        self._lines = array("q")  # hashes of the lines that were read
+        self._content = b""  # the whole lines that were read
+        self._lines = 0
         self.broken: list[int] = []  # the numbers of lines that hold no record
 
     def poll(self) -> tuple[list[dict[str, Any]], int | None]:
@@ -54,36 +48,34 @@ class LogFollower:
         Return new records, and None; if the log was cut back or replaced, all its records, and how many of
         them were there before.
         """
-        lines = self._lines
+        end = self._content[-_COMPARED_BYTES:]
         try:
             with open_regular(self._path) as file:
-                file.seek(self._offset - len(self._before))
-                if is_cut := file.read(len(self._before)) != self._before:
+                file.seek(len(self._content) - len(end))
+                if is_cut := file.read(len(end)) != end:
                     file.seek(0)
                 content = file.read()
         except FileNotFoundError:
-            is_cut, content = bool(lines), b""
-        if is_cut:
-            self._restart()
-        numbered = self._take(content[: content.rfind(b"\n") + 1])
+            is_cut, content = bool(end), b""
+        content = content[: content.rfind(b"\n") + 1]
         if not is_cut:
-            return [record for _, record in numbered], None
-        same = sum(takewhile(bool, map(int.__eq__, lines, self._lines)))
+            self._content += content
+            return [record for _, record in self._take(content)], None
+        lines = zip(BytesIO(self._content), BytesIO(content), strict=False)
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], lines))
+        self._content, self._lines, self.broken = content, 0, []
+        numbered = self._take(content)
         return [record for _, record in numbered], sum(line <= same for line, _ in numbered)
 
     def _take(self, content: bytes) -> list[tuple[int, dict[str, Any]]]:
         """Return the records of new lines, without windows of long ago, with the lines' numbers from 1."""
-        found = []
-        last = len(self._lines) + content.count(b"\n")
-        for line in BytesIO(content):
-            self._lines.append(hash(line))
-            count = len(self._lines)
+        found, first = [], self._lines + 1
+        self._lines += content.count(b"\n")
+        for count, line in enumerate(BytesIO(content), first):
             if (record := parse_record(line)) is None:
                 self.broken.append(count)
-            elif record.get("phase") != TRAIN or count > last - _LINES:
+            elif record.get("phase") != TRAIN or count > self._lines - _LINES:
                 found.append((count, record))
-        self._offset += len(content)
-        self._before = (self._before + content)[-_COMPARED_BYTES:]
         return found
 
 
@@ -100,43 +92,23 @@ class Standing(NamedTuple):
     text: str
 
 
-class StandingWatch:
-    """Looks whether a run trains."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._lock: LockState | None = None
-        self._lock_seconds = 0.0  # when the lock was first seen as it is
-        self._ended_seconds: float | None = None  # when a summary was first seen with it
-
-    def look(self, now_seconds: float, silent_seconds: float = math.inf) -> Standing:
-        """Return whether the run trains now. Raises OSError if the directory cannot be read."""
-        if not stored.holds_run(self._run_dir):
-            self._lock = None
-            return Standing(Kind.ABSENT, f"{plain(str(self._run_dir))} holds no run yet")
-        lock = look_at_lock(self._run_dir)
-        if lock != self._lock:
-            self._lock, self._lock_seconds, self._ended_seconds = lock, now_seconds, None
-        is_outdated = stored.is_outdated(self._run_dir, lock)
-        summary, problem = (None, "") if is_outdated else stored.load_summary(self._run_dir)
-        watched_seconds = now_seconds - self._lock_seconds
-        status = stored.status_of(summary, lock, silent_seconds, watched_seconds, problem)
-        holder = plain(f": process {lock.process} on {lock.host} since {lock.since}") if lock.host else ""
-        if summary is not None or problem:
-            self._ended_seconds = now_seconds if self._ended_seconds is None else self._ended_seconds
-            if lock.is_held and now_seconds - self._ended_seconds < _LEFT_SECONDS:
-                return Standing(Kind.RUNNING, f"{status}; its job is about to end{holder}")
-            text = "; ".join(filter(None, [status, problem, describe_results(summary or {})]))
-            return Standing(Kind.STOPPED if status == stored.STOPPED else Kind.ENDED, text)
-        self._ended_seconds = None
-        if status == stored.KILLED and watched_seconds >= stored.LOST_SECONDS:
-            text = "no job holds the lock of the run directory, and there is no summary; the last job"
-            return Standing(Kind.KILLED, f"{status}: {text}{holder or ': unknown'}")
-        is_unheld = lock.is_held is False and status != stored.RUNNING
-        if is_unheld and (status == stored.KILLED or lock.is_free_here):
-            return Standing(Kind.UNCLEAR, f"{stored.UNKNOWN}: no job holds the lock of the run directory now")
-        unseen = "" if lock.is_held else "; whether its job is alive cannot be seen here"
-        return Standing(Kind.RUNNING, f"{status}{holder}{unseen}")
+def standing_of(run: stored.StoredRun) -> Standing:
+    """Return whether a run trains now."""
+    lock = run.lock
+    holder = plain(f": process {lock.process} on {lock.host} since {lock.since}") if lock.host else ""
+    if not stored.holds_run(run.path):
+        return Standing(Kind.ABSENT, f"{plain(str(run.path))} holds no run yet")
+    if run.summary is not None or run.summary_problem:
+        parts = [run.status, run.summary_problem, describe_results(run.summary or {})]
+        text = "; ".join(filter(None, parts))
+        return Standing(Kind.STOPPED if run.status == stored.STOPPED else Kind.ENDED, text)
+    if run.status == stored.KILLED:
+        text = "no job holds the lock of the run directory, and there is no summary; the last job"
+        return Standing(Kind.KILLED, f"{run.status}: {text}{holder or ': unknown'}")
+    if run.status == stored.UNKNOWN and lock.is_free_here:
+        return Standing(Kind.UNCLEAR, f"{run.status}: no job holds the lock of the run directory now")
+    unseen = "" if lock.is_held else "; whether its job is alive cannot be seen here"
+    return Standing(Kind.RUNNING, f"{stored.RUNNING}{holder}{unseen}")
 
 
 def describe_results(summary: Mapping[str, Any]) -> str:
@@ -218,40 +190,30 @@ class FollowedRun:
         self.silent_seconds = math.inf  # how long ago the last record came
         self._run_dir = run_dir
         self._log = LogFollower(run_dir / METRICS_FILE)
-        self._standing = StandingWatch(run_dir)
-        self._changed_seconds = -math.inf
-        self._has_read = False
-        self._failed_seconds: float | None = None  # since when it cannot be read
+        self._read_seconds: float | None = None  # when it was read last
 
     def poll(self) -> Standing:
         """Read what is new. A directory that could be read before is tried again for a minute."""
         self.records, self.cut_step = [], None
         now_seconds = time.monotonic()
         try:
-            standing = self._read(now_seconds)
+            standing = self._read()
         except OSError as error:
-            self._failed_seconds = now_seconds if self._failed_seconds is None else self._failed_seconds
-            if not self._has_read or now_seconds - self._failed_seconds >= _RETRY_SECONDS:
+            if self._read_seconds is None or now_seconds - self._read_seconds >= _RETRY_SECONDS:
                 remedy = stored.access_remedy(error, self._run_dir)
                 raise EnvironmentFault(f"cannot read the run {self._run_dir}: {error}", remedy) from None
             return Standing(Kind.UNCLEAR, plain(f"cannot be read now, is tried again: {error}"))
-        self._has_read, self._failed_seconds = True, None
+        self._read_seconds = now_seconds
         return standing
 
-    def _read(self, now_seconds: float) -> Standing:
-        # a clock of a file server may differ from this host's
-        self.silent_seconds = min(
-            stored.silent_seconds_of(self._run_dir), now_seconds - self._changed_seconds
-        )
-        # before the log: its last lines then are there
-        standing = self._standing.look(now_seconds, self.silent_seconds)
+    def _read(self) -> Standing:
+        run = stored.read_run(self._run_dir)  # before the log: its last lines then are there
+        standing, self.silent_seconds = standing_of(run), run.silent_seconds
         records, kept = self._log.poll()
-        if self._has_read and (records or kept is not None):
-            self._changed_seconds, self.silent_seconds = now_seconds, 0.0
         if kept is not None:
             self.progress = RunProgress()
             self.cut_step = records[kept - 1]["step"] if kept else 0
-        self.progress.config = stored.read_run(self._run_dir).config
+        self.progress.config = run.config
         for record in records:
             self.progress.take(record)
         self.records = records[kept:]
