@@ -4,8 +4,6 @@ import glob
 import os
 import re
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -15,7 +13,6 @@ from hvdtrain.storage.urls import StoreError, is_url, scheme_of
 
 Paths = str | Path | Sequence[str | Path]
 
-_OPEN_FILES = 64
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -91,56 +88,33 @@ def version_of(path: str) -> str:
     return f"{found.st_size} {found.st_mtime_ns}"
 
 
-class RangeReader:
-    """Reads parts of files; any number of threads may use one. Pickled, it opens its files anew."""
-
-    def __init__(self) -> None:
-        self._opened = lru_cache(_OPEN_FILES)(_Open)
-
-    def __reduce__(self) -> Any:
-        return RangeReader, ()
-
-    def read(self, parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
-        """Return parts of files: those of a store are fetched at the same time."""
-        found = [b""] * len(parts)
-        by_store: dict[str, list[int]] = {}
-        for place, (path, _, _) in enumerate(parts):
-            by_store.setdefault(scheme_of(path) if is_url(path) else "", []).append(place)
-        for store, places in by_store.items():
-            paths, starts, sizes = zip(*(parts[place] for place in places), strict=True)
-            try:
-                if store:
-                    system, _ = file_system(paths[0])
-                    ends = [first + size for first, size in zip(starts, sizes, strict=True)]
-                    inside = [system._strip_protocol(path) for path in paths]
-                    read = system.cat_ranges(inside, list(starts), ends, on_error="raise")
-                else:
-                    read = [self._opened(path).read(*part) for path, *part in map(parts.__getitem__, places)]
-            except OSError as error:
-                raise DataError(f"{paths[0]} cannot be read: {error}") from error
-            for place, data in zip(places, read, strict=True):
-                found[place] = data
-        for (path, first, size), data in zip(parts, found, strict=True):
-            if len(data) != size:
-                raise DataError(
-                    f"{path} ends before byte {first + size:,}: it has changed since the job began"
-                )
-        return found
+def read_parts(parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
+    """Return parts of files (path, first byte, size); those of a store are fetched at the same time."""
+    found = [b""] * len(parts)
+    by_store: dict[str, list[int]] = {}
+    for place, (path, _, _) in enumerate(parts):
+        by_store.setdefault(scheme_of(path) if is_url(path) else "", []).append(place)
+    for store, places in by_store.items():
+        paths, starts, sizes = zip(*(parts[place] for place in places), strict=True)
+        try:
+            if store:
+                system, _ = file_system(paths[0])
+                ends = [first + size for first, size in zip(starts, sizes, strict=True)]
+                inside = [system._strip_protocol(path) for path in paths]
+                read = system.cat_ranges(inside, list(starts), ends, on_error="raise")
+            else:
+                read = [_read_part(*parts[place]) for place in places]
+        except OSError as error:
+            raise DataError(f"{paths[0]} cannot be read: {error}") from error
+        for place, data in zip(places, read, strict=True):
+            found[place] = data
+    for (path, first, size), data in zip(parts, found, strict=True):
+        if len(data) != size:
+            raise DataError(f"{path} ends before byte {first + size:,}: it has changed since the job began")
+    return found
 
 
-class _Open:
-    """A file that is open while anybody holds this object: a thread may still read one that was let go."""
-
-    def __init__(self, path: str) -> None:
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # it could not be opened
-            os.close(self._number)
-
-    def read(self, first: int, length: int) -> bytes:
-        parts = []
-        while length > 0 and (part := os.pread(self._number, length, first)):
-            parts.append(part)
-            first, length = first + len(part), length - len(part)
-        return b"".join(parts)
+def _read_part(path: str, first: int, size: int) -> bytes:
+    with open(path, "rb") as file:
+        file.seek(first)
+        return file.read(size)

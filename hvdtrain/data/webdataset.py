@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.data.indexed import Decode, IndexedDataset, Records, decode_file
-from hvdtrain.data.shard_files import Paths, RangeReader, find_files, open_file, version_of
+from hvdtrain.data.shard_files import Paths, find_files, open_file, read_parts, version_of
 from hvdtrain.errors import DataError
 from hvdtrain.storage.files import cache_folder
 
@@ -189,7 +189,6 @@ class TarRecords(Records):
         self._indices = indices_of(self._paths)
         super().__init__(map(len, self._indices))
         self._decodes = decodes
-        self._reader = RangeReader()
         if decodes:
             self._check_kinds()
 
@@ -207,7 +206,7 @@ class TarRecords(Records):
             begin = min(first for _, first, _ in files)
             parts.append((self._paths[tar], begin, max(first + size for _, first, size in files) - begin))
         records = []
-        for place, data in enumerate(self._reader.read(parts)):
+        for place, data in enumerate(read_parts(parts)):
             (tar, sample), where = places[place], self.describe(indices[place])
             record: dict[str, Any] = {"__key__": self._indices[tar].key(sample)}
             for kind, first, size in members[place]:
