@@ -77,12 +77,7 @@ class Backend(Protocol):
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Build model, optimizer and compiled steps, with their initial values.
 
-        Local, but collective if the model is split into stages.
-
-        Args:
-            task: the task.
-            config: the resolved config.
-            batch: a batch of training data, by which a split model is divided; not looked at in other jobs.
+        Local, but collective if the model is split into stages: by a batch of training data.
 
         Raises:
             TaskError: If the task's model, loss, metrics or optimizer do not fit.
@@ -98,10 +93,7 @@ class Backend(Protocol):
     ) -> PendingMetrics:
         """Collective. Do one optimizer update with the mean gradient over the global batch.
 
-        Args:
-            batch: what ``to_device`` yielded.
-            learning_rate: that of this step.
-            signals: what this worker reports to all of them; their sum comes back with the metrics.
+        The sum of the signals of all workers comes back with the metrics.
 
         With local steps, this is local: the gradient is the mean over this worker's samples, and the metrics
         are its own. ``synchronize`` brings those of all workers.
@@ -109,21 +101,11 @@ class Backend(Protocol):
         ...
 
     def eval_step(self, batch: Any, partial: Any = None) -> Any:
-        """Evaluate one batch and return the sums so far. Local unless loss or stages communicate.
-
-        Args:
-            batch: what ``to_device`` yielded.
-            partial: what the call before returned; None in the first.
-        """
+        """Evaluate one batch and return the sums so far. Local unless loss or stages communicate."""
         ...
 
     def eval_metrics(self, partial: Any, signals: Sequence[float] = NO_SIGNALS) -> PendingMetrics:
-        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it.
-
-        Args:
-            partial: what this worker's last ``eval_step`` returned.
-            signals: what this worker reports to all of them.
-        """
+        """Collective. Sum an evaluation over workers, and compute the metrics of the whole of it."""
         ...
 
     def ema_weights(self) -> AbstractContextManager[None]:
@@ -172,10 +154,6 @@ class Backend(Protocol):
         Everything is checked before anything changes. Names that are private to a framework
         (``PRIVATE``) may be missing; so may the moving average, which then starts from the weights.
 
-        Args:
-            state: the state on rank 0; not looked at on other ranks.
-            part: which part of a whole state it is, and is loaded.
-
         Raises:
             TaskError: On every worker, listing missing, unexpected and misshapen names.
         """
@@ -202,10 +180,6 @@ class Probes(Protocol):
         moving statistics, the framework's random generators and the optimizer are as before when it
         returns. The only collectives are those of the model itself, such as synchronised batch norm.
         Metrics of a whole evaluation are computed of the micro-batch alone.
-
-        Args:
-            batch: a batch of training or evaluation data.
-            training: whether to compute it as ``train_step`` or as ``eval_step`` does.
 
         Raises:
             PeerLostError: If another worker went away. Any other exception is in the result.
@@ -296,10 +270,6 @@ class Resizable(Protocol):
         """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker.
 
         All that training continues from, and what random numbers follow from, is as before.
-
-        Args:
-            batch: a batch of training data.
-            eval_batch: a batch of evaluation data, if there is any.
         """
         ...
 
@@ -311,10 +281,7 @@ class ModelFiles(Protocol):
     def export(self, format_name: str, path: Path, batches: Sequence[HostBatch]) -> Exported:
         """Write the model in a format for serving, load it back and compare outputs. Local.
 
-        Args:
-            format_name: one that ``hvdtrain.config.values`` lists for this framework.
-            path: the file or directory to write.
-            batches: real samples, in batches of several sizes; the largest first.
+        The batches are real samples, in several sizes; the largest first.
 
         Raises:
             TaskError: If the model cannot be written in this format.
@@ -323,10 +290,6 @@ class ModelFiles(Protocol):
 
     def load_weights_file(self, path: Path, choice: Choice) -> str:
         """Load a framework's own file of weights into the model; return a note on what it held. Local.
-
-        Args:
-            path: the file.
-            choice: which part of it is loaded; its patterns match the file's names and portable ones.
 
         Raises:
             CheckpointError: If it would run code, is damaged or does not fit.
@@ -338,9 +301,6 @@ class ModelFiles(Protocol):
 
         They are those of the call of the model that the task's loss makes, or what the task's own function
         for serving returns.
-
-        Args:
-            batch: what ``to_device`` yielded.
 
         Raises:
             TaskError: If the loss does not call the model once.

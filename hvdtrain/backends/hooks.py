@@ -84,11 +84,7 @@ def _calling_each(method: str) -> Callable[..., None]:
 
 
 class LoopHooks(LoopHook):
-    """Hooks of the loop as one, which calls them in the order of their list.
-
-    Args:
-        hooks: the hooks.
-    """
+    """Hooks of the loop as one, which calls them in the order of their list."""
 
     def __init__(self, *hooks: LoopHook) -> None:
         self.hooks = hooks
@@ -123,9 +119,6 @@ class Activities(LoopHook):
 
     A framework may compile something in the first step of a process and, for another shape, in the second:
     these may take long. So may the last of local SGD, which may have no samples for some workers.
-
-    Args:
-        last_local_step: returns the last step of a job with local SGD; None of another job.
     """
 
     def __init__(self, last_local_step: Callable[[], int | None]) -> None:
@@ -149,11 +142,7 @@ class Activities(LoopHook):
 
 
 class Clock(LoopHook):
-    """Restarts the clock of a backend, which has Probes, at the first step and after pauses.
-
-    Args:
-        probes: those of the backend.
-    """
+    """Restarts the clock of a backend, which has Probes, at the first step and after pauses."""
 
     def __init__(self, probes: Probes) -> None:
         self._probes, self._is_started = probes, False

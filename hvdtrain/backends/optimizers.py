@@ -14,25 +14,20 @@ from hvdtrain.config import Config
 from hvdtrain.config.values import ParameterGroup
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.storage.text import some
 
 
 def check_own_optimizer(optimizer: Any, kind: type, method: str, wanted: str) -> None:
     """Check that a task gave an optimizer that hvdtrain can drive."""
     found = type(optimizer)
     if not isinstance(optimizer, kind):
-        remedy = ""
-        if isinstance(getattr(optimizer, "optimizer", None), kind):
-            remedy = "Return the optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
-        elif isinstance(optimizer, list | tuple):
-            prefix = method.partition("_")[0]
+        prefix, is_several = method.partition("_")[0], isinstance(optimizer, list | tuple)
+        remedy = "Return an optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
+        if is_several and all(isinstance(one, kind) for one in optimizer):
             remedy = (
                 "Return one optimizer, for all parameters. Several are returned by name from "
                 f"{prefix}_optimizers(model) and used in {prefix}_step(model, batch, optimizers)."
             )
-            if len(optimizer) == 2 and isinstance(optimizer[0], kind) and not isinstance(optimizer[1], kind):
-                remedy = (
-                    "Return the optimizer alone; set the schedule in the config: lr_schedule, warmup_epochs."
-                )
         elif isinstance(optimizer, type) and issubclass(optimizer, kind):
             remedy = f"Return an instance: {optimizer.__name__}(...), with the arguments that it requires."
         shown = repr(optimizer) if isinstance(optimizer, str | type) else found.__name__
@@ -72,7 +67,7 @@ def check_positive(rate: float, method: str) -> None:
         )
 
 
-_SHOWN_GROUPS = 6  # names in a message
+_SHOWN = 6  # names in a message
 
 
 @dataclass(frozen=True)
@@ -140,17 +135,13 @@ def _count(group: ParameterGroup, chosen: dict[str, ParameterGroup | None], shap
         return count
     matched = [name for name in shapes if _matches(group, name)]
     if matched:
-        problem = f"matches only parameters that an earlier pattern has: {_some_groups(matched)}"
+        problem = f"matches only parameters that an earlier pattern has: {some(matched, _SHOWN)}"
         remedy = "The first pattern that matches counts; put the special one before the general one."
     else:
         problem = "matches no parameter that is trained"
-        close = difflib.get_close_matches(group.match, shapes, n=_SHOWN_GROUPS, cutoff=0.3)
-        remedy = f"There are, for example, {_some_groups(close or list(shapes))}; * stands for any text."
+        close = difflib.get_close_matches(group.match, shapes, n=_SHOWN, cutoff=0.3)
+        remedy = f"There are, for example, {some(close or list(shapes), _SHOWN)}; * stands for any text."
     raise ConfigError(f"parameter_groups: the pattern {group.match!r} {problem}", remedy, everywhere=True)
-
-
-def _some_groups(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN_GROUPS]) + (", ..." if len(names) > _SHOWN_GROUPS else "")
 
 
 def _line(group: ParameterGroup, count: int) -> str:
@@ -165,7 +156,6 @@ def _line(group: ParameterGroup, count: int) -> str:
 
 MAIN = "main"  # the optimizer of a task that does not name its optimizers
 _NAME = re.compile(r"\w[\w.-]*")
-_SHOWN = 6  # names in a message
 
 
 def own_optimizer_method(task: Any, config: Config) -> str:
@@ -211,14 +201,14 @@ def check_owners(
     several = [name for name, of_one in by_name.items() if len(of_one) > 1]
     if several:
         raise TaskError(
-            f"{method}(model): {_some(several)} belong to several optimizers: "
+            f"{method}(model): {some(several, _SHOWN)} belong to several optimizers: "
             f"{' and '.join(map(repr, by_name[several[0]]))}",
             "Give each parameter to one of them: steps of the others would be undone by its slots.",
         )
     without = [name for name, of_one in by_name.items() if not of_one]
     if without:
         raise TaskError(
-            f"{method}(model): no optimizer trains {_some(without)}",
+            f"{method}(model): no optimizer trains {some(without, _SHOWN)}",
             "Give them to an optimizer, or freeze them with requires_grad or trainable.",
         )
     for optimizer, names in owned.items():
@@ -255,7 +245,3 @@ def combined_rates(rates: Mapping[str, OwnRates]) -> tuple[OwnRates, dict[str, f
 def state_prefixes(names: Sequence[str]) -> dict[str, str]:
     """Return what stands before the slots of each optimizer in a portable state, after ``optimizer/``."""
     return {MAIN: ""} if list(names) == [MAIN] else {name: f"{name}/" for name in names}
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (f", ... ({len(names)} in all)" if len(names) > _SHOWN else "")

@@ -29,9 +29,6 @@ class LossScaleBase:
 
     Source: Micikevicius et al. 2018 (arXiv:1710.03740), with the numbers of torch.amp.GradScaler.
 
-    Args:
-        growth_interval: steps without an overflow after which the scale doubles.
-
     Attributes:
         is_exhausted: whether the last step's gradients overflowed at the lowest scale: it is no longer
             fp16 that is to blame.

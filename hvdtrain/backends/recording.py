@@ -15,10 +15,6 @@ from hvdtrain.workers.agreement import Workers
 class StepClockBase:
     """What the clocks of both frameworks know of the job.
 
-    Args:
-        is_measured: whether the host sees when gradients are computed, and workers wait for one another only
-            in one place of a step.
-
     Attributes:
         timed: the number of ranks that ``numbers`` speaks of: the most that the job may have, so that the
             vector of a step keeps its length when workers come and go; none if it is not measured.

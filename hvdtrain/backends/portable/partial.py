@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from hvdtrain.backends.records import Choice, Shapes, matches
 from hvdtrain.errors import CheckpointError
+from hvdtrain.storage.text import some
 from hvdtrain.workers.wire_types import travels
 
 _ROWS = 8  # of each kind that a table shows
@@ -47,7 +48,7 @@ def select(
     if not taken:
         raise CheckpointError(
             f"{source}: nothing of it is taken, because of {choice.given}",
-            f"The model has, for example, {_some(list(expected))}.",
+            f"The model has, for example, {some(list(expected), _SHOWN)}.",
             everywhere=True,
         )
     return Selection(tuple(taken), _table(expected, found, taken, against, names))
@@ -91,7 +92,7 @@ def _check_patterns(source: str, choice: Choice, names: list[str]) -> None:
                 close = difflib.get_close_matches(pattern, names, n=_SHOWN, cutoff=0.3)
                 raise CheckpointError(
                     f"{option}: the pattern {pattern!r} matches nothing in the model or in {source}",
-                    f"There are, for example, {_some(close or names)}; * stands for any text.",
+                    f"There are, for example, {some(close or names, _SHOWN)}; * stands for any text.",
                     everywhere=True,
                 )
 
@@ -161,7 +162,3 @@ def _table(
 
 def _shortened(lines: list[str]) -> list[str]:
     return lines if len(lines) <= _ROWS else [*lines[:_ROWS], f"and {len(lines) - _ROWS} more"]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")

@@ -57,11 +57,7 @@ class Spool:
 
 
 class ReadyState:
-    """A portable state that is gathered already.
-
-    Args:
-        state: the state; None if it could not be gathered.
-    """
+    """A portable state that is gathered already."""
 
     def __init__(self, state: PortableState | None, error: OSError | None = None) -> None:
         self._state = state

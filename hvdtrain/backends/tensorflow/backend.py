@@ -69,9 +69,6 @@ def start(config: Config, membership: Membership | None = None) -> "TensorFlowBa
 class TensorFlowBackend(CommonBackend):
     """The TensorFlow backend of one worker.
 
-    Args:
-        device: "CPU" or "GPU", where this worker computes.
-
     Attributes:
         model: the task's model, or the layers of this worker's stage, after ``build``.
     """

@@ -29,9 +29,6 @@ class Compiled:
     ``tf.function`` looks its arguments over at every call, which takes more than a hundred
     microseconds; this remembers what it compiled. Without autograph, as in Keras's own loops,
     errors of a task stay what they are.
-
-    Args:
-        trace: returns what was learnt while the step was traced last.
     """
 
     def __init__(self, step: Callable[..., Tensor], trace: Callable[[], Any]) -> None:

@@ -98,11 +98,7 @@ _MOST_BYTES = 64 << 20  # of a million operations
 
 
 class ProfilerRecorder:
-    """Records a worker's steps.
-
-    Args:
-        clock: measures how long this worker is busy.
-    """
+    """Records a worker's steps."""
 
     def __init__(self, clock: StepClock) -> None:
         self.timeline = HorovodTimeline(hvd)

@@ -95,9 +95,6 @@ class ActivationMeter:
     """Follows each memory block that operations make for tensors, within its context.
 
     What kernels take for themselves, such as scratch memory of a convolution, is not seen.
-
-    Args:
-        model: the model, whose parameters' gradients are distinguished.
     """
 
     def __init__(self, model: nn.Module, others: Iterable[torch.Tensor]) -> None:
@@ -122,11 +119,7 @@ class ActivationMeter:
 
 
 class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes when memory blocks of tensors come and go.
-
-    Args:
-        known: tensors that are there before; their blocks do not count.
-    """
+    """Notes when memory blocks of tensors come and go."""
 
     def __init__(self, known: Iterable[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -22,13 +22,7 @@ from hvdtrain.backends.tensorflow.steps.formulas import SGD
 
 
 class TrainingState(CommonState):
-    """Model and optimizers as portable state.
-
-    Args:
-        optimizers: one of hvdtrain's or a task's own, built; several by name.
-        ema: the moving average of the weights; none if not given.
-        local: the local steps; none if not given.
-    """
+    """Model and optimizers as portable state."""
 
     framework = "tf"
 

@@ -25,12 +25,6 @@ class Update:
 
     They are called while the step is traced. Parameters, the optimizer's slots and the moving average
     change only after every reduction of the step has succeeded.
-
-    Args:
-        ema: the moving average of the weights.
-        clock: measures how long this worker is busy.
-        clip_norm: largest norm of the gradient, or None.
-        loss_scale: the loss scale of fp16, or None.
     """
 
     def __init__(

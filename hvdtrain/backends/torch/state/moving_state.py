@@ -18,9 +18,6 @@ class ExponentialMovingAverage:
 
     Buffers, such as the statistics of batch norm, are not averaged: the model's own go with it.
 
-    Args:
-        decay: of the average, per step; None where there is none.
-
     Attributes:
         decay: of the average, per step; 0 where there is none.
     """

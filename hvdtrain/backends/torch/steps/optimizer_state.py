@@ -52,13 +52,7 @@ class _Number:
 
 
 class TrainingState(CommonState):
-    """Model and optimizers as portable state.
-
-    Args:
-        optimizers: the task's or one of hvdtrain's; several by name.
-        ema: the moving average of the weights; none if not given.
-        local: the local steps; none if not given.
-    """
+    """Model and optimizers as portable state."""
 
     framework = "torch"
 
@@ -195,9 +189,6 @@ class TrainingState(CommonState):
 
 class _OptimizerState:
     """One optimizer as portable state.
-
-    Args:
-        prefix: what stands before the names of its slots, after ``optimizer/``.
 
     Attributes:
         starts_empty: whether it makes its slots in its first step, as optimizers of tasks do.

@@ -27,13 +27,6 @@ class Update:
 
     Parameters, the optimizer's slots and the moving average change only after every reduction of the
     step has succeeded.
-
-    Args:
-        ema: the moving average of the weights.
-        clock: measures how long this worker is busy.
-        clip_norm: largest norm of the gradient, or None.
-        loss_scale: the loss scale of fp16, or None.
-        is_own: whether the optimizer is the task's; others are given dense gradients.
     """
 
     def __init__(
