@@ -17,14 +17,12 @@ Variable = Any
 Groups = Sequence[tuple[float, float]]
 
 
-def rate_and_decay(
-    optimizer: Any, variable: Variable, learning_rate: Tensor, decay: float
-) -> tuple[Tensor, float]:
+def rate_and_decay(optimizer: Any, variable: Variable, learning_rate: Tensor) -> tuple[Tensor, float]:
     """Return the learning rate and the weight decay of one variable, by the optimizer's ``groups``."""
-    if optimizer.groups is None:
-        return learning_rate, decay
-    factor, own_decay = optimizer.groups[optimizer._get_variable_index(variable)]
-    return (learning_rate if factor == 1 else learning_rate * factor), own_decay
+    if not optimizer.groups:
+        return learning_rate, 0.0
+    factor, decay = optimizer.groups[optimizer._get_variable_index(variable)]
+    return (learning_rate if factor == 1 else learning_rate * factor), decay
 
 
 class SGD(keras.optimizers.Optimizer):
@@ -44,14 +42,11 @@ class SGD(keras.optimizers.Optimizer):
         self,
         learning_rate: float = 0.01,
         momentum: float = 0.0,
-        l2: float = 0.0,
+        groups: Groups = (),
         name: str = "sgd",
-        groups: Groups | None = None,
     ) -> None:
         super().__init__(learning_rate=learning_rate, name=name)
-        self.momentum = momentum
-        self.l2 = l2
-        self.groups = groups
+        self.momentum, self.groups = momentum, groups
 
     def build(self, variables: list[Variable]) -> None:
         """Make the slots."""
@@ -64,7 +59,7 @@ class SGD(keras.optimizers.Optimizer):
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
-        rate, decay = rate_and_decay(self, variable, learning_rate, self.l2)
+        rate, decay = rate_and_decay(self, variable, learning_rate)
         w = native(variable)
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
         self.move(variable, g + decay * w if decay else g, rate)
@@ -81,22 +76,15 @@ class SGD(keras.optimizers.Optimizer):
             var=w.handle, accum=v.handle, lr=rate, grad=g, momentum=tf.constant(self.momentum, w.dtype)
         )
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        config = {"learning_rate": float(self.learning_rate.numpy()), "name": self.name}
-        return {**config, "momentum": self.momentum, "l2": self.l2, "groups": self.groups}
-
 
 class TwoMoments(keras.optimizers.Optimizer):
     """What adamw and lamb have in common: the moments of the gradient, and what takes their bias off."""
 
     def __init__(
-        self, learning_rate: float, beta1: float, beta2: float, epsilon: float, *, name: str
+        self, beta1: float, beta2: float, epsilon: float, groups: Groups, name: str = "adamw"
     ) -> None:
-        super().__init__(learning_rate=learning_rate, name=name)
-        self.beta1 = beta1
-        self.beta2 = beta2
-        self.epsilon = epsilon
+        super().__init__(learning_rate=1e-3, name=name)
+        self.beta1, self.beta2, self.epsilon, self.groups = beta1, beta2, epsilon, groups
 
     def build(self, variables: list[Variable]) -> None:
         """Make the slots."""
@@ -115,11 +103,6 @@ class TwoMoments(keras.optimizers.Optimizer):
         correction1 = 1 - tf.pow(tf.constant(self.beta1, tf.float64), step)
         return correction1, tf.sqrt(1 - tf.pow(tf.constant(self.beta2, tf.float64), step))
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        config = {"learning_rate": float(self.learning_rate.numpy()), "name": self.name}
-        return {**config, "beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
-
 
 class AdamW(TwoMoments):
     """Adam with decoupled weight decay by PyTorch's formula, as native operations.
@@ -135,25 +118,11 @@ class AdamW(TwoMoments):
     epsilon before it corrects the bias.
     """
 
-    def __init__(  # noqa: PLR0917 - as torch.optim.AdamW
-        self,
-        learning_rate: float = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        decoupled_decay: float = 0.0,
-        name: str = "adamw",
-        groups: Groups | None = None,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, name=name)
-        self.groups = groups
-        self.decoupled_decay = decoupled_decay
-
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
         w = native(variable)
         index = self._get_variable_index(variable)
-        learning_rate, decay = rate_and_decay(self, variable, learning_rate, self.decoupled_decay)
+        learning_rate, decay = rate_and_decay(self, variable, learning_rate)
         rate = tf.cast(learning_rate, tf.float64)
         correction1, root2 = self.corrections()
         if decay:
@@ -173,7 +142,3 @@ class AdamW(TwoMoments):
             epsilon=tf.cast(self.epsilon * root2, w.dtype),
             grad=tf.cast(tf.convert_to_tensor(gradient), w.dtype),
         )
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return {**super().get_config(), "decoupled_decay": self.decoupled_decay, "groups": self.groups}

@@ -33,36 +33,25 @@ Norms = Callable[[Sequence[tuple[Tensor, Tensor]]], list[tuple[Tensor, Tensor]]]
 
 
 def large_batch_optimizer(
-    config: Config, fields: Iterable[Field], groups: Groups | None = None
+    config: Config, fields: Iterable[Field], groups: Groups = ()
 ) -> keras.optimizers.Optimizer:
     """Make lars or lamb, as the config says, for a model's trainable variables, in their order."""
     adapted = [is_matrix(field.path, field.shape) for field in fields]
+    groups = groups or [(1.0, config.weight_decay)] * len(adapted)
     if config.optimizer == "lars":
-        return LARS(
-            momentum=config.momentum,
-            decay=config.weight_decay,
-            adapted=adapted,
-            groups=groups,
-        )
-    return LAMB(
-        beta1=config.adam_beta1,
-        beta2=config.adam_beta2,
-        epsilon=config.adam_epsilon,
-        decay=config.weight_decay,
-        adapted=adapted,
-        groups=groups,
-    )
+        return LARS(adapted, groups, config.momentum)
+    return LAMB(adapted, groups, config.adam_beta1, config.adam_beta2, config.adam_epsilon)
 
 
 class Adapting(keras.optimizers.Optimizer):
     """What lars and lamb have in common: a factor for each parameter from the norms of two tensors.
 
     Attributes:
-        adapted: whether each variable has such a factor; None: those of more than one dimension.
+        adapted: whether each variable has such a factor.
         norms: computes the norms if a variable is a part of a parameter; None if each is a whole one.
     """
 
-    adapted: Sequence[bool] | None
+    adapted: Sequence[bool]
     norms: Norms | None = None
 
     def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
@@ -78,7 +67,7 @@ class Adapting(keras.optimizers.Optimizer):
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Update one variable."""
         other, w = self.prepared(gradient, variable), native(variable)
-        is_adapted = _is_adapted(self.adapted, self._get_variable_index(variable), w)
+        is_adapted = self.adapted[self._get_variable_index(variable)]
         self.finish(variable, other, (tf.norm(w), tf.norm(other)) if is_adapted else None, learning_rate)
 
     def _backend_update_step(
@@ -89,9 +78,7 @@ class Adapting(keras.optimizers.Optimizer):
             super()._backend_update_step(grads, trainable_variables, learning_rate)
             return
         others = [self.prepared(g, v) for g, v in zip(grads, trainable_variables, strict=True)]
-        adapted = [
-            _is_adapted(self.adapted, self._get_variable_index(v), native(v)) for v in trainable_variables
-        ]
+        adapted = [self.adapted[self._get_variable_index(v)] for v in trainable_variables]
         norms = iter(
             self.norms(
                 [
@@ -108,17 +95,8 @@ class Adapting(keras.optimizers.Optimizer):
 class LARS(Adapting, SGD):
     """Stochastic gradient descent whose gradient is scaled to each parameter's norm; see ``torch/``."""
 
-    def __init__(  # noqa: PLR0917 - as SGD
-        self,
-        learning_rate: float = 0.1,
-        momentum: float = 0.0,
-        decay: float = 0.0,
-        adapted: Sequence[bool] | None = None,
-        name: str = "lars",
-        groups: Groups | None = None,
-    ) -> None:
-        super().__init__(learning_rate=learning_rate, momentum=momentum, name=name, groups=groups)
-        self.decay = decay
+    def __init__(self, adapted: Sequence[bool], groups: Groups, momentum: float) -> None:
+        super().__init__(momentum=momentum, groups=groups, name="lars")
         self.adapted = adapted
 
     def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
@@ -129,7 +107,7 @@ class LARS(Adapting, SGD):
         self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
     ) -> None:
         """Update one variable."""
-        rate, decay = rate_and_decay(self, variable, learning_rate, self.decay)
+        rate, decay = rate_and_decay(self, variable, learning_rate)
         w, g = native(variable), prepared
         if norms is not None:
             w_norm, g_norm = norms
@@ -139,37 +117,21 @@ class LARS(Adapting, SGD):
             g *= _where_both(w_norm, g_norm, factor)
         self.move(variable, g, rate)
 
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        config = super().get_config()
-        config.pop("l2")
-        return {**config, "decay": self.decay, "adapted": self.adapted}
-
 
 class LAMB(Adapting, TwoMoments):
     """Adam with decoupled decay whose update is scaled to each parameter's norm; see ``torch/``."""
 
-    def __init__(  # noqa: PLR0917 - as AdamW
-        self,
-        learning_rate: float = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        decay: float = 0.0,
-        adapted: Sequence[bool] | None = None,
-        name: str = "lamb",
-        groups: Groups | None = None,
+    def __init__(
+        self, adapted: Sequence[bool], groups: Groups, beta1: float, beta2: float, epsilon: float
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon, name=name)
-        self.groups = groups
-        self.decay = decay
+        super().__init__(beta1, beta2, epsilon, groups, name="lamb")
         self.adapted = adapted
 
     def prepared(self, gradient: Tensor, variable: Variable) -> Tensor:
         """Move the moments and return the update."""
         w = native(variable)
         index = self._get_variable_index(variable)
-        decay = self.decay if self.groups is None else self.groups[index][1]
+        decay = self.groups[index][1] if self.adapted[index] else 0.0
         g = tf.cast(tf.convert_to_tensor(gradient), w.dtype)
         m, v = (native(self.slots[name][index]) for name in ("first_moment", "second_moment"))
         correction1, root2 = self.corrections()
@@ -177,27 +139,18 @@ class LAMB(Adapting, TwoMoments):
         second = v.assign(v * self.beta2 + g * g * (1 - self.beta2), read_value=True)
         scale = tf.sqrt(second) / tf.cast(root2, w.dtype) + self.epsilon
         update = first / (scale * tf.cast(correction1, w.dtype))
-        return update + decay * w if decay and _is_adapted(self.adapted, index, w) else update
+        return update + decay * w if decay else update
 
     def finish(
         self, variable: Variable, prepared: Tensor, norms: tuple[Tensor, Tensor] | None, learning_rate: Tensor
     ) -> None:
         """Update one variable."""
-        rate, _ = rate_and_decay(self, variable, learning_rate, self.decay)
+        rate, _ = rate_and_decay(self, variable, learning_rate)
         w = native(variable)
         if norms is not None:
             w_norm, u_norm = norms
             prepared *= _where_both(w_norm, u_norm, w_norm / u_norm)
         w.assign_sub(tf.cast(rate, w.dtype) * prepared)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor's arguments."""
-        return {**super().get_config(), "decay": self.decay, "adapted": self.adapted, "groups": self.groups}
-
-
-def _is_adapted(adapted: Sequence[bool] | None, index: int, w: Tensor) -> bool:
-    """Return whether a variable is adapted to: as the caller said, else by its number of dimensions."""
-    return w.shape.rank > 1 if adapted is None else adapted[index]
 
 
 def _where_both(one: Tensor, other: Tensor, factor: Tensor) -> Tensor:
@@ -219,20 +172,12 @@ def choose_optimizer(
         assert isinstance(optimizer, keras.optimizers.Optimizer)  # that it is one was checked
         return optimizer
     own = [options[field.name] for field in model.trainable_fields()]
-    is_plain = set(own) == {ParameterOptions(1.0, config.weight_decay)}
-    groups = None if is_plain else [(each.factor, each.weight_decay) for each in own]
+    groups = [(each.factor, each.weight_decay) for each in own]
     if config.optimizer in ("lars", "lamb"):
         return large_batch_optimizer(config, model.trainable_fields(), groups)
     if config.optimizer == "adamw":
-        return AdamW(
-            beta1=config.adam_beta1,
-            beta2=config.adam_beta2,
-            epsilon=config.adam_epsilon,
-            decoupled_decay=config.weight_decay,
-            groups=groups,
-        )
-    assert config.optimizer == "sgd"
-    return SGD(momentum=config.momentum, l2=config.weight_decay, groups=groups)
+        return AdamW(config.adam_beta1, config.adam_beta2, config.adam_epsilon, groups)
+    return SGD(momentum=config.momentum, groups=groups)
 
 
 def take_own_rates(optimizer: keras.optimizers.Optimizer, method: str = "tf_optimizer") -> OwnRates:
