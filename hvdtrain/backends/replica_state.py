@@ -22,8 +22,8 @@ Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.float64]
 _New = tuple[Callable[[NDArray[Any]], None], NDArray[Any]]  # what sets a tensor, and the values that it gets
 
-REDUCTIONS = ("rank0", "mean", "sum", "max")
-_EXAMPLE = 'Write it as state_reductions = {"*.queue": "rank0"}; the others are "mean", "sum" and "max".'
+REDUCTIONS = ("rank0", "mean", "max")
+_EXAMPLE = 'Write it as state_reductions = {"*.queue": "rank0"}; the others are "mean" and "max".'
 _SHOWN = 6  # names in a message
 
 
@@ -86,11 +86,10 @@ class ReplicaState:
         is_whole: bool = True,
     ) -> None:
         self._workers, self._collectives, self._tensors = workers, collectives, tensors
-        self._declared = _declared(task, tensors(), getattr(workers, "is_elastic", False), is_whole)
+        self._declared = _declared(task, tensors(), is_whole)
         self.changing: dict[str, bool] = {}
         self._begun: dict[str, int] | None = None  # checksums before the first step
         self._stamps: dict[str, object] = {}  # at that time
-        self._bases: dict[str, Numbers] = {}  # of the sums: the values that all workers had last
         self._late: list[str] = []  # found to change after the dry run
 
     def restart(self) -> None:
@@ -155,20 +154,15 @@ class ReplicaState:
         for tensor in tensors:
             name, default = tensor.name, "rank0" if tensor.name in self.changing else ""
             reduction = self._reduction(tensor) or default
-            if reduction and (len(crcs[name]) > 1 or (reduction == "sum" and any(have_moved[name]))):
+            if reduction and len(crcs[name]) > 1:
                 chosen[reduction].append(tensor)
         # all of them, or none if a worker is lost meanwhile
         for assign, values in [
             *self._first(chosen["rank0"]),
             *self._means(chosen["mean"]),
-            *self._totals(chosen["sum"]),
             *self._largest(chosen["max"]),
         ]:
             assign(values)
-        for tensor in chosen["sum"]:
-            self._bases[tensor.name] = tensor.numbers()
-            if self._begun is not None:
-                self._begun[tensor.name] = zlib.crc32(tensor.read().data)
         late, self._late = self._late, []
         return late
 
@@ -201,7 +195,6 @@ class ReplicaState:
         found = {tensor.name: _checksum(tensor.read()) for tensor in tensors}
         if self._begun is None:
             self._begun, self._stamps = {}, {}
-            self._bases = {t.name: t.numbers() for t in tensors if self._reduction(t) == "sum"}
         for tensor in tensors:
             if tensor.name not in self._begun:  # also a parameter that was frozen meanwhile
                 self._begun[tensor.name], self._stamps[tensor.name] = found[tensor.name][0], tensor.stamp()
@@ -216,13 +209,9 @@ class ReplicaState:
         return [(tensor.write, data) for tensor, data in zip(tensors, _cut(joined, own), strict=True)]
 
     def _means(self, tensors: Sequence[StateTensor]) -> list[_New]:
-        totals = self._sums([tensor.numbers() for tensor in tensors])
+        own = [tensor.numbers() for tensor in tensors]
+        totals = _cut(self._collectives.sum(np.concatenate(own)), own) if own else []
         return [(t.assign, total / self._workers.size) for t, total in zip(tensors, totals, strict=True)]
-
-    def _totals(self, tensors: Sequence[StateTensor]) -> list[_New]:
-        bases = [self._bases[tensor.name] for tensor in tensors]
-        added = self._sums([t.numbers() - base for t, base in zip(tensors, bases, strict=True)])
-        return [(t.assign, base + new) for t, base, new in zip(tensors, bases, added, strict=True)]
 
     def _largest(self, tensors: Sequence[StateTensor]) -> list[_New]:
         if not tensors:
@@ -231,9 +220,6 @@ class ReplicaState:
         joined = self._collectives.join(np.concatenate(own).view(np.uint8), "hvdtrain.state")
         largest = joined.view(np.float64).reshape(self._workers.size, -1).max(0)
         return [(tensor.assign, numbers) for tensor, numbers in zip(tensors, _cut(largest, own), strict=True)]
-
-    def _sums(self, own: Sequence[Numbers]) -> list[Numbers]:
-        return _cut(self._collectives.sum(np.concatenate(own)), own) if own else []
 
 
 def _checksum(data: Bytes) -> tuple[int, int]:
@@ -244,7 +230,7 @@ def _cut(joined: NDArray[Any], parts: Sequence[NDArray[Any]]) -> list[NDArray[An
     return np.split(joined, np.cumsum([len(part) for part in parts])[:-1])
 
 
-def _declared(task: Any, tensors: Sequence[StateTensor], is_elastic: bool, is_whole: bool) -> dict[str, str]:
+def _declared(task: Any, tensors: Sequence[StateTensor], is_whole: bool) -> dict[str, str]:
     """Return the reduction of each tensor for which the task gives one, by name."""
     given = getattr(task, "state_reductions", None) or {}
     if not isinstance(given, Mapping):
@@ -270,19 +256,13 @@ def _declared(task: Any, tensors: Sequence[StateTensor], is_elastic: bool, is_wh
                     f"state_reductions: {tensor.name} {why}, of which there is no {reduction!r}",
                     'Choose "rank0", or give the model a buffer of floating-point numbers.',
                 )
-    if is_elastic and (lost := [name for name, reduction in declared.items() if reduction == "sum"]):
-        raise _wrong(
-            f"state_reductions: {_some(lost)} cannot be summed in an elastic job: what a lost worker has "
-            "counted is lost",
-            'Train with a fixed number of workers, or choose "rank0", "mean" or "max".',
-        )
     return declared
 
 
 def _unfit(kind: str, reduction: str) -> str:
     """Return what makes a reduction impossible; empty if nothing does."""
     held = {"i": "has integers", "b": "has booleans", "c": "has complex numbers"}
-    return held[kind] if kind in {"mean": "ibc", "sum": "bc", "max": "c"}.get(reduction, "") else ""
+    return held[kind] if kind in {"mean": "ibc", "max": "c"}.get(reduction, "") else ""
 
 
 def _matches(pattern: str, name: str) -> bool:

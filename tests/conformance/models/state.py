@@ -63,8 +63,8 @@ class Observer(Model):
 class Counter(Even):
     """The number of samples seen, in which an evaluation ends up."""
 
-    state_reductions: Mapping[str, str] = {"*.seen": "sum"}
-    judge = Judge()
+    state_reductions: Mapping[str, str] = {"*.seen": "max"}
+    judge = Judge(workers=(1,))
 
     def torch_model(self):
         import torch

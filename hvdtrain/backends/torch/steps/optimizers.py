@@ -38,9 +38,8 @@ def large_batch_optimizer(
     if not groups:  # of a stage without parameters
         groups = [{"params": [], "parts": (), "adapts": False, "decay": 0.0, "lr_scale": 1.0}]
     if config.optimizer == "lars":
-        return LARS(groups, config.momentum, config.weight_decay)
-    betas = config.adam_beta1, config.adam_beta2
-    return LAMB(groups, betas, config.adam_epsilon, config.weight_decay)
+        return LARS(groups, config.momentum)
+    return LAMB(groups, (config.adam_beta1, config.adam_beta2), config.adam_epsilon)
 
 
 class LARS(torch.optim.SGD):
@@ -59,12 +58,10 @@ class LARS(torch.optim.SGD):
     v, where the paper has it inside; at a constant rate both are the same.
     """
 
-    def __init__(self, params: Iterable[Any], momentum: float = 0.0, l2: float = 0.0) -> None:
+    def __init__(self, params: Iterable[Any], momentum: float) -> None:
         super().__init__(params, lr=0.1, momentum=momentum, fused=True)
         # a loss scaler must give gradients of their own size, not leave that to sgd's operation
         self._step_supports_amp_scaling = False
-        for group in self.param_groups:
-            group.setdefault("decay", l2)
         self.norms: Norms = _own_norms
 
     def step(self, closure: Any = None) -> Any:
@@ -91,16 +88,8 @@ class LAMB(torch.optim.Optimizer):
     Source: You et al. 2020, arXiv:1904.00962, with the identity for its phi.
     """
 
-    def __init__(
-        self,
-        params: Iterable[Any],
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        decay: float = 0.0,
-    ) -> None:
-        super().__init__(
-            params, {"lr": 1e-3, "betas": betas, "eps": eps, "decay": decay, "parts": (), "adapts": False}
-        )
+    def __init__(self, params: Iterable[Any], betas: tuple[float, float], eps: float) -> None:
+        super().__init__(params, {"lr": 1e-3, "betas": betas, "eps": eps})
         self.norms: Norms = _own_norms
 
     def step(self, closure: Any = None) -> Any:
