@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.twins import RANDOM, KerasSide, TorchSide, keras, optimizer_part, torch
 
-from hvdtrain.backends.options import adapts
+from hvdtrain.backends.options import is_matrix
 from hvdtrain.backends.tensorflow.steps.optimizers import large_batch_optimizer as keras_optimizer
 from hvdtrain.backends.torch.state.tensors import fill_slots
 from hvdtrain.backends.torch.steps.optimizers import large_batch_optimizer as torch_optimizer
@@ -138,7 +138,7 @@ def test_weights_and_slots_follow_the_formula(framework, optimizer, decay):
         step(side, gradient, rate)
         for name, w in expected.items():
             g = gradient[name].astype(np.float64)
-            update = REFERENCES[optimizer](config, w, g, states[name], adapts(name, w.shape))
+            update = REFERENCES[optimizer](config, w, g, states[name], is_matrix(name, w.shape))
             expected[name] = w - rate * update
     found = side.read()
     for name, w in expected.items():
@@ -165,4 +165,4 @@ def test_weights_and_slots_follow_the_formula(framework, optimizer, decay):
     ],
 )
 def test_biases_norms_and_vectors_are_not_adapted_to(path, shape, expected):
-    assert adapts(path, shape) == expected
+    assert is_matrix(path, shape) == expected
