@@ -120,7 +120,7 @@ class Task(Protocol):
     - ``state_names``: for "torch" and "tf", a mapping of the model's module paths to the names that
       both models share, for example ``{"torch": {"features.0": "conv1"}}``;
     - ``state_reductions``: how state that no optimizer updates is combined over workers before it is
-      evaluated or saved: a mapping of patterns of portable names to "rank0", "mean", "sum" or "max";
+      evaluated or saved: a mapping of patterns of portable names to "rank0", "mean" or "max";
     - ``describe()``: a line of text for the plan that describes the data;
     - ``callbacks``: a list of objects with methods of ``hvdtrain.Callback``, or a method that returns one.
     """

@@ -121,7 +121,8 @@ def check_nothing_lost(run_dir: Path, undisturbed: Path) -> None:
     changes = [line for line in events(run_dir) if line["event"] == "changed"]
     assert found.summary.get("changes", 0) == len(changes)
     paused = sum(line["pause_seconds"] for line in changes)
-    assert abs(found.summary.get("paused_seconds", 0) - paused) <= 0.01 * len(changes)
+    # the worker that wrote a line may be lost: then the sum has the pause by the clock of the next rank 0
+    assert abs(found.summary.get("paused_seconds", 0) - paused) <= 0.5 * len(changes)
 
 
 def events(run_dir: Path) -> list[dict]:
