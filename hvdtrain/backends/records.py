@@ -132,6 +132,7 @@ class DryRun:
     changed_inputs: tuple[str, ...] = ()  # names of the arrays that it changed in place
     # names of those values that have weights of their own, as a mean of the batch has
     weighted: tuple[str, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)  # those of a whole evaluation, of this batch
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Metrics of a whole evaluation in both frameworks, against scikit-learn; and what is refused."""
 
 import warnings
+from importlib import import_module
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,17 +21,22 @@ SAMPLES = 53
 ALONE = SimpleNamespace(rank=0, size=1, broadcast_object=lambda v: v, allgather_object=lambda v: [v])
 
 
-@pytest.fixture(params=["torch", "tf"])
+def functions_of(framework):
+    return import_module(f"hvdtrain.backends.{framework}.objective.metric_objects").FUNCTIONS
+
+
+# loaded here, since loading TensorFlow changes the environment
+SIDES = {
+    "torch": SimpleNamespace(
+        name="torch", functions=functions_of("torch"), tensor=lambda a: torch.from_numpy(np.array(a))
+    ),
+    "tf": SimpleNamespace(name="tf", functions=functions_of("tensorflow"), tensor=tf.constant),
+}
+
+
+@pytest.fixture(params=SIDES)
 def side(request):
-    if request.param == "torch":
-        from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
-
-        return SimpleNamespace(
-            name="torch", functions=FUNCTIONS, tensor=lambda a: torch.from_numpy(np.array(a))
-        )
-    from hvdtrain.backends.tensorflow.objective.metric_objects import FUNCTIONS
-
-    return SimpleNamespace(name="tf", functions=FUNCTIONS, tensor=tf.constant)
+    return SIDES[request.param]
 
 
 def evaluation(side, loss, metrics, **task):
@@ -157,6 +163,28 @@ def test_r2_keeps_the_digits_of_large_targets(side):
     assert value(side, "r2", np.zeros(5), np.ones(5), "mse") == 0
     assert np.isnan(value(side, "r2", np.ones(3), np.float32([1, np.nan, 2]), "mse"))
     assert np.isnan(value(side, "r2", np.ones(1), np.ones(1), "mse"))
+
+
+@pytest.mark.parametrize("reduced", [False, True])
+def test_rows_that_are_broadcast_over_the_batch_are_refused(side, reduced):
+    """(n, 1) with (n,): as they are, and as their means over the other samples, which are a row each."""
+
+    def update(outputs, batch):
+        apart = side.functions.to_numpy(abs(outputs - batch["targets"]))
+        return {"apart": apart.mean(1) if reduced else apart}
+
+    def tried(outputs):
+        metrics = evaluation(
+            side, "mse", {"it": hvdtrain.GatheredMetric(update, lambda one: one["apart"].mean())}
+        )
+        metrics.try_out((side.tensor(outputs), {"targets": side.tensor(numbers)}), rows(np.arange(8), 8))
+        return metrics.tried["it"]
+
+    numbers = np.float32(RANDOM.randn(8))
+    with pytest.raises(TaskError, match=r"\(8, 1\) and \(8,\) are broadcast to \(8, 8\)"):
+        tried(np.float32(RANDOM.randn(8, 1)))
+    if not reduced:
+        assert tried(numbers + 1) == pytest.approx(1, rel=1e-6)
 
 
 def test_own_metrics_get_sums_and_rows_in_the_order_of_the_data(side):

@@ -38,6 +38,7 @@ class EvaluationMetrics:
         self.order = order
         self._states = dict(states)
         self._seen: Seen = ()
+        self.tried: dict[str, float] = {}  # the metrics of the last micro-batch that was tried out
 
     @classmethod
     def of(cls, task: Any, functions: MetricFunctions) -> "EvaluationMetrics":
@@ -87,9 +88,12 @@ class EvaluationMetrics:
         self.begin()
         try:
             self.add(seen, rows)
+            self.tried = {}
             for name, state in self._states.items():
+                outputs, batch = seen
+                state.check_alone(outputs, batch, len(rows.indices))
                 with _named(f"metrics[{name!r}]: compute fails for the first batch alone"):
-                    check_number(name, state.compute([state.parts()]))
+                    self.tried[name] = check_number(name, state.compute([state.parts()]))
         finally:
             self.begin()
 

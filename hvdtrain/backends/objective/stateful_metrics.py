@@ -1,7 +1,7 @@
 """Metrics of a whole evaluation: what users write, and what a backend keeps of one while it evaluates."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
@@ -164,6 +164,28 @@ class RowsState:
         if isinstance(self._metric, GatheredMetric):
             self._indices.append(rows.indices[rows.is_counted])
 
+    def check_alone(self, outputs: Any, batch: Mapping[str, Any], samples: int) -> None:
+        """Refuse rows that depend on other samples, as those of (n, 1) broadcast with (n,) to (n, n) do."""
+        shapes = {tuple(tensor.shape) for tensor in _tensors_of((outputs, batch))}
+        if samples < 3 or not {(samples,), (samples, 1)} <= shapes:
+            return
+        whole = self._updated(outputs, batch, samples)
+        try:
+            alone = self._updated(_first_rows(outputs, samples), _first_rows(batch, samples), 2)
+        except Exception:  # a batch that is no batch without its other rows
+            return
+        for key, array in whole.items():
+            found, row = alone[key], array[:2]
+            if found.shape == row.shape and np.allclose(found, row, 1e-3, 1e-6, equal_nan=True):
+                continue
+            n = samples
+            raise TaskError(
+                f"metrics[{self._name!r}]: update compares each sample with all others, as ({n}, 1) and "
+                f"({n},) are broadcast to ({n}, {n}): {key!r} is {array.shape}, and differs for two samples",
+                "Give both the same shape: take the last axis of size 1 away, as outputs.squeeze(-1) does "
+                "in PyTorch and tf.squeeze(outputs, -1) in TensorFlow.",
+            )
+
     def parts(self) -> _Part:
         """Return the state of this worker."""
         rows = {key: np.concatenate(self._rows.pop(key)) for key in list(self._rows)}
@@ -218,6 +240,24 @@ class RowsState:
                 "MetricObject), compute it from sums (hvdtrain.SumMetric), or, if rank 0 has the memory, "
                 "give it max_bytes=...",
             )
+
+
+def _tensors_of(value: Any) -> Iterator[Any]:
+    """Yield the tensors in outputs and batches."""
+    if isinstance(value, Mapping | tuple | list):
+        for part in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors_of(part)
+    elif hasattr(value, "shape"):
+        yield value
+
+
+def _first_rows(value: Any, samples: int) -> Any:
+    """Return outputs or a batch of two samples."""
+    if isinstance(value, Mapping):
+        return {key: _first_rows(part, samples) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [_first_rows(part, samples) for part in value]
+    return value[:2] if tuple(getattr(value, "shape", ()))[:1] == (samples,) else value
 
 
 def in_units(size: int) -> str:

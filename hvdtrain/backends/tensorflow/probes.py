@@ -160,7 +160,8 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
         )
     last, note = last_activation(computation.model), "; ".join(filter(None, notes))
     found = changes.crcs, changes.refusal
-    result = DryRun(recorder.outputs, values, last, error, note, None, *found, weighted=computation.weighted)
+    kept = {"weighted": computation.weighted, "metrics": {} if training else computation.evaluation.tried}
+    result = DryRun(recorder.outputs, values, last, error, note, None, *found, **kept)
     completed: DryRun = step.completed(result, training)
     return completed
 

@@ -169,7 +169,10 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
         error = raised
     computation.forget_mode()  # the modes are as before, so that training begins with a call of train()
     last, found = last_activation(model), (changes.crcs, changes.refusal, changed)
-    result = DryRun(recorder.outputs, values, last, error, undone, memory, *found, computation.weighted)
+    metrics = {} if training else computation.evaluation.tried
+    result = DryRun(
+        recorder.outputs, values, last, error, undone, memory, *found, computation.weighted, metrics
+    )
     completed: DryRun = step.completed(result, training)
     return completed
 

@@ -67,9 +67,10 @@ class Pass:
         return ", ".join(f"{name} {_shape(array)}" for name, array in self.arrays.items())
 
     def means(self) -> dict[str, float]:
-        """Return the means of the loss and the metrics over the samples, by name."""
+        """Return the loss and the metrics of the samples, by name."""
         chosen = slice(None) if self.is_sample is None else self.is_sample
-        return {name: float(value[chosen].mean()) for name, value in self.result.values.items()}
+        means = {name: float(value[chosen].mean()) for name, value in self.result.values.items()}
+        return means | dict(self.result.metrics)
 
     def describe_outputs(self) -> str:
         """Return types and shapes of the model's outputs, for a message; empty if they are not known."""

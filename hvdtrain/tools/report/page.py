@@ -34,7 +34,7 @@ _MANY = 16  # runs, the configs of which are in the page
 def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
     """Write a page of runs, whose checkpoints may be ``verified`` byte by byte; return what was written."""
     if find_spec("bokeh") is None:
-        raise UsageError(
+        raise EnvironmentFault(
             "report: Bokeh, which draws the curves, is not installed",
             "Install it: python -m pip install bokeh.",
         )
