@@ -25,7 +25,8 @@ import click
 
 from hvdtrain.horovod_build.installed import horovodrun_path
 from hvdtrain.host.frameworks import FRAMEWORKS
-from hvdtrain.tools.drill.task import Drill, History, differences, log_lines
+from hvdtrain.reporting.stored_runs import read_records
+from hvdtrain.tools.drill.task import Drill, History, differences
 from hvdtrain.tools.launch import RunningJob
 
 STATE = "HVDTRAIN_ELASTIC_STATE"
@@ -101,7 +102,7 @@ def members(folder: Path) -> dict[int, int]:
 
 def last_step(folder: Path) -> int:
     """Give the last step that is logged."""
-    return max((line["step"] for line in log_lines(folder / "run") if line["phase"] == "train"), default=0)
+    return max((line["step"] for line in read_records(folder / "run") if line["phase"] == "train"), default=0)
 
 
 def next_step_seconds(folder: Path, act: Callable[[], None]) -> float:

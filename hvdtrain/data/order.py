@@ -191,19 +191,21 @@ class LengthOrder(ShuffledOrder):
         result = np.empty_like(offsets)
         for window in np.unique(windows):
             inside = windows == window
-            result[inside] = _window_of(self, epoch, int(window))[places[inside]]
+            found = _window_of(self.lengths, self.size, self.seed, epoch, int(window))
+            result[inside] = found[places[inside]]
         return result
 
 
 @lru_cache(maxsize=4)
-def _window_of(order: LengthOrder, epoch: int, window: int) -> NDArray[np.int64]:
+def _window_of(lengths: Lengths, size: int, seed: int, epoch: int, window: int) -> NDArray[np.int64]:
     """Return the indices of a window of an epoch, (samples of the window,)."""
-    lengths, begin = order.lengths, window * order.lengths.window
-    positions = np.arange(begin, min(begin + lengths.window, order.size))
-    indices = permute(positions, order.size, order.seed, epoch)
+    begin = window * lengths.window
+    indices = permute(np.arange(begin, min(begin + lengths.window, size)), size, seed, epoch)
     indices = indices[np.argsort(lengths.values[indices], kind="stable")]
     count = -(-len(indices) // lengths.run)
-    runs = permute(np.arange(count), count, mix(order.seed, _BY_LENGTH, window), epoch)
+    runs = permute(np.arange(count), count, mix(seed, _BY_LENGTH, window), epoch)
+    if epoch == window == 0:  # the longest of it first: a lack of memory shows in the dry run
+        indices, runs = indices[::-1], np.concatenate([[0], runs[runs != 0]])
     return np.concatenate([indices[run * lengths.run : (run + 1) * lengths.run] for run in runs])
 
 

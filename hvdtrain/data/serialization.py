@@ -50,7 +50,8 @@ def mapped(path: Path, offset: int = 0, shape: tuple[int, ...] | None = None) ->
     try:
         return np.memmap(path, np.uint8, "r", offset, shape).view(np.ndarray)
     except (OSError, ValueError) as error:  # ValueError: the file has become shorter
-        raise DataError(f"cannot map {path} into memory: {error}") from None
+        remedy = "Are there more than 60,000 files? Join them." if getattr(error, "errno", 0) == 12 else ""
+        raise DataError(f"cannot map {path} into memory: {error}", remedy) from None
 
 
 def memmap_base(array: NDArray[Any]) -> np.memmap[Any, Any] | None:

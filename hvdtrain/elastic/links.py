@@ -4,8 +4,10 @@ Nothing here waits for anybody but ``Links.wait``, which has a limit.
 """
 
 import contextlib
+import errno
 import selectors
 import socket
+import sys
 import time
 from collections.abc import Collection, Sequence
 from typing import cast
@@ -223,7 +225,10 @@ class Links:
         for _ in range(most):
             try:
                 connection, _address = listener.accept()
-            except OSError:  # none waits any more, or it went away before it was accepted
+            except OSError as error:  # none waits any more, or it went away before it was accepted
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    print("elastic driver: too many open files; raise the limit: ulimit -n", file=sys.stderr)
+                    time.sleep(1)  # the connection still waits
                 return
             strangers = [link for link in self._links.values() if not link.worker]
             if len(strangers) >= most:

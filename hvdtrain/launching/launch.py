@@ -38,7 +38,11 @@ _STARTER = (
 
 def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a launcher to its end, and show the output of its workers where this process writes."""
-    end_seconds = float(os.environ.get(_GRACE_VARIABLE) or _GRACE_SECONDS) + _END_SECONDS
+    grace = os.environ.get(_GRACE_VARIABLE) or str(_GRACE_SECONDS)
+    try:
+        end_seconds = float(grace) + _END_SECONDS
+    except ValueError:
+        raise UsageError(f"{_GRACE_VARIABLE} must be a number of seconds, found {grace!r}") from None
     words = [sys.executable, "-c", _STARTER, str(os.getpid()), *command]
     # Ctrl-C goes through this process
     process = start_group(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

@@ -48,9 +48,20 @@ def main() -> None:
                 raise
             result = None
         if rank == 0:
-            (folder / RESULT).write_bytes(cloudpickle.dumps(result))
+            (folder / RESULT).write_bytes(_pickled(result))
     except BaseException as error:
         _fail(folder, rank, error)
+
+
+def _pickled(result: Any) -> bytes:
+    try:
+        data: bytes = cloudpickle.dumps(result)
+    except Exception as error:
+        raise WorkerFailure(
+            f"the result, a {type(result).__name__}, cannot be sent to the process that launched: {error}",
+            "Return numbers, arrays or the path of a file.",
+        ) from error
+    return data
 
 
 def _become(function: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
+from hvdtrain.errors import EnvironmentFault
 from hvdtrain.storage.urls import PASSWORD, TOKEN, is_url, scheme_of, shown
 
 _decode = json.JSONDecoder().raw_decode
@@ -187,7 +188,14 @@ def exchange_folder(shared: bool) -> Iterator[Path]:
     Args:
         shared: whether other hosts must see it: then it is in the working directory.
     """
-    folder = Path(tempfile.mkdtemp(prefix=".hvdtrain-exchange-", dir=os.getcwd() if shared else None))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".hvdtrain-exchange-", dir=os.getcwd() if shared else None))
+    except OSError as error:
+        place = "the working directory" if shared else "the folder for temporary files"
+        raise EnvironmentFault(
+            f"cannot make a folder in {place}: {error.strerror}",
+            "Work in a folder that can be written and that all hosts share." if shared else "Set TMPDIR.",
+        ) from None
     try:
         yield folder
     finally:

@@ -203,6 +203,17 @@ def test_samples_of_similar_length_follow_one_another_in_an_order_of_each_epoch(
         assert not batches[0] & batches[1]
 
 
+def test_orders_of_other_lengths_have_nothing_in_common_and_the_longest_come_first():
+    one, other = (np.random.RandomState(seed).randint(1, 90, 64) for seed in (1, 2))
+    found = [
+        training_order(ordered(lengths, lengths_of), 64, 0).indices(np.arange(64)) for lengths in (one, other)
+    ]
+    assert found[0].tolist() != found[1].tolist()
+    first = other[found[1][:4]]  # a run
+    assert first.tolist() == sorted(first, reverse=True)
+    assert first[0] == other[found[1][:16]].max()  # of the window
+
+
 NUMBERS = [
     ([1.0, 2.0], r"a number for each of the 3 training samples; found shape \(2,\)"),
     ([1.0, -2.0, 1.0], "sample 1 has -2.0"),

@@ -134,6 +134,8 @@ STOPPED, LOST, ENDED, UNCLEAR = (
         (None, [(STOPPED, 0)], True),
         (None, [(RUNNING, 0), (STOPPED, 1), (STOPPED, 50)], False),
         (None, [(RUNNING, 0), (LOST, 1), (LOST, 61)], True),
+        (None, [(LOST, 0)], False),
+        (None, [(LOST, 0), (LOST, 10)], True),
         (None, [(RUNNING, 0), (UNCLEAR, 1), (LOST, 11), (LOST, 70)], False),
         (None, [(RUNNING, 0), (STOPPED, 1), (RUNNING, 50), (STOPPED, 55), (STOPPED, 80)], False),
         (100.0, [(STOPPED, 0), (STOPPED, 99)], False),

@@ -13,7 +13,15 @@ from rich.text import Text
 
 from hvdtrain.callbacks import EVAL, EVENT, TRAIN
 from hvdtrain.errors import UsageError
-from hvdtrain.reporting.stored_runs import FILES, describe_event, metrics_in, metrics_text, number_text, plain
+from hvdtrain.reporting.stored_runs import (
+    FILES,
+    LOST_SECONDS,
+    describe_event,
+    metrics_in,
+    metrics_text,
+    number_text,
+    plain,
+)
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.followed_run import FollowedRun, Kind, RunProgress, Standing
 
@@ -70,7 +78,9 @@ class Ends:
         if standing.kind is Kind.ENDED:
             return True
         self._since = now_seconds if self._since is None else self._since
-        otherwise = _WAIT_SECONDS if self._has_trained else 0.0
+        # between two generations of an elastic job nobody holds the lock
+        otherwise = LOST_SECONDS if standing.kind is Kind.KILLED else 0.0
+        otherwise = _WAIT_SECONDS if self._has_trained else otherwise
         return now_seconds - self._since >= (otherwise if self._wait is None else self._wait)
 
 
