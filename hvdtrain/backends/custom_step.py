@@ -115,6 +115,16 @@ class StepOptimizerBase:
         self._workers, self._new_reducer = workers, partial(choose_reducer, config, workers)
         self._samples: StepPart | None = None
 
+    def __getattr__(self, name: str) -> Any:
+        """Refuse what a framework's optimizer would do with gradients of this worker alone."""
+        if name not in ("step", "zero_grad", "backward", "apply_gradients"):
+            raise AttributeError(name)
+        raise TaskError(
+            f"{name}() of the optimizer was called in the task's own step: it would use the gradients of "
+            "this worker alone, and none are kept between calls",
+            "Call minimize(losses), or gradients(losses) and then apply(gradients).",
+        )
+
     def minimize(self, losses: Any, *arguments: Any, **named: Any) -> None:
         """Collective. Compute the gradients of the losses and apply them; see ``gradients``."""
         self.apply(self.gradients(losses, *arguments, **named))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hvdtrain.backends.objective.gathering import parted
 from hvdtrain.backends.workers import Sized, group_of, peer_errors
 from hvdtrain.errors import TaskError
 from hvdtrain.workers import wire
@@ -169,19 +170,21 @@ class RowsState:
         shapes = {tuple(tensor.shape) for tensor in _tensors_of((outputs, batch))}
         if samples < 3 or not {(samples,), (samples, 1)} <= shapes:
             return
-        whole = self._updated(outputs, batch, samples)
-        try:
-            alone = self._updated(_first_rows(outputs, samples), _first_rows(batch, samples), 2)
-        except Exception:  # a batch that is no batch without its other rows
-            return
+        with parted():  # nothing is gathered: other workers may not call it
+            whole = self._updated(outputs, batch, samples)
+            try:
+                alone = self._updated(_first_rows(outputs, samples), _first_rows(batch, samples), 2)
+            except Exception:  # a batch that is no batch without its other rows
+                return
         for key, array in whole.items():
             found, row = alone[key], array[:2]
             if found.shape == row.shape and np.allclose(found, row, 1e-3, 1e-6, equal_nan=True):
                 continue
             n = samples
             raise TaskError(
-                f"metrics[{self._name!r}]: update compares each sample with all others, as ({n}, 1) and "
-                f"({n},) are broadcast to ({n}, {n}): {key!r} is {array.shape}, and differs for two samples",
+                f"metrics[{self._name!r}]: rows that update returns depend on the other samples of the "
+                f"batch: {key!r} is {array.shape}, and differs for two samples alone. Arrays of shapes "
+                f"({n}, 1) and ({n},) are broadcast to ({n}, {n})",
                 "Give both the same shape: take the last axis of size 1 away, as outputs.squeeze(-1) does "
                 "in PyTorch and tf.squeeze(outputs, -1) in TensorFlow.",
             )
@@ -257,7 +260,10 @@ def _first_rows(value: Any, samples: int) -> Any:
         return {key: _first_rows(part, samples) for key, part in value.items()}
     if isinstance(value, tuple | list):
         return [_first_rows(part, samples) for part in value]
-    return value[:2] if tuple(getattr(value, "shape", ()))[:1] == (samples,) else value
+    if not hasattr(value, "shape"):
+        return value
+    value = value[:2] if tuple(value.shape)[:1] == (samples,) else value
+    return value.cpu() if hasattr(value, "cpu") else value  # numbers of rows that are left out end a GPU
 
 
 def in_units(size: int) -> str:

@@ -35,7 +35,8 @@ def blocks_of(task: Any, model: Any, framework: str, of_sequential: Sequence[Any
     except Exception as error:
         problem = f"it fails for the model, a {name}: {type(error).__name__}: {error}"
         raise wrong_blocks(framework, problem) from error
-    blocks = list(given) if isinstance(given, Iterable) else []
+    is_ordered = isinstance(given, Iterable) and not isinstance(given, set | frozenset)
+    blocks = list(given) if is_ordered else []
     wrong = next((block for block in blocks if not callable(block)), None)
     if not blocks or wrong is not None:
         found = repr(given) if not blocks else f"a {type(wrong).__name__} among them"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.errors import EnvironmentFault, PeerLostError
+from hvdtrain.errors import EnvironmentFault, ExchangeError, PeerLostError, TaskError
 from hvdtrain.workers import wire
 from hvdtrain.workers.wire_types import travels
 
@@ -58,7 +58,14 @@ class Messenger:
         Its buffers must not change until ``flush``.
         """
         sizes = [buffer.nbytes for buffer in message.buffers]
-        self._begin(np.frombuffer(wire.encode((message.description, sizes)), np.uint8), message.buffers, to)
+        try:
+            text = wire.encode((message.description, sizes))
+        except ExchangeError as error:
+            raise TaskError(
+                f"a block of the model returns what cannot be passed to the next stage: {error.problem}",
+                "Let blocks return tensors, numbers and texts, in tuples, lists and dictionaries.",
+            ) from None
+        self._begin(np.frombuffer(text, np.uint8), message.buffers, to)
         while len(self._requests) > _MOST_UNSENT:
             self._wait_for_oldest()
 

@@ -169,6 +169,8 @@ class TorchBackend(CommonBackend):
             if self.workers.is_elastic:
                 self.replica_state.follow(self.workers, root)
             self.step.broadcast(root)
+        if self._moving is not None:
+            self._moving.overlook()
 
     def enter_world(self) -> None:
         """Forget what a step that failed had begun, and take the number of workers anew. Local."""
@@ -184,6 +186,7 @@ class TorchBackend(CommonBackend):
             if eval_batch is not None:
                 with self.ema_weights():
                     self.eval_step(wrap(eval_batch))
+        self._moving.overlook()
         self.enter_world()
 
     @staticmethod

@@ -48,7 +48,7 @@ def _divide(optimizer: Any, trainable: Sequence[Field], shards: ShardedParameter
     """Let an optimizer of hvdtrain's have its options for this worker's segments."""
     place = {field.path: number for number, field in enumerate(trainable)}
     own = [place[segment.field.path] for segment in shards.segments]
-    if optimizer.groups is not None:
+    if optimizer.groups:
         # one without numbers, if this worker has no segment
         optimizer.groups = [optimizer.groups[number] for number in own] or [(1.0, 0.0)]
     if isinstance(optimizer, LARS | LAMB):

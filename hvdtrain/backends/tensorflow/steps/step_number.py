@@ -42,7 +42,8 @@ def check_graph(graph: Graph, variables: Sequence[Any]) -> None:
             )
         for tensor in operation.inputs if operation.type.startswith(_WRITES) else ():
             outside = captured.get(id(tensor))
-            if outside is not None and id(outside) not in own:
+            # a large constant is captured, too
+            if outside is not None and tensor.dtype == tf.resource and id(outside) not in own:
                 name = next((v.name for v in graph.variables if v.handle is outside), "a variable")
                 raise TaskError(
                     f"tf_step changes {name!r}, which is not a variable of the model: it would not be saved",

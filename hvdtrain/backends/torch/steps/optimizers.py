@@ -25,7 +25,7 @@ from hvdtrain.config import Config
 Group = dict[str, Any]
 Tensors = list[torch.Tensor]
 # a group, the parts of its weights that have norms of their own, and of their gradients or updates
-# -> the norms of both, one for each part; called in every step for each group that the optimizer is_matrix to
+# -> the norms of both, one for each part; called in every step for each group that the optimizer adapts to
 Norms = Callable[[Group, Tensors, Tensors], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -106,7 +106,7 @@ class LAMB(torch.optim.Optimizer):
 
 
 def _groups(fields: Iterable[Field], options: Callable[[torch.Tensor], ParameterOptions]) -> list[Group]:
-    """Return groups of tensors: those that it is_matrix to, with the parts that have norms, and others."""
+    """Return groups of tensors: those that it adapts to, with the parts that have norms, and others."""
     adapted: dict[torch.Tensor, list[tuple[int, int]]] = {}
     others: dict[torch.Tensor, None] = {}
     for field in fields:
