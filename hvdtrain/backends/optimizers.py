@@ -37,6 +37,12 @@ def check_own_optimizer(optimizer: Any, kind: type, method: str, wanted: str) ->
             f"{method}() gave an optimizer that is wrapped to reduce gradients over workers",
             "Return the plain optimizer: hvdtrain reduces the gradients.",
         )
+    closure = inspect.signature(getattr(optimizer, "step", repr)).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise TaskError(
+            f"{method}() gave {found.__name__}, whose step computes the loss several times, with a closure",
+            "Take one whose step needs none, such as SGD or AdamW.",
+        )
 
 
 def scheduled(method: str, schedule: str) -> TaskError:

@@ -146,3 +146,15 @@ def test_the_config_goes_before_an_optimizers_default_and_its_own_rate_stands_wh
 def test_two_different_rates_are_refused_naming_both(own, said):
     with pytest.raises(ConfigError, match=f"learning_rate is 0.02, and .* {said}\nLeave learning_rate out"):
         with_learning_rate(Config(framework="torch", learning_rate=0.02), own)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    from hvdtrain.backends.optimizers import check_own_optimizer
+
+    with pytest.raises(TaskError, match=r"LBFGS, whose step computes the loss several times"):
+        check_own_optimizer(
+            torch.optim.LBFGS([BODY]), torch.optim.Optimizer, "torch_optimizer", "an optimizer"
+        )
+    check_own_optimizer(torch.optim.SGD([BODY]), torch.optim.Optimizer, "torch_optimizer", "an optimizer")
+    sgd = keras.optimizers.SGD()
+    check_own_optimizer(sgd, keras.optimizers.Optimizer, "tf_optimizer", "a Keras optimizer")
