@@ -62,7 +62,7 @@ def test_the_page_on_checkpoints(tmp_path):
     metrics = (tmp_path / "runs" / "digits" / "metrics.jsonl").read_text().splitlines()
     evaluated = [line["epoch"] for line in map(json.loads, metrics) if line["phase"] == "eval"]
     assert [round(epoch) for epoch in evaluated] == [1, 2, 3, 4, 5]
-    assert (tmp_path / "runs" / "imported" / "summary.json").is_file()
+    assert (tmp_path / "runs" / "tuned" / "summary.json").is_file()
 
 
 def test_the_tutorial(tmp_path):
