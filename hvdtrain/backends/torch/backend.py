@@ -169,8 +169,6 @@ class TorchBackend(CommonBackend):
             if self.workers.is_elastic:
                 self.replica_state.follow(self.workers, root)
             self.step.broadcast(root)
-        if self._moving is not None:
-            self._moving.overlook()
 
     def enter_world(self) -> None:
         """Forget what a step that failed had begun, and take the number of workers anew. Local."""
@@ -186,7 +184,6 @@ class TorchBackend(CommonBackend):
             if eval_batch is not None:
                 with self.ema_weights():
                     self.eval_step(wrap(eval_batch))
-        self._moving.overlook()
         self.enter_world()
 
     @staticmethod

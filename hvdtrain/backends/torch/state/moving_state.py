@@ -135,10 +135,6 @@ class MovingState:
         for tensor, copy in self._copies.values():
             set_values(tensor, copy)
 
-    def overlook(self) -> None:
-        """Take frozen parameters as they are for unchanged: what wrote to them was no step. Local."""
-        self._marks = {key: mark for key, mark in self._marks.items() if mark is None}
-
     def _has_moved(self, frozen: torch.Tensor) -> bool:
         """Return whether a step has ever changed a frozen parameter."""
         mark = None if frozen.is_inference() else (address_of(frozen), frozen._version)
