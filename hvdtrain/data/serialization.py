@@ -1,5 +1,6 @@
 """Serialization of data sets for reader processes: classes by value, large arrays by reference."""
 
+import errno
 import io
 import mmap
 import os
@@ -50,7 +51,11 @@ def mapped(path: Path, offset: int = 0, shape: tuple[int, ...] | None = None) ->
     try:
         return np.memmap(path, np.uint8, "r", offset, shape).view(np.ndarray)
     except (OSError, ValueError) as error:  # ValueError: the file has become shorter
-        remedy = "Are there more than 60,000 files? Join them." if getattr(error, "errno", 0) == 12 else ""
+        remedy = (
+            "Are there more than 60,000 files? Join them."
+            if getattr(error, "errno", 0) == errno.ENOMEM
+            else ""
+        )
         raise DataError(f"cannot map {path} into memory: {error}", remedy) from None
 
 

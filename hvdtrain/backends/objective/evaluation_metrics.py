@@ -87,11 +87,12 @@ class EvaluationMetrics:
         """Compute the metrics of one micro-batch of this worker, and forget it. Local: no collective."""
         self.begin()
         try:
-            self.add(seen, rows)
             self.tried = {}
             for name, state in self._states.items():
                 outputs, batch = seen
-                state.check_alone(outputs, batch, len(rows.indices))
+                with _named(f"metrics[{name!r}] fails"):
+                    given = state.add(outputs, batch, rows)
+                state.check_alone(outputs, batch, len(rows.indices), given)
                 with _named(f"metrics[{name!r}]: compute fails for the first batch alone"):
                     self.tried[name] = check_number(name, state.compute([state.parts()]))
         finally:

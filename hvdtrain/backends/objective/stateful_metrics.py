@@ -148,8 +148,8 @@ class RowsState:
         self._rows: dict[str, list[NDArray[Any]]] = {}
         self._indices = [np.empty(0, np.int64)]
 
-    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> None:
-        """Add a micro-batch."""
+    def add(self, outputs: Any, batch: Mapping[str, Any], rows: Rows) -> dict[str, NDArray[Any]]:
+        """Add a micro-batch; return its rows, of padding, too."""
         given = self._updated(outputs, batch, len(rows.indices))
         layout = {key: (str(array.dtype), array.shape[1:]) for key, array in given.items()}
         if not self._layout:
@@ -164,19 +164,21 @@ class RowsState:
                 kept.append(counted)
         if isinstance(self._metric, GatheredMetric):
             self._indices.append(rows.indices[rows.is_counted])
+        return given
 
-    def check_alone(self, outputs: Any, batch: Mapping[str, Any], samples: int) -> None:
+    def check_alone(
+        self, outputs: Any, batch: Mapping[str, Any], samples: int, given: Mapping[str, NDArray[Any]]
+    ) -> None:
         """Refuse rows that depend on other samples, as those of (n, 1) broadcast with (n,) to (n, n) do."""
         shapes = {tuple(tensor.shape) for tensor in _tensors_of((outputs, batch))}
         if samples < 3 or not {(samples,), (samples, 1)} <= shapes:
             return
-        with parted():  # nothing is gathered: other workers may not call it
-            whole = self._updated(outputs, batch, samples)
-            try:
+        try:
+            with parted():  # nothing is gathered: other workers may not call it
                 alone = self._updated(_first_rows(outputs, samples), _first_rows(batch, samples), 2)
-            except Exception:  # a batch that is no batch without its other rows
-                return
-        for key, array in whole.items():
+        except Exception:  # a batch that is no batch without its other rows
+            return
+        for key, array in given.items():
             found, row = alone[key], array[:2]
             if found.shape == row.shape and np.allclose(found, row, 1e-3, 1e-6, equal_nan=True):
                 continue
