@@ -3,8 +3,8 @@
     horovodrun -np 2 python -m hvdtrain --framework torch --task examples/wrong_predictions.py:WatchedDigits
     horovodrun -np 2 python -m hvdtrain --framework tf --task examples/wrong_predictions.py:WatchedDigits
 
-The pictures are in the run directory, ``wrong-predictions/step-00000045.png`` and so on. The number of
-wrong predictions is in metrics.jsonl and in TensorBoard.
+The pictures are in the run directory, ``images/step-00000045-wrong.png`` and so on, and in TensorBoard. The
+number of wrong predictions is in metrics.jsonl and in TensorBoard, too.
 """
 
 import numpy as np
@@ -27,15 +27,13 @@ class WrongPredictions(Callback):
         samples = [data[index] for index in range(len(data))]
         self.inputs = np.stack([sample["inputs"] for sample in samples])
         self.targets = np.stack([sample["targets"] for sample in samples])
-        self.folder = context.run_dir / "wrong-predictions"
-        self.folder.mkdir(exist_ok=True)
 
     def on_evaluation(self, step, metrics):
         predictions = self.predict()
         (wrong,) = np.nonzero(predictions != self.targets)
-        self.context.log(step, {"wrong_predictions": len(wrong)})
         title = f"step {step.step}: {len(wrong)} of {len(self.targets)} predictions are wrong"
-        self.draw(title, predictions, wrong).save(self.folder / f"step-{step.step:08d}.png")
+        picture = self.draw(title, predictions, wrong)
+        self.context.log(step, {"wrong_predictions": len(wrong), "wrong": picture})
 
     def predict(self):
         """Return the predicted digit of each sample. The model is in evaluation mode already."""

@@ -189,8 +189,10 @@ class RunContext:
         steps: number of steps of the whole training.
         steps_done: steps that were done before this process started; 0 unless it resumed.
         note: shows a line of text to the user; on other ranks than 0 it does nothing.
-        log: ``log(step, values)`` writes numbers by name at a step (a StepInfo) to ``metrics.jsonl``, with
-            the phase "callback", and to TensorBoard; on other ranks than 0 it does nothing.
+        log: ``log(step, values)`` writes numbers, texts and images by name at a step (a StepInfo) to
+            ``metrics.jsonl``, with the phase "callback", to TensorBoard and to trackers; on other ranks than
+            0 it does nothing. An image is an array of uint8, or of floats from 0 to 1, with the shape
+            (height, width) or (height, width, channels); it is a PNG file in ``images`` of the run directory.
         seconds: returns the seconds spent training so far.
     """
 
@@ -206,7 +208,7 @@ class RunContext:
     steps: int = 0
     steps_done: int = 0
     note: Callable[[str], None] = _ignore
-    log: Callable[["StepInfo", Mapping[str, float]], None] = _ignore
+    log: Callable[["StepInfo", Mapping[str, Any]], None] = _ignore
     seconds: Callable[[], float] = lambda: 0.0
 
 

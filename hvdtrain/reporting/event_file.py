@@ -30,6 +30,13 @@ def text_summary(tag: str, text: str) -> Summary:
     return _summary(f"{tag}/text_summary", "text", b"", tensor)
 
 
+def image_summary(tag: str, png: bytes) -> Summary:
+    """Return a summary with an image, given as a PNG file."""
+    width, height = struct.unpack(">II", png[16:24])  # of its header
+    image = Summary.Image(height=height, width=width, encoded_image_string=png)
+    return Summary(value=[Summary.Value(tag=tag, image=image)])
+
+
 def session_start(config: Mapping[str, Any], name: str, seconds: float) -> Summary:
     """Return a summary with a run's hyperparameters."""
     start = SessionStartInfo(group_name=name, start_time_secs=seconds)

@@ -1,14 +1,19 @@
 """The lines of metrics.jsonl as values, and the last of them, which every worker keeps."""
 
+import io
 import math
 import os
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hvdtrain.callbacks import CALLBACK, EVENT
+from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.jsonl import lines_of, to_json, write_parts
 from hvdtrain.storage.files import open_regular, parse_line
@@ -120,6 +125,46 @@ def record_of(phase: str, step: StepInfo, values: Mapping[str, Any], seconds: fl
         "workers": step.workers,
         "seconds": round(seconds, 4),
     }
+
+
+IMAGES = "images"  # folder of a run directory
+_FILE_NAME = re.compile(r"[\w.-]{1,100}", re.ASCII)
+
+
+def logged_values(step: int, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """Return the values of a callback's line, and its images, PNG files by place in the run directory."""
+    if found := ", ".join(sorted(LINE_FIELDS.intersection(values))):
+        raise ValueError(f"log(): {found} are names that every line of metrics.jsonl has; use others")
+    line, files = dict[str, Any](), dict[str, bytes]()
+    for name, value in values.items():
+        if isinstance(value, str | int):
+            line[name] = value
+        elif np.ndim(value) in {2, 3}:
+            if not _FILE_NAME.fullmatch(name):
+                raise ValueError(
+                    f"log(): the name of an image has letters, digits, . _ - alone; found {name!r}"
+                )
+            file = f"{IMAGES}/step-{step:08d}-{name}.png"
+            line[name], files[file] = {"image": file}, _png(name, np.asarray(value))
+        else:  # numbers of numpy and of the frameworks become Python's
+            line[name] = float(value)
+    return line, files
+
+
+def _png(name: str, pixels: np.ndarray[Any, Any]) -> bytes:
+    """Return a PNG file of pixels: (height, width), or with 1, 3 or 4 channels as the last axis."""
+    from PIL import Image
+
+    if np.issubdtype(pixels.dtype, np.floating) and pixels.size and pixels.min() >= 0 and pixels.max() <= 1:
+        pixels = np.rint(pixels * 255.0).astype(np.uint8)
+    if pixels.dtype != np.uint8 or not pixels.size or pixels.shape[2:] not in {(), (1,), (3,), (4,)}:
+        raise ValueError(
+            f"log(): image {name} must have the shape (height, width) or (height, width, channels) with 1, 3 "
+            f"or 4 channels, and be of uint8 or of floats from 0 to 1; found {pixels.dtype} {pixels.shape}"
+        )
+    file = io.BytesIO()
+    Image.fromarray(pixels.squeeze(2) if pixels.shape[2:] == (1,) else pixels).save(file, "PNG")
+    return file.getvalue()
 
 
 def line_of(record: Mapping[str, Any]) -> bytes:

@@ -17,7 +17,7 @@ from hvdtrain.early_stopping import BAD_SAMPLES
 from hvdtrain.errors import ENDINGS, HvdtrainError, PeerLostError, WorkerFailure
 from hvdtrain.host.launcher import is_muted
 from hvdtrain.metrics import StepInfo
-from hvdtrain.reporting.records import RecentRecords, WorkersChange, record_of
+from hvdtrain.reporting.records import RecentRecords, WorkersChange, logged_values, record_of
 from hvdtrain.storage.text import printable
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.user_errors import where_raised
@@ -341,9 +341,14 @@ class Report:
     def close(self) -> None:
         """Close files and the progress bar."""
 
-    def _log(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        """Keep a callback's numbers; rank 0 writes them."""
-        self._keep(CALLBACK, step, values)
+    def _log(self, step: StepInfo, values: Mapping[str, Any]) -> None:
+        """Keep what a callback logs; rank 0 writes it."""
+        line, images = logged_values(step.step, values)
+        self._write_images(images)
+        self._keep(CALLBACK, step, line)
+
+    def _write_images(self, images: Mapping[str, bytes]) -> None:
+        """Write PNG files into the run directory, if this is rank 0's report."""
 
     def _keep(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> dict[str, Any]:
         record = record_of(phase, step, values, self.seconds())

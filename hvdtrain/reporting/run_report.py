@@ -8,17 +8,19 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hvdtrain.callbacks import EVENT, RunContext, Summary
+from hvdtrain.callbacks import CALLBACK, EVENT, RunContext, Summary
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting import event_file
 from hvdtrain.reporting.console import Console
-from hvdtrain.reporting.jsonl import AppendFile, write_json
-from hvdtrain.reporting.records import WorkersChange, line_of
+from hvdtrain.reporting.jsonl import AppendFile, write_json, write_parts
+from hvdtrain.reporting.records import IMAGES, WorkersChange, line_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report, RunFolder
+from hvdtrain.storage.files import check_link
 
 if TYPE_CHECKING:
     import rich.console
@@ -103,6 +105,9 @@ class RunReport(Report):
                 if name in names and (value is None or isinstance(value, int | float))
             }
             self._check(self._events.path, self._events.add(values, record["step"]))
+            for name in record.keys() - LINE_FIELDS if record["phase"] == CALLBACK else ():
+                if (media := self._media(f"{CALLBACK}/{name}", record[name])) is not None:
+                    self._check(self._events.path, self._events.add_summary(media, record["step"]))
 
     def say(self, text: str, indent: int = 0) -> None:
         """Show text; long lines continue at a column if ``indent`` is given."""
@@ -139,19 +144,32 @@ class RunReport(Report):
             reporter.close()
         self.folder.close()
 
-    def _log(self, step: StepInfo, values: Mapping[str, float]) -> None:
-        if not LINE_FIELDS.isdisjoint(values):
-            names = ", ".join(sorted(LINE_FIELDS & set(values)))
-            raise ValueError(f"log(): {names} are names that every line of metrics.jsonl has; use others")
-        # numbers of numpy and of the frameworks become Python's
-        values = {name: value if isinstance(value, int) else float(value) for name, value in values.items()}
-        super()._log(step, values)
+    def _write_images(self, images: Mapping[str, bytes]) -> None:
+        for name, png in images.items():
+            if (folder := self.folder.check()) is None:
+                return
+            try:
+                check_link(folder / IMAGES, folder)
+                (folder / IMAGES).mkdir(exist_ok=True)
+                write_parts(folder / name, [png])
+            except OSError as error:
+                self._check(folder / IMAGES, error)
 
     def _keep(self, phase: str, step: StepInfo, values: Mapping[str, Any]) -> dict[str, Any]:
         record = super()._keep(phase, step, values)
         self.append([record])
         self.add_events([record])
         return record
+
+    def _media(self, tag: str, value: Any) -> Any:
+        """Return a text or an image that a callback has logged for TensorBoard; None if it is neither."""
+        if isinstance(value, str):
+            return event_file.text_summary(tag, value)
+        if not isinstance(value, dict) or (folder := self.folder.check()) is None:
+            return None
+        with suppress(OSError):
+            return event_file.image_summary(tag, (folder / value["image"]).read_bytes())
+        return None
 
     def _check(self, path: Path, error: OSError | None) -> None:
         """Look whether the directory is in its place; note once that a file cannot be written."""

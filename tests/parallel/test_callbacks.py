@@ -80,7 +80,7 @@ def test_a_picture_of_the_wrong_predictions_follows_each_evaluation(framework, t
     assert logged == {line["step"]: round(359 * (1 - line["accuracy"])) for line in evaluations}
     assert list(logged) == [20, 40]
     for step, count in logged.items():
-        with Image.open(done.folder / "wrong-predictions" / f"step-{step:08d}.png") as picture:
+        with Image.open(done.folder / "images" / f"step-{step:08d}-wrong.png") as picture:
             assert picture.size == (COLUMNS * WIDTH, TITLE_HEIGHT + -(-count // COLUMNS) * ROW_HEIGHT)
             assert picture.getextrema() == (0, 255)
 

@@ -7,6 +7,7 @@ import os
 import sys
 from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 from support.watching import MEANS, Watched, records, run_context, step_info, summary
@@ -164,6 +165,55 @@ def test_tensorboard_reads_hyperparameters_and_the_config(tmp_path, monkeypatch)
     assert end.session_end_info.status == 1
     (text,) = found.Tensors("config/text_summary")
     assert text.tensor_proto.string_val[0].decode() == f"```yaml\n{config.to_yaml()}```"
+
+
+def test_callbacks_log_texts_and_images(tmp_path):
+    from PIL import Image
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    context = run_context(tmp_path)
+    kept = []
+    report = RunReport(
+        Console(file=io.StringIO()), context, callbacks=[SimpleNamespace(on_start=kept.append)]
+    )
+    report.on_start(10, 0)
+    gray, colors = np.linspace(0, 1, 12).reshape(3, 4), np.full((5, 6, 3), 7, np.uint8)
+    kept[0].log(step_info(6), {"said": "a *text*", "gray": gray, "colors": colors, "count": np.int64(3)})
+    report.close()
+    (line,) = records(tmp_path)
+    files = {name: line[name]["image"] for name in ("gray", "colors")}
+    assert (line["said"], line["count"]) == ("a *text*", 3)
+    assert files["gray"] == "images/step-00000006-gray.png"
+    assert np.array_equal(np.asarray(Image.open(tmp_path / files["gray"])), np.rint(gray * 255))
+    assert np.array_equal(np.asarray(Image.open(tmp_path / files["colors"])), colors)
+    shown = EventAccumulator(str(tmp_path)).Reload()
+    (image,), (text,) = shown.Images("callback/colors"), shown.Tensors("callback/said/text_summary")
+    assert (image.step, image.width, image.height) == (6, 6, 5)
+    assert image.encoded_image_string == (tmp_path / files["colors"]).read_bytes()
+    assert text.tensor_proto.string_val[0] == b"a *text*"
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [
+        ("../outside", np.zeros((2, 2))),
+        ("large", np.full((2, 2), 1.5)),
+        ("nan", np.full((2, 2), np.nan)),
+        ("first", np.zeros((3, 8, 8))),
+        ("whole", np.zeros((2, 2), np.int64)),
+        ("empty", np.zeros((0, 2))),
+    ],
+)
+def test_an_image_that_cannot_be_one_is_refused(tmp_path, name, image):
+    kept = []
+    report = RunReport(
+        Console(file=io.StringIO()), run_context(tmp_path), callbacks=[SimpleNamespace(on_start=kept.append)]
+    )
+    report.on_start(10, 0)
+    with pytest.raises(ValueError, match=r"log\(\): (the name of an image|image )"):
+        kept[0].log(step_info(6), {name: image})
+    report.close()
+    assert records(tmp_path) == []
 
 
 def test_the_cell_of_a_notebook_has_a_bar_that_shows_the_last_step(monkeypatch):
