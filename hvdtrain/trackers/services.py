@@ -1,4 +1,7 @@
-"""Runs in MLflow and in Weights & Biases, by their clients."""
+"""Runs in MLflow and in Weights & Biases, by their clients.
+
+Every method of a tracker may raise any exception, and is called again then.
+"""
 
 import hashlib
 import json
@@ -7,31 +10,29 @@ import os
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
-
-from pydantic import BaseModel, Field, FiniteFloat
+from typing import Any, NamedTuple
 
 from hvdtrain.callbacks import EVENT
 from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.errors import EXIT_DONE, EXIT_ENVIRONMENT, EXIT_TRAINING, EnvironmentFault
 from hvdtrain.reporting.jsonl import flattened
 from hvdtrain.reporting.stored_runs import COMPLETED, FAILED, UNSAVED
+from hvdtrain.storage.urls import shown
 
-_ADDRESS = re.compile(r"(?<=://)\S+")
 
+@dataclass(frozen=True)
+class TrackedRun:
+    """What is known of a run in addition to its log."""
 
-class TrackedRun(BaseModel):
-    """What is known of a run in addition to its log, most of which ``tracking/id.json`` holds."""
-
-    id: str = Field(pattern=r"^[0-9a-z]{8,64}$")  # the name of the run that all trackers have
-    began_seconds: FiniteFloat  # when training began, since the epoch of the system's clock
+    id: str  # the name of the run that all trackers have
+    began_seconds: float  # when training began, since the epoch of the system's clock
     # what is known of its last job: the step it began after, hosts, command, commit, changes
-    facts: dict[str, Any] = {}
-    folder: Path = Field(default=Path(), exclude=True)  # the run directory
-    config: dict[str, Any] = Field(default={}, exclude=True)  # the resolved config
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path = Path()  # the run directory
+    config: Mapping[str, Any] = field(default_factory=dict)  # the resolved config
 
     @property
     def resumed(self) -> str:
@@ -40,34 +41,12 @@ class TrackedRun(BaseModel):
         return f"after step {step}: {changes or 'nothing changed'}" if step else ""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of metrics.jsonl."""
+class Row(NamedTuple):
+    """A line of metrics.jsonl; its numbers have names that begin with the phase, such as "train/loss"."""
 
     step: int  # the last step before it
     seconds: float  # when it was written, since the epoch of the system's clock
-    # its numbers, by names that begin with the phase: "train/loss"; and its samples and epochs
     values: Mapping[str, float]
-
-
-class Tracker(Protocol):
-    """A tracker's library. Every method may raise any exception, and is called again then."""
-
-    def open(self, run: TrackedRun) -> str:
-        """Find the run there, or make it, and send what is known of it; return its place: a URL or a name."""
-        ...
-
-    def send(self, rows: Sequence[Row]) -> None:
-        """Send lines of the log."""
-        ...
-
-    def checkpoint(self, folder: Path) -> None:
-        """Send a checkpoint."""
-        ...
-
-    def end(self, status: str, error: str) -> None:
-        """Send how the run ended, and wait for it; there is no status if another worker continues it."""
-        ...
 
 
 def row_of(line: bytes, began_seconds: float) -> Row | None:
@@ -91,19 +70,9 @@ def row_of(line: bytes, began_seconds: float) -> Row | None:
     return Row(step, began_seconds + seconds, values)
 
 
-def without_password(text: str) -> str:
-    """Return a text for files and messages: its addresses have no user, password and query."""
-
-    def shown(address: re.Match[str]) -> str:
-        before, _, query = address[0].partition("?")
-        return "..." if "@" in query else before.rpartition("@")[2]  # it may be the password's question mark
-
-    return _ADDRESS.sub(shown, text)
-
-
 _STATUS = {COMPLETED: "FINISHED", FAILED: "FAILED", UNSAVED: "FAILED"}  # any other end is KILLED
 _ID_TAG = "hvdtrain.id"
-_MOST_VALUES, _MOST_TAGS = 1000, 100  # in one request
+_MOST = {"metrics": 1000, "params": 100, "tags": 100}  # in one request
 _LONGEST_NAME, _LONGEST_TEXT, _LONGEST_REASON = 250, 4000, 200  # characters
 _NOT_ALLOWED = re.compile(r"[^\w\-. :/]")
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -117,7 +86,10 @@ _SETTINGS = {
 
 
 class MlflowTracker:
-    """Sends a run to the server or the store that MLFLOW_TRACKING_URI names."""
+    """Sends a run to the server or the store that MLFLOW_TRACKING_URI names.
+
+    The library's asynchronous logging is not used: it drops what a server that is away for a while is sent.
+    """
 
     def __init__(self, note: Callable[[str], None]) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI", "")
@@ -132,11 +104,11 @@ class MlflowTracker:
 
         self._mlflow, self._entities = mlflow, entities
         self._client: Any = mlflow.MlflowClient(uri)
-        self._server, self._run = without_password(uri).rstrip("/"), ""
+        self._server, self._run = shown(uri).rstrip("/"), ""
         self._note, self._refused = note, set[str]()
 
     def open(self, run: TrackedRun) -> str:
-        """Find the run by its tag, or make it; send the config and what is known of the job."""
+        """Find the run by its tag, or make it; send what is known of it; return its place there."""
         experiment = self._experiment()
         found = self._client.search_runs([experiment], f"tags.`{_ID_TAG}` = '{run.id}'", max_results=1)
         one = next(iter(found), None) or self._client.create_run(
@@ -149,13 +121,11 @@ class MlflowTracker:
         if one.info.status != "RUNNING":
             self._client.update_run(self._run, status="RUNNING")
         texts = {mlflow_name(name): _text(value) for name, value in flattened(run.config)}
-        fields = {name: text for name, text in texts.items() if text not in ("", "None")}
         known = one.data.params  # which MLflow takes only once
-        self._log("params", [self._entities.Param(*one) for one in fields.items() if one[0] not in known])
-        facts = {f"hvdtrain.{name}": value for name, value in run.facts.items() if value}
-        tags = {
-            name: value for name, value in facts.items() if name not in ("hvdtrain.step", "hvdtrain.changes")
-        }
+        fields = {n: text for n, text in texts.items() if text not in ("", "None") and n not in known}
+        self._log("params", [self._entities.Param(*field) for field in fields.items()])
+        left_out = ("step", "changes")
+        tags = {f"hvdtrain.{n}": fact for n, fact in run.facts.items() if fact and n not in left_out}
         if commit := run.facts.get("commit"):
             tags["mlflow.source.git.commit"] = str(commit)
         if run.resumed:
@@ -179,7 +149,7 @@ class MlflowTracker:
         self._client.log_artifacts(self._run, str(folder), f"checkpoints/{folder.name}")
 
     def end(self, status: str, error: str) -> None:
-        """Send how the run ended."""
+        """Send how the run ended; there is no status if another worker continues it."""
         if status:
             self._tag({"hvdtrain.status": status, **({"hvdtrain.error": error} if error else {})})
             self._client.set_terminated(self._run, status=_STATUS.get(status, "KILLED"))
@@ -197,23 +167,22 @@ class MlflowTracker:
 
     def _log(self, kind: str, values: list[Any]) -> None:
         """Send values; one that MLflow refuses is left out and noted, the others are sent."""
-        most = _MOST_VALUES if kind == "metrics" else _MOST_TAGS
-        for first in range(0, len(values), most):
-            part = values[first : first + most]
+        for first in range(0, len(values), _MOST[kind]):
+            part = values[first : first + _MOST[kind]]
             try:
                 self._client.log_batch(self._run, **{kind: part})
             except self._mlflow.MlflowException as error:
+                reason = shown(" ".join(str(error).split()))
                 if error.error_code != "INVALID_PARAMETER_VALUE":
                     raise
                 if len(part) > 1:
-                    self._log(kind, part[: len(part) // 2])
-                    self._log(kind, part[len(part) // 2 :])
-                    continue
-                what, reason = f"{kind[:-1]} {part[0].key}", without_password(" ".join(str(error).split()))
-                if part[0].key not in reason and "length" not in reason:  # it refuses the whole run
+                    for one in part:
+                        self._log(kind, [one])
+                elif part[0].key not in reason and "length" not in reason:  # it refuses the whole run
                     raise
-                if what not in self._refused:
-                    self._refused.add(what)
+                elif part[0].key not in self._refused:
+                    self._refused.add(part[0].key)
+                    what = f"{kind[:-1]} {part[0].key}"
                     self._note(f"it refuses {what}, which is left out: {reason[:_LONGEST_REASON]}")
 
 
@@ -243,13 +212,12 @@ class WandbTracker:
         os.environ.setdefault("WANDB_SILENT", "true")
         import wandb
 
-        self._wandb = wandb
+        self._wandb, self._note = wandb, note
         self._run: Any = None
         self._after: dict[str, int] = {}
-        self._note = note
 
     def open(self, run: TrackedRun) -> str:
-        """Begin or resume the run whose id is the run's name among trackers; send its config and facts."""
+        """Begin or resume the run with its id; send what is known of it; return its place there."""
         settings = self._wandb.Settings(
             reinit="create_new",  # the task may have a run of its own
             console="off", silent=True, disable_git=True, disable_code=True, save_code=False,
@@ -271,23 +239,23 @@ class WandbTracker:
             if self._wandb.run is None:  # the task has none that this would end
                 self._wandb.teardown()
             raise
+        config = self._run.config
         self._after = {"resumed_after": run.facts["step"]} if run.resumed else {}
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
-        self._run.config.update({**run.config, "hvdtrain": dict(run.facts)}, allow_val_change=True)
+        config.update({**run.config, "hvdtrain": dict(run.facts)}, allow_val_change=True)
         if run.resumed:
-            before = [text for text in self._run.config.get("resumed") or [] if text != run.resumed]
-            self._run.config.update({"resumed": [*before, run.resumed]}, allow_val_change=True)
+            before = [text for text in config.get("resumed") or [] if text != run.resumed]
+            config.update({"resumed": [*before, run.resumed]}, allow_val_change=True)
         if self._run.offline:
             self._note(f"it is offline; later: wandb sync {self._folder.with_name(f'*-{self._run.id}')}")
             return f"{self._run.id} of {self._run.project}, offline"
         return str(self._run.url)
 
     def send(self, rows: Sequence[Row]) -> None:
-        """Hand lines to the library, which writes them to its file at once."""
+        """Pass lines to the library, which writes them to its file at once."""
         for row in rows:
-            values = {**row.values, **self._after, "step": row.step}
-            self._run.log({**values, "_timestamp": row.seconds})
+            self._run.log({**row.values, **self._after, "step": row.step, "_timestamp": row.seconds})
 
     def checkpoint(self, folder: Path) -> None:
         """Send a checkpoint as an artifact of the type "model"."""
@@ -312,7 +280,4 @@ class WandbTracker:
 
 
 # what makes a tracker, whose library takes a second or so to load, by its name
-CLIENTS: dict[str, Callable[[Callable[[str], None]], Tracker]] = {
-    "mlflow": MlflowTracker,
-    "wandb": WandbTracker,
-}
+CLIENTS: dict[str, Callable[[Callable[[str], None]], Any]] = {"mlflow": MlflowTracker, "wandb": WandbTracker}

@@ -93,7 +93,7 @@ def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch, uri
 
 def test_config_fields_that_become_one_name_are_both_sent(tracker):
     config = {"task_options": {"f(x)": 1, "f[x]": 2, "a/./b": 3}}
-    tracker.open(TrackedRun(id=ID, began_seconds=0.0, folder=Path("run"), config=config))
+    tracker.open(TrackedRun(ID, 0.0, folder=Path("run"), config=config))
     sent = tracker._client.sent["params"]
     assert [param.value for param in sent] == ["1", "2", "3"]
     assert len({param.key for param in sent}) == 3
