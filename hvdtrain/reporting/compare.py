@@ -2,20 +2,13 @@
 
 import csv
 import math
-import re
 import sys
-import textwrap
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
-
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from typing import Any, NamedTuple
 
 from hvdtrain.callbacks import EVAL, TRAIN
 from hvdtrain.early_stopping import PEAK_MEMORY, MetricGoal
@@ -62,6 +55,7 @@ class Row:
     # their best values; without those that were never finite
     best: Mapping[str, Best] = field(default_factory=dict)
     is_trained_only: bool = False  # whether there was no evaluation
+    steps: Any = None  # steps done
     seconds: Any = None  # the time that it trained
     samples_per_second: Any = None  # the median of the logged windows
     peak_memory_mib: Any = None  # the most memory that a worker has had
@@ -73,33 +67,41 @@ class Row:
 def row_of(name: str, run: StoredRun) -> Row:
     """Return what is compared of a run; what its summary does not say is taken from its log."""
     broken, problems = list[int](), [run.config_problem, run.summary_problem]
-    log = LogState(run.config)
+    last: Mapping[str, Any] = {}  # record, also of a phase
+    of_phase: dict[Any, Mapping[str, Any]] = {}
+    best: dict[str, Best] = {}
+    speeds = array("d")
     try:
         for record in read_records(run.path, broken):
-            log.take(record)
+            last = of_phase[record.get("phase")] = record
+            if record.get("phase") == EVAL:
+                _take_best(best, run.config, record["step"], metrics_in(record))
+            elif record.get("phase") == TRAIN:
+                speed = number(record.get("samples_per_second"))
+                speeds.extend([speed] if speed is not None and math.isfinite(speed) else [])
     except OSError as error:
         problems.append(f"cannot read {METRICS_FILE}: {error}")
     summary = run.summary or {
-        **{key: log.last[key] for key in ("workers", "seconds", PEAK_MEMORY) if key in log.last},
-        "steps": log.last.get("step", 0),
-        "samples_per_second": median(log.speeds) if log.speeds else None,
-        "final": metrics_in(log.evaluation),
+        **{key: last[key] for key in ("workers", "seconds", PEAK_MEMORY) if key in last},
+        "steps": last.get("step", 0),
+        "samples_per_second": median(speeds) if speeds else None,
+        "final": metrics_in(of_phase.get(EVAL, {})),
     }
-    last = {plain(str(key)): value for key, value in summary["final"].items()}
-    if not log.best:
-        log.take_best(summary.get("steps"), last)
+    final = {plain(str(key)): value for key, value in summary["final"].items()}
+    if not best:
+        _take_best(best, run.config, summary.get("steps"), final)
     facts = {key: value_text(run.config[key]) for key in ("framework", "task") if key in run.config}
-    facts |= {key: value_text(summary[key]) for key in FACTS if key in summary}
-    facts["status"] = run.status
+    facts |= {key: value_text(summary[key]) for key in FACTS if key in summary} | {"status": run.status}
     if isinstance(sets := summary.get("eval_sets"), list):
         facts["eval sets"] = plain(", ".join(map(str, sets)))
     return Row(
         name,
         run.path,
         facts,
-        last=last or metrics_in(log.window),
-        best=log.best,
-        is_trained_only=not last,
+        last=final or metrics_in(of_phase.get(TRAIN, {})),
+        best=best,
+        is_trained_only=not final,
+        steps=summary.get("steps"),
         seconds=summary.get("seconds"),
         samples_per_second=summary.get("samples_per_second"),
         peak_memory_mib=summary.get(PEAK_MEMORY),
@@ -108,35 +110,14 @@ def row_of(name: str, run: StoredRun) -> Row:
     )
 
 
-class LogState:
-    """What the records of a log say until now, of a run with these fields of the config."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-        self.last: Mapping[str, Any] = {}  # the last record
-        self.window: Mapping[str, Any] = {}  # the last record of a window
-        self.evaluation: Mapping[str, Any] = {}  # the last record of an evaluation
-        self.best: dict[str, Best] = {}  # best values of the metrics of evaluations
-        self.speeds = array("d")  # samples per second of each window
-
-    def take(self, record: Mapping[str, Any]) -> None:
-        """Take a record."""
-        self.last = record
-        if record.get("phase") == EVAL:
-            self.evaluation = record
-            self.take_best(record["step"], metrics_in(record))
-        elif record.get("phase") == TRAIN:
-            self.window = record
-            speed = number(record.get("samples_per_second"))
-            if speed is not None and math.isfinite(speed):
-                self.speeds.append(speed)
-
-    def take_best(self, step: Any, metrics: Mapping[str, Any]) -> None:
-        """Take the metrics of an evaluation."""
-        for name, value in metrics.items():
-            found, known = number(value), self.best.get(name)
-            if found is not None and goal_of(self.config, name).improves(found, known and known.value):
-                self.best[name] = Best(found, step if isinstance(step, int) else None)
+def _take_best(
+    best: dict[str, Best], config: Mapping[str, Any], step: Any, metrics: Mapping[str, Any]
+) -> None:
+    """Keep the metrics of an evaluation that are better than those known."""
+    for name, value in metrics.items():
+        found, known = number(value), best.get(name)
+        if found is not None and goal_of(config, name).improves(found, known and known.value):
+            best[name] = Best(found, step if isinstance(step, int) else None)
 
 
 def goal_of(config: Mapping[str, Any], metric: str) -> MetricGoal:
@@ -174,62 +155,19 @@ def metric_names(rows: Sequence[Row], is_trained_only: bool = False) -> list[str
 
 
 RUN = "run"
-_HEAD_WIDTH = 13  # characters of a line of a column's title
-_CELL_WIDTH = 16
-_NAME_WIDTH = 16  # to which names of runs are wrapped before columns go into another table
-_VALUE_WIDTH = 48  # of a config field that differs
-_PARTS = re.compile(r"[^/_ ]*[/_ ]?")
-
-
-def _tables_of(rows: Sequence[Mapping[str, str]], facts: Sequence[str], width: int) -> list[Table]:
-    """Return tables with all columns, as many to a table as have room in a line, and the facts in each."""
-    groups: list[list[str]] = [[]]
-    short = [{**row, RUN: row[RUN][:_NAME_WIDTH]} for row in rows]
-    for name in rows[0]:
-        if name == RUN or name in facts:
-            continue
-        table = _table(short, [*groups[-1], name, *facts], ())
-        if groups[-1] and Console(width=10_000).measure(table).maximum > width:
-            groups.append([])
-        groups[-1].append(name)
-    return [_table(rows, [*group, *facts], facts) for group in groups]
-
-
-def _table(rows: Sequence[Mapping[str, str]], columns: Sequence[str], facts: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False, show_edge=False)
-    table.add_column(RUN, overflow="fold")
-    for name in columns:
-        side: Literal["left", "right"] = "left" if name in facts else "right"
-        title = Text("\n".join(_title_lines(name)), justify=side)  # a Text is not parsed as markup
-        table.add_column(title, justify=side, no_wrap=True, overflow="ellipsis", max_width=_CELL_WIDTH)
-    for row in rows:
-        table.add_row(Text(row[RUN]), *(Text(row[name]) for name in columns))
-    return table
-
-
-def _title_lines(name: str) -> list[str]:
-    """Return a column's title in lines, broken after spaces, slashes and underscores if need be."""
-    lines = [""]
-    for part in _PARTS.findall(name):
-        if len((lines[-1] + part).rstrip()) > _HEAD_WIDTH and lines[-1]:
-            lines.append("")
-        lines[-1] += part
-    pieces = [textwrap.wrap(line, _HEAD_WIDTH) or [""] for line in lines]
-    return [piece for line in pieces for piece in line]
-
-
-def _shortened(value: str) -> str:
-    """Return a value with its middle left out if it is long; ``--csv`` has all of it."""
-    if len(value) <= _VALUE_WIDTH:
-        return value
-    half = (_VALUE_WIDTH - 3) // 2
-    return f"{value[:half]}...{value[-half:]}"
-
-
 # the short facts that differ are columns of the table, the others stand below it
 _COLUMNS = ("framework", "status")
 _BEST, _TRAINING = "best ", "train "  # before the names of metrics
 _SECONDS, _SPEED, _STEPS = "seconds", "samples/s", "steps"
+_FORMS = {_SECONDS: ".1f", _SPEED: ",.0f"}
+
+
+def values_of(row: Row) -> dict[str, Any]:
+    """Return the numbers of a run by column."""
+    before = _TRAINING if row.is_trained_only else ""
+    found = {f"{_BEST}{name}": best.value for name, best in row.best.items()}
+    found |= {f"{before}{name}": value for name, value in row.last.items()}
+    return found | {_SECONDS: row.seconds, _SPEED: row.samples_per_second, _STEPS: row.steps}
 
 
 def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
@@ -238,16 +176,26 @@ def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
     The best of the column ``sort`` comes first. Raises UsageError if there is no run, or no such column.
     """
     rows, notes = _read(run_dirs, sort)
-    console = Console()
-    facts = [name for name in _COLUMNS if name not in common_facts(rows)]
-    columns = _columns(rows)
-    columns.sort(key=lambda name: sort is None or name != _column_of(sort))
-    for table in _tables_of([_cells(row, facts, columns) for row in rows], facts, console.width):
-        console.print(table)
-    common = ", ".join(f"{name} {value}" for name, value in common_facts(rows).items() if value)
-    lines = [f"{'in all runs: ' if len(rows) > 1 else ''}{common}"] if common else []
-    for line in [*lines, *_differences(rows, console.width), *notes]:
-        console.print(Text(plain(line)), soft_wrap=True)
+    known = common_facts(rows)
+    facts = [name for name in _COLUMNS if name not in known]
+    columns = sorted(_columns(rows), key=lambda name: sort is None or name != _column_of(sort))
+    table = [[RUN, *columns, *facts]]
+    for row in rows:
+        values = values_of(row)
+        numbers = [number_text(values.get(name), _FORMS.get(name, ".4f")) for name in columns]
+        table.append([row.name, *numbers, *(row.facts.get(fact, "") for fact in facts)])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    table.insert(1, ["-" * width for width in widths])
+    for cells in table:
+        padded = [
+            f"{cell:>{width}}" if 0 < place <= len(columns) else f"{cell:<{width}}"
+            for place, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        ]
+        print("  ".join(padded).rstrip())
+    if common := ", ".join(f"{name} {value}" for name, value in known.items() if value):
+        print(f"{'in all runs: ' if len(rows) > 1 else ''}{common}")
+    for line in [*_differences(rows, known), *notes]:
+        print(line)
 
 
 def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
@@ -266,12 +214,13 @@ def print_csv(run_dirs: Iterable[Path], sort: str | None = None) -> None:
         cells += [row.seconds, row.samples_per_second]
         for name in metrics:
             best = row.best.get(name)
-            cells += [value_in(row, name), best and best.value, best and best.step]
-        cells += [value_in(row, f"{_TRAINING}{name}") for name in trained]
+            last = None if row.is_trained_only else row.last.get(name)
+            cells += [last, best and best.value, best and best.step]
+        cells += [row.last.get(name) if row.is_trained_only else None for name in trained]
         cells += [row.config.get(name) for name in fields]
         writer.writerow(map(_cell, cells))
     for line in notes:
-        print(plain(line), file=sys.stderr)
+        print(line, file=sys.stderr)
 
 
 def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[str]]:
@@ -280,15 +229,8 @@ def _read(run_dirs: Iterable[Path], sort: str | None) -> tuple[list[Row], list[s
     rows = [row_of(name, read_run(path)) for name, path in zip(names_of(paths), paths, strict=True)]
     if sort is not None:
         rows = _sorted(rows, sort)
-    notes = [f"note: {row.name}: {row.problem}" for row in rows if row.problem]
-    return rows, notes + [f"note: {note}" for note in left_out]
-
-
-def _cells(row: Row, facts: Sequence[str], columns: Sequence[str]) -> dict[str, str]:
-    """Return the cells of a run by column; the facts are the last."""
-    forms = {_SECONDS: ".1f", _SPEED: ",.0f"}
-    numbers = {name: number_text(value_in(row, name), forms.get(name, ".4f")) for name in columns}
-    return {"run": row.name, **numbers, **{fact: row.facts.get(fact, "") for fact in facts}}
+    notes = [f"{row.name}: {row.problem}" for row in rows if row.problem]
+    return rows, [plain(f"note: {note}") for note in (*notes, *left_out)]
 
 
 def _columns(rows: Sequence[Row]) -> list[str]:
@@ -296,47 +238,24 @@ def _columns(rows: Sequence[Row]) -> list[str]:
     names: list[str] = []
     for name in metric_names(rows):
         known = [row for row in rows if not row.is_trained_only and name in row.best]
-        shown = [
-            (number_text(row.best[name].value, ".4f"), number_text(row.last.get(name), ".4f"))
-            for row in known
-        ]
-        names += [name, f"{_BEST}{name}"] if any(best != last for best, last in shown) else [name]
+        pairs = [(row.best[name].value, row.last.get(name)) for row in known]
+        differ = any(number_text(best, ".4f") != number_text(last, ".4f") for best, last in pairs)
+        names += [name, f"{_BEST}{name}"] if differ else [name]
     names += [f"{_TRAINING}{metric}" for metric in metric_names(rows, is_trained_only=True)]
     return [*names, _SECONDS, _SPEED]
 
 
-def value_in(row: Row, column: str) -> Any:
-    """Return what a run has in a column; None for nothing."""
-    if column in (_SECONDS, _SPEED):
-        return row.seconds if column == _SECONDS else row.samples_per_second
-    if row.is_trained_only:
-        return row.last.get(column.removeprefix(_TRAINING)) if column.startswith(_TRAINING) else None
-    if column in row.last:
-        return row.last[column]
-    best = row.best.get(column.removeprefix(_BEST)) if column.startswith(_BEST) else None
-    return None if best is None else best.value
-
-
-def _differences(rows: Sequence[Row], width: int) -> list[str]:
-    """Return a paragraph per run with the facts and config fields that differ and are no columns."""
-    facts = [name for name in FACTS if name not in _COLUMNS and name not in common_facts(rows)]
+def _differences(rows: Sequence[Row], common: Mapping[str, str]) -> list[str]:
+    """Return a line per run with the facts and config fields that differ and are no columns."""
+    facts = [name for name in FACTS if name not in _COLUMNS and name not in common]
     fields = differing_fields(rows)
     if not facts and not fields:
         return []
-    indent = max(min(len(row.name), width // 3) for row in rows) + 4
-    lines = ["what differs:"]
+    lines, width = ["what differs:"], max(len(row.name) for row in rows)
     for row in rows:
-        parts = [f"{fact} {_shortened(row.facts[fact])}" for fact in facts if row.facts.get(fact)]
-        parts += [f"{key} {_shortened(row.config[key] or 'null')}" for key in fields if key in row.config]
-        text = ", ".join(parts) or "its config is unknown"
-        head, space = f"  {row.name:<{indent - 4}}  ", " " * indent
-        if len(head) > indent:  # a long name has a line of its own
-            lines.append(head.rstrip())
-            head = space
-        room = max(20, width - indent) + indent
-        lines += textwrap.wrap(
-            text, room, initial_indent=head, subsequent_indent=space, break_on_hyphens=False
-        )
+        parts = [f"{fact} {row.facts[fact]}" for fact in facts if row.facts.get(fact)]
+        parts += [f"{key} {row.config[key] or 'null'}" for key in fields if key in row.config]
+        lines.append(f"  {row.name:<{width}}  {', '.join(parts) or 'its config is unknown'}")
     return lines
 
 
@@ -347,11 +266,8 @@ def _column_of(sort: str) -> str:
 
 def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
     """Return the runs sorted by a column, the best first and those that have no number there last."""
-    column = _column_of(sort)
-    way = sort[len(column) + 1 :]
-    known = [*(f"{prefix}{name}" for name in metric_names(rows) for prefix in ("", _BEST))]
-    known += [f"{_TRAINING}{name}" for name in metric_names(rows, is_trained_only=True)]
-    known += [_SECONDS, _SPEED, _STEPS]
+    column, way = _column_of(sort), sort[len(_column_of(sort)) + 1 :]
+    known = dict.fromkeys(name for row in rows for name in values_of(row))
     if column not in known:
         raise UsageError(
             f"--sort {plain(sort)}: no run has such a column",
@@ -364,8 +280,7 @@ def _sorted(rows: Sequence[Row], sort: str) -> list[Row]:
         highest = goal_of(goals, column.removeprefix(_BEST).removeprefix(_TRAINING)).highest
 
     def key(row: Row) -> tuple[bool, float]:
-        text = _without_commas(row.facts.get(_STEPS, ""))
-        value = int(text) if column == _STEPS and text.isdecimal() else value_in(row, column)
+        value = values_of(row).get(column)
         found = None if value is None else number(value)
         if found is None or not math.isfinite(found):
             return True, 0.0

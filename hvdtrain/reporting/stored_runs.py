@@ -27,6 +27,7 @@ from hvdtrain.storage.text import printable
 RUNNING, COMPLETED, UNSAVED, STOPPED = "running", "completed", "unsaved", "stopped"
 FAILED, KILLED, UNKNOWN = "failed", "killed", "unknown"
 LOST_SECONDS = 10.0  # between two worlds of an elastic job, nobody holds the lock for a moment
+_NO_ACCESS = (errno.EACCES, errno.EPERM)
 _FAR_SECONDS = 600.0  # without a record, after which a job that cannot be seen here is taken for ended
 
 
@@ -47,7 +48,7 @@ def ending_of(summary: Mapping[str, Any]) -> str:
 
 def access_remedy(error: OSError, folder: Path, writes: bool = False) -> str:
     """Return what to do about an error of access to a run directory; nothing about other errors."""
-    if error.errno not in (errno.EACCES, errno.EPERM):
+    if error.errno not in _NO_ACCESS:
         return ""
     return f"Its owner can give access: chmod -R a+{'rwX' if writes else 'rX'} {folder}."
 
@@ -89,56 +90,49 @@ def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
     at all, and EnvironmentFault if this user may read none of them.
     """
     runs: list[Path] = []
+    unreadable: list[str] = []
     others: list[str] = []
-    notes: list[str] = []
     for path in paths:
-        found, unreadable = _runs_at(path)
-        runs += found
-        for child, error in unreadable:
-            text = f"{child}: left out, it cannot be read: {error.strerror or error}"
-            notes.append(plain(". ".join(filter(None, [text, access_remedy(error, child)]))))
-        if not found and not unreadable:
-            others.append(plain(str(path)))
-    if not runs and notes and not others:
-        raise EnvironmentFault("; ".join(notes))
+        found = list(_runs_at(path))
+        runs += [child for child, error in found if error is None]
+        for child, error in found:
+            if error is not None:
+                text = f"{child}: left out, it cannot be read: {error.strerror or error}"
+                unreadable.append(plain(". ".join(filter(None, [text, access_remedy(error, child)]))))
+        others += [] if found else [plain(str(path))]
+    if not runs and unreadable and not others:
+        raise EnvironmentFault("; ".join(unreadable))
     if not runs:
-        problems = [*notes, *(f"{path}: no run (none of {', '.join(FILES)})" for path in others)]
+        problems = [*unreadable, *(f"{path}: no run (none of {', '.join(FILES)})" for path in others)]
         raise UsageError("; ".join(problems), "Name run directories, or a folder of run directories.")
-    notes += [f"{path}: left out, it holds no run" for path in others]
+    notes = [*unreadable, *(f"{path}: left out, it holds no run" for path in others)]
     return list(dict.fromkeys(runs)), list(dict.fromkeys(notes))
 
 
-def holds_run(path: Path) -> bool:
-    """Return whether a directory is that of a run."""
-    return any((path / name).exists() for name in FILES)
-
-
-def _runs_at(path: Path) -> tuple[list[Path], list[tuple[Path, OSError]]]:
-    """Return the run that a directory is, or those in it, and which directories cannot be read and why."""
-    runs: list[Path] = []
-    unreadable: list[tuple[Path, OSError]] = []
+def _runs_at(path: Path) -> Iterator[tuple[Path, OSError | None]]:
+    """Yield the run that a directory is, or those in it, and why one cannot be read."""
     try:
-        if _is_readable_run(path):
-            return [path], []
-        children = sorted(path.iterdir())
+        children = [path] if holds_run(path) else sorted(path.iterdir())
     except (FileNotFoundError, NotADirectoryError):
-        return [], []
+        return
     except OSError as error:
-        return [], [(path, error)]
+        yield path, error
+        return
     for child in children:
         try:
-            runs += [child] if child.is_dir() and _is_readable_run(child) else []
+            if child.is_dir() and holds_run(child):
+                yield child, None
         except OSError as error:
-            unreadable.append((child, error))
-    return runs, unreadable
+            yield child, error
 
 
-def _is_readable_run(path: Path) -> bool:
-    """Return whether a directory is that of a run."""
-    for file in (path / name for name in FILES):
-        if file.exists() and not os.access(file, os.R_OK):
+def holds_run(path: Path) -> bool:
+    """Return whether a directory is that of a run. Raises PermissionError if its files cannot be read."""
+    found = [file for name in FILES if (file := path / name).exists()]
+    for file in found:
+        if not os.access(file, os.R_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-    return holds_run(path)
+    return bool(found)
 
 
 def names_of(paths: Sequence[Path]) -> list[str]:

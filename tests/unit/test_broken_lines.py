@@ -9,9 +9,8 @@ from support.stored_runs import evaluation, lines_of, make_run, window
 
 from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_table
-from hvdtrain.tools.report.followed_run import FollowedRun
 from hvdtrain.tools.report.page import write_report
-from hvdtrain.tools.report.watch import View
+from hvdtrain.tools.report.watch import FollowedRun, View
 from hvdtrain.trackers import sender
 
 TORN = '{"phase": "train", "st'
@@ -44,13 +43,11 @@ def make(folder: Path, *broken: str) -> Path:
     return run
 
 
-def watched(run: Path, is_terminal: bool) -> str:
+def watched(run: Path) -> str:
     followed, output = FollowedRun(run), io.StringIO()
-    console = Console(file=output, width=200, force_terminal=is_terminal)
-    view = View(run, console)
-    with view.screen:
-        for _ in range(2):
-            view.show(followed, followed.poll())
+    view = View(run, Console(file=output, width=200))
+    for _ in range(2):
+        view.show(followed, followed.poll())
     return output.getvalue()
 
 
@@ -72,8 +69,7 @@ def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, sa
     shown = {"compare": capsys.readouterr().out}
     write_report([run], tmp_path / "page.html", verified=False)
     shown["report"] = (tmp_path / "page.html").read_text().partition('<script type="application/json"')[0]
-    shown["watch"] = watched(run, is_terminal=False)
-    shown["watch live"] = watched(run, is_terminal=True)
+    shown["watch"] = watched(run)
     tracker, notes = FakeTracker(), []
     monkeypatch.setattr(sender, "CLIENTS", {"mlflow": lambda note: tracker})
     monkeypatch.setattr(track, "check_installed", lambda names: None)
@@ -82,7 +78,7 @@ def test_they_are_said_by_all_commands(tmp_path, capsys, monkeypatch, broken, sa
     for command, text in shown.items():
         assert ("no record" in text) == bool(said), command
         assert said in text, command
-        assert text.count(said) == 1 or not said or command == "watch live", command
+        assert text.count(said) == 1 or not said, command
     assert tracker.steps == [10, 20, 20], "the others are there"
 
 
@@ -93,8 +89,8 @@ def test_a_line_that_is_written_out_later_was_never_broken(tmp_path):
     with (run / "metrics.jsonl").open("a") as file:
         file.write(lines_of(window(30)).removeprefix(TORN))
     followed.poll()
-    assert (followed.progress.problem, followed.progress.step) == ("", 30)
+    assert (followed.problem, followed.window["step"]) == ("", 30)
     with (run / "metrics.jsonl").open("a") as file:
         file.write(f"{TORN}\n")
     followed.poll()
-    assert followed.progress.problem == "line 5 of metrics.jsonl holds no record and is left out"
+    assert followed.problem == "line 5 of metrics.jsonl holds no record and is left out"

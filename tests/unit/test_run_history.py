@@ -37,19 +37,6 @@ def test_workers_that_came_and_went_are_named(tmp_path):
     ]
 
 
-def test_a_resume_that_a_later_one_undid_has_no_place(tmp_path):
-    run = make_run(tmp_path, window(10), window(20), window(30))
-    for step in (0, 40, 20, 30):
-        start(run, step)
-    events = history_of(run, read_log(run), None)
-    assert [(event.text, event.place.get("step")) for event in events] == [
-        ("training started", 0),
-        ("resumed after step 40; what it trained was done again from step 21 on", None),
-        ("resumed after step 20", 20),
-        ("resumed after step 30", 30),
-    ]
-
-
 def test_what_a_summary_says_is_listed(tmp_path):
     summary = {
         **SUMMARY, "status": "failed", "bad_samples": 3, "failed_saves": 1, "save_error": "disk full",

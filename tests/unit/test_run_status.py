@@ -14,8 +14,8 @@ from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_csv
 from hvdtrain.reporting.lock_state import LockState
 from hvdtrain.reporting.stored_runs import read_run, status_of
-from hvdtrain.tools.report.followed_run import standing_of
 from hvdtrain.tools.report.page import read_for_page
+from hvdtrain.tools.report.watch import standing_of
 
 HELD, FREE, UNSEEN = LockState(True), LockState(False), LockState(None)
 FAR = LockState(False, 7, "another-host")

@@ -27,7 +27,6 @@ from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.run_log import RunEvent, RunLog, history_of, read_log
 
 _LARGE_MB = 2.0
-_MOST = 100  # checkpoints of a run that are listed, the newest
 _MANY = 16  # runs, the configs of which are in the page
 
 
@@ -75,9 +74,8 @@ def stored_checkpoints(run_dir: Path, verified: bool = True) -> tuple[list[Store
         return [], []
     except OSError as error:
         return [], [plain(f"checkpoints cannot be read: {error}")]
-    notes = [f"{len(paths) - _MOST:,} older checkpoints are left out"] if len(paths) > _MOST else []
-    notes += [plain(f"damaged, and set aside: {', '.join(set_aside)}")] if set_aside else []
-    found = [StoredCheckpoint(path, _state(path, verified), read_manifest(path)) for path in paths[-_MOST:]]
+    notes = [plain(f"damaged, and set aside: {', '.join(set_aside)}")] if set_aside else []
+    found = [StoredCheckpoint(path, _state(path, verified), read_manifest(path)) for path in paths]
     return [one for one in found if one.path.exists()], notes  # the run may have deleted it meanwhile
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hvdtrain.callbacks import CALLBACK, EVAL, EVENT, TRAIN
-from hvdtrain.early_stopping import BAD_SAMPLES, LINE_FIELDS
+from hvdtrain.early_stopping import LINE_FIELDS
 from hvdtrain.reporting.jsonl import lines_of
 from hvdtrain.reporting.report import PROVENANCE_FILE
 from hvdtrain.reporting.stored_runs import (
@@ -113,7 +113,7 @@ class RunEvent(NamedTuple):
 
 def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> list[RunEvent]:
     """Return what happened to a run, in the order of its steps."""
-    placed = [*_starts(path, log), *_skips(log)]
+    placed = _starts(path, log)
     for record in log.events:
         placed.append((record["step"], RunEvent("workers", describe_event(record), place_in(record))))
     events = [event for _, event in sorted(placed, key=lambda found: found[0])]
@@ -124,36 +124,15 @@ def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> li
 
 def _starts(path: Path, log: RunLog) -> list[tuple[int, RunEvent]]:
     """Return starts and resumes, as provenance.jsonl has them, with the steps to sort them by."""
-    with suppress(OSError):
-        found = filter(None, map(parse_line, lines_of(path / PROVENANCE_FILE)))
-        steps_and_times = [(count_of(start.get("step")) or 0, _time_text(start)) for start in found]
-        events = []
-        for index, (step, time) in enumerate(steps_and_times):
-            if not step:
-                events.append((0, RunEvent("started", "training started", dict.fromkeys(AXES, 0.0), time)))
-                continue
-            text = f"resumed after step {step:,}"
-            later = min((other for other, _ in steps_and_times[index + 1 :]), default=step)
-            if later < step:
-                text += f"; what it trained was done again from step {later + 1:,} on"
-            place = log.place_of(step) if later >= step else {}
-            events.append((min(step, later), RunEvent("resumed", text, place, time)))
-        return events
-    return []
-
-
-def _skips(log: RunLog) -> list[tuple[int, RunEvent]]:
-    """Return in which windows and evaluations samples were skipped, with the steps to sort by."""
     events = []
-    for phase, where in ((TRAIN, "in the windows up to"), (EVAL, "in evaluations at")):
-        curve = log.curves.get((phase, BAD_SAMPLES))
-        found = [] if curve is None else list(zip(curve.axes["step"], curve.values, strict=True))
-        found = [(int(step), int(count)) for step, count in found if count > 0]
-        if found:
-            last, steps = found[-1][0], ", ".join(f"{step:,}" for step, _ in found)
-            skipped = counted(sum(count for _, count in found), "unreadable sample")
-            text = plain(f"{skipped} skipped {where} step{'s' if len(found) > 1 else ''} {steps}")
-            events.append((last, RunEvent("problem", text, log.place_of(last))))
+    with suppress(OSError):
+        for start in filter(None, map(parse_line, lines_of(path / PROVENANCE_FILE))):
+            step, time = count_of(start.get("step")) or 0, _time_text(start)
+            if step:
+                event = RunEvent("resumed", f"resumed after step {step:,}", log.place_of(step), time)
+            else:
+                event = RunEvent("started", "training started", dict.fromkeys(AXES, 0.0), time)
+            events.append((step, event))
     return events
 
 
@@ -161,15 +140,11 @@ def _of_summary(summary: Mapping[str, Any], log: RunLog) -> list[RunEvent]:
     """Return what a summary says: of the whole run, without a step."""
     if not summary:
         return []
-    skipped, failed = summary.get("bad_samples"), summary.get("failed_saves")
-    problems = [
-        isinstance(skipped, int)
-        and skipped
-        and f"{counted(skipped, 'unreadable sample')} skipped since the last start",
-        isinstance(failed, int) and failed and f"{counted(failed, 'checkpoint')} could not be written",
-        summary.get("save_error"),
-    ]
-    events = [RunEvent("problem", plain(str(text))) for text in problems if text]
+    skipped, failed = (count_of(summary.get(name)) for name in ("bad_samples", "failed_saves"))
+    problems = [f"{counted(skipped, 'unreadable sample')} skipped since the last start"] if skipped else []
+    problems += [f"{counted(failed, 'checkpoint')} could not be written"] if failed else []
+    problems += [str(summary["save_error"])] if summary.get("save_error") else []
+    events = [RunEvent("problem", plain(text)) for text in problems]
     if summary.get("stopped_early"):
         events.append(RunEvent("ended", plain(f"stopped early: {summary['stopped_early']}")))
     text = f"{ending_of(summary)} after {value_text(summary.get('steps'))} steps"

@@ -1,35 +1,43 @@
-"""The command ``watch``: evaluations, events and progress of a run."""
+"""The command ``watch``: evaluations, events and progress of a run, as its directory shows them."""
 
 import math
 import time
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+from io import BytesIO
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from hvdtrain.callbacks import EVAL, EVENT, TRAIN
-from hvdtrain.errors import UsageError
+from hvdtrain.errors import EnvironmentFault, UsageError
+from hvdtrain.reporting import stored_runs as stored
+from hvdtrain.reporting.report import METRICS_FILE
 from hvdtrain.reporting.stored_runs import (
     FILES,
     LOST_SECONDS,
+    describe_broken,
     describe_event,
     metrics_in,
     metrics_text,
+    number,
     number_text,
+    parse_record,
     plain,
 )
+from hvdtrain.storage.files import open_regular
 from hvdtrain.storage.text import counted
-from hvdtrain.tools.report.followed_run import FollowedRun, Kind, RunProgress, Standing
 
 _POLL_SECONDS = 1.0
+_COMPARED_BYTES = 256  # before the place where reading continues
+_RETRY_SECONDS = 60.0  # for a directory that cannot be read for the moment
 _WAIT_SECONDS = 60.0  # for a run that stopped or was killed while it was followed
-_LINE_SECONDS = 5.0  # between plain lines of progress
-_SILENT_SECONDS = 60.0  # without a record, after which plain lines say so; likewise between them
-_EVALUATIONS = 100  # that plain lines show of those before
+_LINE_SECONDS = 5.0  # between lines of progress
+_SILENT_SECONDS = 60.0  # without a record, after which a line says so; likewise between them
+_EVALUATIONS = 100  # that are shown of those before
+_WINDOWS = 50  # of the last windows, how fast training is
 # of a window, with their labels and formats
 _MEASURES = (
     ("learning_rate", "lr", ".3g"), ("samples_per_second", "samples/s", ",.0f"),
@@ -38,21 +46,152 @@ _MEASURES = (
 )  # fmt: skip
 
 
+class LogFollower:
+    """Reads what comes to a log; from its start, if it has other bytes than those that were read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset, self._lines, self._end = 0, 0, b""  # of the whole lines that were read
+        self.broken: list[int] = []  # the numbers of lines that hold no record
+
+    def poll(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return the records of new whole lines; all records and True if the log was cut back or replaced."""
+        is_cut, content = bool(self._end), b""
+        try:
+            with open_regular(self._path) as file:
+                file.seek(self._offset - len(self._end))
+                if is_cut := file.read(len(self._end)) != self._end:
+                    file.seek(0)
+                content = file.read()
+        except FileNotFoundError:
+            pass
+        if is_cut:
+            self._offset, self._lines, self._end, self.broken = 0, 0, b"", []
+        content = content[: content.rfind(b"\n") + 1]
+        self._offset += len(content)
+        self._end = (self._end + content)[-_COMPARED_BYTES:]
+        found = []
+        for line in BytesIO(content):
+            self._lines += 1
+            if (record := parse_record(line)) is None:
+                self.broken.append(self._lines)
+            else:
+                found.append(record)
+        return found, is_cut
+
+
+class Kind(Enum):
+    """Whether a run trains; that is unclear for a moment between two jobs, or worlds of one."""
+
+    ABSENT, RUNNING, UNCLEAR, ENDED, STOPPED, KILLED = range(6)
+
+
+class Standing(NamedTuple):
+    """Whether a run trains, and a text that says so."""
+
+    kind: Kind
+    text: str
+
+
+def standing_of(run: stored.StoredRun) -> Standing:
+    """Return whether a run trains now."""
+    lock = run.lock
+    holder = plain(f": process {lock.process} on {lock.host} since {lock.since}") if lock.host else ""
+    if not stored.holds_run(run.path):
+        return Standing(Kind.ABSENT, f"{plain(str(run.path))} holds no run yet")
+    if run.summary is not None or run.summary_problem:
+        parts = [run.status, run.summary_problem, describe_results(run.summary or {})]
+        text = "; ".join(filter(None, parts))
+        return Standing(Kind.STOPPED if run.status == stored.STOPPED else Kind.ENDED, text)
+    if run.status == stored.KILLED:
+        text = "no job holds the lock of the run directory, and there is no summary; the last job"
+        return Standing(Kind.KILLED, f"{run.status}: {text}{holder or ': unknown'}")
+    if run.status == stored.UNKNOWN and lock.is_free_here:
+        return Standing(Kind.UNCLEAR, f"{run.status}: no job holds the lock of the run directory now")
+    unseen = "" if lock.is_held else "; whether its job is alive cannot be seen here"
+    return Standing(Kind.RUNNING, f"{stored.RUNNING}{holder}{unseen}")
+
+
+def describe_results(summary: Mapping[str, Any]) -> str:
+    """Return what a run had done when it ended, and why it ended."""
+    steps, final = summary.get("steps"), summary.get("final")
+    parts = []
+    if isinstance(steps, int):
+        parts.append(f"{counted(steps, 'step')} in {number_text(summary.get('seconds'), ',.1f')} s")
+    if isinstance(final, dict) and final:
+        parts.append(metrics_text(final, ", "))
+    reasons = (summary.get(name) for name in ("stopped_early", "save_error", "error"))
+    return "; ".join([*parts, *(plain(str(reason).splitlines()[0]) for reason in reasons if reason)])
+
+
+class FollowedRun:
+    """A run as its directory shows it now."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.config: Mapping[str, Any] = {}
+        self.records: list[dict[str, Any]] = []  # what the last poll found that is new
+        self.window: Mapping[str, Any] = {}  # the last record of a window
+        self.workers = 0
+        self.is_cut = False  # whether the last poll found that the log was cut back
+        self.silent_seconds = math.inf  # how long ago the last record came
+        self._run_dir, self._log = run_dir, LogFollower(run_dir / METRICS_FILE)
+        self._windows: deque[Mapping[str, Any]] = deque(maxlen=_WINDOWS)
+        self._read_seconds: float | None = None  # when it was read last
+
+    @property
+    def problem(self) -> str:
+        """What is left out of the log, as text."""
+        return describe_broken(self._log.broken)
+
+    def poll(self) -> Standing:
+        """Read what is new. A directory that could be read before is tried again for a minute."""
+        self.records, now_seconds = [], time.monotonic()
+        try:
+            run = stored.read_run(self._run_dir)  # before the log: its last lines then are there
+            standing, self.silent_seconds, self.config = standing_of(run), run.silent_seconds, run.config
+            self.records, self.is_cut = self._log.poll()
+        except OSError as error:
+            if self._read_seconds is None or now_seconds - self._read_seconds >= _RETRY_SECONDS:
+                remedy = stored.access_remedy(error, self._run_dir)
+                raise EnvironmentFault(f"cannot read the run {self._run_dir}: {error}", remedy) from None
+            return Standing(Kind.UNCLEAR, plain(f"cannot be read now, is tried again: {error}"))
+        self._read_seconds = now_seconds
+        for record in self.records:
+            workers = record.get("workers")
+            self.workers = workers if isinstance(workers, int) else self.workers
+            if record.get("phase") == TRAIN:
+                self.window = record
+                self._windows.append(record)
+            elif record.get("phase") == EVENT:
+                self._windows.clear()  # other workers have another speed
+        return standing
+
+    def seconds_left(self) -> float | None:
+        """Return how long the rest takes at the speed of the last windows; None if that is not known."""
+        axis = "step" if self.config.get("steps") is not None else "epoch"
+        length, last = number(self.config.get(f"{axis}s")), self.window
+        first = self._windows[0] if len(self._windows) > 1 else {axis: 0.0, "seconds": 0.0}
+        values = [number(one.get(name)) for name in (axis, "seconds") for one in (first, last)]
+        if length is None or any(value is None for value in values):
+            return None
+        begun, done, since, until = (value or 0.0 for value in values)
+        left = (length - done) * (until - since) / (done - begun) if done > begun else math.nan
+        return max(0.0, left) if math.isfinite(left) and until > since else None
+
+
 def follow(run_dir: Path, wait: float | None = None) -> None:
     """Show a run until it ends.
 
     Raises UsageError if there is no run. Raises EnvironmentFault if its directory cannot be read.
     """
-    followed, ends = FollowedRun(run_dir), Ends(wait)
+    followed, ends, view = FollowedRun(run_dir), Ends(wait), View(run_dir)
     standing = followed.poll()
-    view = View(run_dir)
-    with view.screen:
-        while standing.kind is not Kind.ABSENT or wait is not None:
-            view.show(followed, standing)
-            if ends.is_over(standing, time.monotonic()):
-                break
-            time.sleep(_POLL_SECONDS)
-            standing = followed.poll()
+    while standing.kind is not Kind.ABSENT or wait is not None:
+        view.show(followed, standing)
+        if ends.is_over(standing, time.monotonic()):
+            break
+        time.sleep(_POLL_SECONDS)
+        standing = followed.poll()
     if standing.kind is Kind.ABSENT:
         raise UsageError(
             f"{run_dir}: no run (none of {', '.join(FILES)})",
@@ -85,26 +224,24 @@ class Ends:
 
 
 class View:
-    """Lines: evaluations, events, and progress, which stays in its place on a terminal."""
+    """Lines: evaluations, events and progress."""
 
     def __init__(self, run_dir: Path, console: Console | None = None) -> None:
         self._console = console or Console()
         self._name = plain(run_dir.resolve().name)
-        self.screen = (
-            Live(console=self._console, auto_refresh=False) if self._console.is_terminal else nullcontext()
-        )
         self._said: dict[str, str] = {}
         self._line_seconds = self._silent_seconds = -math.inf
         self._has_window = False
 
     def show(self, run: FollowedRun, standing: Standing) -> None:
         """Show what is new."""
-        if run.cut_step is not None:
-            text = "the run was resumed from there, or begun again"
-            self._say(f"the log was cut back to step {run.cut_step:,}: {text}")
+        if run.is_cut:
+            self._say("the log was cut back, as the run was resumed or begun again; what it holds now:")
         if standing.kind is not Kind.ENDED:
             self._say_changes(standing=standing.text)
-        self._say_changes(facts=_facts(run.progress), problem=run.progress.problem)
+        names = [plain(str(run.config[name])) for name in ("task", "framework") if name in run.config]
+        facts = ", ".join([*names, *([counted(run.workers, "worker")] if run.workers else [])])
+        self._say_changes(facts=facts, problem=run.problem)
         left_out = sum(record.get("phase") == EVAL for record in run.records) - _EVALUATIONS
         if left_out > 0:
             self._say(f"{counted(left_out, 'earlier evaluation')} left out")
@@ -116,10 +253,7 @@ class View:
                 self._say(f"event {step}  {describe_event(record)}")
             elif phase == EVAL and left_out < 0:
                 self._say(f"eval  {step}  {metrics_text(metrics_in(record))}")
-        if isinstance(self.screen, Live):
-            self.screen.update(_page(run, standing, self._console.width), refresh=True)
-        else:
-            self._show_progress(run, standing)
+        self._show_progress(run, standing)
         if standing.kind is Kind.ENDED:  # the last line says how
             self._say_changes(standing=standing.text)
 
@@ -133,7 +267,7 @@ class View:
         now, is_training = time.monotonic(), standing.kind in (Kind.RUNNING, Kind.UNCLEAR)
         if self._has_window and (now - self._line_seconds >= _LINE_SECONDS or not is_training):
             self._has_window, self._line_seconds = False, now
-            self._say(_line_of(run.progress, standing))
+            self._say(_line_of(run, standing))
         is_silent = standing.kind is Kind.RUNNING and _SILENT_SECONDS <= run.silent_seconds < math.inf
         if is_silent and now - self._silent_seconds >= _SILENT_SECONDS:
             self._silent_seconds = now
@@ -143,34 +277,15 @@ class View:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _page(run: FollowedRun, standing: Standing, width: int) -> Group:
-    progress, parts = run.progress, []
-    if (fraction := progress.fraction()) is not None:
-        bar = Table.grid(padding=(0, 1))
-        bar.add_row(ProgressBar(total=1.0, completed=fraction, width=min(40, width // 2)), f"{fraction:.1%}")
-        parts.append(bar)
-    best = (f"{name} {best.value:.4g} at step {best.step:,}" for name, best in progress.best.items())
-    texts = [_line_of(progress, standing)] if progress.window else []
-    texts += [f"best {'  '.join(best)}"] if progress.best else []
-    texts += [f"last record {duration(run.silent_seconds)} ago"] if math.isfinite(run.silent_seconds) else []
-    return Group(*parts, *map(Text, texts))
-
-
-def _line_of(progress: RunProgress, standing: Standing) -> str:
-    seconds = progress.seconds_left() if standing.kind is Kind.RUNNING else None
+def _line_of(run: FollowedRun, standing: Standing) -> str:
+    window, seconds = run.window, run.seconds_left() if standing.kind is Kind.RUNNING else None
     parts = [
-        f"train step {progress.step:>6,}", f"epoch {progress.epoch:6.2f}",
-        metrics_text(metrics_in(progress.window)),
-        *(f"{label} {number_text(progress.window[name], form)}" for name, label, form in _MEASURES
-          if name in progress.window),
+        f"train step {window['step']:>6,}", f"epoch {number_text(window.get('epoch'), '6.2f')}",
+        metrics_text(metrics_in(window)),
+        *(f"{label} {number_text(window[name], form)}" for name, label, form in _MEASURES if name in window),
         "" if seconds is None else f"{duration(seconds)} left",
     ]  # fmt: skip
     return "  ".join(filter(None, parts))
-
-
-def _facts(progress: RunProgress) -> str:
-    names = [plain(str(progress.config[name])) for name in ("task", "framework") if name in progress.config]
-    return ", ".join([*names, *([counted(progress.workers, "worker")] if progress.workers else [])])
 
 
 def duration(seconds: float) -> str:
