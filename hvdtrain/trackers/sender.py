@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +271,7 @@ class JobTracking(Callback):
         for _ in range(_LAST_ATTEMPTS):
             for sender in sorted(senders, key=lambda one: bool(one.problem)):  # those that answer come first
                 if not sender.is_done:
-                    sender.attempt(lambda sender=sender: sender.end(*self._ending), is_last=True)
+                    sender.attempt(partial(sender.end, *self._ending), is_last=True)
             if all(sender.is_done for sender in senders):
                 return
             time.sleep(_POLL_SECONDS)
