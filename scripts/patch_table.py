@@ -9,10 +9,19 @@ def table(name: str) -> str:
     rows = [columns, ["---"] * len(columns)]
     for patch in horovod_patches():
         if patch.name.startswith(f"{name}/"):
-            needed = [patch.needed] if name == "build" else []
+            needed = [patch.header["Needed"]] if name == "build" else []
             changed = ", ".join(f"`{diff.file}`" for diff in patch.files)
             title = f"`{patch.name.partition('/')[2]}`"
-            rows.append([title, patch.subject, *needed, changed, patch.why, patch.upstream])
+            rows.append(
+                [
+                    title,
+                    patch.header["Subject"],
+                    *needed,
+                    changed,
+                    patch.header["Why"],
+                    patch.header["Upstream"],
+                ]
+            )
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
 

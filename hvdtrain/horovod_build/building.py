@@ -1,32 +1,56 @@
-"""The steps of a build, in order."""
+"""The steps of a build, in order: compiling the patched source, installing the wheel, an all-reduce."""
 
 import contextlib
 import hashlib
+import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from hvdtrain.errors import HorovodBuildError, Interrupted
-from hvdtrain.horovod_build.cache import VERSION, BuildCache, exposure
-from hvdtrain.horovod_build.compiling import compile_wheel
-from hvdtrain.horovod_build.installed import TITLES, InstalledBuild, installed_build, is_intact
+from hvdtrain.horovod_build.cache import VERSION, BuildCache, exposure, fetch_source, unpack
+from hvdtrain.horovod_build.installed import TITLES, InstalledBuild, installed_build
+from hvdtrain.horovod_build.patching import apply_patches, horovod_patches
 from hvdtrain.horovod_build.plan import BuildRequest, Plan, make_plan
 from hvdtrain.horovod_build.processes import path_with, run_logged, scripts_folder
+from hvdtrain.horovod_build.toolchain import Gpu
+from hvdtrain.storage.text import counted
+
+Echo = Callable[[str], None]
 
 CHECK_LIMIT_SECONDS = 180
 # The time that horovodrun and mpirun have to end their workers and remove their files.
 CHECK_GRACE_SECONDS = 10
+COMPILE_LIMIT_SECONDS = 2 * 3600
+GIB_PER_JOB = 2.0
+MAX_ERRORS_SHOWN = 3
+
+# What is being built, at the root of the source tree. The patch build/0010-build-record makes CMake
+# copy it into horovod/metadata.json, where `installed_build` reads it.
+RECORD_FILE = "hvdtrain-build.json"
 
 # With the variables of a batch system, mpirun would start its processes through that system; with
 # those of an MPI job, it would act as a part of that job.
-_CLEARED_PREFIXES = ("HOROVOD_", "SLURM_", "PBS_", "LSB_", "OMPI_COMM_", "PMIX_", "PMI_", "PRTE_")
+_CLEARED_IN_CHECK = ("HOROVOD_", "SLURM_", "PBS_", "LSB_", "OMPI_COMM_", "PMIX_", "PMI_", "PRTE_")
+# Variables of the user's environment that would change the build without changing its key.
+_CLEARED_PREFIXES = ("HOROVOD_", "CMAKE_", "CCL_")
+_CLEARED_CUDA = ("CUDACXX", "CUDAFLAGS", "CUDA_HOME", "CUDA_PATH")
+_CLEARED = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MPI_HOME", "DESTDIR", *_CLEARED_CUDA)
+
+_ERROR = re.compile(r"\berror: \S|CMake Error|undefined reference|No space left|Killed")
+_NO_ERROR = re.compile(r"-W\S*error|error: subprocess-exited|error: command .* failed")
+_PERCENT = re.compile(r"\[ *(\d+)%\]")
 
 _CONTROLLERS = {"mpi": "MPI", "gloo": "Gloo"}
 _ALL_REDUCE = {
@@ -51,60 +75,7 @@ hvd.shutdown()
 """
 
 
-def check_build(plan: Plan, echo: Callable[[str], None]) -> None:
-    """Run an all-reduce of two processes with each framework over each controller."""
-    controllers = (["mpi"] if plan.mpi else []) + ["gloo"]
-    with tempfile.TemporaryDirectory(prefix="hvdtrain-check-") as name:
-        for framework in plan.frameworks.values():
-            for controller in controllers:
-                _check_one(plan, framework.name, controller, Path(name))
-                echo(
-                    f"Two processes: all-reduce works with {framework.title} over {_CONTROLLERS[controller]}."
-                )
-
-
-def _check_one(plan: Plan, framework: str, controller: str, folder: Path) -> None:
-    script = folder / f"all_reduce_{framework}.py"
-    script.write_text(_ALL_REDUCE[framework] + _VERDICT, encoding="utf-8")
-    command = [str(scripts_folder() / "horovodrun"), "-np", "2", f"--{controller}", "--disable-cache"]
-    command += [sys.executable, str(script)]
-    output: list[str] = []
-    with (folder / "output.log").open("w", encoding="utf-8") as log:
-        try:
-            exit_code = run_logged(
-                command, log, env=check_environment(plan, os.environ), folder=folder,
-                limit_seconds=CHECK_LIMIT_SECONDS, grace_seconds=CHECK_GRACE_SECONDS, on_line=output.append,
-            )  # fmt: skip
-            fault = f"exit code {exit_code}" if exit_code else ""
-        except (TimeoutError, OSError) as error:
-            fault = str(error)
-    if not fault and sum("all-reduce works" in line for line in output) != 2:
-        fault = "not both processes reached the end"
-    if fault:
-        raise HorovodBuildError(
-            f"Horovod was built, but two processes could not do an all-reduce with {TITLES[framework]} "
-            f"over {_CONTROLLERS[controller]}: {fault}. The end of the output:\n"
-            + "".join(f"  {line}" for line in output[-15:]).rstrip(),
-            "The build was removed.",
-        )
-
-
-def check_environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the check: the built MPI first, and no variables of an outer job."""
-    env = {name: value for name, value in environment.items() if not name.startswith(_CLEARED_PREFIXES)}
-    env |= {
-        "PATH": path_with(*([plan.mpi.programs] if plan.mpi else [])),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        # The check is about the build; tensors stay in main memory.
-        "CUDA_VISIBLE_DEVICES": "",
-        "OMP_NUM_THREADS": "1",
-    }
-    if os.getuid() == 0:  # containers; Open MPI otherwise refuses
-        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return env
-
-
-def build_horovod(request: BuildRequest, echo: Callable[[str], None]) -> InstalledBuild:
+def build_horovod(request: BuildRequest, echo: Echo) -> InstalledBuild:
     """Build Horovod for the frameworks in the environment of the running Python, and install it.
 
     A build that is installed or cached is not built again. After an error, such as Interrupted by SIGTERM,
@@ -119,18 +90,14 @@ def build_horovod(request: BuildRequest, echo: Callable[[str], None]) -> Install
         environment = hashlib.sha256(sys.prefix.encode()).hexdigest()[:16]
         with (
             _ended_by_sigterm(),
-            cache.lock(
-                f"environment-{environment}", lambda: echo("Waiting for another build in this environment.")
-            ),
-            cache.lock(
-                f"build-{plan.key}", lambda: echo("Waiting for another process that builds the same.")
-            ),
+            cache.lock(f"environment-{environment}", lambda: echo("Waiting for another build here.")),
+            cache.lock(f"build-{plan.key}", lambda: echo("Waiting for another build of the same.")),
         ):
             return _build_locked(plan, request, cache, echo)
 
 
 @contextlib.contextmanager
-def _trusted_cache(folder: Path, echo: Callable[[str], None]) -> Iterator[BuildCache]:
+def _trusted_cache(folder: Path, echo: Echo) -> Iterator[BuildCache]:
     """Give the cache in a folder, or an empty one for this build if somebody else can change that folder.
 
     A wheel is code, and lies next to its own checksum: who can write both chooses the code that is installed.
@@ -146,16 +113,10 @@ def _trusted_cache(folder: Path, echo: Callable[[str], None]) -> Iterator[BuildC
     shutil.rmtree(own, ignore_errors=True)  # after a failure it is kept: the log is in it
 
 
-def _build_locked(
-    plan: Plan, request: BuildRequest, cache: BuildCache, echo: Callable[[str], None]
-) -> InstalledBuild:
+def _build_locked(plan: Plan, request: BuildRequest, cache: BuildCache, echo: Echo) -> InstalledBuild:
     installed = installed_build()
-    if (
-        not request.force
-        and installed
-        and installed.key == plan.key
-        and is_intact(installed, plan.frameworks)
-    ):
+    if not request.force and _is_of(installed, plan):
+        assert installed is not None
         echo("Already installed.")
         return installed
     wheel = None if request.force else cache.wheel(plan.key)
@@ -176,13 +137,18 @@ def _build_locked(
             _pip("uninstall", "--yes", "horovod")
             raise
     installed = installed_build()
-    if installed is None or installed.key != plan.key:
+    if installed is None or not _is_of(installed, plan):
         raise HorovodBuildError(
             "Horovod was built and installed, but another Horovod is found before it.",
             "Look at PYTHONPATH, and at folders named horovod on it.",
         )
     echo("Installed.")
     return installed
+
+
+def _is_of(build: InstalledBuild | None, plan: Plan) -> bool:
+    """Return whether an installed build is the one of a plan, with all its extensions."""
+    return build is not None and build.key == plan.key and all(map(build.built_for, plan.frameworks))
 
 
 @contextlib.contextmanager
@@ -204,11 +170,9 @@ def _ended_by_sigterm() -> Iterator[None]:
 
 
 def _pip(*arguments: str) -> None:
-    command = [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"]
-    env = {name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_PREFIX")}
     done = subprocess.run(
-        command,
-        env=env,
+        [sys.executable, "-m", "pip", *arguments, "--disable-pip-version-check"],
+        env={name: value for name, value in os.environ.items() if name not in ("PIP_TARGET", "PIP_PREFIX")},
         cwd=tempfile.gettempdir(),  # the current directory may contain a folder named horovod
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -218,6 +182,203 @@ def _pip(*arguments: str) -> None:
     )
     if done.returncode:
         raise HorovodBuildError(
-            f"pip {arguments[0]} failed. It said:\n"
-            + "\n".join(f"  {line}" for line in done.stdout.splitlines()[-8:])
+            f"pip {arguments[0]} failed. It said:\n{_end_of(done.stdout.splitlines(), 8)}"
         )
+
+
+def _end_of(lines: Sequence[str], most: int) -> str:
+    """Return the last lines of an output, for a message."""
+    return "\n".join(f"  {_shortened(line)}" for line in lines[-most:])
+
+
+def _shortened(line: str, width: int = 200) -> str:
+    # A compiler's command line can be thousands of characters long.
+    return line if len(line) <= width else line[: width - 4] + " ..."
+
+
+def compile_wheel(plan: Plan, cache: BuildCache, jobs: int, echo: Echo) -> Path:
+    """Download, patch and compile Horovod, and put the wheel into the cache; return its path there."""
+    if not jobs:
+        gib = psutil.virtual_memory().available / 2**30
+        jobs = max(1, min(len(os.sched_getaffinity(0)), int(gib / GIB_PER_JOB)))
+    log = cache.new_log(plan.key)
+    echo("Getting the source.")
+    archive = fetch_source(cache)
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-horovod-") as name:
+        folder = Path(name)
+        source = unpack(archive, folder)
+        apply_patches(source, horovod_patches())
+        (source / RECORD_FILE).write_text(json.dumps(plan.record(), indent=1), encoding="utf-8")
+        echo(f"Compiling with {counted(jobs, 'job')} at a time; log: {log}")
+        started = time.monotonic()
+        wheel = _build_wheel(source, folder, build_environment(plan, folder, jobs), log, echo)
+        stored = cache.store(plan.key, wheel)
+    mib = stored.stat().st_size / 2**20
+    echo(f"Compiled in {time.monotonic() - started:.0f} s; the wheel has {mib:.1f} MiB.")
+    return stored
+
+
+def _build_wheel(source: Path, folder: Path, env: Mapping[str, str], log: Path, echo: Echo) -> Path:
+    wheels = folder / "wheels"
+    command = [sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps"]
+    command += ["--no-index", "--disable-pip-version-check", "--wheel-dir", str(wheels), str(source)]
+    lines: list[str] = []
+    shown, started = 0, time.monotonic()
+
+    def on_line(line: str) -> None:
+        nonlocal shown
+        lines.append(line.rstrip())
+        percent = _PERCENT.search(line)
+        if percent and int(percent[1]) >= shown + 10:
+            shown = int(percent[1]) // 10 * 10
+            echo(f"  {percent[1]} % after {time.monotonic() - started:.0f} s")
+
+    with log.open("w", encoding="utf-8") as file:
+        try:
+            exit_code = run_logged(
+                command, file, env=env, folder=folder, limit_seconds=COMPILE_LIMIT_SECONDS, on_line=on_line
+            )
+        except TimeoutError as error:
+            raise HorovodBuildError(f"Compiling Horovod: {error}.", f"The whole log: {log}") from error
+    built = sorted(wheels.glob("horovod-*.whl")) if exit_code == 0 else []
+    if not built:
+        digest = _error_digest(lines)
+        memory = "\nThe compiler was killed, most likely for lack of memory: try --jobs 1."
+        raise HorovodBuildError(
+            f"Horovod did not compile. The first errors:\n{digest}",
+            f"The whole log: {log}" + (memory if "Killed" in digest else ""),
+        )
+    return built[0]
+
+
+def _error_digest(lines: Sequence[str]) -> str:
+    """Return the first errors of a compiler's log with the lines around them, or the end of the log."""
+    errors = [k for k, line in enumerate(lines) if _ERROR.search(line) and not _NO_ERROR.search(line)]
+    if not errors:
+        return _end_of(lines, 20)
+    # CMake explains an error below it
+    near = {
+        place
+        for k in errors[:MAX_ERRORS_SHOWN]
+        for place in range(max(0, k - 2), k + (12 if "CMake Error" in lines[k] else 4))
+    }
+    return _end_of([line for place, line in enumerate(lines) if place in near], len(near))
+
+
+def build_environment(plan: Plan, folder: Path, jobs: int) -> dict[str, str]:
+    """Return the environment of the compilation."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_CLEARED_PREFIXES) and name not in _CLEARED
+    }
+    first = [plan.mpi.programs] if plan.mpi else []
+    first += [plan.gpu.cuda_home / "bin"] if plan.gpu else []
+    env |= {
+        "PATH": path_with(*first),
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CXX": plan.toolchain.cxx,
+        "MAKEFLAGS": f"-j{jobs}",
+        "CMAKE_GENERATOR": "Unix Makefiles",
+        # Gloo requests compatibility with a CMake older than CMake 4 supports.
+        "CMAKE_POLICY_VERSION_MINIMUM": "3.5",
+        # Libraries that are linked by path but not needed would be recorded in the extension with
+        # that path if they have no SONAME.
+        "LDFLAGS": f"-Wl,--as-needed {os.environ.get('LDFLAGS', '')}".strip(),
+        "HOROVOD_CMAKE": str(plan.toolchain.cmake),
+        "HOROVOD_WITH_GLOO": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITHOUT_NVTX": "1",
+        "HVDTRAIN_RPATH": ";".join(plan.rpath),
+    }
+    for name, variable in (("torch", "PYTORCH"), ("tf", "TENSORFLOW")):
+        env[f"HOROVOD_{'WITH' if name in plan.frameworks else 'WITHOUT'}_{variable}"] = "1"
+    if torch := plan.frameworks.get("torch"):
+        # what the patch build/0026-pytorch-by-its-files reads, so that configuring does not import PyTorch
+        env |= {
+            "HVDTRAIN_PYTORCH": str(torch.folder),
+            "HVDTRAIN_PYTORCH_VERSION": torch.version,
+            "HVDTRAIN_PYTORCH_CXX_STANDARD": str(torch.cxx_standard),
+            "HVDTRAIN_PYTORCH_CXX11_ABI": str(int(torch.cxx11_abi)),
+        }
+    if plan.arch_flags:
+        env["HOROVOD_BUILD_ARCH_FLAGS"] = plan.arch_flags
+    if plan.mpi:
+        env |= {"HOROVOD_WITH_MPI": "1", "MPI_HOME": str(plan.mpi.programs.parent)}
+    else:
+        env["HOROVOD_WITHOUT_MPI"] = "1"
+    return env | (_gpu_environment(plan.gpu, folder) if plan.gpu else {})
+
+
+def _gpu_environment(gpu: Gpu, folder: Path) -> dict[str, str]:
+    # NVIDIA's wheels have libnccl.so.2 and libcudart.so.13, but CMake searches for names without a
+    # number. A folder of links provides those.
+    nccl = folder / "nccl"
+    (nccl / "lib").mkdir(parents=True)
+    (nccl / "include").symlink_to(gpu.nccl_headers)
+    (nccl / "lib" / "libnccl.so").symlink_to(gpu.nccl_library)
+    if gpu.runtime:
+        (nccl / "lib" / "libcudart.so").symlink_to(gpu.runtime)
+    env = {
+        "CMAKE_LIBRARY_PATH": str(nccl / "lib"),
+        # nvcc passes only lib64/ to the linker, which the wheels do not have.
+        "LIBRARY_PATH": f"{gpu.cuda_home / 'lib'}:{os.environ.get('LIBRARY_PATH', '')}".rstrip(":"),
+        "HOROVOD_GPU": "CUDA",
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CUDA_HOME": str(gpu.cuda_home),
+        "CUDA_HOME": str(gpu.cuda_home),
+        "HOROVOD_NCCL_HOME": str(nccl),
+        "HOROVOD_NCCL_LINK": "SHARED",
+    }
+    return env | ({"HOROVOD_BUILD_CUDA_CC_LIST": gpu.architectures} if gpu.architectures else {})
+
+
+def check_build(plan: Plan, echo: Echo) -> None:
+    """Run an all-reduce of two processes with each framework over each controller."""
+    with tempfile.TemporaryDirectory(prefix="hvdtrain-check-") as name:
+        for framework in plan.frameworks:
+            for controller in ["mpi", "gloo"] if plan.mpi else ["gloo"]:
+                how = f"{TITLES[framework]} over {_CONTROLLERS[controller]}"
+                if fault := _check_one(plan, framework, controller, Path(name)):
+                    raise HorovodBuildError(
+                        f"Horovod was built, but two processes could not all-reduce with {how}: {fault}",
+                        "The build was removed.",
+                    )
+                echo(f"Two processes: all-reduce works with {how}.")
+
+
+def _check_one(plan: Plan, framework: str, controller: str, folder: Path) -> str:
+    """Return what went wrong, and the end of the output; empty if nothing did."""
+    script = folder / f"all_reduce_{framework}.py"
+    script.write_text(_ALL_REDUCE[framework] + _VERDICT, encoding="utf-8")
+    command = [str(scripts_folder() / "horovodrun"), "-np", "2", f"--{controller}", "--disable-cache"]
+    command += [sys.executable, str(script)]
+    output: list[str] = []
+    with (folder / "output.log").open("w", encoding="utf-8") as log:
+        try:
+            exit_code = run_logged(
+                command, log, env=check_environment(plan, os.environ), folder=folder,
+                limit_seconds=CHECK_LIMIT_SECONDS, grace_seconds=CHECK_GRACE_SECONDS, on_line=output.append,
+            )  # fmt: skip
+            fault = f"exit code {exit_code}" if exit_code else ""
+        except (TimeoutError, OSError) as error:
+            fault = str(error)
+    if not fault and sum("all-reduce works" in line for line in output) != 2:
+        fault = "not both processes reached the end"
+    return fault and f"{fault}. The end of the output:\n{_end_of([line.rstrip() for line in output], 15)}"
+
+
+def check_environment(plan: Plan, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the check: the built MPI first, and no variables of an outer job."""
+    env = {name: value for name, value in environment.items() if not name.startswith(_CLEARED_IN_CHECK)}
+    env |= {
+        "PATH": path_with(*([plan.mpi.programs] if plan.mpi else [])),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        # The check is about the build; tensors stay in main memory.
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+    }
+    if os.getuid() == 0:  # containers; Open MPI otherwise refuses
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return env

@@ -2,11 +2,9 @@
 
 import contextlib
 import fcntl
-import grp
 import hashlib
 import json
 import os
-import pwd
 import shutil
 import stat
 import sys
@@ -15,56 +13,37 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.errors import HorovodBuildError
-from hvdtrain.horovod_build.processes import run_logged
+from hvdtrain.host.processes import run_limited
 from hvdtrain.storage.files import cache_folder
+
+LOGS_KEPT = 10
+VERSION = "0.28.1"
+SDIST = f"horovod-{VERSION}.tar.gz"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+DOWNLOAD_LIMIT_SECONDS = 900
 
 
 def exposure(path: Path) -> str:
     """Return why somebody other than this user and root could change a file or folder; empty if nobody can.
 
     In a folder above that others can write they could replace the next one, unless its sticky bit is set.
-    What does not exist yet is not looked at.
+    The group with this user's number is the user's own. What does not exist yet is not looked at.
     """
-    paths = [path.absolute(), path.resolve()]
+    me, paths = os.geteuid(), [path.absolute(), path.resolve()]
     for place in dict.fromkeys(place for one in paths for place in (one, *one.parents)):
         try:
             status = place.stat()
         except FileNotFoundError:
             continue
-        if status.st_uid not in (0, os.geteuid()):
-            return f"{place} belongs to user {_name_of(status.st_uid, pwd.getpwuid)}"
-        if place not in paths and status.st_mode & stat.S_ISVTX:
-            continue
-        if status.st_mode & stat.S_IWOTH:
-            return f"{place} can be written by everybody"
-        if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
-            return f"{place} can be written by the group {_name_of(status.st_gid, grp.getgrgid)}"
+        if status.st_uid not in (0, me):
+            return f"{place} belongs to user {status.st_uid}"
+        others = stat.S_IWOTH if status.st_gid in (0, me) else stat.S_IWOTH | stat.S_IWGRP
+        if status.st_mode & others and (place in paths or not status.st_mode & stat.S_ISVTX):
+            who = "everybody" if status.st_mode & stat.S_IWOTH else f"group {status.st_gid}"
+            return f"{place} can be written by {who}"
     return ""
-
-
-def _is_own_group(number: int) -> bool:
-    """Return whether a group is root's, or this user's own, which many systems give to each."""
-    if number == 0:
-        return True
-    try:
-        group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
-    except KeyError:
-        return False
-    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
-
-
-def _name_of(number: int, entries: Callable[[int], Any]) -> str:
-    try:
-        return str(entries(number)[0])
-    except KeyError:
-        return str(number)
-
-
-# The number of logs that are kept.
-LOGS_KEPT = 10
 
 
 def default_cache_folder() -> Path:
@@ -151,13 +130,6 @@ class BuildCache:
         return folder
 
 
-VERSION = "0.28.1"
-SDIST = f"horovod-{VERSION}.tar.gz"
-SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-
-DOWNLOAD_LIMIT_SECONDS = 900
-
-
 def fetch_source(cache: BuildCache) -> Path:
     """Return the source archive: from the cache, or downloaded by pip with the user's pip settings."""
     kept = cache.archives / SDIST
@@ -198,18 +170,12 @@ def _download(folder: Path) -> None:
     # the installed setuptools, and downloads nothing else.
     command += ["--no-binary", "horovod", "--no-build-isolation", "--disable-pip-version-check"]
     command += ["--dest", str(folder), "-r", str(requirements)]
-    lines: list[str] = []
-    with (folder / "pip.log").open("w", encoding="utf-8") as log:
-        try:
-            exit_code = run_logged(
-                command, log, env=dict(os.environ), folder=folder,
-                limit_seconds=DOWNLOAD_LIMIT_SECONDS, on_line=lines.append,
-            )  # fmt: skip
-        except TimeoutError as error:
-            raise HorovodBuildError(f"pip could not download {SDIST}: {error}.") from error
-    if exit_code != 0 or not (folder / SDIST).is_file():
+    done = run_limited(command, DOWNLOAD_LIMIT_SECONDS)
+    if done.code != 0 or not (folder / SDIST).is_file():
+        lines = (done.output + done.errors).splitlines()[-8:]
+        how = f"in {DOWNLOAD_LIMIT_SECONDS} seconds" if done.code is None else f"(exit code {done.code})"
         raise HorovodBuildError(
-            f"pip could not download the source of Horovod {VERSION}. It said:\n"
-            + "".join(f"  {line}" for line in lines[-8:]).rstrip(),
+            f"pip could not download the source of Horovod {VERSION} {how}. It said:\n"
+            + "\n".join(f"  {line}" for line in lines),
             f"Check pip's package index, or put {SDIST} into {folder.parent} by hand.",
         )

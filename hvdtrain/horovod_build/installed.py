@@ -9,10 +9,8 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.errors import EnvironmentFault, HorovodBuildError
 from hvdtrain.horovod_build.patching import horovod_patches, patches_digest
@@ -106,23 +104,17 @@ def _torch() -> InstalledFramework | None:
     if not version:
         return None
     config = _text(folder / "share" / "cmake" / "Torch" / "TorchConfig.cmake")
+    # its headers end the compilation unless ``__cplusplus`` is at least a month of a year, e.g. 202002L
+    headers = _text(folder / "include" / "ATen" / "ATen.h")
+    standard = int(_first(r"__cplusplus < 20(\d\d)\d\dL", headers) or 17) if headers else 0
     return InstalledFramework(
         name="torch",
         version=version,
         cuda=_first(r"cuda(?:: [^=]+)? = ['\"]([^'\"]+)", version_file),
         cxx11_abi="_GLIBCXX_USE_CXX11_ABI=0" not in config,
-        cxx_standard=_torch_cxx_standard(folder / "include"),
+        cxx_standard=standard,
         folder=folder,
     )
-
-
-def _torch_cxx_standard(headers: Path) -> int:
-    """Return the C++ standard that PyTorch's headers require, or 0 without headers.
-
-    They end the compilation unless ``__cplusplus`` is at least a month of the standard's year, e.g. 202002L.
-    """
-    text = _text(headers / "ATen" / "ATen.h")
-    return int(_first(r"__cplusplus < 20(\d\d)\d\dL", text) or 17) if text else 0
 
 
 def _tensorflow() -> InstalledFramework | None:
@@ -210,15 +202,18 @@ def installed_build() -> InstalledBuild | None:
         version = importlib.metadata.version("horovod")
     except importlib.metadata.PackageNotFoundError:
         return None
-    metadata = _read_metadata(folder)
+    try:
+        metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        metadata = {}
     record = metadata.get("hvdtrain") or {}
-    built_for = {
-        name: str(metadata.get(_IN_METADATA[name], "")) if _extension(folder, name) else "" for name in TITLES
-    }
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    has = {name for name in TITLES if (folder / f"{_EXTENSIONS[name]}{suffix}").is_file()}
+    built_for = {name: metadata.get(_IN_METADATA[name]) if name in has else None for name in TITLES}
     return InstalledBuild(
         version=version,
-        torch=built_for["torch"] or None,
-        tensorflow=built_for["tf"] or None,
+        torch=built_for["torch"],
+        tensorflow=built_for["tf"],
         mpi=str(record.get("mpi", "MPI")) if metadata.get("have_mpi") else None,
         gloo=bool(metadata.get("have_gloo")),
         nccl=bool(metadata.get("have_nccl")),
@@ -228,26 +223,10 @@ def installed_build() -> InstalledBuild | None:
     )
 
 
-def is_intact(build: InstalledBuild, frameworks: Mapping[str, InstalledFramework]) -> bool:
-    """Return whether the build's files exist, are complete, and are for these frameworks."""
-    try:
-        files = importlib.metadata.files("horovod") or []
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    for file in files:
-        path = Path(str(file.locate()))
-        if file.suffix == ".so" and (not path.is_file() or path.stat().st_size != file.size):
-            return False
-    return all(
-        same_version(build.built_for(name) or "", framework.version) for name, framework in frameworks.items()
-    )
-
-
 def require_horovod(framework: str) -> InstalledBuild:
-    """Raise an error unless Horovod is installed and fits the installed framework.
+    """Raise an error with the command that helps unless Horovod is installed and fits the framework.
 
-    Every job calls this when it starts. It imports neither Horovod nor a framework. A Horovod that hvdtrain
-    did not build is accepted if it was built for the installed version. The error has the command that helps.
+    It imports neither Horovod nor a framework. A Horovod that hvdtrain did not build may fit, too.
     """
     title = TITLES[framework]
     installed = installed_framework(framework)
@@ -280,11 +259,9 @@ def require_horovod(framework: str) -> InstalledBuild:
 
 
 def check_patches(build: InstalledBuild, *, elastic: bool) -> str:
-    """Check that a build of hvdtrain has the patches of this hvdtrain. Local: no collective.
+    """Return what to report of a build of hvdtrain that has other patches; an elastic job is refused with it.
 
-    Elastic jobs start Horovod again and again in one process, which some patches mend: with others, workers
-    may crash. A Horovod that hvdtrain did not build has none, and is not checked. Returns what to report to
-    the user; empty if the patches are the same. Raises HorovodBuildError if the job is elastic.
+    Elastic jobs start Horovod again and again in one process, which some patches mend.
     """
     own = patches_digest(horovod_patches())
     if build.patches in ("", own):
@@ -298,28 +275,8 @@ def check_patches(build: InstalledBuild, *, elastic: bool) -> str:
     return f"the installed Horovod was {found}; build it again: {build.command}"
 
 
-def _read_metadata(folder: Path) -> dict[str, Any]:
-    """Return the metadata that Horovod's build wrote, or an empty dict if it cannot be read."""
-    try:
-        metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return metadata if isinstance(metadata, dict) else {}
-
-
-def _extension(folder: Path, framework: str) -> Path | None:
-    """Return the extension for a framework and the running Python, or None if it is missing."""
-    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
-    path = folder / (_EXTENSIONS[framework] + suffix)
-    return path if path.is_file() else None
-
-
 def horovodrun_path() -> str:
-    """Return the path of horovodrun: that of this Python, or the one on PATH.
-
-    Raises:
-        EnvironmentFault: If there is none.
-    """
+    """Return the path of horovodrun: that of this Python, or the one on PATH."""
     folders = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     if (found := shutil.which("horovodrun", path=os.pathsep.join(folders))) is None:
         raise EnvironmentFault("there is no horovodrun", f"Run: {BUILD_COMMAND}")

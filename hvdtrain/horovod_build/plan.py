@@ -110,7 +110,7 @@ def _library_folders(compiler: Path) -> tuple[Path, ...]:
     return tuple(Path(folder) for folder in re.findall(r"-L(\S+)", shown))
 
 
-# Increase this when `compiling` builds the same source in another way.
+# Increase this when `building` builds the same source in another way.
 RECIPE = 1
 
 _CHOICES = {
@@ -134,11 +134,8 @@ class BuildRequest:
 
     def __post_init__(self) -> None:
         for field, choices in _CHOICES.items():
-            value = getattr(self, field)
-            if value not in choices:
+            if (value := getattr(self, field)) not in choices:
                 raise ConfigError(f"{field} is {value!r}; it must be one of {', '.join(choices)}.")
-        if self.jobs < 0:
-            raise ConfigError(f"jobs is {self.jobs}; it must be 0 (choose) or more.")
 
     @property
     def cache_folder(self) -> Path:
@@ -204,7 +201,7 @@ class Plan:
 def make_plan(request: BuildRequest) -> Plan:
     """Examine the environment and the machine, in seconds and without changing anything."""
     frameworks, left_out = _choose_frameworks(request)
-    toolchain = find_toolchain(request.cache_folder, frameworks.values())
+    toolchain = find_toolchain(frameworks.values())
     mpi = None if request.mpi == "none" else find_mpi()
     if mpi is None and request.mpi == "require":
         raise HorovodBuildError("--mpi require: no MPI compiler (mpicxx) was found.", REMEDY)
@@ -266,11 +263,7 @@ def _identity(framework: InstalledFramework | None) -> str:
 
 
 def _rpath(frameworks: dict[str, InstalledFramework], mpi: Mpi | None, gpu: Gpu | None) -> tuple[str, ...]:
-    """Return the library folders for the extensions.
-
-    Those inside the environment are relative, so that a wheel can be installed into another environment.
-    Others are absolute.
-    """
+    """Return the library folders for the extensions; those inside the environment are relative."""
     folders = list(mpi.libraries) if mpi else []
     for name, below in (("torch", "lib"), ("tf", ".")):
         package = package_folder("torch" if name == "torch" else "tensorflow")

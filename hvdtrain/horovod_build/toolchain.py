@@ -113,40 +113,17 @@ def _nccl_version(headers: Path) -> str:
 
 
 CMAKE_NEEDED = (3, 18)
-TEMP_GIB_NEEDED = 0.5
-CACHE_GIB_NEEDED = 0.1
-
-# Module name -> package name of everything that Horovod's own build imports.
-_BUILD_MODULES = {
-    "cffi": "cffi",
-    "cloudpickle": "cloudpickle",
-    "packaging": "packaging",
-    "psutil": "psutil",
-    "setuptools": "setuptools",
-    "wheel": "wheel",
-    "yaml": "pyyaml",
-}
+# The modules that Horovod's own build imports.
+_BUILD_MODULES = ("cffi", "cloudpickle", "packaging", "psutil", "setuptools", "wheel", "yaml")
 
 _GET_COMPILER = "apt install build-essential, or dnf install gcc-c++ make"
 _NEWER_COMPILER = "; CXX selects another one: GCC 12 or newer is known to work, e.g. CXX=g++-12"
-# By standard. GCC 10 has most of C++20, and calls it 201709.
-_PROGRAMS = {
-    17: """\
+# GCC 10 has most of C++20, and calls it 201709
+_PROGRAM = """\
 #include <string_view>
-static_assert(__cplusplus >= 201700L, "an older standard");
-constexpr std::string_view name = "C++17";
-int main() { if constexpr (name.size() == 5) return 0; }
-""",
-    20: """\
-static_assert(__cplusplus >= 202000L, "a part of C++20 alone");
-#include <compare>
-#include <concepts>
-#include <span>
-consteval int twenty() { return 20; }
-template <std::integral T> std::strong_ordering order(T one, T other) { return one <=> other; }
-int main() { int numbers[] = {20}; return order(twenty(), std::span(numbers)[0]) == 0 ? 0 : 1; }
-""",
-}
+static_assert(__cplusplus >= 20{standard}00L, "an older standard");
+int main() {{ return std::string_view().size(); }}
+"""
 
 
 @dataclass(frozen=True)
@@ -158,13 +135,9 @@ class Toolchain:
     cmake: Path  # the program
 
 
-def find_toolchain(cache_folder: Path, frameworks: Iterable[InstalledFramework] = ()) -> Toolchain:
+def find_toolchain(frameworks: Iterable[InstalledFramework] = ()) -> Toolchain:
     """Find everything that a build needs from the machine; an error names all that is missing."""
-    faults = [
-        *_python_faults(),
-        *_disk_faults(Path(tempfile.gettempdir()), TEMP_GIB_NEEDED, "set TMPDIR to a folder with room"),
-        *_disk_faults(cache_folder, CACHE_GIB_NEEDED, "set HVDTRAIN_CACHE to a folder with room"),
-    ]
+    faults = [*_python_faults()]
     cxx = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), "")
     faults += _compiler_faults(cxx, max(frameworks, key=lambda found: found.cxx_standard, default=None))
     if not shutil.which("make"):
@@ -180,9 +153,10 @@ def find_toolchain(cache_folder: Path, frameworks: Iterable[InstalledFramework] 
 def _python_faults() -> Iterator[str]:
     if not importlib.util.find_spec("pip"):
         yield "There is no pip in this environment.\n  python -m ensurepip"
-    missing = [package for module, package in _BUILD_MODULES.items() if not importlib.util.find_spec(module)]
+    missing = [name for name in _BUILD_MODULES if not importlib.util.find_spec(name)]
     if missing:
-        yield f"Packages are missing: {', '.join(missing)}.\n  pip install {' '.join(missing)}"
+        packages = ["pyyaml" if name == "yaml" else name for name in missing]
+        yield f"Packages are missing: {', '.join(packages)}.\n  pip install {' '.join(packages)}"
     headers = Path(sysconfig.get_path("include"))
     if not (headers / "Python.h").is_file():
         yield (
@@ -192,7 +166,7 @@ def _python_faults() -> Iterator[str]:
         )
     managed = Path(sysconfig.get_path("stdlib")) / "EXTERNALLY-MANAGED"
     in_no_venv = sys.prefix == sys.base_prefix
-    if (in_no_venv and managed.is_file()) or not os.access(_existing(packages_folder()), os.W_OK):
+    if (in_no_venv and managed.is_file()) or not os.access(packages_folder(), os.W_OK):
         yield (
             f"pip may not install into {packages_folder()}.\n"
             "  Make a virtual environment: python -m venv .venv && . .venv/bin/activate"
@@ -205,9 +179,8 @@ def _compiler_faults(cxx: str, newest: InstalledFramework | None) -> Iterator[st
         return
     with tempfile.TemporaryDirectory(prefix="hvdtrain-") as folder:
         program = Path(folder) / "check.cc"
-        standard = newest.cxx_standard if newest else min(_PROGRAMS)
-        text = _PROGRAMS.get(standard, f"static_assert(__cplusplus >= 20{standard}00L); int main() {{}}")
-        program.write_text(text, encoding="utf-8")
+        standard = newest.cxx_standard if newest else 17
+        program.write_text(_PROGRAM.format(standard=standard), encoding="utf-8")
         command = [*shlex.split(cxx), f"-std=c++{standard}", str(program), "-o", str(program.with_suffix(""))]
         try:
             done = run_limited(command, 60.0)
@@ -241,35 +214,10 @@ def _find_cmake() -> tuple[Path, list[str]]:
     return Path(), [f"{problem}.\n  pip install cmake"]
 
 
-def _disk_faults(folder: Path, gib_needed: float, remedy: str) -> Iterator[str]:
-    place = _existing(folder)
-    if not os.access(place, os.W_OK):
-        yield f"{place} is not writable.\n  {remedy[0].upper()}{remedy[1:]}."
-        return
-    gib_free = shutil.disk_usage(place).free / 2**30
-    if gib_free < gib_needed:
-        yield (
-            f"{folder} has {gib_free:.1f} GiB free; the build needs {gib_needed:.1f}.\n"
-            f"  Make room, or {remedy}."
-        )
-
-
-def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return folder
-
-
 def architecture_flags() -> str:
-    """Return compiler flags for those vector units used by Horovod that this CPU has.
-
-    The environment variable HOROVOD_BUILD_ARCH_FLAGS has precedence. Horovod's build would try the same with
-    the compiler, but the flags must be known beforehand as a part of the build's key.
-    """
-    asked = os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "").strip()
-    if asked:
-        return asked
+    """Return compiler flags for those vector units used by Horovod that this CPU has: a part of the key."""
+    if given := os.environ.get("HOROVOD_BUILD_ARCH_FLAGS", "").strip():
+        return given
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:

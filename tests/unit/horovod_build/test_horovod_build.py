@@ -98,7 +98,6 @@ def steps(cache, wheel, the_plan, monkeypatch):
     monkeypatch.setattr(building, "_pip", pip)
     monkeypatch.setattr(building, "check_build", check)
     monkeypatch.setattr(building, "installed_build", lambda: steps.installed)
-    monkeypatch.setattr(building, "is_intact", lambda build, frameworks: build is ours)
     return steps
 
 

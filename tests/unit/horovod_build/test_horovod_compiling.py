@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hvdtrain.horovod_build import compiling
+from hvdtrain.horovod_build import building as compiling
 from hvdtrain.horovod_build import toolchain as gpu
 from hvdtrain.horovod_build.processes import run_logged
 
