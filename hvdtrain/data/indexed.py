@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.data.datasets import new_names, stack
 from hvdtrain.data.naming import NumericColumns
-from hvdtrain.data.order import Blocks, blocks_of
+from hvdtrain.data.order import Blocks
 from hvdtrain.errors import BadSampleError, DataError
 from hvdtrain.task import Arrays
 
@@ -35,10 +35,7 @@ def decode_file(kind: str, data: bytes, where: str) -> Any:
 
 
 def image(data: bytes) -> NDArray[Any]:
-    """Return an image as (height, width, 3), or (height, width, 1) if it is grey.
-
-    Grey images of 16 bits have their values, as int32; others are uint8.
-    """
+    """Return an image as (height, width, 3) of bytes, or (height, width, 1) if it is grey."""
     from PIL import Image
 
     with Image.open(io.BytesIO(data), formats=_IMAGES) as opened:
@@ -68,10 +65,17 @@ Decode = Callable[[dict[str, Any]], Any]
 
 
 class Records:
-    """Records in parts, such as files, that are read by their numbers."""
+    """Records in parts of files, which are read by their numbers.
 
-    def __init__(self, sizes: Iterable[int], what: str = "samples") -> None:
-        self._firsts, self._what = np.cumsum([0, *sizes]), what
+    Attributes:
+        blocks: how they are stored, if each cannot be read by itself.
+        name: what the first one is, for messages.
+    """
+
+    blocks: Blocks | None = None
+
+    def __init__(self, sizes: Iterable[int], name: str) -> None:
+        self._firsts, self.name = np.cumsum([0, *sizes]), name
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
@@ -79,7 +83,7 @@ class Records:
     def _place(self, index: int) -> tuple[int, int]:
         """Return the part of a record, and its number there."""
         if not 0 <= index < len(self):
-            raise IndexError(f"there are {len(self)} {self._what}; found {index}")
+            raise IndexError(f"there are {len(self)} samples; found {index}")
         part = int(np.searchsorted(self._firsts, index, side="right")) - 1
         return part, index - int(self._firsts[part])
 
@@ -87,32 +91,19 @@ class Records:
         """Return several records, decoded as far as the format says how."""
         raise NotImplementedError
 
-    def describe(self, index: int) -> str:
-        """Return where a record lies, for messages."""
-        raise NotImplementedError
-
 
 class IndexedDataset:
-    """Records as samples.
-
-    Without a function that makes samples of them, columns that hold no numbers are left out, and so is what
-    begins with two underscores.
-    """
+    """Records as samples. Without ``decode``, what holds no numbers is left out."""
 
     def __init__(
-        self,
-        records: Records,
-        inputs: str | Sequence[str] | None = None,
-        targets: str | None = None,
-        decode: Decode | None = None,
+        self, records: Records, inputs: str | Sequence[str] | None, targets: str | None, decode: Decode | None
     ) -> None:
         self._records = records
         self._columns = NumericColumns(new_names(inputs, targets))
         self._decode = decode
-        self.blocks: Blocks | None = blocks_of(records)
+        self.blocks = records.blocks
         if decode is None and len(records):
-            (first,) = records.read([0])
-            self._columns.learn(first, records.describe(0))
+            self._columns.learn(records.read([0])[0], records.name)
 
     @property
     def notes(self) -> tuple[str, ...]:

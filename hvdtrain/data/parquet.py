@@ -2,9 +2,8 @@
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,23 +80,32 @@ class ParquetRows(Records):
             raise DataError(f"{paths[0]} has no column {lost!r}; it has {', '.join(known)}")
         self._columns = columns
         self._groups = [group for groups, _ in footers for group in groups if group.rows]
-        super().__init__((group.rows for group in self._groups), "rows")
-        self.blocks = Blocks(tuple(group.rows for group in self._groups), mixed) if self._groups else None
-        self._kept = _Kept(2 * mixed)
-
-    def describe(self, index: int) -> str:
-        """Return where a row lies."""
-        group, row = self._place(index)
-        return f"row {row} of row group {self._groups[group].number} of {self._groups[group].path}"
+        sizes = tuple(group.rows for group in self._groups)
+        super().__init__(sizes, f"the first row of {paths[0]}")
+        self.blocks = Blocks(sizes, mixed) if sizes else None
+        self._lock, self._most = threading.Lock(), 2 * mixed
+        self._kept: OrderedDict[int, dict[str, Any]] = OrderedDict()
 
     def read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         """Return several rows."""
-        rows = []
-        for index in indices:
-            group, row = self._place(index)
-            decoded = self._kept.get(group, partial(self._decoded, group))
-            rows.append({name: values[row] for name, values in decoded.items()})
-        return rows
+        places = map(self._place, indices)
+        return [{name: values[row] for name, values in self._group(at).items()} for at, row in places]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_lock": None, "_kept": OrderedDict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _lock=threading.Lock())
+
+    def _group(self, number: int) -> dict[str, Any]:
+        """Return the columns of a row group; the ones that were used last are kept."""
+        with self._lock:  # other threads may need the same
+            if number not in self._kept:
+                self._kept[number] = self._decoded(number)
+            self._kept.move_to_end(number)
+            if len(self._kept) > self._most:
+                self._kept.popitem(last=False)
+            return self._kept[number]
 
     def _decoded(self, number: int) -> dict[str, Any]:
         """Return the columns of a row group, each as an array or a list of its values."""
@@ -116,33 +124,6 @@ class ParquetRows(Records):
             name: _values(column.combine_chunks(), f"column {name!r} in {where}")
             for name, column in zip(table.column_names, table.columns, strict=True)
         }
-
-
-class _Kept:
-    """The row groups that were decoded last; a thread waits if another one decodes what it needs."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._lock = most, threading.Lock()
-        self._found: OrderedDict[int, Future[dict[str, Any]]] = OrderedDict()
-
-    def __reduce__(self) -> Any:
-        return _Kept, (self._most,)
-
-    def get(self, number: int, decode: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        with self._lock:
-            is_first = number not in self._found
-            future = self._found.setdefault(number, Future())
-            self._found.move_to_end(number)
-            while len(self._found) > self._most:
-                self._found.popitem(last=False)
-        if is_first:
-            try:
-                future.set_result(decode())
-            except BaseException as error:
-                future.set_exception(error)
-                with self._lock:
-                    self._found.pop(number, None)  # another reading may succeed
-        return future.result()
 
 
 def _footer(path: str) -> tuple[list[_Group], list[tuple[str, str]]]:

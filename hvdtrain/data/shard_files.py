@@ -4,15 +4,17 @@ import glob
 import os
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from hvdtrain.errors import DataError
 from hvdtrain.storage import urls as object_urls
-from hvdtrain.storage.urls import StoreError, is_url, scheme_of
+from hvdtrain.storage.urls import StoreError, is_url
 
 Paths = str | Path | Sequence[str | Path]
 
+_AT_ONCE = 16  # parts that are fetched at the same time
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 
@@ -34,12 +36,10 @@ def expand_braces(text: str) -> list[str]:
     match = _BRACES.search(text)
     if match is None:
         return [text]
-    numbers = _RANGE.fullmatch(match[1])
-    if numbers:
+    parts = match[1].split(",")
+    if numbers := _RANGE.fullmatch(match[1]):
         width = len(numbers[1])
         parts = [f"{number:0{width}}" for number in range(int(numbers[1]), int(numbers[2]) + 1)]
-    else:
-        parts = match[1].split(",")
     before, after = text[: match.start()], text[match.end() :]
     return [one for part in parts for one in expand_braces(f"{before}{part}{after}")]
 
@@ -90,31 +90,23 @@ def version_of(path: str) -> str:
 
 def read_parts(parts: Sequence[tuple[str, int, int]]) -> list[bytes]:
     """Return parts of files (path, first byte, size); those of a store are fetched at the same time."""
-    found = [b""] * len(parts)
-    by_store: dict[str, list[int]] = {}
-    for place, (path, _, _) in enumerate(parts):
-        by_store.setdefault(scheme_of(path) if is_url(path) else "", []).append(place)
-    for store, places in by_store.items():
-        paths, starts, sizes = zip(*(parts[place] for place in places), strict=True)
-        try:
-            if store:
-                system, _ = file_system(paths[0])
-                ends = [first + size for first, size in zip(starts, sizes, strict=True)]
-                inside = [system._strip_protocol(path) for path in paths]
-                read = system.cat_ranges(inside, list(starts), ends, on_error="raise")
-            else:
-                read = [_read_part(*parts[place]) for place in places]
-        except OSError as error:
-            raise DataError(f"{paths[0]} cannot be read: {error}") from error
-        for place, data in zip(places, read, strict=True):
-            found[place] = data
-    for (path, first, size), data in zip(parts, found, strict=True):
-        if len(data) != size:
-            raise DataError(f"{path} ends before byte {first + size:,}: it has changed since the job began")
-    return found
+    if not any(is_url(path) for path, _, _ in parts):
+        return [_read_part(*part) for part in parts]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda part: _read_part(*part), parts))
 
 
 def _read_part(path: str, first: int, size: int) -> bytes:
-    with open(path, "rb") as file:
-        file.seek(first)
-        return file.read(size)
+    try:
+        if is_url(path):
+            system, inside = file_system(path)
+            data = cast(bytes, system.cat_file(inside, start=first, end=first + size))
+        else:
+            with open(path, "rb") as file:
+                file.seek(first)
+                data = file.read(size)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if len(data) != size:
+        raise DataError(f"{path} ends before byte {first + size:,}: it has changed since the job began")
+    return data

@@ -1,9 +1,13 @@
-"""Streams: samples that can only be read one after the other."""
+"""Streams: samples that can only be read one after the other, and what they are made of."""
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
+from pathlib import PurePath
 from typing import Any
 from zlib import crc32
 
@@ -13,12 +17,15 @@ from numpy.typing import NDArray
 from hvdtrain.data.collate import Collate, collated
 from hvdtrain.data.datasets import fetch, new_names, stack
 from hvdtrain.data.naming import NumericColumns, named
-from hvdtrain.data.stream_sources import Source, shard_numbers, shuffled, source_of
-from hvdtrain.data.unsupported import type_name
+from hvdtrain.data.order import mix, permute
+from hvdtrain.data.shard_files import find_files
+from hvdtrain.data.unsupported import check_no_batches, has_class, type_name
+from hvdtrain.data.webdataset import tar_samples
 from hvdtrain.errors import DataError
 from hvdtrain.storage.text import counted
 from hvdtrain.task import Arrays
 
+_SHARDS, _BUFFER = -5, -6  # what random numbers are for
 _MOST = 64  # bytes or numbers of a value that are looked at, evenly over it
 _MOST_PARTS = 16  # of a list
 _TOLERANCE = 1e-5  # relative; hosts round floating-point numbers differently
@@ -31,21 +38,17 @@ class Trace:
     """What was read so far: other items, or the same in another order, have another summary."""
 
     def __init__(self) -> None:
-        self._checksum, self._sum, self._size, self._values = 0, 0.0, 0.0, 0
+        self.summary: Summary = (0, 0.0, 0.0)
+        self._values = 0
 
-    @property
-    def summary(self) -> Summary:
-        """What is to be compared."""
-        return self._checksum, self._sum, self._size
-
-    def add(self, item: Any) -> None:
+    def add(self, item: Any) -> "Trace":
         """Take an item of the source, not decoded; of a large one, parts that are spread over it."""
-        item = list(item.items()) if isinstance(item, dict) else item
-        if isinstance(item, list | tuple):
-            self._take(b"%d" % len(item))
-            for value in item[:: len(item) // _MOST_PARTS + 1]:
-                self.add(value)
-            return
+        if isinstance(item, dict | list | tuple):
+            parts = list(item.items()) if isinstance(item, dict) else item
+            self._take(b"%d" % len(parts))
+            for part in parts[:: len(parts) // _MOST_PARTS + 1]:
+                self.add(part)
+            return self
         item = item.encode(errors="replace") if isinstance(item, str) else item
         array = np.asarray(None)
         if isinstance(item, bytes | bytearray):
@@ -54,26 +57,19 @@ class Trace:
             with suppress(Exception):  # on a device, or with a gradient
                 array = np.asarray(item)
         values = array.reshape(-1)[:: array.size // _MOST + 1]
-        is_exact = array.dtype.kind in "biuSU"
         # of another package, such as an image that is decoded when it is looked at, the type alone
         what = type_name(item) if array.dtype == object else str(array.shape)
-        self._take(what.encode(), values.tobytes() if is_exact else b"")
+        self._take(what.encode() + (values.tobytes() if array.dtype.kind in "biuSU" else b""))
         if array.dtype.kind == "f":
             weights = 1 + (self._values + np.arange(len(values))) * 0.6180339887 % 1
             self._values += len(values)
             values = np.where(np.isfinite(values), values, 0).astype(np.float64)
-            self._sum += float(weights @ values)
-            self._size += float(weights @ np.abs(values))
+            self._take(b"", float(weights @ values), float(weights @ np.abs(values)))
+        return self
 
-    def _take(self, *parts: bytes) -> None:
-        self._checksum = crc32(b"".join(parts), self._checksum)
-
-
-def summary_of(item: Any) -> Summary:
-    """Return the summary of one item."""
-    trace = Trace()
-    trace.add(item)
-    return trace.summary
+    def _take(self, data: bytes, total: float = 0.0, size: float = 0.0) -> None:
+        checksum, before, size_before = self.summary
+        self.summary = crc32(data, checksum), before + total, size_before + size
 
 
 def are_alike(summaries: Sequence[Summary]) -> bool:
@@ -83,6 +79,132 @@ def are_alike(summaries: Sequence[Summary]) -> bool:
         one[0] == first[0] and abs(one[1] - first[1]) <= _TOLERANCE * max(one[2], first[2])
         for one in summaries
     )
+
+
+@dataclass(frozen=True)
+class Source:
+    """Something that can be passed over again and again."""
+
+    # (epoch, shards) -> the samples of these shards, one after the other, or all of them
+    open: Callable[[int, Sequence[int] | None], Iterable[Any]]
+    name: str  # what it is, for messages
+    shards: int = 0  # how many parts can be read apart; 0 if it cannot be divided
+    identity: str = ""  # with the name, a text that is equal if the order of samples is
+
+
+def source_of(source: Any, shards: Sequence[Any] | None, decodes: bool) -> Source:
+    """Return what a user's stream is made of."""
+    check_no_batches(source)
+    if shards is not None:
+        if not callable(source):
+            raise DataError(
+                f"stream: with shards, source is a function that opens one; found {type_name(source)}",
+                "Write hvdtrain.stream(open_shard, shards=paths).",
+            )
+        return _of_shards(source, list(shards))
+    if isinstance(source, str) or hasattr(source, "__fspath__"):
+        return _of_shards(lambda path: tar_samples(path, decodes), find_files(source, ".tar"))
+    if has_class(source, "datasets.IterableDataset"):
+        return _of_hugging_face(source)
+    if hasattr(source, "__next__"):
+        raise DataError(
+            f"stream: a {type_name(source)} can be passed over only once",
+            "Give a function that returns a new one for each epoch, such as hvdtrain.stream(make_samples).",
+        )
+    if has_class(source, "tensorflow.DatasetV2"):
+        return _undivided(lambda _: source.as_numpy_iterator(), "tf.data")
+    if callable(source) and (isinstance(source, type) or not hasattr(source, "__iter__")):
+        return _undivided(lambda _: source(), "a function")
+    if hasattr(source, "__iter__"):
+        return _undivided(lambda epoch: _begun(source, epoch), type_name(source))
+    raise DataError(
+        f"stream: {type_name(source)} cannot be passed over",
+        "Give an iterable, a function that returns one, tars, or a function with shards=[...].",
+    )
+
+
+def _begun(source: Any, epoch: int) -> Iterable[Any]:
+    """Return an iterable at the beginning of an epoch, whose number it gets if it has ``set_epoch``."""
+    if callable(getattr(source, "set_epoch", None)):
+        source.set_epoch(epoch)
+    items: Iterable[Any] = iter(source)
+    return items
+
+
+def _undivided(open_all: Callable[[int], Iterable[Any]], name: str) -> Source:
+    """Return a source of iterables that cannot be divided, which a function returns for an epoch."""
+    last: list[Any] = [None]
+
+    def open_epoch(epoch: int, shards: Sequence[int] | None) -> Iterable[Any]:
+        found = open_all(epoch)
+        if found is last[0]:
+            raise DataError(
+                f"stream: {name} returned the same {type_name(found)} again, used up after a pass",
+                "Make a new one in each call.",
+            )
+        last[0] = found if hasattr(found, "__next__") else None
+        return found
+
+    return Source(open_epoch, name)
+
+
+def _of_shards(open_shard: Callable[[Any], Iterable[Any]], shards: Sequence[Any]) -> Source:
+    """Return a source of shards, such as paths, that a function opens."""
+    if not shards:
+        raise DataError("stream: shards is empty", "Check the path or the pattern that names them.")
+
+    def open_some(epoch: int, numbers: Sequence[int] | None) -> Iterator[Any]:
+        for number in range(len(shards)) if numbers is None else numbers:
+            yield from open_shard(shards[number])
+
+    return Source(open_some, f"{len(shards)} shards", len(shards), names_digest(shards))
+
+
+def _of_hugging_face(dataset: Any) -> Source:
+    """Return a source of a streamed data set of Hugging Face: its files are its shards."""
+    count = int(dataset.num_shards if hasattr(dataset, "num_shards") else dataset.n_shards)
+
+    def open_some(epoch: int, numbers: Sequence[int] | None) -> Iterator[Any]:
+        parts = [dataset]
+        if count > 1:
+            numbers = range(count) if numbers is None else numbers
+            parts = [dataset.shard(num_shards=count, index=int(number)) for number in numbers]
+        for part in parts:  # each is a new object, whose shuffle depends on the epoch
+            yield from _begun(part, epoch)
+
+    return Source(open_some, f"{count} shards", count)
+
+
+def names_digest(shards: Sequence[Any]) -> str:
+    """Return a digest of what shards are called, in their order.
+
+    Of paths, folders that all have in common do not count: they may lie elsewhere on another host.
+    """
+    are_paths = all(isinstance(shard, str | PurePath) for shard in shards)
+    paths = [str(shard).split("/") for shard in shards]
+    folders = zip(*(path[:-1] for path in paths), strict=False)
+    common = len(list(takewhile(lambda names: len(set(names)) == 1, folders)))
+    # of other objects what they hold, but neither folders nor where they lie in memory
+    others = [re.sub(r"[^'\"(, ]*/| at 0x[0-9a-f]+", "", repr(shard)) for shard in shards]
+    names = ["/".join(path[common:]) for path in paths] if are_paths else others
+    return blake2b("\n".join(names).encode(errors="replace"), digest_size=8).hexdigest()
+
+
+def shuffled(items: Iterable[Any], size: int, *seeds: int) -> Iterator[Any]:
+    """Yield items through a buffer of this size, from which one is drawn for each that comes in."""
+    buffer: list[Any] = []
+    drawn = 0
+    for item in items:
+        if len(buffer) < size:
+            buffer.append(item)
+            continue
+        place, drawn = mix(_BUFFER, *seeds, drawn) % size, drawn + 1
+        chosen, buffer[place] = buffer[place], item
+        yield chosen
+    while buffer:
+        place, drawn = mix(_BUFFER, *seeds, drawn) % len(buffer), drawn + 1
+        buffer[place], buffer[-1] = buffer[-1], buffer[place]
+        yield buffer.pop()
 
 
 # what stands for the length of a stream where a number is needed; no run gets there
@@ -196,7 +318,7 @@ class Stream:
             item = self._begin()
             self._first.append(self.decoded(item))
             self._leave_out(self._first[0])
-            if not are_alike([summary_of(item), summary_of(self._begin())]):
+            if not are_alike([Trace().add(item).summary, Trace().add(self._begin()).summary]):
                 self.notes += (_CHANGES,)
         return self._first[0]
 
@@ -210,14 +332,13 @@ class Stream:
         )
 
     def items(self, epoch: int, seed: int, part: tuple[int, int] | None, shuffles: bool) -> Iterator[Any]:
-        """Return the samples of an epoch, not decoded.
-
-        ``part`` is rank and number of workers if each reads shards of its own; None for all samples.
-        """
+        """Return the samples of an epoch, not decoded; of a part (rank, workers) its shards alone."""
         rank, workers = part or (0, 1)
         shards = None
-        if self._source.shards:
-            shards = shard_numbers(self._source.shards, seed, epoch, shuffles)[rank::workers]
+        if count := self._source.shards:
+            order = np.arange(count)
+            order = permute(order, count, mix(seed, _SHARDS), epoch) if shuffles else order
+            shards = order[rank::workers].tolist()
         items: Iterable[Any] = self._source.open(epoch, shards)
         if not shuffles or not self.shuffle_buffer:
             return iter(items)
@@ -239,10 +360,9 @@ class Stream:
 
     def _leave_out(self, sample: Any) -> None:
         """Leave out what holds no numbers, unless the user makes samples or batches."""
-        if self._decode is not None or self._collate is not None or not isinstance(sample, dict):
-            return
-        self._columns.learn(sample, f"the first sample of the stream ({self._source.name})")
-        self.notes = self._columns.notes
+        if self._decode is None and self._collate is None and isinstance(sample, dict):
+            self._columns.learn(sample, f"the first sample of the stream ({self._source.name})")
+            self.notes = self._columns.notes
 
 
 class _Given:
@@ -273,7 +393,6 @@ def number_words(size: int) -> str:
 def is_place_kept(samples: int, before: int, now: int) -> bool:
     """Return whether a place in a stream is the same if its declared length is put right.
 
-    It is if no pass ended by either length, or if one was not declared: passes were or are then counted as
-    they end, and the declared one is checked as it is reached.
+    It is if no pass ended by either length, or if one was not declared.
     """
     return UNKNOWN_LENGTH in (before, now) or samples <= min(before, now)

@@ -31,28 +31,17 @@ class Undecoded:
 
 @dataclass(frozen=True)
 class StreamPart:
-    """What a worker reads of a stream.
-
-    Args:
-        stream: the stream.
-        plan: how a global batch is sharded.
-        rank: rank of the worker.
-        seed: the job's seed.
-        first_step: number of the first step.
-        first_sample: samples that were consumed before it.
-        last_sample: where training ends; None to read one pass, as an evaluation does.
-        last_step: the step with which training ends at the latest.
-        in_warmup: returns whether the learning rate is still rising, of the steps and samples before a step.
-    """
+    """What a worker reads of a stream."""
 
     stream: Stream
-    plan: BatchPlan
+    plan: BatchPlan  # how a global batch is sharded
     rank: int
-    seed: int = 0
-    first_step: int = 0
-    first_sample: int = 0
-    last_sample: int | None = None
-    last_step: int | None = None
+    seed: int = 0  # the job's
+    first_step: int = 0  # number of the first step
+    first_sample: int = 0  # samples that were consumed before it
+    last_sample: int | None = None  # where training ends; None to read one pass, as an evaluation does
+    last_step: int | None = None  # the step with which training ends at the latest
+    # whether the learning rate is still rising, of the steps and samples before a step
     in_warmup: Callable[[int, int], bool] = lambda step, samples: False
 
     @property
@@ -113,13 +102,9 @@ class StreamPart:
     ) -> HostBatch:
         """Return the batch of a step. Padding repeats this worker's last samples: batch norm counts it.
 
-        Args:
-            step: number of the step among those that are read, from 0.
-            done: samples that were consumed in the steps before it.
-            items: this worker's samples.
-            real: (accumulate, micro_batch), which places they have; the others are padding.
-            total: samples of all workers.
-            before: samples that this worker consumed before them, the last one last.
+        ``step`` counts from 0 among those that are read, before which ``done`` samples were consumed.
+        ``real``, (accumulate, micro_batch), says which places the items have; ``before`` are this worker's
+        samples before them.
         """
         rows: list[Any] = [None] * real.size
         numbers = np.zeros(real.shape, np.int64)
@@ -175,7 +160,7 @@ class _OwnShards:
     """The part of a worker that reads shards of its own, in steps on which the workers agree.
 
     Before every few steps each worker says how many samples it has for them and whether its shards end. So
-    all know how many samples each step has, and a worker without any has padding until all shards have ended.
+    all know how many samples each step has, and a worker without any has padding.
     """
 
     def __init__(self, part: StreamPart, exchange: Exchange, chunks: Iterator[_Chunk]) -> None:
@@ -282,8 +267,7 @@ def sharded(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], 
 
 _READS_BETWEEN_CHECKS = 64
 
-# number of a pass, and of a sample in it, and what was read up to there
-_Place = tuple[int, int, Summary]
+_Place = tuple[int, int, Summary]  # number of a pass, and of a sample in it, and what was read up to there
 
 
 class StreamFeed(Feed):
@@ -297,8 +281,7 @@ class StreamFeed(Feed):
 def _whole(part: StreamPart, exchange: Exchange) -> Generator[list[HostBatch], None, None]:
     """Yield the batches of a worker that reads the whole stream and keeps its part of every step.
 
-    Now and then, and at the end, the workers compare where they are and what they read: sources that differ
-    would show nowhere.
+    Now and then, and at the end, the workers compare where they are and what they read.
     """
     steps, last = _whole_steps(part), (0, 0, Trace().summary)
     reads = read_ahead(lambda _: list(itertools.islice(steps, STEPS)), sys.maxsize, 1)
@@ -321,12 +304,11 @@ def _check_place(part: StreamPart, exchange: Exchange, what: str, place: _Place)
         return
     everyone = exchange((what, *place))
     if len({found[:3] for found in everyone}) > 1:
-        places = [f"{what} at sample {number:,} of pass {epoch + 1}" for what, epoch, number, _ in everyone]
-        problem = "; ".join([f"rank {rank}: {text}" for rank, text in enumerate(places)][:4])
+        places = [f"{end} at sample {number:,} of pass {epoch + 1}" for end, epoch, number, _ in everyone]
+        problem = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(places[:4]))
     elif not are_alike([summary for *_, summary in everyone]):
-        problem = (
-            f"up to sample {place[1]:,} of pass {place[0] + 1}, their samples or the order of them differ"
-        )
+        where = f"up to sample {place[1]:,} of pass {place[0] + 1}"
+        problem = f"{where}, their samples or the order of them differ"
     else:
         return
     raise DataError(
@@ -350,12 +332,9 @@ def _whole_steps(part: StreamPart) -> Iterator[tuple[HostBatch, _Place]]:
             for _, _, item in taken:
                 trace.add(item)
         places, real = part.plan.part(part.rank, len(taken))
-        own = [taken[place] for place in places[real]]
-        samples = [(number, part.stream.decoded(item)) for _, number, item in own]
-        yield (
-            part.host_batch(step, done, samples, real, len(taken)),
-            (taken[-1][0], taken[-1][1], trace.summary),
-        )
+        own = [(taken[place][1], part.stream.decoded(taken[place][2])) for place in places[real]]
+        batch = part.host_batch(step, done, own, real, len(taken))
+        yield batch, (taken[-1][0], taken[-1][1], trace.summary)
         done += len(taken)
 
 

@@ -4,28 +4,23 @@ import numpy as np
 import pytest
 
 import hvdtrain
-from hvdtrain.data.indexed import IndexedDataset
+from hvdtrain.data.indexed import IndexedDataset, Records
 from hvdtrain.data.numeric import merged_by_cast
 
 
-class Listed:
+class Listed(Records):
     """Records of a list."""
 
     def __init__(self, records):
+        super().__init__([len(records)], "record 0")
         self.records = records
-
-    def __len__(self):
-        return len(self.records)
 
     def read(self, indices):
         return [self.records[index] for index in indices]
 
-    def describe(self, index):
-        return f"record {index}"
-
 
 def indexed(records):
-    return IndexedDataset(Listed(records), targets="label")
+    return IndexedDataset(Listed(records), None, "label", None)
 
 
 def streamed(records):

@@ -11,9 +11,8 @@ import hvdtrain
 from hvdtrain.data.augment import Augmented
 from hvdtrain.data.datasets import as_dataset, fetch, signature
 from hvdtrain.data.order import BatchPlan
-from hvdtrain.data.stream import UNKNOWN_LENGTH
+from hvdtrain.data.stream import UNKNOWN_LENGTH, shuffled, source_of
 from hvdtrain.data.stream_feed import StreamFeed, StreamPart
-from hvdtrain.data.stream_sources import shuffled, source_of
 from hvdtrain.errors import DataError
 
 # samples of the shards: uneven, and one is empty
