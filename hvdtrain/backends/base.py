@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from hvdtrain.backends.recording import StepRecorder
 from hvdtrain.backends.records import (
     BackendInfo,
-    Choice,
     DeviceMemory,
     DryRun,
     Exported,
@@ -288,7 +287,7 @@ class ModelFiles(Protocol):
         """
         ...
 
-    def load_weights_file(self, path: Path, choice: Choice) -> str:
+    def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return a note on what it held. Local.
 
         Raises:

@@ -1,9 +1,8 @@
 """What backends take and return: portable states, what is known of a model, the result of a dry run."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from fnmatch import fnmatchcase
 from typing import Any
 
 from numpy.typing import NDArray
@@ -133,46 +132,3 @@ class DryRun:
     # names of those values that have weights of their own, as a mean of the batch has
     weighted: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)  # those of a whole evaluation, of this batch
-
-
-@dataclass(frozen=True)
-class Choice:
-    """Patterns that choose a part of some weights. Without patterns, all are chosen.
-
-    Args:
-        only: if there are some, a name must match one of them.
-        skip: a name must match none of them.
-        options: the names of the options that they come from.
-    """
-
-    only: tuple[str, ...] = ()
-    skip: tuple[str, ...] = ()
-    options: tuple[str, str] = ("--init-only", "--init-skip")
-
-    @property
-    def is_all(self) -> bool:
-        """Whether there are no patterns."""
-        return not (self.only or self.skip)
-
-    @property
-    def given(self) -> str:
-        """The options that give patterns, as text."""
-        patterns = zip(self.options, (self.only, self.skip), strict=True)
-        return " and ".join(option for option, given in patterns if given)
-
-    def reason_against(self, names: Collection[str]) -> str:
-        """Return why an array of these names is not chosen; empty if it is."""
-        for pattern in self.skip:
-            if matches(pattern, names):
-                return f"{self.options[1]} {pattern!r}"
-        if self.only and not any(matches(pattern, names) for pattern in self.only):
-            return f"not in {self.options[0]}"
-        return ""
-
-
-ALL_WEIGHTS = Choice()
-
-
-def matches(pattern: str, names: Collection[str]) -> bool:
-    """Return whether a pattern matches one of an array's names."""
-    return any(fnmatchcase(name, pattern) for name in names)

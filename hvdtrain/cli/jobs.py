@@ -140,17 +140,11 @@ def predict(
 @click.argument("weights", type=ExpandedPath())
 @click.option("--output", required=True, type=ExpandedPath(), metavar="DIR",
               help="Directory to write the checkpoint to.")  # fmt: skip
-@click.option("--only", multiple=True, metavar="PATTERN",
-              help="Take only the weights whose name matches, here or in the file.")  # fmt: skip
-@click.option("--skip", multiple=True, metavar="PATTERN",
-              help="Leave out the weights whose name matches.")  # fmt: skip
 @config_options("framework", "task", "seed")
 def import_(
     weights: Path,
     *,
     output: Path,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
     assignments: tuple[str, ...],
     debug: bool,
     **options: Any,
@@ -159,12 +153,10 @@ def import_(
 
     WEIGHTS is a file that PyTorch or Keras saved. Training starts from the checkpoint with --init.
     """
-    from hvdtrain.backends.records import Choice
     from hvdtrain.jobs.serving.checkpoint import Call
     from hvdtrain.jobs.serving.weights import import_file
 
-    choice = Choice(only, skip, options=("--only", "--skip"))
-    done = import_file(Call(weights, given_layers(assignments, options)), output, choice)
+    done = import_file(Call(weights, given_layers(assignments, options)), output)
     click.echo(printable(done.describe()))
 
 

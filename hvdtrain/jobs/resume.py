@@ -8,7 +8,8 @@ from typing import Any
 
 from hvdtrain.backends.base import Backend, trained_parameters
 from hvdtrain.backends.portable.initial_values import has_ema, without_ema
-from hvdtrain.backends.records import Choice, PortableState
+from hvdtrain.backends.portable.partial import Choice
+from hvdtrain.backends.records import PortableState
 from hvdtrain.backends.reduction import fitting_state
 from hvdtrain.backends.reduction.local_steps import has_outer, without_outer
 from hvdtrain.checkpoints import storage, verification

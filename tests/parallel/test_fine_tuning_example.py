@@ -1,4 +1,4 @@
-"""examples/fine_tuning.py: a new head on a backbone from another job, by --init and by import."""
+"""examples/fine_tuning.py: a new head on a backbone from another job, by --init."""
 
 import functools
 from itertools import takewhile
@@ -67,25 +67,19 @@ def test_both_frameworks_tune_alike_from_one_checkpoint():
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_without_options_the_head_is_refused_and_an_exported_file_can_be_imported_without_it(framework):
+def test_without_options_the_head_is_refused_and_an_exported_file_of_it_too(framework):
     low, folder = str(trained_low(framework).folder), temporary_folder()
     file = folder / {"torch": "low.pt", "tf": "low.keras"}[framework]
     few = ("--task", f"{EXAMPLE}:FewDigits")
     words = ["import", str(file), *few, "--output", str(folder / "imported")]
-    refused, exported, whole, part = hvdtrain(
+    refused, exported, imported = hvdtrain(
         ["--framework", framework, *few, "--init", low, "--steps", "1"],
         ["export", low, "--to", file.suffix[1:], "--task", f"{EXAMPLE}:LowDigits", "--output", str(file)],
         words,
-        [*words, "--skip", "model/dense2/*"],
         cwd=folder,
         framework=framework,
     )
     assert "misshapen: model/dense2/kernel must be (128, 10), is (128, 5)" in refused[1]
     assert refused[1].endswith("To take the rest, add: --init-skip 'model/dense2/*'")
     assert exported[1] == ""
-    assert whole[1].endswith("To take the rest, add: --skip 'model/dense2/*'")
-    assert "\n6 of 8 arrays taken, 150,016 of 151,306 numbers\n" in part[0]
-    before = weights(trained_low(framework))
-    found = load_file(folder / "imported" / "step-00000000" / "model.safetensors")
-    taken = {name for name in found if np.array_equal(before[name], found[name])}
-    assert taken == {name for name in before if "dense2" not in name}
+    assert "--init-skip then takes a part of the checkpoint" in imported[1]

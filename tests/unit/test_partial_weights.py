@@ -5,8 +5,7 @@ import pytest
 from support.fakes import FakeBackend, on_every_rank, one_worker
 from support.states import make_record, make_state, saved
 
-from hvdtrain.backends.portable.partial import select
-from hvdtrain.backends.records import Choice
+from hvdtrain.backends.portable.partial import Choice, select
 from hvdtrain.checkpoints import storage
 from hvdtrain.config import Config
 from hvdtrain.errors import CheckpointError
@@ -22,8 +21,8 @@ WEIGHTS = {**MODEL, "model/head/kernel": (8, 5), "model/head/bias": (5,), "model
 FLAGS = "To take the rest, add: --init-skip 'model/head/*' --init-skip 'model/old'"
 
 
-def chosen(only=(), skip=(), expected=MODEL, found=WEIGHTS, others=None):
-    return select("checkpoint w", expected, found, Choice(only, skip), others)
+def chosen(only=(), skip=(), expected=MODEL, found=WEIGHTS):
+    return select("checkpoint w", expected, found, Choice(only, skip))
 
 
 @pytest.mark.parametrize(

@@ -43,20 +43,10 @@ def test_tasks_without_state_names_keep_their_own():
     assert Renaming(SimpleNamespace(), "tf")("a/kernel") == "a/kernel"
 
 
-@pytest.mark.parametrize(
-    ("names", "said"),
-    [
-        (["a"], "state_names must be a mapping of frameworks to mappings, found ['a']"),
-        ({"pytorch": {}}, "state_names has the parts 'torch' and 'tf', found 'pytorch'"),
-        ({"torch": ["a"]}, "state_names['torch'] must be a mapping, found ['a']"),
-        ({"torch": {"a": 1}}, "state_names['torch'] maps text to text, found 'a': 1"),
-        ({"torch": {"": "a"}}, "state_names['torch'] maps text to text, found '': 'a'"),
-    ],
-)
-def test_another_form_is_refused(names, said):
-    with pytest.raises(TaskError) as caught:
+@pytest.mark.parametrize("names", [["a"], {"pytorch": {}}, {"torch": ["a"]}, {"torch": {"a": 1}}])
+def test_another_form_is_refused(names):
+    with pytest.raises(TaskError, match="state_names maps 'torch' and 'tf' to mappings of text") as caught:
         renaming(names)
-    assert caught.value.problem == said
     assert "state_names = {" in caught.value.remedy
 
 
@@ -89,54 +79,18 @@ def test_a_missing_name_comes_with_the_closest_unexpected_ones():
     )
 
 
-def refused(expected, found, framework="torch", own_names=None):
+def refused(expected, found):
     state = {name: np.zeros(shape) for name, shape in found.items()}
     with pytest.raises(TaskError) as caught:
-        check_state(expected, state, framework, own_names)
+        check_state(expected, state, "torch")
     return caught.value.remedy
 
 
-def test_the_remedy_can_be_pasted():
-    expected = {"features/0": (1, 8), "features/2": (8, 8), "head": (8, 2)}
-    found = {"conv1": (1, 8), "conv2": (8, 8), "head": (8, 2)}
-    remedy = refused(
-        {f"model/{name}/kernel": shape for name, shape in expected.items()},
-        {f"model/{name}/kernel": shape for name, shape in found.items()},
-    )
-    line = remedy.splitlines()[-1].strip()
-    assert line == 'state_names = {"torch": {"features/0": "conv1", "features/2": "conv2"}}'
-    scope = {}
-    exec(line, scope)
-    names = renaming(scope["state_names"])
-    assert {names(f"{own}/kernel") for own in expected} == {f"{name}/kernel" for name in found}
-
-
-def test_the_remedy_names_the_module_that_differs_and_not_each_below_it():
+def test_the_remedy_is_an_example_of_what_differs_if_the_shapes_are_the_same():
     layers = [f"layers/{i}/{part}/kernel" for i in range(12) for part in ("attention", "dense")]
-    remedy = refused(
-        {f"model/encoder/{name}": (4, 4) for name in layers},
-        {f"model/backbone/{name}": (4, 4) for name in layers},
-        "tf",
-    )
-    assert remedy.splitlines()[-1].strip() == 'state_names = {"tf": {"encoder": "backbone"}}'
-
-
-def test_nothing_is_proposed_for_unrelated_models():
-    """Some of their layers have equal shapes by chance."""
-    expected = {f"model/layer{i}/kernel": (8, 8) for i in range(4)} | {
-        f"model/block{i}/kernel": (3, 3, i + 1, 8) for i in range(6)
-    }
-    found = {f"model/dense{i}/kernel": (8, 8) for i in range(4)} | {"model/out/kernel": (8, 10)}
-    assert refused(expected, found) == ""
-    assert refused(found, expected) == ""
-
-
-def test_a_proposal_may_leave_a_few_tensors_out():
-    layers = {f"block{i}/kernel": (i + 1, 8) for i in range(20)}
-    remedy = refused(
-        {f"model/encoder/{name}": shape for name, shape in layers.items()}
-        | {"model/new_head/kernel": (8, 3)},
-        {f"model/backbone/{name}": shape for name, shape in layers.items()}
-        | {"model/old_head/kernel": (8, 9)},
-    )
-    assert remedy.splitlines()[-1].strip() == 'state_names = {"torch": {"encoder": "backbone"}}'
+    expected = {f"model/encoder/{name}": (4, 4) for name in layers} | {"model/head/bias": (3,)}
+    found = {f"model/backbone/{name}": (4, 4) for name in layers} | {"model/head/bias": (3,)}
+    scope = {}
+    exec(refused(expected, found).splitlines()[-1].strip(), scope)
+    assert scope["state_names"] == {"torch": {"encoder": "backbone"}}
+    assert refused(expected, {**found, "model/old_head/kernel": (8, 9)}) == ""

@@ -96,15 +96,14 @@ class StateOfStage(CommonState):
             expected, load = self.weight_shapes(), partial(self.load_weights, is_part=is_part)
         workers, messenger = self._workers, self._messenger
         private = self.private_names()  # which the state may have
-        of_ranks = workers.allgather_object((dict(expected), private, dict(self.own_names())))
+        of_ranks = workers.allgather_object(dict(expected))
 
         def check() -> list[str]:
             found = state or {}
-            shapes = {name: tuple(shape) for wanted, *_ in of_ranks for name, shape in wanted.items()}
+            shapes = {name: tuple(shape) for wanted in of_ranks for name, shape in wanted.items()}
             if is_part:
                 shapes = {name: shape for name, shape in shapes.items() if name in found}
-            names = {name: own for *_, owns in of_ranks for name, own in owns.items()}
-            check_state(shapes, found, self.framework, names)
+            check_state(shapes, found, self.framework)
             return list(found)
 
         there = set(run_on_rank_zero(workers, check))

@@ -48,9 +48,7 @@ def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
 Shape = tuple[int, ...]
 
 
-def check_fit(
-    path: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape], remedy: str = ""
-) -> None:
+def check_fit(path: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
     """Check that a weights file holds what a model needs, no more and no less."""
     spare = [name for name in found if name not in expected]
     lines = [
@@ -66,12 +64,8 @@ def check_fit(
         more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
         raise CheckpointError(
             f"{path} does not fit the model:\n  " + "\n  ".join(lines[:_LINES] + more),
-            "\n".join(
-                filter(
-                    None,
-                    ["Rename the file's weights, or give the task the model that they were made by.", remedy],
-                )
-            ),
+            "Rename the file's weights, or give the task the model that they were made by; --init-skip then "
+            "takes a part of the checkpoint.",
         )
 
 

@@ -1,7 +1,4 @@
-"""Portable names: a task's ``state_names``, one name for each tensor, and what is said where they differ.
-
-Both backends use this; neither framework is imported here.
-"""
+"""Portable names: a task's ``state_names``, one name for each tensor, and what is said where they differ."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -20,7 +17,6 @@ PRIVATE = {"torch": "torch/", "tf": "tf/"}
 OF_LAYERS = f"{PRIVATE['tf']}layers/"
 
 _SHOWN = 3  # lines of each kind of problem
-_NEARLY_ALL = 0.9  # part of the tensors, on both sides, that must fit for names to be proposed
 _ALIKE = 0.6  # difflib's ratio from which two names count as close
 
 
@@ -35,31 +31,23 @@ def is_private(name: str) -> bool:
 
 
 class Renaming:
-    """The task's ``state_names`` for one framework: own module paths to portable ones.
+    """The task's ``state_names`` for one framework, "torch" or "tf": own module paths to portable ones.
 
-    A key stands for a module or for one parameter (its path and role), with dots or slashes. It is
-    matched on whole parts of a path; where several match, the longest wins.
-
-    Args:
-        framework: "torch" or "tf"; the other one's part is not looked at.
+    A key is matched on whole parts of a path; where several match, the longest wins.
     """
 
     def __init__(self, task: Any, framework: str) -> None:
-        given = getattr(task, "state_names", None)
-        given = {} if given is None else given
-        if not isinstance(given, Mapping):
-            raise _wrong_form(f"state_names must be a mapping of frameworks to mappings, found {given!r}")
-        for part in given:
-            if part not in PRIVATE:
-                raise _wrong_form(f"state_names has the parts 'torch' and 'tf', found {part!r}")
-        names = given.get(framework, {})
-        if not isinstance(names, Mapping):
-            raise _wrong_form(f"state_names[{framework!r}] must be a mapping, found {names!r}")
-        for own, portable in names.items():
-            if not (isinstance(own, str) and own and isinstance(portable, str)):
-                raise _wrong_form(
-                    f"state_names[{framework!r}] maps text to text, found {own!r}: {portable!r}"
-                )
+        given = getattr(task, "state_names", None) or {}
+        names = given.get(framework, {}) if isinstance(given, Mapping) else {}
+        if (
+            not (isinstance(given, Mapping) and isinstance(names, Mapping))
+            or given.keys() - PRIVATE.keys()
+            or not all(isinstance(own, str) and own and isinstance(to, str) for own, to in names.items())
+        ):
+            raise _wrong_form(
+                "state_names maps 'torch' and 'tf' to mappings of text to text, found "
+                f"{names if names else given!r}"
+            )
         self._framework = framework
         self._names = {own: portable.replace(".", "/").strip("/") for own, portable in names.items()}
         self._keys = {own.replace(".", "/").strip("/"): own for own in names}
@@ -77,15 +65,11 @@ class Renaming:
         return own
 
     def rank(self, own: str) -> tuple[Any, ...]:
-        """Order the own names of one tensor: the least of them is its name.
-
-        A name that the task renames goes first, then an embedding's (of the weights that it shares
-        with an output layer), then one without a private part, then the shortest path: both
-        frameworks choose alike, whatever order the layers are made in.
-        """
+        """Order the own names of one tensor: the least of them is its name, in both frameworks alike."""
         parts = own.split("/")
         renamed = any(self._key(parts[:length]) is not None for length in range(1, len(parts) + 1))
         private = any(part.startswith("_") for part in parts)
+        # an embedding shares its weights with an output layer
         return not renamed, parts[-1] != "embeddings", private, len(parts), own
 
     def check_used(self, own_names: Iterable[str]) -> None:
@@ -124,9 +108,7 @@ def check_unique(names: Iterable[tuple[str, str]]) -> None:
         known[portable] = own
 
 
-def check_state(
-    expected: Shapes, found: StateArrays, framework: str, own_names: Mapping[str, str] | None = None
-) -> None:
+def check_state(expected: Shapes, found: StateArrays, framework: str) -> None:
     """Check that a portable state fits."""
     shapes = {
         name: tuple(array.shape) for name, array in found.items() if not (is_private(name) or is_kept(name))
@@ -134,87 +116,56 @@ def check_state(
     if problems := state_problems(expected, shapes):
         raise TaskError(
             "the state does not fit the model:\n  " + "\n  ".join(problems),
-            _remedy(expected, shapes, framework, own_names or {}),
+            _remedy(expected, shapes, framework),
         )
 
 
 def state_problems(expected: Shapes, found: Shapes) -> list[str]:
     """Return where a portable state does not fit, in twelve lines at most."""
-    missing, unexpected = _unmatched(expected, found)
+    unexpected = {name: shape for name, shape in found.items() if name not in expected}
+    missing = []
+    for name in (name for name in expected if name not in found):
+        close = _closest(name, expected[name], unexpected) if len(missing) < _SHOWN else []
+        missing.append(f"{name} {expected[name]}" + (f"; closest: {', '.join(close)}" if close else ""))
     bent = [name for name in expected if name in found and expected[name] != found[name]]
+    kinds = {
+        "missing": missing,
+        "unexpected": [f"{name} {shape}" for name, shape in unexpected.items()],
+        "misshapen": [f"{name} must be {expected[name]}, is {found[name]}" for name in bent],
+    }
     lines = []
-    for name in missing[:_SHOWN]:
-        close = _closest(name, expected[name], {other: found[other] for other in unexpected})
-        lines.append(
-            f"missing: {name} {expected[name]}" + (f"; closest: {', '.join(close)}" if close else "")
-        )
-    lines += _more(missing, "missing")
-    lines += [f"unexpected: {name} {found[name]}" for name in unexpected[:_SHOWN]]
-    lines += _more(unexpected, "unexpected")
-    lines += [f"misshapen: {name} must be {expected[name]}, is {found[name]}" for name in bent[:_SHOWN]]
-    return lines + _more(bent, "misshapen")
-
-
-def _unmatched(expected: Shapes, found: Shapes) -> tuple[list[str], list[str]]:
-    return [n for n in expected if n not in found], [n for n in found if n not in expected]
-
-
-def _more(names: list[str], kind: str) -> list[str]:
-    return [f"{kind}: and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else []
+    for kind, of_kind in kinds.items():
+        more = [f"and {len(of_kind) - _SHOWN} more"] if len(of_kind) > _SHOWN else []
+        lines += [f"{kind}: {line}" for line in of_kind[:_SHOWN] + more]
+    return lines
 
 
 def _closest(name: str, shape: tuple[int, ...], others: Shapes) -> list[str]:
     """Return up to two other names that may be meant: same shape and role first, then similar names."""
+    part, _, path = name.partition("/")
 
     def likeness(other: str) -> tuple[bool, float]:
-        fits = others[other] == shape and _role(other) == _role(name)
-        return fits, difflib.SequenceMatcher(None, _path(name), _path(other)).ratio()
+        fits = others[other] == shape and other.rpartition("/")[2] == name.rpartition("/")[2]
+        return fits, difflib.SequenceMatcher(None, path, other.partition("/")[2]).ratio()
 
-    same_part = [other for other in others if other.partition("/")[0] == name.partition("/")[0]]
-    ordered = sorted(same_part, key=likeness, reverse=True)
-    return [other for other in ordered if likeness(other)[0] or likeness(other)[1] >= _ALIKE][:2]
-
-
-def _path(name: str) -> str:
-    return name.partition("/")[2]
+    found = {other: likeness(other) for other in others if other.partition("/")[0] == part}
+    ordered = sorted(found, key=lambda other: found[other], reverse=True)
+    return [other for other in ordered if found[other][0] or found[other][1] >= _ALIKE][:2]
 
 
-def _role(name: str) -> str:
-    return name.rpartition("/")[2]
-
-
-def _remedy(expected: Shapes, found: Shapes, framework: str, own_names: Mapping[str, str]) -> str:
-    """Return a line of ``state_names`` that makes nearly all names fit; empty if there is none."""
-    missing, unexpected = _unmatched(expected, found)
-    free = [name for name in unexpected if name.startswith("model/")]
-    kept = {own_names.get(name, name).removeprefix("model/") for name in expected if name in found}
-    mapping: dict[str, str] = {}
-    paired = 0
-    for name in missing:
-        fitting = {o: found[o] for o in free if found[o] == expected[name] and _role(o) == _role(name)}
-        if not name.startswith("model/") or not fitting:
-            continue
-        chosen = _closest(name, expected[name], fitting)[0]
-        free.remove(chosen)
-        paired += 1
-        own = own_names.get(name, name)
-        _add(mapping, kept, own.removeprefix("model/").split("/"), chosen.removeprefix("model/").split("/"))
-    wanted = sum(name.startswith("model/") for name in missing)
-    # of unrelated models, some layers fit by chance
-    if paired < _NEARLY_ALL * max(wanted, paired + len(free)) or not mapping:
-        return ""
-    entries = ", ".join(f'"{own}": "{portable}"' for own, portable in mapping.items())
-    return (
-        "If these are the same layers under other names, say so in the task:\n"
-        f'    state_names = {{"{framework}": {{{entries}}}}}'
+def _remedy(expected: Shapes, found: Shapes, framework: str) -> str:
+    """Return how ``state_names`` can make names fit whose shapes are the same; empty if they are not."""
+    missing, free = (
+        {name: one[name] for name in one.keys() - other.keys() if name.startswith("model/")}
+        for one, other in ((expected, found), (found, expected))
     )
-
-
-def _add(mapping: dict[str, str], kept: set[str], own: list[str], portable: list[str]) -> None:
-    """Add a pair of names by the shortest paths that tell them apart: what both end with is left out."""
+    if not missing or sorted(missing.values()) != sorted(free.values()):
+        return ""
+    name = min(missing)
+    own, portable = (one.split("/")[1:] for one in (name, _closest(name, missing[name], free)[0]))
     while len(own) > 1 and len(portable) > 1 and own[-1] == portable[-1]:
-        path, target = "/".join(own[:-1]), "/".join(portable[:-1])
-        if mapping.get(path, target) != target or any(name.startswith(f"{path}/") for name in kept):
-            break
         own, portable = own[:-1], portable[:-1]
-    mapping["/".join(own)] = "/".join(portable)
+    return (
+        "If these are the same layers under other names, map the paths that differ in the task, such as:\n"
+        f'    state_names = {{"{framework}": {{"{"/".join(own)}": "{"/".join(portable)}"}}}}'
+    )

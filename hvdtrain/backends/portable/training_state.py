@@ -113,11 +113,7 @@ class CommonState:
 
     def check_fits(self, shapes: Shapes, state: StateArrays) -> None:
         """Check that a state has the arrays of these names and shapes."""
-        check_state(shapes, state, self.framework, self.own_names())
-
-    def own_names(self) -> dict[str, str]:
-        """Return portable names of the model's arrays to its own names."""
-        return {field.name: f"model/{field.own}" for field in self.model.fields}
+        check_state(shapes, state, self.framework)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the model's arrays, by portable name."""

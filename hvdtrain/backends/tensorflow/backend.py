@@ -15,7 +15,6 @@ from hvdtrain.backends.base import Backend, ModelFiles, PendingState
 from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.records import (
     BackendInfo,
-    Choice,
     DeviceMemory,
     DryRun,
     Exported,
@@ -214,10 +213,10 @@ class TensorFlowBackend(CommonBackend):
                 self.model, computation.objective, format_name, path, batches, computation.serve
             )
 
-    def load_weights_file(self, path: Path, choice: Choice) -> str:
+    def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return a note on what it held. Local."""
         with without_loss(self.model):
-            held = load_weights_file(self.model, path, choice, self._state.model.fields)
+            held = load_weights_file(self.model, path)
         self.parts.ema.restart()
         return held
 

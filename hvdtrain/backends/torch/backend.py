@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hvdtrain.backends.base import Backend, ModelFiles, PendingState
 from hvdtrain.backends.common import CommonBackend
 from hvdtrain.backends.options import check_precision
-from hvdtrain.backends.records import BackendInfo, Choice, DeviceMemory, DryRun, Exported, ModelInfo
+from hvdtrain.backends.records import BackendInfo, DeviceMemory, DryRun, Exported, ModelInfo
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.start import start_horovod
 from hvdtrain.backends.steps import choose_step
@@ -199,9 +199,9 @@ class TorchBackend(CommonBackend):
                 self.model, one.new_model, one.objective, format_name, path, batches, one.serve
             )
 
-    def load_weights_file(self, path: Path, choice: Choice) -> str:
+    def load_weights_file(self, path: Path) -> str:
         """Load a framework's own file of weights into the model; return a note on what it held. Local."""
-        held = load_weights_file(self.model, path, choice, self._state.model.fields)
+        held = load_weights_file(self.model, path)
         self.parts.ema.restart()
         return held
 

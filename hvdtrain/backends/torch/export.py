@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import check_fit, compare
-from hvdtrain.backends.portable.partial import remedy_for_misfits, select
-from hvdtrain.backends.records import ALL_WEIGHTS, Choice, Exported
+from hvdtrain.backends.records import Exported
 from hvdtrain.backends.torch.program import CALLS, TENSORS, write_program
-from hvdtrain.backends.torch.state.model_state import Field
 from hvdtrain.backends.torch.task_model import without_loss
 from hvdtrain.data.feed import HostBatch
 from hvdtrain.errors import CheckpointError, TaskError
@@ -93,40 +91,16 @@ def _write_safetensors(model: torch.nn.Module, path: Path) -> None:
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def load_weights_file(
-    model: torch.nn.Module, path: Path, choice: Choice = ALL_WEIGHTS, fields: Sequence[Field] = ()
-) -> str:
+def load_weights_file(model: torch.nn.Module, path: Path) -> str:
     """Load a file of weights into a model; say what was understood."""
     found, notes = _unwrapped(_read_weights(path), path)
     expected = model.state_dict()
     # a count that PyTorch keeps since 0.4.1 and nothing here reads
-    counts = {name: value for name, value in expected.items() if name.endswith(_COUNT)}
-    names = _portable_names(model, fields)
-    if choice.is_all:
-        found = counts | found
-        shapes = _shapes(expected), _shapes(found)
-        check_fit(path, *shapes, remedy_for_misfits(*shapes, choice, names))
-        table = ""
-    else:
-        shapes = _shapes(_without_counts(expected)), _shapes(_without_counts(found))
-        selection = select(str(path), *shapes, choice, names)
-        found, table = {name: found[name] for name in selection.names}, f"\n{selection.text}"
+    found = {name: value for name, value in expected.items() if name.endswith(_COUNT)} | found
+    check_fit(path, _shapes(expected), _shapes(found))
     _load(model, {**expected, **found})
     numbers = sum(value.numel() for value in found.values() if isinstance(value, torch.Tensor))
-    return "; ".join([f"{len(found)} tensors, {numbers:,} numbers", *notes]) + table
-
-
-def _without_counts(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in tensors.items() if not name.endswith(_COUNT)}
-
-
-def _portable_names(model: torch.nn.Module, fields: Sequence[Field]) -> dict[str, list[str]]:
-    """Return the portable names of each tensor that a model's state_dict names."""
-    by_tensor: dict[int, list[str]] = {}
-    for field in fields:
-        for tensor in field.tensors:
-            by_tensor.setdefault(id(tensor), []).append(field.name)
-    return {name: by_tensor.get(id(t), []) for name, t in model.state_dict(keep_vars=True).items()}
+    return "; ".join([f"{len(found)} tensors, {numbers:,} numbers", *notes])
 
 
 def _read_weights(path: Path) -> dict[str, Any]:

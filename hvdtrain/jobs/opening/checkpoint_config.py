@@ -12,8 +12,8 @@ from pathlib import Path
 from hvdtrain.backends.base import Backend
 from hvdtrain.backends.portable.initial_values import ema_as_weights, has_ema, without_ema
 from hvdtrain.backends.portable.names import OF_LAYERS, is_private
-from hvdtrain.backends.portable.partial import Selection, remedy_for_misfits, select
-from hvdtrain.backends.records import Choice, PortableState, Shapes, StatePart
+from hvdtrain.backends.portable.partial import Choice, Selection, remedy_for_misfits, select
+from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.checkpoints import storage, verification
 from hvdtrain.checkpoints.digest import describe_changes
 from hvdtrain.checkpoints.manifest import CorruptCheckpoint, Manifest
@@ -144,14 +144,14 @@ def load_initial_weights(
     expected, shapes = backend.weight_shapes, _shapes(weights or {})
     text = remedy = ""
     if choice.is_all:
-        remedy = run_on_rank_zero(backend.workers, lambda: remedy_for_misfits(expected, shapes, choice))
+        remedy = run_on_rank_zero(backend.workers, lambda: remedy_for_misfits(expected, shapes))
     else:
         selection: Selection = run_on_rank_zero(
             backend.workers, lambda: select(f"checkpoint {found.path}", expected, shapes, choice)
         )
         # what else than variables a Keras layer keeps, such as a vocabulary
         paths = {name: name.removeprefix(OF_LAYERS) for name in weights or {} if name.startswith(OF_LAYERS)}
-        of_layers = [n for n, path in paths.items() if not choice.reason_against([n, f"model/{path}"])]
+        of_layers = [n for n, path in paths.items() if not choice.reason_against(n, f"model/{path}")]
         names = {*selection.names, *of_layers}
         weights = {name: array for name, array in (weights or {}).items() if name in names}
         text = "\n".join([selection.text, *(f"  taken    {name}" for name in of_layers)])

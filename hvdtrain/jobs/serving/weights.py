@@ -1,12 +1,10 @@
 """The weights of a checkpoint alone: as the framework's own model, or made of a framework's own file."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
 from hvdtrain.backends.base import Backend, model_files
-from hvdtrain.backends.records import ALL_WEIGHTS, Choice
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config, Layer
@@ -91,8 +89,6 @@ def import_weights(
     task: Any = None,
     *,
     framework: str | None = None,
-    only: str | Sequence[str] = (),
-    skip: str | Sequence[str] = (),
     **fields: Unpack[TrainOptions],
 ) -> Imported:
     """Convert PyTorch or Keras weights to a checkpoint; the same as ``python -m hvdtrain import``.
@@ -105,8 +101,6 @@ def import_weights(
         task: the task's class, an instance of it, or its name or path as ``--task`` takes it; the
             built-in task digits if not given.
         framework: "torch" or "tf"; the one whose file it is if not given.
-        only: patterns of names; only the weights that match one, here or in the file, are taken.
-        skip: patterns of names; the weights that match one are left out.
         fields: config fields, such as ``task_options={...}`` and ``seed=1``.
 
     Returns:
@@ -117,13 +111,11 @@ def import_weights(
             workers.
         HvdtrainError: as ``hvdtrain.evaluate`` raises them.
     """
-    only, skip = ((one,) if isinstance(one, str) else tuple(one) for one in (only, skip))
-    choice = Choice(only, skip, options=("only", "skip"))
     call = Call.of("import_weights", given_output(weights), task, fields, framework=framework)
-    return import_file(call, given_output(output), choice)
+    return import_file(call, given_output(output))
 
 
-def import_file(call: Call, output: Path, choice: Choice = ALL_WEIGHTS) -> Imported:
+def import_file(call: Call, output: Path) -> Imported:
     """Make a checkpoint of a framework's own file of weights: step 0, with a fresh optimizer."""
     path = Path(call.place)
     if not path.is_file():
@@ -142,7 +134,7 @@ def import_file(call: Call, output: Path, choice: Choice = ALL_WEIGHTS) -> Impor
             )
         with started(job, signals, stays=call.from_python) as backend:
             check_alone(backend, "import")
-            held, made = _make(job, backend, path, output, choice)
+            held, made = _make(job, backend, path, output)
     return Imported(path, held, made, job.config)
 
 
@@ -153,12 +145,12 @@ def _framework_of(path: Path) -> str:
     raise UsageError(f"{path.name}: of what kind is it?", f"Known endings: {', '.join(_FILE_ENDINGS)}.")
 
 
-def _make(job: JobSpec, backend: Backend, path: Path, output: Path, choice: Choice) -> tuple[str, Path]:
+def _make(job: JobSpec, backend: Backend, path: Path, output: Path) -> tuple[str, Path]:
     """Build the model, load the file and write the checkpoint; return what was loaded, and its directory."""
     task_data = open_task_data(job)
     build(job.config, task_data.task, backend)
     with quiet_output():
-        held = model_files(backend).load_weights_file(path, choice)
+        held = model_files(backend).load_weights_file(path)
     try:
         pending = backend.gather_state()
         assert pending is not None  # this is the only worker
