@@ -123,7 +123,7 @@ def check_state(expected: Shapes, found: StateArrays, framework: str) -> None:
 def state_problems(expected: Shapes, found: Shapes) -> list[str]:
     """Return where a portable state does not fit, in twelve lines at most."""
     unexpected = {name: shape for name, shape in found.items() if name not in expected}
-    missing = []
+    missing: list[str] = []
     for name in (name for name in expected if name not in found):
         close = _closest(name, expected[name], unexpected) if len(missing) < _SHOWN else []
         missing.append(f"{name} {expected[name]}" + (f"; closest: {', '.join(close)}" if close else ""))
