@@ -6,7 +6,7 @@ It owns when things happen and which numbers they happen with; the backend owns 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from hvdtrain.backends.base import PendingMetrics, trained_parameters
+from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.common import check_replicas
 from hvdtrain.backends.hooks import Phase
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags, StepStatistics, encode_signals
@@ -113,10 +113,8 @@ def _train_step(
     a collective for it, and a worker on which they have not finds it in the metrics.
     """
     backend = session.backend
-    if ON_STEP in session.services.watched and any(trained_parameters(backend).trained_change()):
-        trained_parameters(backend).undone_step(
-            batch, learning_rate, encode_signals(ControlFlags(trained=True))
-        )
+    if ON_STEP in session.services.watched and any(backend.trained_change()):
+        backend.undone_step(batch, learning_rate, encode_signals(ControlFlags(trained=True)))
         follow_changes(session, session.state.progress.step + 1)
     pending = backend.train_step(batch, learning_rate, signals)
     session.unsent = NO_FLAGS

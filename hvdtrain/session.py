@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import hvdtrain
-from hvdtrain.backends.base import Backend, TrainedParameters
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import LoopHooks
 from hvdtrain.backends.memory import MemoryPlan
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
@@ -202,7 +202,7 @@ class Session:
             tracking_id=state.tracking_id,
             data=dict(self.data.fingerprints),
             # what is trained, if that is not what the model was made with
-            trained=self.backend.trained_state() if isinstance(self.backend, TrainedParameters) else None,
+            trained=self.backend.trained_state(),
         )
 
 

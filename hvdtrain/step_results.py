@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from hvdtrain.backends.base import PendingMetrics, local_steps
+from hvdtrain.backends.base import PendingMetrics
 from hvdtrain.backends.common import follow_trained
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW
@@ -257,7 +257,7 @@ class LocalResults:
         self._take(self._delayed.flush())
         # a framework may compile it when it is done first
         with ACTIVITY.during("averaging after step", last.step, is_long=not self._has_synchronized):
-            metrics = local_steps(self._session.backend).synchronize().read()
+            metrics = self._session.backend.synchronize().read()
         self._has_synchronized = True
         first = self._first or last
         step = replace(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any
 
-from hvdtrain.backends.base import Backend, PendingMetrics, TrainedParameters
+from hvdtrain.backends.base import Backend, PendingMetrics
 from hvdtrain.backends.records import PortableState, Shapes, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums
@@ -102,8 +102,6 @@ class CommonBackend:
 
 def follow_trained(backend: Backend, config: Config, step: int) -> str:
     """Collective. Let the next step follow what callbacks have frozen or thawed; return a note of it."""
-    if not isinstance(backend, TrainedParameters):
-        return ""
     workers, change = backend.workers, backend.trained_change()
     gathered = workers.allgather_object((workers.host, change))
     if not any(any(of_rank) for _, of_rank in gathered):

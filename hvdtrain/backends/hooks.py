@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from enum import Enum
 from typing import Any
 
-from hvdtrain.backends.base import Backend, Probes, device_memory
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.step_metrics import StepStatistics
 from hvdtrain.early_stopping import PEAK_DEVICE_MEMORY, PEAK_MEMORY
 from hvdtrain.host.cores import peak_bytes
@@ -142,10 +142,10 @@ class Activities(LoopHook):
 
 
 class Clock(LoopHook):
-    """Restarts the clock of a backend, which has Probes, at the first step and after pauses."""
+    """Restarts the clock of a backend at the first step and after pauses."""
 
-    def __init__(self, probes: Probes) -> None:
-        self._probes, self._is_started = probes, False
+    def __init__(self, backend: Backend) -> None:
+        self._backend, self._is_started = backend, False
 
     def __enter__(self) -> "Clock":
         self._is_started = False
@@ -154,12 +154,12 @@ class Clock(LoopHook):
     def before_step(self, step: int) -> None:
         """Start the clock before the first step."""
         if not self._is_started:
-            self._probes.restart_clock()
+            self._backend.restart_clock()
         self._is_started = True
 
     def after_pause(self) -> None:
         """Leave the pause out of the busy time of the next step."""
-        self._probes.restart_clock()
+        self._backend.restart_clock()
 
 
 class MemoryPeak(LoopHook):
@@ -208,5 +208,5 @@ class MemoryPeak(LoopHook):
 
 def own_peak_mib(backend: Backend) -> tuple[float, float]:
     """Return the most memory that this worker has had on its host and on its GPU, in MiB. Local."""
-    device = device_memory(backend)
+    device = backend.device_memory()
     return peak_bytes() / _MEBIBYTE, 0.0 if device is None else device.peak / _MEBIBYTE

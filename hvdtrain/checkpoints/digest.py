@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from hvdtrain.backends.base import Backend, probes
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.objective.gathering import parted
 from hvdtrain.backends.records import BackendInfo
 from hvdtrain.config import Config
@@ -84,7 +84,7 @@ def digest_of(
         return None
     # the loss must not depend on the number of workers, nor later draws on whether a checkpoint is saved
     with random_state_kept(), parted():
-        found = probes(backend).dry_run(_drawn(forms), training=False)
+        found = backend.dry_run(_drawn(forms), training=False)
     outputs = [leaf.reshape(-1).astype(np.float64) for leaf in leaves_of(found.outputs)]
     flat = np.concatenate(outputs) if outputs else np.zeros(0)
     if "loss" not in found.values and not flat.size:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hvdtrain.backends.base import Backend, Probes, TrainedParameters, probes
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.hooks import Activities, Clock, LoopHook, LoopHooks, MemoryPeak
 from hvdtrain.backends.records import ModelInfo
 from hvdtrain.callbacks import ON_STEP, ON_WINDOW, SHOULD_STOP, hook_of
@@ -70,8 +70,6 @@ def new_session(
     callbacks: Sequence[Any] = (),
 ) -> Session:
     """Collective. Return the run as it stands before anything is written."""
-    if config.profile is not None:
-        probes(backend)
     session = Session(
         config=config,
         backend=backend,
@@ -125,8 +123,7 @@ def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> froz
 
     Workers may have other callbacks than rank 0. Where nothing follows, what has changed is refused later.
     """
-    follows = isinstance(backend, TrainedParameters)
-    own = [hook for hook in (ON_STEP, ON_WINDOW) if follows and any(hook_of(one, hook) for one in callbacks)]
+    own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
     found = {hook for of_rank in backend.workers.allgather_object(own) for hook in of_rank}
     return frozenset() if backend.workers.is_elastic or config.sync_every else frozenset(found)
 
@@ -163,9 +160,7 @@ def hooks_of(session: Session) -> LoopHooks:
             )
         )
     hooks.append(Activities(lambda: session.plan().steps if config.sync_every else None))
-    if isinstance(session.backend, Probes):
-        hooks.append(Clock(session.backend))
-    return LoopHooks(*hooks)
+    return LoopHooks(*hooks, Clock(session.backend))
 
 
 def try_out(session: Session, task: Any, model: ModelInfo) -> Dry:

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.base import Backend, trained_parameters
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.portable.initial_values import has_ema, without_ema
 from hvdtrain.backends.portable.partial import Choice
 from hvdtrain.backends.records import PortableState
@@ -109,7 +109,7 @@ def restore(
     else:
         with misfits_named(source):
             if (trained := source.manifest.trained) is not None:
-                count = counted(trained_parameters(backend).follow_trained(trained), "parameter")
+                count = counted(backend.follow_trained(trained), "parameter")
                 notes.append(
                     f"callbacks have frozen or thawed parameters before the checkpoint: {count} trained"
                 )

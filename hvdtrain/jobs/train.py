@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-from hvdtrain.backends.base import device_memory
 from hvdtrain.backends.memory import mebibytes
 from hvdtrain.backends.recording import timeline_requested
 from hvdtrain.callbacks import Summary
@@ -181,7 +180,7 @@ def _describe(run: TrainingRun, session: Session, found: Dry, *, seconds: float,
         lines += [(name, one.describe_data()), *outputs, ("", values)]
     most = memory_limit(backend)
     limit = "how much memory a GPU has is not known" if most is None else f"a GPU has {mebibytes(most)}"
-    if device_memory(backend) is None:
+    if backend.device_memory() is None:
         limit = f"each worker of this host may take {mebibytes(most or 0)}"
     lines += [
         ("precision", describe_precision(config, model)),

@@ -53,7 +53,7 @@ class NotFinite(NumpyDigits):
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("hvdtrain.host.environment.prepare", dict)
-    numpy_backend.install(monkeypatch, made=numpy_backend.ProbedNumpyBackend)
+    numpy_backend.install(monkeypatch)
     return tmp_path
 
 

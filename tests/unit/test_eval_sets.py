@@ -157,7 +157,7 @@ def test_a_whole_job_logs_both_sets_as_they_would_be_alone(train, tmp_path, caps
 @pytest.fixture
 def probed(train, monkeypatch):
     """Trains with a backend that has a dry run."""
-    numpy_backend.install(monkeypatch, made=numpy_backend.ProbedNumpyBackend)
+    numpy_backend.install(monkeypatch)
     return train
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from hvdtrain.backends.base import resizable
 from hvdtrain.backends.workers import abort_collectives
 from hvdtrain.callbacks import Summary
 from hvdtrain.checkpoints.verification import newest_verified
@@ -216,7 +215,7 @@ class Worlds:
         except PeerLostError as error:
             membership.form_failed(error.problem)
             raise
-        resizable(session.backend).enter_world()
+        session.backend.enter_world()
         membership.formed()
         if world.source == "root":
             self._state.sync(world)

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.base import resizable
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
 from hvdtrain.checkpoints.storage import checkpoints_in, step_of
 from hvdtrain.data.eval_sets import sets_of
@@ -152,7 +151,7 @@ def warm_up(session: Session) -> None:
         first = next(iter(sets_of(session.data.evaluation)), None)
         eval_batch = None if first is None else session.data.eval_batch(plan, first)
         with random_state_kept():  # a task's own code may draw from Python's and numpy's generators
-            resizable(session.backend).warm_up(batch, eval_batch)
+            session.backend.warm_up(batch, eval_batch)
 
 
 class WorldState:

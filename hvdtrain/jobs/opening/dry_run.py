@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from hvdtrain.backends.base import Backend, Probes, device_memory, probes
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.memory import (
     MeasuredMemory,
     MemoryPlan,
@@ -96,19 +96,15 @@ def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -
 def check_alone(session: Session, task: Any) -> None:
     """Collective. Check that what an evaluation computes of a sample needs no samples of other workers."""
     workers = session.backend.workers
-    if (
-        workers.size == 1
-        or not isinstance(session.backend, Probes)
-        or not has_own_values(task, session.config.framework)
-    ):
+    if workers.size == 1 or not has_own_values(task, session.config.framework):
         return
     error: HvdtrainError | None = None
     for name in sets_of(session.data.evaluation):
         batch, what = session.data.eval_batch(session.plan(), name), set_words(name)
         if batch is not None:
             with random_state_kept():
-                failed = probes(session.backend).dry_run(batch, training=False).error
-                found = "" if failed else probes(session.backend).find_comparing(batch, training=False)
+                failed = session.backend.dry_run(batch, training=False).error
+                found = "" if failed else session.backend.find_comparing(batch, training=False)
             error = error or comparing_error_of(session, task, what, found)
     share_findings(workers, error, {})
 
@@ -158,15 +154,13 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
         for name, dataset in sets_of(session.data.evaluation).items()
     ]
     done: list[Pass] = []
-    if not isinstance(session.backend, Probes):  # it cannot be tried out
-        return
     for what, dataset, read in sources:
         with task_errors(f"the first batch of the {what} cannot be read"):
             batch = read()
         if batch is None:  # training is done
             return
         training = what == TRAINING_DATA
-        result = probes(session.backend).dry_run(batch, training=training)
+        result = session.backend.dry_run(batch, training=training)
         is_named = not (training and hasattr(task, row.step_method))  # which computes losses of its own
         one = Pass.of(what, batch, result, name if is_named else "", ignored)
         one.named_metrics = metrics if is_named else {}
@@ -182,7 +176,7 @@ def _passes(session: Session, task: Any, memory: MemoryPlan | None) -> Iterator[
             # of one worker it matters to micro-batches alone
             matters = comparing_error_of(session, task, what, "it compares") or session.config.accumulate > 1
             if matters and has_own_values(task, session.config.framework):
-                one.comparing = probes(session.backend).find_comparing(batch, training)
+                one.comparing = session.backend.find_comparing(batch, training)
             _look_at(session, task, one, batch, done[0] if done else None)
         done.append(one)
         yield one
@@ -195,7 +189,7 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training:
     config, what, found = session.config, one.what, one.result
 
     def evaluated(batch: HostBatch) -> DryRun:
-        return probes(session.backend).dry_run(batch, training=False)
+        return session.backend.dry_run(batch, training=False)
 
     if training is not None:
         again = evaluated(replace(batch, step=batch.step + 1))
@@ -257,7 +251,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
         return plan
     config = session.config
     per_sample = memory.activations / session.plan().batch.micro_batch
-    device = device_memory(session.backend)
+    device = session.backend.device_memory()
     if device is not None:
         measured = MeasuredMemory(memory.activations, per_sample, None, device.peak)
         return plan_memory(session, model, measured)
@@ -283,7 +277,7 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
 
 def memory_limit(backend: Backend) -> int | None:
     """Return how much memory this worker may take, on its GPU if it has one; None if that is not known."""
-    device = device_memory(backend)
+    device = backend.device_memory()
     return limit_bytes(backend.workers.local_size) if device is None else device.limit
 
 

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from hvdtrain.backends.base import Backend, model_files
+from hvdtrain.backends.base import Backend
 from hvdtrain.backends.portable.files import LARGEST_DIFFERENCE
 from hvdtrain.backends.records import Exported
 from hvdtrain.checkpoints.storage import Checkpoint
@@ -188,7 +188,7 @@ def _write(
     job: JobSpec, backend: Backend, format_name: str, path: Path, batches: list[HostBatch]
 ) -> Exported:
     try:
-        return model_files(backend).export(format_name, path, batches)
+        return backend.export(format_name, path, batches)
     except NOT_THE_TASKS:
         raise
     except OSError as error:

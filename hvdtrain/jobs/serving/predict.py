@@ -11,7 +11,6 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.base import model_files
 from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.data.feed import HostBatch
@@ -199,7 +198,6 @@ def predict_checkpoint(
 def _parts(session: Session, job: JobSpec, done: _Done) -> Iterator[_Part]:
     """Yield this worker's part of the outputs, batch by batch, without padding."""
     backend = session.backend
-    files = model_files(backend)
     with (
         readers_for(job.config, None, session.data.evaluation) as session.data.readers,
         session.data.eval_feed(session.plan()) as feed,
@@ -209,7 +207,7 @@ def _parts(session: Session, job: JobSpec, done: _Done) -> Iterator[_Part]:
             ACTIVITY.enter("predicting", is_long=True)
             host = hosts.popleft()
             real = host.weights[0] > 0
-            outputs = _by_sample(files.predict(batch), len(real), done)
+            outputs = _by_sample(backend.predict(batch), len(real), done)
             yield host.indices[0][real], {name: array[real] for name, array in outputs.items()}
 
 

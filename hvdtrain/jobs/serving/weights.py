@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
-from hvdtrain.backends.base import Backend, model_files
+from hvdtrain.backends.base import Backend
 from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.config import Config, Layer
@@ -51,7 +51,7 @@ def load(
         for name, columns in (trained.columns if trained else {}).items():
             notes.append(f"the model was trained with the columns {', '.join(columns)} of {name!r}")
         show_notes(notes)
-        return model_files(backend).plain_model()
+        return backend.plain_model()
 
 
 # ending of a file's name: the framework that saves such files
@@ -150,7 +150,7 @@ def _make(job: JobSpec, backend: Backend, path: Path, output: Path) -> tuple[str
     task_data = open_task_data(job)
     build(job.config, task_data.task, backend)
     with quiet_output():
-        held = model_files(backend).load_weights_file(path)
+        held = backend.load_weights_file(path)
     try:
         pending = backend.gather_state()
         assert pending is not None  # this is the only worker

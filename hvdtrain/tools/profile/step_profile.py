@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hvdtrain.backends.base import probes
 from hvdtrain.backends.hooks import LoopHook
 from hvdtrain.backends.recording import Busy, Operations, StepRecorder
 from hvdtrain.reporting.jsonl import write_json, write_parts
@@ -101,7 +100,7 @@ class StepProfile(LoopHook):
         with ACTIVITY.during("starting the profiler before step", step):
             clock = measure_offset(workers, clock_id())
             self._recording = recording = Recording(workers.rank, workers.host, clock=clock)
-            self._recorder = recorder = probes(self._session.backend).recorder()
+            self._recorder = recorder = self._session.backend.recorder()
             self._try("the framework's profiler did not start", recorder.start)
             if workers.rank == 0 and workers.size > 1:
                 self._try("Horovod's timeline was not started", recorder.timeline.start)

@@ -15,7 +15,6 @@ from typing import Any
 
 import psutil
 
-from hvdtrain.backends.base import device_memory
 from hvdtrain.backends.step_metrics import StepMetrics
 from hvdtrain.config import Config, Layer
 from hvdtrain.errors import EnvironmentFault
@@ -217,7 +216,7 @@ def _measured(run: OpenRun, watch: MemoryWatch, seconds: float) -> dict[str, Any
     first = sum(run_block(session, recorder, _FIRST_STEPS)[0]) / _FIRST_STEPS
     steps = steps_of_block(seconds, max(workers.allgather_object(first)))
     own_seconds = sum(run_block(session, recorder, steps)[0])
-    device = device_memory(session.backend)
+    device = session.backend.device_memory()
     own = (workers.host, own_seconds, watch.peak, None if device is None else device.peak)
     gathered = workers.allgather_object(own)
     if workers.rank:
