@@ -40,7 +40,7 @@ _HOMES = {
     "evaluate": "hvdtrain.jobs.serving.evaluate",
     "export": "hvdtrain.jobs.serving.export",
     "import_weights": "hvdtrain.jobs.serving.weights",
-    "launch": "hvdtrain.launching.launch",
+    "launch": "hvdtrain.jobs.launch",
     "load": "hvdtrain.jobs.serving.weights",
     "lr_find": "hvdtrain.tools.search.lr_find",
     "open_parquet": "hvdtrain.data.parquet",
@@ -65,12 +65,12 @@ if TYPE_CHECKING:
     from hvdtrain.data.parquet import open_parquet
     from hvdtrain.data.stream import stream
     from hvdtrain.data.webdataset import open_webdataset
+    from hvdtrain.jobs.launch import launch
     from hvdtrain.jobs.serving.evaluate import evaluate
     from hvdtrain.jobs.serving.export import export
     from hvdtrain.jobs.serving.predict import predict
     from hvdtrain.jobs.serving.weights import import_weights, load
     from hvdtrain.jobs.train import train
-    from hvdtrain.launching.launch import launch
     from hvdtrain.task import Dataset
     from hvdtrain.tools.search.lr_find import lr_find
 

@@ -23,10 +23,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """How large a step is, when training ends and which learning rate a step has.
-
-    It is worked out when a run is entered; a run with another number of workers has another plan.
-    """
+    """How large a step is, when training ends and which learning rate a step has."""
 
     batch: BatchPlan  # how a global batch of training is sharded
     eval_batch: BatchPlan  # likewise for evaluation
@@ -111,10 +108,7 @@ class TrainingPlan:
 
     @property
     def warmup_samples(self) -> float:
-        """Position in the stream at which the learning rate has risen to its peak.
-
-        It is rounded: a position that the warm-up ends with is whole, and epochs may be a last bit too long.
-        """
+        """Position in the stream at which the learning rate has risen to its peak."""
         return round(self.learning_rate.warmup_epochs * self.data_size, 3)
 
     def in_warmup(self, step: int, samples: int) -> bool:

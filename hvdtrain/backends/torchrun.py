@@ -1,8 +1,4 @@
-"""Workers that torchrun started: Horovod's variables, agreed on through torchrun's own store.
-
-Horovod over Gloo needs the rank, size and host of each worker, and a rendezvous server, as horovodrun gives
-them. torchrun states ranks and sizes, and runs a key-value store. Rank 0 runs the server, in a thread.
-"""
+"""Workers that torchrun started: Horovod's variables, agreed on through torchrun's own store."""
 
 import inspect
 import json
@@ -12,20 +8,20 @@ import socket
 import stat
 import threading
 from collections.abc import Mapping, MutableMapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import timedelta
 from importlib import import_module
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.host.hostfile import interfaces
+from hvdtrain.host.environment import check_interfaces
+from hvdtrain.host.hostfile import address_towards, interfaces
 from hvdtrain.host.processes import end_with_parent
 from hvdtrain.workers.world import KEY_VARIABLE
 
 _STORE_SECONDS = 60
 _CONNECT_SECONDS = 10
-_NAMES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")  # of Horovod's slots
 
 
 def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
@@ -49,8 +45,11 @@ def join_torchrun(environ: MutableMapping[str, str] = os.environ) -> None:
             server.init(plan)
         environ[KEY_VARIABLE] = key if server is not None else take_key(infos[0], environ)
         _exchange("taken", {}, environ)  # rank 0 then removes the file of the key
-    environ.update(_variables(plan[rank], infos[0], interface))
     _check_connection(infos[0])
+    from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
+
+    environ.update(create_slot_env_vars(plan[rank]))
+    environ.update(create_run_env_vars(infos[0]["address"], [interface], str(infos[0]["port"])))
 
 
 def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[str, str]]:
@@ -68,24 +67,20 @@ def offer_key(environ: Mapping[str, str], stack: ExitStack) -> tuple[str, dict[s
 
 def take_key(rank_0: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Return the key, as another rank."""
-    own = environ.get(KEY_VARIABLE)
-    if bool(own) == bool(rank_0.get("key_file") or rank_0.get("key")):
+    own, key, file = environ.get(KEY_VARIABLE), rank_0.get("key"), rank_0.get("key_file")
+    if bool(own) == bool(file or key):
         who, other = (f"rank {environ['RANK']}", "rank 0") if own else ("rank 0", f"rank {environ['RANK']}")
-        raise EnvironmentFault(
-            f"{KEY_VARIABLE} is set for {who} and not for {other}",
-            "Set it to the same secret text on every host, or on none.",
-        )
+        remedy = "Set it to the same secret text on every host, or on none."
+        raise EnvironmentFault(f"{KEY_VARIABLE} is set for {who} and not for {other}", remedy)
     if own or environ["GROUP_WORLD_SIZE"] != "1":
-        return own or str(rank_0.get("key"))
-    file = str(rank_0.get("key_file"))
+        return own or str(key)
     try:
-        with open(file, encoding="ascii", opener=_open_own) as opened:
+        with open(str(file), encoding="ascii", opener=_open_own) as opened:
             return opened.read()
     except OSError as error:
         raise EnvironmentFault(
             f"rank 0 does not hand out the key of this job, in {file}: {error.strerror or error}",
-            "If somebody else may write to torchrun's store, start again with another --rdzv-id and port. "
-            f"Otherwise set {KEY_VARIABLE} to the same secret text for all workers.",
+            f"Set {KEY_VARIABLE} to the same secret text for all workers.",
         ) from None
 
 
@@ -100,26 +95,17 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _own_interface(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return the name and address of the interface for the job: loopback if all workers are on one host.
-
-    With several hosts, it is the one with the route to torchrun's store, unless the user chose another.
-    """
-    own = [
-        (name, text.partition("/")[0]) for name, texts in interfaces(loopback=True).items() for text in texts
-    ]
+    """Return the name and address of the interface for the job: loopback if all workers are on one host."""
     chosen, wanted = environ.get("HOROVOD_GLOO_IFACE"), "127.0.0.1"
-    if chosen is None and environ["GROUP_WORLD_SIZE"] != "1":
-        # sends nothing: it only looks up the route. Without one, the exchange over the store fails
-        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((environ["MASTER_ADDR"], int(environ["MASTER_PORT"])))
-            wanted = probe.getsockname()[0]
-    found = next((pair for pair in own if chosen == pair[0] or (not chosen and wanted == pair[1])), None)
-    if found is None and chosen:
-        raise EnvironmentFault(
-            f"host {socket.gethostname()} has no network interface {chosen} with an IPv4 address",
-            "Set HOROVOD_GLOO_IFACE to an interface that it has.",
-        )
-    return found or ("lo", wanted)
+    if chosen:
+        check_interfaces(socket.gethostname(), [chosen])
+    elif environ["GROUP_WORLD_SIZE"] != "1":  # without a route, the exchange over the store fails
+        wanted = address_towards(environ["MASTER_ADDR"]) or wanted
+    for name, texts in interfaces(loopback=True).items():
+        for address in (text.partition("/")[0] for text in texts):
+            if name == chosen or (not chosen and address == wanted):
+                return name, address
+    return "lo", wanted
 
 
 def _start_server(address: str, key: str) -> Any:
@@ -167,20 +153,6 @@ def _allocate(infos: list[dict[str, Any]]) -> list[Any]:
     return plan
 
 
-def _variables(slot: Any, rank_0: Mapping[str, Any], interface: str) -> dict[str, str]:
-    """Return the variables that horovodrun gives a worker over Gloo."""
-    return {
-        "HOROVOD_HOSTNAME": slot.hostname,
-        **{f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in _NAMES},
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": rank_0["address"],
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(rank_0["port"]),
-        "HOROVOD_GLOO_IFACE": interface,
-        "NCCL_SOCKET_IFNAME": interface,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-    }
-
-
 def _check_connection(rank_0: Mapping[str, Any]) -> None:
     """Check that the rendezvous answers: Horovod itself would end without a message."""
     try:
@@ -189,6 +161,5 @@ def _check_connection(rank_0: Mapping[str, Any]) -> None:
         raise EnvironmentFault(
             f"host {socket.gethostname()} cannot connect to rank 0 on {rank_0['host']}, at "
             f"{rank_0['address']}:{rank_0['port']}: {error.strerror or error}",
-            "Hosts of a job must reach each other on all ports. Give torchrun an IP address as --master-addr "
-            "or --rdzv-endpoint, or set HOROVOD_GLOO_IFACE to the interface.",
+            "Give torchrun an IP address as --master-addr or --rdzv-endpoint, or set HOROVOD_GLOO_IFACE.",
         ) from None

@@ -59,12 +59,7 @@ _PART_METAVARS = {"track": "NAME"}
 
 
 def config_options(*names: str, defaults: bool = True) -> Callable[[Any], Any]:
-    """Return a decorator that adds the options of these config fields, and --set and --debug.
-
-    Args:
-        names: config fields.
-        defaults: whether the help texts show the fields' defaults.
-    """
+    """Return a decorator that adds the options of these config fields, and --set and --debug."""
 
     def decorate(command: Any) -> Any:
         command = click.option("--debug", is_flag=True, help="Show the traceback of errors.")(command)
@@ -115,13 +110,7 @@ def _option_type(name: str, annotation: Any) -> tuple[Any, str | None]:
 def given_layers(
     assignments: tuple[str, ...], options: dict[str, Any], config_file: Path | None = None
 ) -> list[Layer]:
-    """Return the layers of a configuration that a command line gives, the weakest first.
-
-    Args:
-        assignments: what --set has.
-        options: the values of the options; None or () for what is not given.
-        config_file: the config file, if there is one.
-    """
+    """Return the layers of a configuration that a command line gives, the weakest first."""
     given = {
         name: None if value is NULL else value for name, value in options.items() if value not in (None, ())
     }

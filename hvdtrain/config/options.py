@@ -36,11 +36,7 @@ NULL = object()  # what an option given as null has; one that is not given has N
 
 
 class JobCommand(click.Command):
-    """A command whose options are config fields: it says which field an unknown option may stand for.
-
-    Its job does not end because its output cannot be written, and if a signal such as SIGBUS or SIGSEGV ends
-    it, the signal and the line of Python are on standard error.
-    """
+    """A command whose options are config fields: it says which field an unknown option may stand for."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""

@@ -21,11 +21,7 @@ _NAMES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
 
 
 def limit_bytes(workers: int) -> int:
-    """Return how much memory each worker of this host may take: the least of what limits it.
-
-    These are the host's memory and the limits of this process's cgroups, which a container sets, each divided
-    by the workers, and the limit of this process's own address space.
-    """
+    """Return how much memory each worker of this host may take: the least of what limits it."""
     shared = [int(psutil.virtual_memory().total)]
     for folder in _cgroups():
         for limit, _ in _LIMITS:
@@ -49,11 +45,7 @@ def resident_bytes() -> int:
 
 
 def keep_freed() -> None:
-    """Let the C library keep up to 128 MiB of freed memory for what is allocated next; only glibc can do so.
-
-    It decides by itself otherwise, from the blocks that have been freed, and may give the same memory back to
-    the system and take it anew in each step, page by page.
-    """
+    """Let glibc keep freed memory, which it may give back and take anew in each step, page by page."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(None)
         library.mallopt(_MMAP_THRESHOLD, 32 << 20)  # the most that glibc allows
@@ -61,20 +53,13 @@ def keep_freed() -> None:
 
 
 def release_unused() -> None:
-    """Give the system back what the C library keeps of freed memory; only glibc can do so.
-
-    Reading data, drawing initial values and a dry run leave it several times the size of a model.
-    """
+    """Give the system back what the C library keeps of freed memory; only glibc can do so."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def free_bytes() -> int:
-    """Return how much memory a job may take on this host: nine tenths of what is free.
-
-    What is free is the least of the host's free memory and of what the limits of this process's cgroups
-    leave, which a container sets.
-    """
+    """Return how much memory a job may take on this host: nine tenths of what is free."""
     free = [int(psutil.virtual_memory().available)]
     for folder in _cgroups():
         for limit, used in _LIMITS:
@@ -107,11 +92,7 @@ def _cache_bytes(folder: Path) -> int:
 
 
 def taken_bytes(process: int | str = "self") -> int:
-    """Return the memory that a process has for itself or shares with others; 0 if it has ended.
-
-    Pages of files that are mapped, such as those of a data set, do not count: the kernel drops them when it
-    needs the room.
-    """
+    """Return the memory that a process has for itself or shares with others; 0 if it has ended."""
     found: dict[str, int] = {}
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines():
@@ -136,10 +117,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def threads_per_worker(local_size: int) -> int:
-    """Return the number of compute threads of this worker, at least 1.
-
-    OMP_NUM_THREADS takes precedence if it is set. Otherwise it is the number of whole cores per worker.
-    """
+    """Return the number of compute threads of this worker, at least 1."""
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdecimal() and int(wanted) > 0:
         return int(wanted)
@@ -147,11 +125,7 @@ def threads_per_worker(local_size: int) -> int:
 
 
 def cores_per_worker(local_size: int) -> float:
-    """Return how many cores this worker has.
-
-    The workers of a host share the cores of the launcher's process evenly. If the launcher has bound this
-    worker to fewer cores, the worker has only those.
-    """
+    """Return how many cores this worker has."""
     own = len(os.sched_getaffinity(0))
     try:
         shared = len(psutil.Process(os.getppid()).cpu_affinity())

@@ -16,11 +16,7 @@ _DOCTOR = "To check all hosts: python -m hvdtrain doctor --hostfile FILE"
 
 
 def check_host(environ: Mapping[str, str] = os.environ) -> None:
-    """Check this host's name and network interfaces, and the time limit of Gloo. Local.
-
-    Raises:
-        EnvironmentFault: If Gloo or Open MPI cannot start on this host.
-    """
+    """Check this host's name and network interfaces, and the time limit of Gloo. Local."""
     seconds = environ.get(_GLOO_TIMEOUT, "")
     if seconds and not (seconds.isascii() and seconds.isdecimal() and int(seconds)):
         raise EnvironmentFault(  # Horovod would take it as 0: no worker could connect
@@ -33,7 +29,7 @@ def check_host(environ: Mapping[str, str] = os.environ) -> None:
     if alone or "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ:
         _check_name(host)
     if (not alone or is_elastic(environ)) and (chosen := chosen_interfaces(environ)):
-        _check_interfaces(host, chosen)
+        check_interfaces(host, chosen)
 
 
 def _check_name(host: str) -> None:
@@ -46,7 +42,8 @@ def _check_name(host: str) -> None:
         ) from None
 
 
-def _check_interfaces(host: str, chosen: list[str]) -> None:
+def check_interfaces(host: str, chosen: list[str]) -> None:
+    """Check that this host has one of some interfaces."""
     found = {name: texts[-1].partition("/")[0] for name, texts in interfaces(loopback=True).items()}
     if not any(name in found for name in chosen):
         existing = ", ".join(f"{name} {address}" for name, address in found.items() if name != "lo")
@@ -73,55 +70,34 @@ _NO_LIMIT_SECONDS = 604_800  # a week, the largest stall timeout: Gloo has no ot
 def prepare(
     environ: MutableMapping[str, str] = os.environ, stall_timeout: float | None = None
 ) -> dict[str, str]:
-    """Set the variables that this worker needs, before its native libraries start.
-
-    A variable that the user has set is not changed.
-
-    - Without a launcher, use Horovod's Gloo controller: it starts in milliseconds and needs no MPI.
-    - Let UCX, which Open MPI may bring, leave SIGHUP alone: it would wait for a debugger.
-    - With fewer than two cores per worker, one for computation and one for communication, let Open MPI
-      yield while it waits. Otherwise its waiting thread occupies a core that is needed for computation.
-      With less than one core per worker, let it sleep: Linux 6.18 lets other processes, such as sshd, wait
-      for minutes while more processes than cores yield. Open MPI 4 has no such setting, and yields.
-    - If the user limits how long a collective may stall, let Horovod check for it in time: its check, once
-      a minute by default, refuses a limit below its interval. Without the user's limit it only warns: it
-      knows nothing of work that takes long by itself, and the job's own watch does.
-    - Over Gloo, also for data of MPI between hosts, let workers wait longer than the stall timeout, whose
-      message names the worker, and than a start may take: Horovod's 30 seconds are too short for both.
-    - In an elastic job, too, whose rendezvous is only known later. There every worker that remains would
-      also print that a collective failed, as an error of Horovod's: what happened is reported instead.
-    - Let Horovod fuse no operations. Which ones it fuses depends on timing, and with it the order in which
-      numbers of three or more workers are added. Gradients are joined before they are reduced.
-
-    Args:
-        environ: the environment.
-        stall_timeout: the config's, in seconds; 0 for no limit, None if nothing is known of it.
-
-    Returns:
-        The variables for Horovod and MPI that were set under a launcher, by name; empty without one.
-    """
-    wanted = {_UCX: "0"}
+    """Set the variables that this worker needs, unless the user has; return those for Horovod and MPI."""
+    wanted = {_UCX: "0"}  # UCX, which Open MPI may bring, would wait for a debugger at SIGHUP
     if elastic := is_elastic(environ):
         wanted[_GLOO_TIMEOUT] = _gloo_timeout(environ, stall_timeout)
-        wanted["HOROVOD_LOG_LEVEL"] = "fatal"
+        wanted["HOROVOD_LOG_LEVEL"] = "fatal"  # each worker that remains would print an error
     if elastic or launched_rank() is None:
         wanted.update(HOROVOD_CONTROLLER="gloo", HOROVOD_CPU_OPERATIONS="gloo")
     else:
+        # Horovod checks for stalls once a minute, and refuses a limit below that
         shutdown = environ.get(_STALL_SHUTDOWN, "")
         if shutdown.isdecimal() and 0 < int(shutdown) <= _STALL_CHECK_SECONDS:
             wanted[_STALL_CHECK] = str(max(1, int(shutdown) // 2))
         local_size = workers_on_this_host(environ)
         launch = stated_launch(environ)
+        # the stall timeout names the worker, so it must come before Gloo's
         if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ or (launch and launch.size > local_size):
             wanted[_GLOO_TIMEOUT] = _gloo_timeout(environ, stall_timeout)
         cores = cores_per_worker(local_size) if local_size else math.inf
+        # Open MPI waits by computing, and where there are fewer cores, other processes such as sshd starve
         if cores < 2:
             wanted["OMPI_MCA_mpi_yield_when_idle"] = "1"
         if cores < 1:
             wanted["OMPI_MCA_threads_pthreads_yield_strategy"] = "nanosleep"
             wanted["OMPI_MCA_threads_pthreads_nanosleep_time"] = str(round(_WAKE_UP_NANOSECONDS / cores))
     if elastic or launched_rank() is not None:
-        wanted["HOROVOD_FUSION_THRESHOLD"] = "0"
+        wanted["HOROVOD_FUSION_THRESHOLD"] = (
+            "0"  # what is fused depends on timing, and with it the order of sums
+        )
     new = {name: value for name, value in wanted.items() if name not in environ}
     environ.update(new)
     if environ is os.environ:

@@ -81,11 +81,7 @@ def load_triton() -> None:
 
 
 def require_triton_before_tensorflow() -> None:
-    """Raise an error if PyTorch would end this process, because TensorFlow was loaded before Triton.
-
-    Raises:
-        EnvironmentFault: If that is so.
-    """
+    """Raise an error if PyTorch would end this process, because TensorFlow was loaded before Triton."""
     load_triton()
     offers_llvm = "tensorflow.python.pywrap_dlopen_global_flags" in sys.modules
     if offers_llvm and "triton" not in sys.modules and _triton_version() >= (3, 7):

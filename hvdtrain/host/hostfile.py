@@ -43,10 +43,7 @@ def interfaces(*, loopback: bool = False) -> dict[str, list[str]]:
 
 
 def own_addresses() -> dict[str, list[str]]:
-    """Return the IPv4 addresses at which other hosts may reach this host, by interface.
-
-    If interfaces were chosen for the job, only these are included.
-    """
+    """Return the IPv4 addresses at which other hosts may reach this host, by interface."""
     chosen = chosen_interfaces()
     return {name: texts for name, texts in interfaces().items() if not chosen or name in chosen}
 
@@ -68,11 +65,7 @@ def reachable_by_others(own: Addresses, others: list[Addresses]) -> list[str]:
 
 
 def receive_exactly(connection: socket.socket, size: int) -> bytes:
-    """Receive exactly this number of bytes.
-
-    Raises:
-        OSError: If the connection is closed or times out before.
-    """
+    """Receive exactly this number of bytes."""
     data = b""
     while len(data) < size:
         part = connection.recv(size - len(data))
@@ -94,11 +87,7 @@ class HostSlots(NamedTuple):
 
 
 def parse_host_list(text: str) -> list[HostSlots]:
-    """Parse the value of the launchers' option ``-H``, such as ``host1:2,host2:2``.
-
-    Raises:
-        UsageError: If the value is invalid; the message quotes the invalid entry.
-    """
+    """Parse the value of the launchers' option ``-H``, such as ``host1:2,host2:2``."""
     hosts = []
     for entry in text.split(","):
         name, colon, slots = entry.strip().partition(":")
@@ -111,11 +100,7 @@ def parse_host_list(text: str) -> list[HostSlots]:
 
 
 def read_host_file(path: Path) -> list[HostSlots]:
-    """Read a host file: a line ``host1 slots=2`` per host. Empty lines and comments (#) are ignored.
-
-    Raises:
-        UsageError: If the file cannot be read or is invalid; the message names the file and the line.
-    """
+    """Read a host file: a line ``host1 slots=2`` per host. Empty lines and comments (#) are ignored."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

@@ -38,11 +38,7 @@ def host_name(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def launched_rank() -> int | None:
-    """Return the rank that a launcher gave this process, or None without a launcher.
-
-    In an elastic job it is the rank in the current world, and None until there is one: ranks of Slurm or
-    MPI, which only started the processes, do not count.
-    """
+    """Return the rank that a launcher gave this process, or None without a launcher."""
     for variable in _LAUNCHER_VARIABLES[:1] if is_elastic() else _LAUNCHER_VARIABLES:
         value = os.environ.get(variable, "")
         if value.isdecimal():
@@ -81,13 +77,7 @@ def is_muted() -> bool:
 
 
 def open_console() -> Console:
-    """Open the console on which rank 0 shows the run; what cannot be written to it does not end the job.
-
-    Launchers split the output of workers into lines and tag them, which breaks a progress bar, and Open MPI
-    gives workers pseudo-terminals that are not displayed. If the launcher's own output is a terminal of this
-    machine, the console writes to this terminal. Otherwise it writes plain lines to standard output,
-    which are not wrapped. In ``muted_console`` it writes nowhere.
-    """
+    """Open the console on which rank 0 shows the run; what cannot be written to it does not end the job."""
     if _muted:
         return _Console(quiet=True, force_terminal=False, force_jupyter=False)
     if launched_rank() is None:
@@ -151,10 +141,7 @@ class Launch:
 
 
 def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
-    """Return what the innermost launcher of this process states, or None without a launcher.
-
-    In an elastic job only the current world counts, whose size and rank are in horovodrun's variables.
-    """
+    """Return what the innermost launcher of this process states, or None without a launcher."""
     only_worlds = is_elastic(environ)
     for launcher, size_name, rank_name in _VARIABLES[:1] if only_worlds else _VARIABLES:
         size, rank = environ.get(size_name, ""), environ.get(rank_name, "")
@@ -172,10 +159,7 @@ def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
 
 
 def output_rank() -> int | None:
-    """Return this worker's rank among those that share its output; None if it has an output of its own.
-
-    Unlike ``launched_rank``, it also counts processes that Horovod does not see.
-    """
+    """Return this worker's rank among those that share its output; None if it has an output of its own."""
     rank = launched_rank()
     if rank is not None:
         return rank
@@ -184,17 +168,7 @@ def output_rank() -> int | None:
 
 
 def check_launch_is_seen(launch: Launch | None, size: int, rank: int, build: str = "") -> None:
-    """Check that Horovod sees the processes that a launcher states.
-
-    Args:
-        launch: what the launcher states; None without a launcher.
-        size: number of workers that Horovod sees.
-        rank: the rank that Horovod sees.
-        build: the MPI that Horovod was built with; empty without one.
-
-    Raises:
-        EnvironmentFault: If Horovod sees fewer, or another rank: each process would train for itself.
-    """
+    """Check that Horovod sees the processes that a launcher states."""
     if launch is None or launch.size <= 1:
         return
     # an unknown launcher's variables may be left from elsewhere: they say nothing if workers found each other
@@ -275,11 +249,7 @@ def _remedy(launch: Launch, build: str) -> str:
 
 
 def check_is_not_launched(command: str, arguments: str = "...") -> None:
-    """Check that no launcher started this process, for a command that launches workers itself.
-
-    Raises:
-        UsageError: If one did.
-    """
+    """Check that no launcher started this process, for a command that launches workers itself."""
     launch = stated_launch()
     if launched_rank() is not None or (launch is not None and launch.size > 1):
         raise UsageError(

@@ -30,10 +30,7 @@ def quiet_stderr() -> Iterator[None]:
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """Context manager: discard standard output and standard error, including those of native code.
-
-    For libraries that print while they work, and report errors by exceptions.
-    """
+    """Context manager: discard standard output and standard error, including those of native code."""
     sys.stdout.flush()
     sys.stderr.flush()
     kept = os.dup(1), os.dup(2)
@@ -52,10 +49,7 @@ def quiet_output() -> Iterator[None]:
 
 
 class TolerantFile:
-    """A text file whose errors do not end the job: text that cannot be written is dropped.
-
-    Characters that the file's encoding lacks are written as question marks.
-    """
+    """A text file whose errors do not end the job: text that cannot be written is dropped."""
 
     def __init__(self, file: IO[str], name: str) -> None:
         self._file = file
@@ -113,10 +107,7 @@ def tolerant(file: IO[str], name: str = "standard output") -> IO[str]:
 
 
 def open_closed_files() -> None:
-    """Open the null device in place of a standard file that is closed, as old daemons close all of them.
-
-    Otherwise a file of the run gets its number, and native code writes messages into it.
-    """
+    """Open the null device in place of a standard file that is closed, as old daemons close all of them."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -36,13 +36,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int | None, number: int = signal.SIGTERM) -> None:
-    """Have the kernel send this process a signal when the thread ends that started it.
-
-    Args:
-        parent: the process that started this one, which ends at once if the other has ended already;
-            None if that cannot be.
-        number: the signal.
-    """
+    """Have the kernel send this process a signal when the thread ends that started it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(number))
     if parent is not None and os.getppid() != parent:
         os._exit(1)
@@ -58,11 +52,7 @@ class Ended(NamedTuple):
 
 
 def run_limited(command: Sequence[str], seconds: float, environ: Mapping[str, str] | None = None) -> Ended:
-    """Run a command without input. At its end, or at the limit, all of its process group are killed.
-
-    Raises:
-        OSError: If it cannot be started.
-    """
+    """Run a command without input. At its end, or at the limit, all of its process group are killed."""
     until, ended_at = time.monotonic() + seconds, None
     output, errors = bytearray(), bytearray()
     with selectors.DefaultSelector() as selector:
@@ -108,11 +98,7 @@ def kill_group(process: "subprocess.Popen[bytes]", seconds: float = _KILLED_SECO
 
 
 def kill_if_same(pid: int, process_seconds: float) -> bool:
-    """Kill a process of this host, unless it is this one or its number is another process's now.
-
-    Returns:
-        Whether it was killed.
-    """
+    """Kill a process of this host, unless it is this one or its number is another process's now."""
     with suppress(psutil.Error, OSError):
         process = psutil.Process(pid)
         if pid != os.getpid() and abs(process.create_time() - process_seconds) < SAME_START_SECONDS:

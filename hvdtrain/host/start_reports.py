@@ -1,9 +1,4 @@
-"""What a worker reports to horovodrun: that it starts Horovod, and that it ends; which workers are stopped.
-
-The Horovod that hvdtrain builds gives each worker an address and a key. Over MPI, it names the workers that
-do not report their start; over Gloo it looks into its own store. A job has succeeded only if each worker that
-began has reported its end: mpirun ends with 0 if it loses a host, and so does a worker by os._exit(0).
-"""
+"""What a worker reports to horovodrun: that it starts Horovod, and that it ends by itself."""
 
 import atexit
 import contextlib
@@ -39,11 +34,7 @@ _JOBS = (("HOROVOD_GLOO_RENDEZVOUS_PORT", "HOROVOD_RANK"), ("PMIX_NAMESPACE", "O
 
 
 def start_limit(environ: Mapping[str, str] = os.environ) -> float:
-    """Return how many seconds a worker waits for the others to start Horovod.
-
-    Raises:
-        UsageError: If the user's limit is not a number of seconds.
-    """
+    """Return how many seconds a worker waits for the others to start Horovod."""
     given = environ.get(_LIMIT_VARIABLE)
     if given is None:
         return _LIMIT_SECONDS
@@ -158,11 +149,7 @@ _HANDLERS_SECONDS = 10.0
 
 
 def limit_wait_for_threads(seconds: float = _THREADS_SECONDS) -> None:
-    """Let this process end with exit code 0 some seconds after its main thread at the latest.
-
-    Python waits without a limit for threads that are not daemons, and those keep a completed job, and with
-    it the hosts, busy. When the time is up, the threads are named, exit handlers run, and the process ends.
-    """
+    """Let this process end with exit code 0 some seconds after its main thread at the latest."""
     giving_up = threading.Event()
     reached = threading.RLock()  # reentrant: the thread that gives up runs the exit handlers itself
 

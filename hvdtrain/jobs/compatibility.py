@@ -354,10 +354,7 @@ ROWS = (
 
 
 def check(job: Job, *, everywhere: bool = True) -> None:
-    """Check that what a job has can be combined. It is called again when more is known of the job.
-
-    What contradicts itself in the config is found before the task is made: commands change the config later.
-    """
+    """Check that what a job has can be combined. It is called again when more is known of the job."""
     settled = Job(job.config)  # what the config alone says
     for row in ROWS:
         if row.holds(job) and (job.task is None or not row.holds(settled)):

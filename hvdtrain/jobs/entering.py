@@ -119,10 +119,7 @@ def _rate_factor(task: Any, workers: Workers) -> Callable[[TrainingProgress], fl
 
 
 def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> frozenset[str]:
-    """Collective. Return the hooks of callbacks after which the next step follows what they freeze or thaw.
-
-    Workers may have other callbacks than rank 0. Where nothing follows, what has changed is refused later.
-    """
+    """Collective. Return the callbacks' hooks after which the next step follows what they freeze or thaw."""
     own = [hook for hook in (ON_STEP, ON_WINDOW) if any(hook_of(one, hook) for one in callbacks)]
     found = {hook for of_rank in backend.workers.allgather_object(own) for hook in of_rank}
     return frozenset() if backend.workers.is_elastic or config.sync_every else frozenset(found)

@@ -1,7 +1,4 @@
-"""How a worker ends: on errors, and when the others do not answer.
-
-The worker that failed speaks, the others stay quiet, and all of them end.
-"""
+"""How a worker ends: on errors, and when the others do not answer."""
 
 import contextlib
 import os

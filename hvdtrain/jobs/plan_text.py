@@ -45,11 +45,7 @@ def describe_plan(
     roles: str = "",
     limit: int | None = None,
 ) -> str:
-    """Return what the run is going to do, as text.
-
-    ``found`` is the data in the task's own words, ``roles`` what columns of the data are used for, ``limit``
-    how much memory a worker may take. What is as usual is left out; ``--check`` shows it.
-    """
+    """Return what the run is going to do, as text."""
     config, workers, own = session.config, session.backend.workers.size, model.own_rates
     copy = f" (local copy {session.services.run_dir} until all of it is there)" if session.is_remote else ""
     alone = "one worker, which keeps all of it: sharding changes nothing"

@@ -91,12 +91,7 @@ class Signals:
 
 
 class ElasticSignals(Signals):
-    """What signals requested of a worker of an elastic job: SIGTERM, SIGUSR2 and SIGHUP mean that it leaves.
-
-    The others continue. While it trains it leaves at the next step, when the driver sends it to all;
-    before that, it leaves at once. A launcher stops all workers by way of the driver. SIGINT and SIGUSR1 mean
-    what they do in other jobs.
-    """
+    """Those of a worker of an elastic job: SIGTERM, SIGUSR2 and SIGHUP mean that it leaves, at a step."""
 
     def __init__(self) -> None:
         super().__init__()

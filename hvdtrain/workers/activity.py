@@ -1,7 +1,4 @@
-"""What this worker's training thread is doing, for whoever watches it from another thread.
-
-One process has one training thread, so there is one activity. Changing it takes well under a microsecond.
-"""
+"""What this worker's training thread is doing, for whoever watches it from another thread."""
 
 import sys
 import sysconfig
@@ -47,14 +44,7 @@ class Activity(NamedTuple):
 
 
 class ActivityMark:
-    """The current activity of the training thread. Only that thread changes it; any thread reads it.
-
-    Attributes:
-        current: the activity.
-        thread_id: the training thread.
-        listener: called in the training thread with each new activity, if there is one.
-        part: which part of the model this worker has, as text that follows an activity; empty if it has all.
-    """
+    """The current activity of the training thread. Only that thread changes it; any thread reads it."""
 
     def __init__(self) -> None:
         self.listener: Callable[[Activity], None] | None = None
@@ -95,10 +85,7 @@ class ActivityMark:
         return "" if frame is None else "".join(traceback.format_stack(frame))
 
     def user_code(self) -> str:
-        """Return where in the user's code the training thread is; empty if it is not in it.
-
-        It is in the user's code if the innermost frame of the stack that is no library's is not hvdtrain's.
-        """
+        """Return where in the user's code the training thread is; empty if it is not in it."""
         frames = sys._current_frames()
         try:
             if found := _user_code(frames.get(self.thread_id or 0)):

@@ -42,11 +42,7 @@ class Workers(Protocol):
         ...
 
     def restart(self, world: "World") -> None:
-        """Collective. Enter a world of an elastic job: take rank and size anew.
-
-        Raises:
-            PeerLostError: If Horovod does not come up in it.
-        """
+        """Collective. Enter a world of an elastic job: take rank and size anew."""
         ...
 
     def leave(self, *, broken: bool) -> None:
@@ -100,13 +96,7 @@ class WorkerPlace:
 
 
 def assert_consistent(workers: Workers, values: Mapping[str, Any], remedy: str = SAME_COMMAND) -> None:
-    """Collective. Check that every worker has the same values.
-
-    Only a digest travels while they agree.
-
-    Raises:
-        AgreementError: on every worker alike, naming what differs, with ranks, hosts and values.
-    """
+    """Collective. Check that every worker has the same values."""
     texts = sorted((name, repr(value)) for name, value in values.items())
     digest = blake2b(repr(texts).encode(), digest_size=16).digest()
     if len(set(workers.allgather_object(digest))) == 1:
@@ -141,16 +131,7 @@ def _difference(name: str, everyone: Sequence[tuple[str, Mapping[str, str]]]) ->
 
 
 def run_on_rank_zero(workers: Workers, work: Callable[[], T], doing: str = "") -> T:
-    """Collective. Do something on rank 0 only; return its result, of types that travel, on every worker.
-
-    Args:
-        workers: the workers.
-        work: what rank 0 does, in the calling thread.
-        doing: what it is, such as "reading the checkpoint", if it may take longer than a collective may.
-
-    Raises:
-        HvdtrainError: on every worker alike, if rank 0 raises it.
-    """
+    """Collective. Do something on rank 0 only; return its result, of types that travel, on every worker."""
     outcome: T | HvdtrainError | None = None
     with waiting_for_rank_zero(workers, doing) if doing else nullcontext():
         if workers.rank == 0:
@@ -167,15 +148,7 @@ def run_on_rank_zero(workers: Workers, work: Callable[[], T], doing: str = "") -
 
 @contextmanager
 def waiting_for_rank_zero(workers: Workers, doing: str) -> Iterator[None]:
-    """Collective. Return a context in which rank 0 may work for long; the other workers wait at its end.
-
-    They wait in one short collective after the other, in which a thread of rank 0 takes part, so that no
-    limit on the duration of a collective ends a job whose rank 0 is busy. On other ranks than 0 the body
-    must do nothing that takes long, and nowhere may it be collective. ``doing`` follows "rank 0 is".
-
-    Raises:
-        PeerLostError: If another worker went away meanwhile.
-    """
+    """Collective. Return a context in which rank 0 may work for long; the other workers wait at its end."""
     with ACTIVITY.during(doing if workers.rank == 0 else f"waiting for rank 0, which is {doing}"):
         if workers.size == 1:
             yield

@@ -41,11 +41,7 @@ def random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def seeded_frameworks() -> Iterator[None]:
-    """Context manager: a framework that is imported inside is seeded as soon as it is imported.
-
-    At the end, the generators of Python, numpy and PyTorch get the state back that they had before, so that
-    a script which draws numbers between two jobs does not draw the same ones again.
-    """
+    """Context manager: a framework that is imported inside is seeded as soon as it is imported."""
     finder = _SeedingFinder()
     states = host_generators()
     torch = _loaded("torch")
@@ -80,11 +76,7 @@ def seed_host_generators(seed: int, purpose: str) -> int:
 
 
 def seed_host_step(key: int) -> None:
-    """Seed the global generators of Python and numpy for a step; takes about five microseconds.
-
-    Args:
-        key: a number of 63 bits, of the job's seed, the step and the worker.
-    """
+    """Seed the global generators of Python and numpy for a step; takes about five microseconds."""
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
 
@@ -100,11 +92,7 @@ def generator_digest() -> bytes:
 
 
 class _SeedingFinder(MetaPathFinder):
-    """Finds frameworks as Python does, and seeds each of them at the end of its import.
-
-    Attributes:
-        seed: the seed; None if frameworks are not seeded yet.
-    """
+    """Finds frameworks as Python does, and seeds each of them at the end of its import."""
 
     def __init__(self) -> None:
         self.seed: int | None = None

@@ -50,12 +50,7 @@ def traceback_of(error: BaseException | None) -> str:
 
 @contextmanager
 def task_errors(problem: str, kind: type[HvdtrainError] = TaskError) -> Iterator[None]:
-    """Return a context that calls user code, whose exceptions become an error of hvdtrain.
-
-    Args:
-        problem: what fails then, such as "train_data() of task digits failed".
-        kind: the class of the error.
-    """
+    """Return a context that calls user code, whose exceptions become an error of hvdtrain."""
     try:
         yield
     except NOT_THE_TASKS:
@@ -65,15 +60,7 @@ def task_errors(problem: str, kind: type[HvdtrainError] = TaskError) -> Iterator
 
 
 def where_raised(error: BaseException, own_only: bool = False) -> str:
-    """Return an exception of user code with the user's own line that led to it, in a few lines.
-
-    It is the last line outside of the standard library, of installed packages and of hvdtrain. Notes on
-    the exception that name a sample follow in parentheses; after a failed import, its innermost cause.
-
-    Args:
-        error: the exception.
-        own_only: whether to name no line if none is the user's own; by default, the last of all is named.
-    """
+    """Return an exception of user code with the user's own line that led to it, in a few lines."""
     if isinstance(error, RaisedInReader):
         return error.where
     if isinstance(error, SyntaxError):

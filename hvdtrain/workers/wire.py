@@ -1,9 +1,8 @@
 """Objects that workers send one another: JSON of known types, so that nothing that arrives is executed.
 
-A message is a JSON text and the bytes of strings and arrays after it. JSON has no tuples, sets and the like:
-each is an object with one key, its tag. A class travels by its name, and is found only among the classes that
-are marked by ``wire_types.travels`` and the errors of hvdtrain; nothing is imported or unpickled. A value
-arrives as it was: a tuple stays a tuple, and every bit of a float stays.
+A message is a JSON text and the bytes of strings and arrays after it. What JSON lacks is an object with one
+key, its tag. A class travels by its name, and is found only among the classes that are marked by
+``wire_types.travels`` and the errors of hvdtrain. A value arrives as it was, with every bit of a float.
 """
 
 import dataclasses
@@ -11,13 +10,12 @@ import json
 import math
 import re
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from hvdtrain import errors
@@ -33,15 +31,9 @@ _DOUBLE = struct.Struct("<d")
 _JSON_INT = 1 << 63  # integers from here on travel in hexadecimal: Python reads few decimal digits
 _DTYPE = re.compile(r"[<>|=]?[biufcSUmM][1-9]\d*(\[\d*\w+\])?|bfloat16|float8_\w+|u?int[24]")
 
-_KEY = object()  # the place of a key of a dict
-
 
 def encode(value: Any) -> bytes:
-    """Return a value as a message.
-
-    Raises:
-        ExchangeError: If it holds something of a type that does not travel; with its place and type.
-    """
+    """Return a value as a message."""
     writer = _Writer()
     text = json.dumps(writer.write(value), allow_nan=False, separators=(",", ":")).encode("ascii")
     if len(text) > MAX_TEXT_BYTES:
@@ -50,11 +42,7 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes | memoryview, sender: str = "another worker") -> Any:
-    """Return the value of a message.
-
-    Raises:
-        ExchangeError: If the message is none that :func:`encode` makes.
-    """
+    """Return the value of a message, of which everything is checked."""
     try:
         return _Reader(memoryview(message)).value()
     except Exception as error:  # a constructor may raise anything where a field has another type
@@ -70,7 +58,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.buffers: list[bytes] = []
-        self._path: list[Any] = []  # keys and places down to the value
+        self._depth = 0
 
     def write(self, value: Any) -> Any:
         kind = type(value)
@@ -78,22 +66,20 @@ class _Writer:
             return method(self, value)
         if isinstance(value, HvdtrainError):
             name = next(cls.__name__ for cls in kind.__mro__ if cls.__module__ == errors.__name__)
-            return {"error": [name, *map(self.write, (value.problem, value.remedy)), value.everywhere]}
+            return {"error": [name, *map(self.text, (value.problem, value.remedy)), value.everywhere]}
         if isinstance(value, IntEnum):  # arrives as a plain number
             return self.integer(int(value))
         if isinstance(value, np.generic):
             return {"scalar": self._numbers(value)}
         if TYPES.get(kind.__name__) is kind:
-            return {"object": [kind.__name__, self._pairs((n, getattr(value, n)) for n in _fields(kind))]}
-        raise self._error(f"is a {kind.__module__}.{kind.__qualname__}")
-
-    def plain(self, value: Any) -> Any:
-        return value
+            fields = kind.model_fields if issubclass(kind, BaseModel) else _names_of(kind)
+            return {"object": [kind.__name__, self.list([[name, getattr(value, name)] for name in fields])]}
+        raise _refusal(f"a {kind.__module__}.{kind.__qualname__}")
 
     def integer(self, value: int) -> Any:
         return value if abs(value) < _JSON_INT else {"int": f"{value:x}"}
 
-    def float(self, value: Any) -> Any:
+    def number(self, value: float) -> Any:
         return value if math.isfinite(value) else {"float": _DOUBLE.pack(value).hex()}
 
     def text(self, value: str) -> Any:
@@ -102,59 +88,67 @@ class _Writer:
         # JSON joins two halves of a character, which Python keeps apart
         return {"text": self._put(value.encode("utf-8", "surrogatepass"))}
 
-    def bytes(self, value: Any) -> Any:
-        return {"bytes": self._put(value)}
-
-    def path(self, value: Path) -> Any:
-        return {"path": self.text(str(value))}
-
-    def array(self, value: NDArray[Any]) -> Any:
-        return {"array": self._numbers(value)}
-
     def list(self, values: Any) -> Any:
-        return [self._at(place, value) for place, value in enumerate(values)]
-
-    def items(self, values: Any) -> Any:
-        return {_CONTAINERS[type(values)]: self.list(values)}
+        if self._depth > MAX_DEPTH:
+            raise _refusal(f"something deeper than {MAX_DEPTH} levels")
+        self._depth += 1
+        written = [self.write(value) for value in values]
+        self._depth -= 1
+        return written
 
     def dict(self, values: Mapping[Any, Any]) -> Any:
-        return {"dict": self._pairs(values.items())}
+        return {"dict": self.list([list(pair) for pair in values.items()])}
 
-    def _pairs(self, pairs: Iterable[tuple[Any, Any]]) -> Any:
-        return [[self._at(_KEY, key), self._at(key, value)] for key, value in pairs]
+    def array(self, value: Any) -> Any:
+        return {"array": self._numbers(value)}
 
-    def _at(self, place: Any, value: Any) -> Any:
-        self._path.append(place)
-        if len(self._path) > MAX_DEPTH:
-            raise self._error(f"lies deeper than {MAX_DEPTH} levels")
-        written = self.write(value)
-        self._path.pop()
-        return written
+    def bytes(self, value: Any) -> Any:
+        return {"bytes": self._put(value)}
 
     def _numbers(self, value: Any) -> Any:
         name = value.dtype.name if value.dtype.kind == "V" else value.dtype.str
         if not _DTYPE.fullmatch(name):
-            raise self._error(f"has the dtype {value.dtype}")
+            raise _refusal(f"an array that has the dtype {value.dtype}")
         return [name, list(value.shape), self._put(value.tobytes())]
 
     def _put(self, data: Any) -> int:
         self.buffers.append(data)
         return len(data)
 
-    def _error(self, found: str) -> ExchangeError:
-        place = " of ".join(map(_describe, reversed(self._path[-6:]))) or "an object"
-        return ExchangeError(
-            f"what this worker sends to the others cannot travel: {place} {found}",
-            "Numbers, texts, bytes, arrays of numbers, lists, tuples, sets and dicts of them can.",
-        )
+
+def _names_of(cls: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def _refusal(found: str) -> ExchangeError:
+    return ExchangeError(
+        f"what this worker sends to the others cannot travel: {found}",
+        "Numbers, texts, bytes, arrays of numbers, lists, tuples, sets and dicts of them can.",
+    )
+
+
+_METHODS: dict[type, Callable[[_Writer, Any], Any]] = {
+    type(None): lambda _, value: value,
+    bool: lambda _, value: value,
+    int: _Writer.integer,
+    float: _Writer.number,
+    str: _Writer.text,
+    bytes: _Writer.bytes,
+    type(Path()): lambda writer, value: {"path": writer.text(str(value))},
+    list: _Writer.list,
+    tuple: lambda writer, value: {"tuple": writer.list(value)},
+    set: lambda writer, value: {"set": writer.list(value)},
+    frozenset: lambda writer, value: {"frozenset": writer.list(value)},
+    dict: _Writer.dict,
+    np.ndarray: _Writer.array,
+    np.memmap: _Writer.array,
+}
 
 
 class _Reader:
-    """Turns a message into its value; everything in it is checked."""
+    """Turns a message into its value."""
 
     def __init__(self, message: memoryview) -> None:
-        if len(message) < _HEAD.size:
-            raise ValueError(f"a message of {len(message)} bytes")
         magic, size = _HEAD.unpack_from(message)
         if magic != _MAGIC:
             raise ValueError(f"a message that starts with {bytes(message[:8])!r}")
@@ -164,67 +158,44 @@ class _Reader:
         self._rest = message[_HEAD.size + size :]
 
     def value(self) -> Any:
-        value = self._read(json.loads(self._text.decode("ascii"), parse_constant=_refuse), 0)
+        text = self._text.decode("ascii")
+        value = json.loads(text, object_hook=self._made, parse_constant=_refuse)  # from the innermost on
         if len(self._rest):
             raise ValueError(f"{len(self._rest):,} bytes too many")
         return value
 
-    def _read(self, written: Any, depth: int) -> Any:
-        if not isinstance(written, list | dict):
-            return written
-        if depth > MAX_DEPTH + 1:  # a text in a path, or in an error
-            raise ValueError("too many levels")
-        if isinstance(written, list):
-            return self._read_list(written, depth)
+    def _made(self, written: dict[str, Any]) -> Any:
         ((tag, content),) = written.items()
-        if tag in _MADE_OF_ITEMS:
-            return _MADE_OF_ITEMS[tag](self._read_list(content, depth))
-        if tag in ("dict", "object"):
-            name, pairs = ("", content) if tag == "dict" else content
-            read = self._read_pairs(pairs, depth)
-            return read if tag == "dict" else _registered(name)(**read)
-        return self._read_leaf(tag, content, depth)
-
-    def _read_list(self, items: Any, depth: int) -> list[Any]:
-        return [self._read(item, depth + 1) for item in _checked(items, list)]
-
-    def _read_pairs(self, pairs: Any, depth: int) -> dict[Any, Any]:
-        read = {}
-        for key, value in (_checked(pair, list) for pair in _checked(pairs, list)):
-            made = self._read(key, depth + 1)
-            read[made] = self._read(value, depth + 1)
-        return read
-
-    def _read_leaf(self, tag: str, content: Any, depth: int) -> Any:
         made: Any
         match tag:
-            case "bytes":
-                made = bytes(self._take(content))
+            case "tuple" | "set" | "frozenset":
+                made = {"tuple": tuple, "set": set, "frozenset": frozenset}[tag](_checked(content, list))
+            case "dict":
+                made = dict(_checked(pair, list) for pair in _checked(content, list))
+            case "object":
+                name, pairs = content
+                made = _registered(name)(**dict(pairs))
+            case "error":
+                made = _error(*_checked(content, list))
+            case "path":
+                made = Path(_checked(content, str))
             case "text":
                 made = bytes(self._take(content)).decode("utf-8", "surrogatepass")
+            case "bytes":
+                made = bytes(self._take(content))
             case "int":
                 made = int(_checked(content, str), 16)
             case "float":
                 (made,) = _DOUBLE.unpack(bytes.fromhex(_checked(content, str)))
             case "array":
-                made = self._read_array(*content)
+                made = self._array(*content)
             case "scalar":
-                made = self._read_array(*content)[()]
-            case "path":
-                made = Path(_checked(self._read(content, depth + 1), str))
-            case "error":
-                made = self._read_error(*self._read_list(content, depth))
+                made = self._array(*content)[()]
             case _:
                 raise ValueError(f"the unknown tag {tag[:40]!r}")
         return made
 
-    def _read_error(self, name: str, problem: str, remedy: str, everywhere: bool) -> HvdtrainError:
-        cls = getattr(errors, _checked(name, str), None)
-        if not (isinstance(cls, type) and issubclass(cls, HvdtrainError)):
-            raise ValueError(f"the unknown error {name[:40]!r}")
-        return cls(_checked(problem, str), _checked(remedy, str), everywhere=_checked(everywhere, bool))
-
-    def _read_array(self, name: str, shape: list[int], size: int) -> Any:
+    def _array(self, name: str, shape: list[int], size: int) -> Any:
         if not _DTYPE.fullmatch(_checked(name, str)):
             raise ValueError(f"the dtype {name[:40]!r}")
         dtype = np.dtype(name)
@@ -244,36 +215,11 @@ class _Reader:
         return taken
 
 
-_METHODS: dict[type, Callable[[_Writer, Any], Any]] = {
-    type(None): _Writer.plain,
-    bool: _Writer.plain,
-    int: _Writer.integer,
-    float: _Writer.float,
-    str: _Writer.text,
-    bytes: _Writer.bytes,
-    type(Path()): _Writer.path,
-    list: _Writer.list,
-    tuple: _Writer.items,
-    set: _Writer.items,
-    frozenset: _Writer.items,
-    dict: _Writer.dict,
-    np.ndarray: _Writer.array,
-    np.memmap: _Writer.array,
-}
-_CONTAINERS: dict[type, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
-_MADE_OF_ITEMS: dict[str, Callable[..., Any]] = {tag: kind for kind, tag in _CONTAINERS.items()}
-
-
-def _describe(place: Any) -> str:
-    if place is _KEY:
-        return "a key"
-    return f"item {place}" if type(place) is int else f"{place[:40]!r}" if type(place) is str else "a value"
-
-
-def _fields(cls: Any) -> list[str]:
-    if issubclass(cls, BaseModel):
-        return list(cls.model_fields)
-    return [field.name for field in dataclasses.fields(cls)]
+def _error(name: str, problem: str, remedy: str, everywhere: bool) -> HvdtrainError:
+    cls = getattr(errors, _checked(name, str), None)
+    if not (isinstance(cls, type) and issubclass(cls, HvdtrainError)):
+        raise ValueError(f"the unknown error {name[:40]!r}")
+    return cls(_checked(problem, str), _checked(remedy, str), everywhere=_checked(everywhere, bool))
 
 
 def _registered(name: Any) -> type:

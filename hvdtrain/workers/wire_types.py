@@ -8,13 +8,7 @@ T = TypeVar("T", bound=type)
 
 
 def travels(cls: T) -> T:
-    """Let objects of a data class, or of a pydantic model, travel between workers. A class decorator.
-
-    What arrives is made by the class's constructor, which must do nothing but check and keep its arguments.
-
-    Raises:
-        ValueError: If another class of this name travels.
-    """
+    """Let objects of a data class, or of a pydantic model, travel between workers. A class decorator."""
     if TYPES.setdefault(cls.__name__, cls) is not cls:
         raise ValueError(f"two classes that travel are called {cls.__name__}")
     return cls

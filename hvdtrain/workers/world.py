@@ -16,12 +16,7 @@ _HEADER = "X-Horovod-Auth"
 
 
 class SignedRequests:
-    """Signs the requests of one client, which sends them one after the other.
-
-    Args:
-        environ: holds the job's key. Without one nothing is signed: a Horovod without hvdtrain's patches
-            makes no key.
-    """
+    """Signs the requests of one client, which sends them one after the other."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._key = environ.get(KEY_VARIABLE, "").encode()
@@ -138,8 +133,5 @@ class World(_Frozen):
 
 
 def world_key(job_key: str, generation: int, salt: str) -> str:
-    """Return the key of a world's store and connections, in hexadecimal digits.
-
-    Who was not given the salt cannot derive it, so a worker of an earlier world cannot enter.
-    """
+    """Return the key of a world's store and connections, in hexadecimal digits."""
     return hmac.new(job_key.encode(), f"world|{generation}|{salt}".encode(), sha256).hexdigest()

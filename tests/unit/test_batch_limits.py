@@ -1,7 +1,5 @@
 """Batches and lengths that cannot be meant, and those that can."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def checked(size: int = 3, workers: int = 1, width: int = 2, **fields: object) -
     config = Config(**{"framework": "torch", "epochs": 1, **fields})
     plan = TrainingPlan.of(config, workers, size)
     one = data(size, width)
-    batch_limits.check_batch_sizes(config, plan, workers, train_data=one, eval_data=one)
+    batch_limits.check_batch_sizes(config, plan, one, one)
 
 
 def refused(**fields: object) -> ConfigError:
@@ -48,18 +46,3 @@ def test_a_batch_far_beyond_the_data_is_refused_on_every_worker():
 )
 def test_the_field_that_makes_the_batch_is_named(fields, field):
     assert refused(**fields).problem.startswith(f"{field}: a batch of all workers has 100,000,000 samples")
-
-
-def test_a_batch_that_does_not_fit_into_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(batch_limits.psutil, "virtual_memory", lambda: SimpleNamespace(total=10**8))
-    checked(size=3000, width=1000, batch_size=12_000, workers=2)
-    error = refused(size=3000, width=1000, batch_size=13_000, workers=2)
-    assert not error.everywhere
-    assert error.problem == (
-        "batch_size: a batch of 13,000 samples of 4,008 bytes takes 0.1 GB in each worker; this host has 2 "
-        "of them and 0.1 GB of memory"
-    )
-    assert (
-        "eval_batch_size: a batch of 13,000"
-        in refused(size=3000, width=1000, eval_batch_size=13_000, workers=2).problem
-    )

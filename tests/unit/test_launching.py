@@ -14,7 +14,7 @@ import pytest
 import hvdtrain
 from hvdtrain import errors
 from hvdtrain.errors import EnvironmentFault, UsageError, WorkerFailure
-from hvdtrain.launching import launch, worker
+from hvdtrain.jobs import launch
 
 
 def nothing() -> None:
@@ -101,10 +101,10 @@ def test_what_workers_still_print_when_the_script_is_ended_is_shown(monkeypatch)
 
 
 def test_a_worker_that_cannot_see_the_folder_names_it(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv(worker.FOLDER_VARIABLE, str(tmp_path / "elsewhere"))
-    monkeypatch.setattr(worker.os, "_exit", mock.Mock(side_effect=Left))
+    monkeypatch.setenv(launch.FOLDER_VARIABLE, str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(launch.os, "_exit", mock.Mock(side_effect=Left))
     with pytest.raises(Left):
-        worker.main()
+        launch.main()
     assert "elsewhere" in capsys.readouterr().err
 
 
@@ -117,10 +117,10 @@ def failing(tmp_path, monkeypatch):
     """Ends a worker with an error; gives what comes back at the process that launched."""
 
     def fail(error: BaseException) -> BaseException:
-        monkeypatch.setattr(worker.os, "_exit", mock.Mock(side_effect=Left))
+        monkeypatch.setattr(launch.os, "_exit", mock.Mock(side_effect=Left))
         with pytest.raises(Left):
-            worker._fail(tmp_path, 1, error)
-        return launch.error_of([pickle.loads((tmp_path / worker.ERROR.format(1)).read_bytes())], 1)
+            launch._fail(tmp_path, 1, error)
+        return launch.error_of([pickle.loads((tmp_path / launch.ERROR.format(1)).read_bytes())], 1)
 
     return fail
 

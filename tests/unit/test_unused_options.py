@@ -4,7 +4,7 @@ import pytest
 
 from hvdtrain.config import Layer
 from hvdtrain.config.layers import resolve
-from hvdtrain.jobs.opening.limits import notes_on_options, unreached_parts, unused_options
+from hvdtrain.jobs.opening.limits import unreached_parts, unused_options
 from hvdtrain.jobs.opening.start import given_fields
 from hvdtrain.training_plan import TrainingPlan
 
@@ -97,28 +97,3 @@ def test_the_config_of_another_run_is_no_request():
 def test_what_the_training_does_not_reach_is_said(fields, said):
     config = resolve([Layer("options", {"framework": "torch", **fields})])
     assert list(unreached_parts(config, TrainingPlan.of(config, 1, 100))) == said
-
-
-@pytest.mark.parametrize(
-    ("window", "length", "said"),
-    [
-        ("10-14", {"steps": 20}, []),
-        ("15-20", {"steps": 20}, []),
-        (
-            "15-40",
-            {"steps": 20},
-            ["profile 15-40: training ends after step 20: steps 15 to 20 and what is due then are recorded"],
-        ),
-        (
-            "4-9",
-            {"epochs": 1},
-            ["profile 4-9: training ends after step 4: step 4 and what is due then are recorded"],
-        ),
-        ("30-40", {"epochs": 2}, ["profile 30-40: training ends after step 8: nothing is recorded"]),
-    ],
-)
-def test_steps_to_record_that_training_does_not_reach_are_said(window, length, said):
-    config = resolve([TASK, Layer("run.yaml", {"profile": window, "batch_size": 25, **length})])
-    plan = TrainingPlan.of(config, 1, 100)
-    found = notes_on_options(config, {"profile"}, plan, own_optimizer=False, has_eval_data=True)
-    assert [note for note in found if "profile" in note] == said

@@ -233,7 +233,7 @@ def test_a_broadcast_gives_the_value_of_its_root_and_no_other():
 def test_a_worker_whose_object_cannot_travel_tells_the_others(call):
     sent: list[bytes] = []
     workers = two_workers(lambda own: sent.append(own) or framed(GATHER if "all" in call else 0, None))
-    with pytest.raises(ExchangeError, match=r"is a builtins.function \(on rank 0\)") as raised_there:
+    with pytest.raises(ExchangeError, match=r"a builtins.function \(on rank 0\)") as raised_there:
         getattr(workers, call)([same])
     other = HorovodWorkers(
         binding(2, rank=lambda: 1), SimpleNamespace(join=lambda data: joined(sent[0], data))

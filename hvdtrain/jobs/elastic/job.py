@@ -1,8 +1,4 @@
-"""Training in worlds: the workers of an elastic job may change, and training continues.
-
-A worker opens its data, builds its model and tries both out alone. Then it trains in one world after another,
-as the driver of the job forms them, until training is complete, the job ends, or this worker leaves it.
-"""
+"""Training in worlds: the workers of an elastic job may change, and training continues."""
 
 import os
 import time
@@ -55,16 +51,7 @@ from hvdtrain.workers.world import World
 
 
 def join_elastic_job(config: Config, signals: Signals, watching: Watching) -> Membership | None:
-    """Join the elastic job that started this process; return None if the job is not elastic.
-
-    From now on SIGTERM to this worker means that it leaves, and the driver may end the process if the
-    training thread does not notice that the job has ended.
-
-    Raises:
-        EnvironmentFault: If the driver does not answer.
-        RefusedError: If it does not take this worker.
-        JobEnded: If the job has ended.
-    """
+    """Join the elastic job that started this process; return None if the job is not elastic."""
     if not is_elastic():
         return None
     client = connect(os.environ, stall_timeout=config.stall_timeout, abort=abort_collectives)
@@ -77,13 +64,7 @@ def join_elastic_job(config: Config, signals: Signals, watching: Watching) -> Me
 def train_in_worlds(
     run: TrainingRun, membership: Membership, signals: Signals, watching: Watching
 ) -> Summary:
-    """Train as a worker of an elastic job, which is alone until the driver names the first world.
-
-    Raises:
-        Stopped: If training stopped on request, saved.
-        Removed: If this worker left and the others continue.
-        JobEnded: If the driver ended the job.
-    """
+    """Train as a worker of an elastic job, which is alone until the driver names the first world."""
     seed_training(run, 0)
     with entered(run, ResumePoint()) as (session, found):
         if membership.is_joining:
@@ -127,13 +108,7 @@ class Worlds:
         self._summary: Summary | None = None  # of training that is over
 
     def train(self) -> Summary:
-        """Train in one world after another; return the summary of training that is complete.
-
-        Raises:
-            Stopped: If it stopped on request, saved.
-            Removed: If this worker left and the others continue.
-            JobEnded: If the driver ended the job.
-        """
+        """Train in one world after another; return the summary of training that is complete."""
         with early_end_reported(
             self._session, self._membership.explain, self._report_early_end, self._membership.failed
         ):

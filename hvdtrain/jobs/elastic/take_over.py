@@ -76,12 +76,7 @@ def take_over_run(session: Session, world: World, services: RunServices) -> list
 def hand_over_run(
     session: Session, world: World, services: RunServices, timeout_seconds: float = _HAND_OVER_SECONDS
 ) -> None:
-    """Local. Stop writing the run directory, so that the new rank 0 can; do nothing if this is not rank 0.
-
-    Called when this worker was rank 0 and is not in the next world, or has another rank there, before that
-    world's first collective. Waits for the checkpoint that is being written, closes the logs, releases the
-    lock. Sets ``session.services.report`` and ``session.services.saver`` to those of another rank than 0.
-    """
+    """Local. Stop writing the run directory, so that the new rank 0 can; do nothing if this is not rank 0."""
     old = session.services.report
     if not isinstance(old, RunReport):
         return

@@ -80,10 +80,7 @@ class Common:
 
 
 def values_to_compare(run: TrainingRun) -> Mapping[str, Any]:
-    """Return what must be equal on all workers of an elastic job, by the name that an error message uses.
-
-    It is what other jobs compare before they train: config, versions, data and model.
-    """
+    """Return what must be equal on all workers of an elastic job, by the name that an error message uses."""
     return {
         **common_values(run.job, run.backend),
         **run.task_data.common_values,
@@ -95,21 +92,7 @@ def values_to_compare(run: TrainingRun) -> Mapping[str, Any]:
 def start_of(
     run: TrainingRun, world: World, known: Path | None, check_as_built: Callable[[], None] = lambda: None
 ) -> tuple[TrainingRun, ResumePoint]:
-    """Collective. Find where a world starts from, and load it into every worker.
-
-    A world that starts anew after one that was lost takes the run directory that was begun; one that starts
-    from a checkpoint takes the newest of its run directory. If all workers that knew that directory are lost,
-    the driver has its path.
-
-    Args:
-        run: the training.
-        world: the world, whose source is not "root".
-        known: the run directory, if this worker knows that it is this job's.
-        check_as_built: as ``restore`` takes it.
-
-    Returns:
-        The training with the config that leads there, and the start.
-    """
+    """Collective. Find where a world starts from, and load it into every worker."""
     workers, config = run.backend.workers, run.config
     paths = [text for text in workers.allgather_object("" if known is None else str(known)) if text]
     paths += [world.run_dir] if world.run_dir else []
@@ -155,12 +138,7 @@ def warm_up(session: Session) -> None:
 
 
 class WorldState:
-    """The state of one worker, and how it gets that of a world.
-
-    Attributes:
-        is_whole: whether model, optimizer and run are of one place, so that others may take them.
-        is_as_built: whether model and optimizer are as they were built, but for the initial weights.
-    """
+    """The state of one worker, and how it gets that of a world."""
 
     def __init__(
         self, run: TrainingRun, session: Session, services: RunServices, found: Sequence[str]
@@ -170,12 +148,7 @@ class WorldState:
         self._has_begun = False  # whether this worker knows the run directory and has its report
 
     def sync(self, world: World) -> None:
-        """Collective. Give rank 0's state to all workers that do not have it.
-
-        Raises:
-            EnvironmentFault: If this worker trains on other data, or cannot take over the run directory.
-            PeerLostError: If another worker went away.
-        """
+        """Collective. Give rank 0's state to all workers that do not have it."""
         session, workers = self._session, self._session.backend.workers
         is_root = workers.rank == 0
         has_it = self.is_whole and session.state.place == world.root
@@ -198,12 +171,7 @@ class WorldState:
             session.services.report.note(note)
 
     def start(self, world: World) -> None:
-        """Collective. Begin training, or continue from a checkpoint: no worker has a state that is whole.
-
-        Raises:
-            HvdtrainError: as other jobs raise it when they start.
-            EnvironmentFault: If training begins anew and this worker has trained.
-        """
+        """Collective. Begin training, or continue from a checkpoint: no worker has a state that is whole."""
         session = self._session
         self.is_whole = False
         self._run.lock.release()  # of a directory that was made in a world that was lost at once
@@ -259,10 +227,7 @@ class WorldState:
 
 
 def report_change(session: Session, world: World, pause_seconds: float) -> None:
-    """Local. Report that a world took the place of another one: a line in the log, counts in the summary.
-
-    Called by every worker, when rank 0 has its report; nothing is reported of a job's first world.
-    """
+    """Local. Report that a world took the place of another one: a line in the log, counts in the summary."""
     if world.change is None:
         return
     session.state.changes += 1

@@ -1,8 +1,4 @@
-"""What a job takes from a checkpoint: the config of the training that made it, and its weights.
-
-Each worker reads the config before Horovod starts: framework and task decide what is loaded. Every byte of
-the checkpoint is checked later, by rank 0 alone.
-"""
+"""What a job takes from a checkpoint: the config of the training that made it, and its weights."""
 
 import shlex
 from collections.abc import Iterable, Iterator

@@ -1,8 +1,6 @@
 """Whether all workers have the same data, and whether they are those of a checkpoint."""
 
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -23,7 +21,7 @@ from hvdtrain.data.fingerprint import (
 )
 from hvdtrain.data.stream import Stream, number_words, samples_words
 from hvdtrain.errors import AgreementError, CheckpointError, EnvironmentFault
-from hvdtrain.jobs.run_directory.provenance import PATH_OPTIONS, last_start
+from hvdtrain.jobs.run_directory.provenance import PATH_OPTIONS
 from hvdtrain.storage.text import some
 from hvdtrain.workers.agreement import Workers
 
@@ -35,38 +33,19 @@ def same_task(one: str, other: str) -> bool:
 
 def same_field(name: str, found: Checkpoint, now: Mapping[str, Any]) -> bool:
     """Return whether a field of a checkpoint's config means the same in a job started in this folder."""
-    before = found.manifest.config
-    if before.get(name) == now.get(name):
-        return True
-    if name not in ("task", "task_options"):
-        return False
-    here = ""
-    with suppress(OSError):  # without a working folder
-        here = os.getcwd()
-    folder = last_start(found.path.parent.parent).get("folder")
-    there = folder if isinstance(folder, str) and folder else here
-    return bool(_in_full(name, before, there) == _in_full(name, now, here))
-
-
-def _in_full(name: str, config: Mapping[str, Any], folder: str) -> Any:
-    """Return a config's task or its options with whole paths."""
-    place, colon, class_name = str(config.get("task")).rpartition(":")
+    # config.yaml has whole paths, and the checkpoint those that were typed: their last parts are compared
+    before, one, other = found.manifest.config, found.manifest.config.get(name), now.get(name)
     if name == "task":
-        is_module = colon and not place.endswith(".py") and "." not in place
-        return (
-            f"{_whole(folder, f'{place}.py' if is_module else place)}:{class_name}" if colon else class_name
-        )
-    options = config.get("task_options")
-    if colon or not isinstance(options, Mapping):
-        return options
-    return {
-        key: _whole(folder, value) if key in PATH_OPTIONS and isinstance(value, str) else value
-        for key, value in options.items()
-    }
+        return same_task(str(one), str(other))
+    if name == "task_options" and ":" not in str(before.get("task")):
+        one, other = _last_parts(one), _last_parts(other)
+    return bool(one == other)
 
 
-def _whole(folder: str, path: str) -> str:
-    return os.path.normpath(os.path.join(folder, path))
+def _last_parts(options: Any) -> Any:
+    """Return the options of a built-in task with the names of its folders alone."""
+    given = options if isinstance(options, Mapping) else {}
+    return {key: Path(str(value)).name if key in PATH_OPTIONS else value for key, value in given.items()}
 
 
 def _short(task: str) -> str:
@@ -164,11 +143,7 @@ def agree_on_data(workers: Workers, data: JobData) -> JobData:
 
 
 def first_samples(data: JobData) -> dict[str, str]:
-    """Return what can be compared of the data as texts, by the name that an error message uses. Local.
-
-    It is a hash of the first sample, which of floating-point numbers covers the shape alone: their values are
-    compared with a tolerance. Keys that another reading changes are left out.
-    """
+    """Return what can be compared of the data as texts, by the name that an error message uses. Local."""
     values = {}
     for name, dataset in data.datasets.items():
         again = take_fingerprint(dataset, data.skip, seconds=0)

@@ -33,7 +33,6 @@ from hvdtrain.jobs.opening.dry_run_looks import (
     has_row_numbers,
     random_note,
     reused_memory,
-    scale_note,
 )
 from hvdtrain.session import Session
 from hvdtrain.workers.agreement import Workers
@@ -83,10 +82,7 @@ def dry_run(session: Session, task: Any, memory: MemoryPlan | None = None) -> Dr
 
 
 def comparing_error_of(session: Session, task: Any, what: str, comparing: str) -> HvdtrainError | None:
-    """Return the error of a loss that compares samples of a batch of which each worker has a part; or None.
-
-    Local steps are made of each worker's own samples.
-    """
+    """Return the error of a loss that compares samples of a batch that several workers share; or None."""
     workers, is_local = session.backend.workers, session.config.sync_every and what == TRAINING_DATA
     if not comparing or is_local or getattr(task, "per_worker_loss", False):
         return None
@@ -194,7 +190,7 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training:
     if training is not None:
         again = evaluated(replace(batch, step=batch.step + 1))
         random = random_note(what, found, again, is_half=config.precision != "fp32")
-        one.notes, one.is_random = (random, scale_note(what, one.arrays, training.arrays)), bool(random)
+        one.note, one.is_random = random, bool(random)
     elif session.data.evaluation is not None:  # which shows the same of the loss
         return
     # named losses and metrics check shapes themselves

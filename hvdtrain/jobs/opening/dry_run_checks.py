@@ -45,7 +45,7 @@ class Pass:
     # the metrics that the task has by name: their kinds, by the task's own names
     named_metrics: Mapping[str, str] = field(default_factory=dict)
     error: HvdtrainError | None = None  # what more looks at the batch show to be wrong; None if nothing
-    notes: tuple[str, ...] = ()  # what else they show that the user should know
+    note: str = ""  # what else they show that the user should know
     is_random: bool = False  # whether two evaluations of the batch differ
     # whether it may have numbers of its own rows, so that no part of it can be computed
     with_row_numbers: bool = False
@@ -102,8 +102,8 @@ def find_notes(run: Pass) -> Iterator[tuple[str, str]]:
         yield f"data of the {run.what}", f"in the {run.what}, {found}"
     if not _mean_is_finite(run):
         yield f"loss of the {run.what}", f"the loss of the first batch of the {run.what} is not finite"
-    for place, note in enumerate(filter(None, run.notes)):
-        yield f"{place} of the {run.what}", note
+    if run.note:
+        yield f"0 of the {run.what}", run.note
     if run.result.changed_inputs:
         names = ", ".join(map(repr, run.result.changed_inputs))
         yield (

@@ -53,8 +53,6 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 # relative to the norm: rounding on a GPU is far below, in half precision not so far
 _ROUNDING, _HALF_ROUNDING = 1e-3, 2e-2
-_SCALES = 30  # how much larger or smaller inputs are on average that were not scaled alike
-_FEWEST_VALUES = 32
 
 
 def find_broadcast(
@@ -166,24 +164,6 @@ def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False
         "the evaluation draws random numbers, as a dropout does that is left on. Pass training=self.training "
         "to functional.dropout; in Keras, do not call a layer with training=True"
     )
-
-
-def scale_note(what: str, arrays: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]]) -> str:
-    """Return the note on inputs whose scale is not that of the training data; empty if there are none."""
-    for name in sorted(_inputs_of(arrays)):
-        array, other = arrays[name], others.get(name)
-        if other is None or min(array.size, other.size) < _FEWEST_VALUES:
-            continue
-        if "f" not in array.dtype.kind + other.dtype.kind:  # such as numbers of words
-            continue
-        here, there = (float(np.abs(np.nan_to_num(a.astype(np.float64))).mean()) for a in (array, other))
-        if min(here, there) > 0 and max(here, there) >= _SCALES * min(here, there):
-            return (
-                f"{name!r} of the {what} lies between {array.min():.4g} and {array.max():.4g}, that of the "
-                f"training data between {other.min():.4g} and {other.max():.4g}, in the first batches: scale "
-                "both alike"
-            )
-    return ""
 
 
 def _are_close(one: Any, other: Any) -> bool:

@@ -4,20 +4,15 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-import psutil
-
 from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
 from hvdtrain.backends.records import OwnRates
 from hvdtrain.config import Config
 from hvdtrain.config.values import senders
-from hvdtrain.data.bad_samples import LocalFetch
 from hvdtrain.data.eval_sets import TRAINING_DATA, metric_prefixes, set_words, sets_of
 from hvdtrain.early_stopping import SEPARATOR
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import Job
-from hvdtrain.schedule import StepWindow
 from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import TrainingPlan
 
@@ -93,16 +88,12 @@ def with_learning_rate(config: Config, own: OwnRates | None) -> Config:
 
 _MOST_PASSES = 1000  # over the data in one batch
 _ALWAYS_ALLOWED = 65_536  # samples in a batch, however small the data are
-_MEASURED_FROM = 1024  # samples of a worker; smaller batches fit into every host's memory
 
 
 def check_batch_sizes(
-    config: Config, plan: TrainingPlan, workers_here: int, *, train_data: Any = None, eval_data: Any = None
+    config: Config, plan: TrainingPlan, train_data: Any = None, eval_data: Any = None
 ) -> None:
-    """Check that batches are in proportion to the data, and those of this host's workers fit into its memory.
-
-    The batch of an evaluation is compared with the data only if its size is given.
-    """
+    """Check that batches are in proportion to the data."""
     of_training = "global_batch_size" if config.global_batch_size else "batch_size"
     checked = [] if train_data is None else [(of_training, plan.batch, train_data, TRAINING_DATA)]
     for name, dataset in sets_of(eval_data).items():
@@ -117,18 +108,6 @@ def check_batch_sizes(
                 "allowed",
                 f"Lower {field}: such a batch holds each sample many times, or padding.",
                 everywhere=True,
-            )
-        if (samples := batch.micro_batch) < _MEASURED_FROM:
-            continue
-        arrays, _ = LocalFetch(dataset, skip=config.on_bad_sample == "skip")(np.zeros(1, np.int64))
-        sample_bytes = sum(array.nbytes for array in arrays.values())
-        memory_bytes = psutil.virtual_memory().total
-        if samples * sample_bytes * workers_here > memory_bytes:
-            raise ConfigError(
-                f"{field}: a batch of {samples:,} samples of {sample_bytes:,} bytes takes "
-                f"{samples * sample_bytes / 1e9:,.1f} GB in each worker; this host has {workers_here} of "
-                f"them and {memory_bytes / 1e9:,.1f} GB of memory",
-                f"Lower {field}; accumulate makes a large batch of small ones.",
             )
 
 
@@ -189,7 +168,7 @@ def notes_on_options(
 ) -> list[str]:
     """Return a note for each option without effect, and for what training does not reach."""
     unused = unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
-    return [*unused, *unreached_parts(config, plan), *_plateau_notes(config, plan)]
+    return [*unused, *unreached_parts(config, plan)]
 
 
 def unreached_parts(config: Config, plan: TrainingPlan) -> Iterator[str]:
@@ -212,27 +191,4 @@ def unreached_parts(config: Config, plan: TrainingPlan) -> Iterator[str]:
     if rate.schedule == "step" and late:
         yield f"lr_step_epochs {', '.join(late)} come after the training of {length}: they do nothing"
     if window is not None and window.last > plan.steps:
-        found = "nothing is recorded"
-        if window.first <= plan.steps:
-            reached = StepWindow(window.first, plan.steps).describe()
-            found = f"{reached} and what is due then are recorded"
-        yield f"profile {window}: training ends after step {plan.steps:,}: {found}"
-
-
-def _plateau_notes(config: Config, plan: TrainingPlan) -> Iterator[str]:
-    """Yield a note if the schedule plateau never lowers the learning rate in this training."""
-    goal, patience, every = config.plateau_goal, config.plateau_patience, config.eval_every
-    if goal is None or every is None:
-        return
-    length = plan.steps if every.unit == "steps" else plan.learning_rate.total_epochs
-    if (patience + 1) * every.every >= length:  # the first evaluation is the best before it
-        yield (
-            f"lr_schedule plateau lowers the learning rate after {patience + 1} evaluations at the earliest: "
-            f"training ends before, with an evaluation {every.describe()}"
-        )
-    if goal == config.early_stopping and config.early_stopping_patience <= patience:
-        yield (
-            f"lr_schedule plateau does nothing: early_stopping ends the training after "
-            f"{counted(config.early_stopping_patience, 'evaluation')} without improvement of "
-            f"{goal.metric}, and plateau_patience is {patience}; it must be lower"
-        )
+        yield f"profile {window}: training ends before, after step {plan.steps:,}"

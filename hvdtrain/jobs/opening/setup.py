@@ -168,8 +168,7 @@ def _check_plan(config: Config, backend: Backend, task_data: TaskData) -> None:
         Layout.of(workers, config.stages)
     replicas = WorkerPlace(workers, config.stages).replicas
     plan = TrainingPlan.of(config, replicas, len(task_data.train_data), most=most_workers(workers))
-    data = {"train_data": task_data.train_data, "eval_data": task_data.eval_data}
-    check_batch_sizes(config, plan, workers.local_size, **data)
+    check_batch_sizes(config, plan, task_data.train_data, task_data.eval_data)
 
 
 def build_together(

@@ -144,7 +144,7 @@ def _evaluate(job: JobSpec, backend: Backend, place: PathOrUrl, unverified: Chec
     build_together(job.config, task, backend, data=identity)
     found, is_ema, notes = load_verified(place, unverified, backend, job.config, identity)
     session = evaluation_session(job.config, backend, found, data)
-    check_batch_sizes(job.config, session.plan(), backend.workers.local_size, eval_data=data)
+    check_batch_sizes(job.config, session.plan(), eval_data=data)
     check_alone(session, task)
     begun = time.perf_counter()
     with (

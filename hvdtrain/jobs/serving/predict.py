@@ -174,7 +174,7 @@ def predict_checkpoint(
         build_together(job.config, task, backend, data=identity)
         found, is_ema, notes = load_verified(call.place, unverified, backend, job.config, identity)
         session = evaluation_session(job.config, backend, found, data)
-        check_batch_sizes(job.config, session.plan(), workers.local_size, eval_data=data)
+        check_batch_sizes(job.config, session.plan(), eval_data=data)
         done = _Done(found, is_ema, output, words_for(name), arrays, notes=(*identity.notes, *notes))
 
         def open_file() -> None:

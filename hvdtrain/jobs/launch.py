@@ -1,10 +1,14 @@
-"""``hvdtrain.launch``: workers for one function, started from a notebook or a script."""
+"""``hvdtrain.launch``: workers for one function, started from a notebook or a script; each runs this module.
+
+They exchange files in a folder that no other user can read or write.
+"""
 
 import os
 import pickle
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,15 +19,18 @@ import cloudpickle
 
 import hvdtrain
 from hvdtrain import errors
-from hvdtrain.errors import EnvironmentFault, HvdtrainError, PeerLostError, UsageError
+from hvdtrain.errors import EnvironmentFault, HvdtrainError, PeerLostError, UsageError, WorkerFailure
 from hvdtrain.horovod_build.installed import horovodrun_path
 from hvdtrain.host.environment import for_children
 from hvdtrain.host.hostfile import parse_host_list
-from hvdtrain.host.launcher import host_name, stated_launch
+from hvdtrain.host.launcher import host_name, launched_rank, stated_launch
 from hvdtrain.host.processes import start_group
-from hvdtrain.launching.worker import ERROR, FOLDER_VARIABLE, FUNCTION, RESULT
+from hvdtrain.host.start_reports import exit_at_once, report_begin
 from hvdtrain.storage.files import exchange_folder
+from hvdtrain.workers.user_errors import traceback_of
 
+FOLDER_VARIABLE = "HVDTRAIN_LAUNCH_FOLDER"
+FUNCTION, RESULT, ERROR = "function.pickle", "result.pickle", "error-{}.pickle"  # of a rank
 _LATE_OUTPUT_SECONDS = 1.0  # of processes that outlive the launcher
 _INTERRUPT_SECONDS = 15.0  # from Ctrl-C until the launcher is ended
 _GRACE_VARIABLE, _GRACE_SECONDS = "HOROVOD_GRACEFUL_TERMINATION_SECONDS", 30.0  # horovodrun's, for workers
@@ -38,11 +45,8 @@ _STARTER = (
 
 def run_command(command: Sequence[str], environ: Mapping[str, str]) -> int:
     """Run a launcher to its end, and show the output of its workers where this process writes."""
-    grace = os.environ.get(_GRACE_VARIABLE) or str(_GRACE_SECONDS)
-    try:
-        end_seconds = float(grace) + _END_SECONDS
-    except ValueError:
-        raise UsageError(f"{_GRACE_VARIABLE} must be a number of seconds, found {grace!r}") from None
+    grace = os.environ.get(_GRACE_VARIABLE, "")
+    end_seconds = (float(grace) if grace.isdecimal() else _GRACE_SECONDS) + _END_SECONDS
     words = [sys.executable, "-c", _STARTER, str(os.getpid()), *command]
     # Ctrl-C goes through this process
     process = start_group(words, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -90,12 +94,9 @@ def launch(
 ) -> Any:
     """Start workers, call a function on each of them, and return what it returned on rank 0.
 
-    The workers are new processes, which ``horovodrun`` starts: the function calls ``hvdtrain.train``,
-    ``evaluate`` or ``predict``, each of which then runs on all of them. It can be defined in a cell of a
-    notebook or in a script, and may use what is defined there: it is sent to the workers by value, by
-    cloudpickle; functions of modules are imported there. What the workers print is shown here, each line
-    with the rank. Nothing is left of them when this returns, when Ctrl-C is pressed, or when this process
-    ends.
+    The workers are processes that ``horovodrun`` starts; the function calls ``hvdtrain.train`` and the like.
+    It is sent by value if it is defined in a notebook or script, with what it uses of it. What the workers
+    print is shown here. Nothing is left of them when this returns, is interrupted, or this process ends.
 
     Args:
         fn: the function.
@@ -110,16 +111,14 @@ def launch(
         What the function returned on rank 0; it must be something that can be pickled.
 
     Raises:
+        HvdtrainError: What a worker raised, with its rank; ``WorkerFailure`` with its traceback if it is
+            another exception, and ``EnvironmentFault`` if the worker was killed.
         UsageError: If an argument is wrong, this process is a worker itself, or the function cannot be sent.
-        HvdtrainError: What a worker raised, with its rank, and the class that it had there.
-        WorkerFailure: If a worker raised another exception: with the rank, its text and its traceback.
-        EnvironmentFault: If a worker ended without one, killed for instance.
-        KeyboardInterrupt: If Ctrl-C was pressed; the workers have ended.
     """
     _check(fn, np, controller)
     names = {host.name for host in parse_host_list(hosts)} if hosts is not None else set()
     command = [horovodrun_path(), *([f"--{controller}"] if controller else []), "-np", str(np)]
-    command += ["-H", hosts or f"localhost:{np}", sys.executable, "-m", "hvdtrain.launching.worker"]
+    command += ["-H", hosts or f"localhost:{np}", sys.executable, "-m", "hvdtrain.jobs.launch"]
     is_local = names <= {"localhost", "127.0.0.1", host_name()}
     with exchange_folder(shared=not is_local) as folder:
         (folder / FUNCTION).write_bytes(_function(fn, args, kwargs))
@@ -150,23 +149,14 @@ def _check(fn: Any, np: Any, controller: Any) -> None:
 
 def _function(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
     """Return what the workers need to call the function."""
-    try:
-        call = cloudpickle.dumps((fn, tuple(args), dict(kwargs or {})))
-    except Exception as error:
-        raise UsageError(
-            f"the function or its arguments cannot be sent to the workers: {type(error).__name__}: {error}",
-            "Open files, connections, locks and models on a GPU inside of the function.",
-        ) from error
+    call = (fn, tuple(args), dict(kwargs or {}))
+    problem = "the function or its arguments cannot be sent to the workers"
+    advice = "Open files, connections, locks and models on a GPU inside of the function."
+    call_bytes = _dumped(call, UsageError, problem, advice)
+    found: dict[str, Any] = {"call": call_bytes, "path": [os.path.abspath(path) for path in sys.path]}
+    found |= {"argv": list(sys.argv), "orig_argv": list(getattr(sys, "orig_argv", sys.argv))}
     main_file = getattr(sys.modules.get("__main__"), "__file__", None)
-    return pickle.dumps(
-        {
-            "call": call,
-            "path": [os.path.abspath(path) for path in sys.path],
-            "argv": list(sys.argv),
-            "orig_argv": list(getattr(sys, "orig_argv", sys.argv)),
-            "main_file": None if main_file is None else os.path.abspath(main_file),
-        }
-    )
+    return pickle.dumps({**found, "main_file": main_file and os.path.abspath(main_file)})
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -188,12 +178,91 @@ def error_of(found: Sequence[Mapping[str, Any]], code: int) -> BaseException:
     lost = [one for one in found if one["kind"] == PeerLostError.__name__]
     first = [*(one for one in found if one not in ended and one not in lost), *lost, *ended][0]
     where, kind, number = f"rank {first['rank']} on {first['host']}", first["kind"], first["signal"]
-    if kind == errors.Stopped.__name__:
-        return errors.Stopped(f"{where}: {first['problem']}")
     if number == signal.SIGINT:
         return KeyboardInterrupt(f"{where} was interrupted")
     if number is not None:
         name = signal.Signals(number).name
         return EnvironmentFault(f"the workers ended {how}; {where} was ended by {name}", _SEE_OUTPUT)
-    error: HvdtrainError = getattr(errors, kind)(f"{where}: {first['problem']}", first["remedy"])
+    cls, problem = getattr(errors, kind), f"{where}: {first['problem']}"
+    error: BaseException = cls(problem) if cls is errors.Stopped else cls(problem, first["remedy"])
     return error
+
+
+def main() -> None:
+    """Do a worker's work; if it fails, end it with an exit code, so that the launcher ends the others."""
+    rank, folder = launched_rank() or 0, Path(os.environ.pop(FOLDER_VARIABLE))
+    try:
+        function = pickle.loads((folder / FUNCTION).read_bytes())
+    except OSError as error:
+        print(
+            f"hvdtrain: rank {rank} on {host_name()}: cannot read {folder}, in which the function is: "
+            f"{error.strerror or error}\n  The working directory must be one that all hosts share.",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(errors.EXIT_ENVIRONMENT)
+    report_begin(rank)
+    try:
+        _become(function)
+        call, args, kwargs = cloudpickle.loads(function["call"])
+        try:
+            result = call(*args, **kwargs)
+        except SystemExit as error:
+            if error.code:
+                raise
+            result = None
+        if rank == 0:
+            problem = f"the result, a {type(result).__name__}, cannot be sent to the process that launched"
+            advice = "Return numbers, arrays or the path of a file."
+            (folder / RESULT).write_bytes(_dumped(result, WorkerFailure, problem, advice))
+    except BaseException as error:
+        _fail(folder, rank, error)
+
+
+def _dumped(value: Any, kind: type[HvdtrainError], problem: str, remedy: str) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(value))
+    except Exception as error:
+        raise kind(f"{problem}: {type(error).__name__}: {error}", remedy) from error
+
+
+def _become(function: Mapping[str, Any]) -> None:
+    """Let this process look like the one that launched: its modules can be imported, its command is known."""
+    own = [path for path in sys.path if path not in function["path"]]
+    sys.path[:] = [*function["path"], *own]
+    sys.argv, sys.orig_argv = list(function["argv"]), list(function["orig_argv"])
+    main_module = sys.modules["__main__"]
+    if function["main_file"] is not None:
+        main_module.__file__ = function["main_file"]
+    elif hasattr(main_module, "__file__"):  # a notebook's classes have no file
+        del main_module.__file__
+    if os.environ.get("MPLBACKEND", "").startswith("module://"):  # it only draws into a notebook
+        del os.environ["MPLBACKEND"]
+
+
+def _fail(folder: Path, rank: int, error: BaseException) -> None:
+    """Write the error and end this process."""
+    text = "".join(traceback.format_exception(error))
+    kind, problem, remedy = WorkerFailure.__name__, f"{type(error).__name__}: {error}", text
+    if isinstance(error, HvdtrainError) and getattr(errors, type(error).__name__, None) is type(error):
+        cause = traceback_of(error.__cause__) if isinstance(error, WorkerFailure) else ""
+        kind, problem = type(error).__name__, error.problem
+        remedy = "\n".join(filter(None, [error.remedy, cause]))
+    elif isinstance(error, errors.Stopped):
+        kind, problem = errors.Stopped.__name__, str(error)
+    number = error.signal_number if isinstance(error, errors.Interrupted) else None
+    number = int(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else number
+    found = {"rank": rank, "host": host_name(), "kind": kind, "problem": problem, "remedy": remedy}
+    try:
+        written = folder / f"{rank}.part"
+        written.write_bytes(pickle.dumps({**found, "signal": number}))
+        written.rename(folder / ERROR.format(rank))  # whole, if the launcher ends this process
+    except OSError as lost:
+        print(f"{text}\nhvdtrain: rank {rank}: the error could not be written: {lost}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    exit_at_once(getattr(error, "exit_code", 1) or 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Workers that a notebook or a script starts, for one function."""
