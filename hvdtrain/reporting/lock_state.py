@@ -6,8 +6,10 @@ import json
 import os
 import socket
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hvdtrain.reporting.jsonl import open_no_link
 from hvdtrain.storage.files import open_regular
@@ -56,14 +58,26 @@ os.register_at_fork(after_in_child=_close_all)  # or a forked process that lives
 
 
 @dataclass(frozen=True)
-class LockState:
-    """Who uses a run directory, as somebody sees it who does not."""
+class Holder:
+    """Who holds or held the lock of a run directory, as its lock file says; empty if it names nobody."""
 
-    is_held: bool | None  # whether a job holds the lock; None if that cannot be found out
-    process: int = 0  # the process that held it last; 0 if it is not known
-    host: str = ""  # the host of that process
+    process: int = 0
+    host: str = ""
     since: str = ""  # when it took the lock, in ISO 8601
+    job: str = ""  # the name of its elastic job; empty if the number of workers is fixed
+    generation: int = 0
+    is_held: bool | None = None  # whether somebody holds the lock; None if that is not known
     changed_ns: int = 0  # when the lock file was written, by the clock of its file system; 0 if there is none
+
+    @classmethod
+    def of(cls, content: bytes, is_held: bool | None = None, changed_ns: int = 0) -> "Holder":
+        """Return what a lock file says."""
+        own: tuple[Any, ...] = ()
+        with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            found = json.loads(content)
+            of_job = str(found.get("job", "")), int(found.get("generation", 0))
+            own = (int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}", *of_job)
+        return cls(*own, is_held=is_held, changed_ns=changed_ns)
 
     @property
     def is_elsewhere(self) -> bool:
@@ -75,47 +89,10 @@ class LockState:
         """Whether nobody holds the lock and a job of its host would be seen here."""
         return self.is_held is False and not self.is_elsewhere
 
-
-def look_at_lock(run_dir: Path) -> LockState:
-    """Return who uses a run directory. Nothing is locked, made or changed."""
-    try:
-        with open_regular(run_dir / LOCK_FILE, follow=False) as file:
-            holder = Holder.of(file.read(HOLDER_BYTES))
-            is_held = _is_locked(file.fileno())
-            changed_ns = os.fstat(file.fileno()).st_mtime_ns
-    except OSError:
-        return LockState(None)
-    return LockState(is_held, holder.process, holder.host, holder.since, changed_ns)
-
-
-def _is_locked(file: int) -> bool | None:
-    """Return whether somebody has locked a file; None if its file system does not say."""
-    try:
-        answer = fcntl.fcntl(file, fcntl.F_GETLK, _WHOLE)
-    except OSError:
-        return None
-    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
-
-
-@dataclass(frozen=True)
-class Holder:
-    """The process that a lock file names; empty if it names none."""
-
-    process: int = 0
-    host: str = ""
-    since: str = ""
-    job: str = ""
-    generation: int = 0
-
-    @classmethod
-    def of(cls, content: bytes) -> "Holder":
-        """Return what a lock file says."""
-        try:
-            found = json.loads(content)
-            of_job = str(found.get("job", "")), int(found.get("generation", 0))
-            return cls(int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}", *of_job)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-            return cls()
+    @property
+    def is_self(self) -> bool:
+        """Whether it is this process."""
+        return self.process == os.getpid() and not self.is_elsewhere
 
     def precedes(self, job: str, generation: int) -> bool:
         """Return whether it is of an earlier world of a job."""
@@ -125,20 +102,19 @@ class Holder:
         """Return whether it is of a later world of a job."""
         return bool(job) and self.job == job and self.generation > generation
 
-    def is_self(self) -> bool:
-        """Return whether it is this process."""
-        return self.process == os.getpid() and self.host == socket.gethostname()[:80]
-
     def describe(self) -> str:
         """Return who it is, as text that follows those of the message."""
         return f": process {self.process} on {self.host} since {self.since}" if self.host else ""
 
-    def remedy(self, path: Path) -> str:
-        """Return what to do if the holder's host, which is another one, is lost.
 
-        A file server keeps the locks of a host that it lost until it learns of it; one on this host ends with
-        its process.
-        """
-        if not self.host or self.host == socket.gethostname():
-            return ""
-        return f"If {self.host} is lost, and the file server still keeps its lock, remove {path}."
+def look_at_lock(run_dir: Path) -> Holder:
+    """Return who uses a run directory. Nothing is locked, made or changed."""
+    try:
+        with open_regular(run_dir / LOCK_FILE, follow=False) as file:
+            content, changed_ns, is_held = file.read(HOLDER_BYTES), os.fstat(file.fileno()).st_mtime_ns, None
+            with suppress(OSError):  # of a file system that does not say
+                answer = fcntl.fcntl(file.fileno(), fcntl.F_GETLK, _WHOLE)
+                is_held = bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+            return Holder.of(content, is_held, changed_ns)
+    except OSError:
+        return Holder()

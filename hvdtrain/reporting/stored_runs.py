@@ -18,7 +18,7 @@ from typing import Any
 from hvdtrain.config.yaml_reader import parse_yaml
 from hvdtrain.errors import ConfigError, EnvironmentFault, UsageError
 from hvdtrain.reporting.jsonl import flattened, lines_of
-from hvdtrain.reporting.lock_state import LockState, look_at_lock
+from hvdtrain.reporting.lock_state import Holder, look_at_lock
 from hvdtrain.reporting.records import WorkersChange
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE
 from hvdtrain.storage.files import parse_line, read_regular
@@ -31,7 +31,7 @@ _NO_ACCESS = (errno.EACCES, errno.EPERM)
 _FAR_SECONDS = 600.0  # without a record, after which a job that cannot be seen here is taken for ended
 
 
-def status_of(summary: Mapping[str, Any] | None, lock: LockState, silent_seconds: float = math.inf) -> str:
+def status_of(summary: Mapping[str, Any] | None, lock: Holder, silent_seconds: float = math.inf) -> str:
     """Return the word for how a run ended or stands; its last record came ``silent_seconds`` ago."""
     if summary is not None:
         return ending_of(summary)
@@ -72,7 +72,7 @@ class StoredRun:
     summary: Mapping[str, Any] | None = None  # how the run ended; None if it did not say so, or was resumed
     config_problem: str = ""  # why the config cannot be read, if it is there
     summary_problem: str = ""  # likewise
-    lock: LockState = field(default_factory=lambda: LockState(None))  # who uses the directory
+    lock: Holder = field(default_factory=Holder)  # who uses the directory
     silent_seconds: float = math.inf  # how long ago the last record came
     status: str = UNKNOWN  # how the run ended or stands, one of the words of ``run_status``
 
@@ -158,7 +158,7 @@ def read_run(path: Path) -> StoredRun:
     return StoredRun(path, config, header, summary, config_problem, problem, lock, silent_seconds, status)
 
 
-def _read_summary(path: Path, lock: LockState) -> tuple[dict[str, Any] | None, str]:
+def _read_summary(path: Path, lock: Holder) -> tuple[dict[str, Any] | None, str]:
     """Return the summary of a run, if there is one, and why it cannot be read."""
     file = path / SUMMARY_FILE
     try:

@@ -12,13 +12,13 @@ from support.stored_runs import SUMMARY, make_run, window
 
 from hvdtrain.jobs import track
 from hvdtrain.reporting.compare import print_csv
-from hvdtrain.reporting.lock_state import LockState
+from hvdtrain.reporting.lock_state import Holder
 from hvdtrain.reporting.stored_runs import read_run, status_of
 from hvdtrain.tools.report.page import read_for_page
 from hvdtrain.tools.report.watch import standing_of
 
-HELD, FREE, UNSEEN = LockState(True), LockState(False), LockState(None)
-FAR = LockState(False, 7, "another-host")
+HELD, FREE, UNSEEN = Holder(is_held=True), Holder(is_held=False), Holder()
+FAR = Holder(7, "another-host", is_held=False)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.reporting.lock_state import (
@@ -24,7 +23,7 @@ from hvdtrain.reporting.lock_state import (
 )
 from hvdtrain.storage.files import read_regular
 
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 1.0  # it may be a request to a file server
 _REMEDY = "Wait until it has ended or end it, or choose another --run-dir."
 
 
@@ -50,12 +49,7 @@ class RunLock:
         self._looking = threading.Lock()
 
     def acquire(self, run_dir: Path) -> None:
-        """Lock a run directory; if this object has locked it, only note there a new generation.
-
-        Raises:
-            EnvironmentFault: If another job holds the lock, naming it, or a later world of this job.
-            OSError: If the file cannot be made.
-        """
+        """Lock a run directory, or note a new generation there; EnvironmentFault names who holds the lock."""
         if self._file is not None:
             if self.generation != self._signed:
                 self._sign(self._file)
@@ -70,13 +64,14 @@ class RunLock:
         if reason is not None and reason.errno in HELD:
             if not holder.precedes(self.job, self.generation):
                 close_lock(file)
+                # a file server keeps the locks of a host that it lost until it learns of it
+                lost = f"\nIf {holder.host} is lost, and the file server still keeps its lock, remove {path}."
                 raise EnvironmentFault(
                     f"run_dir: {run_dir} is in use by another job{holder.describe()}",
-                    "\n".join(filter(None, [_REMEDY, holder.remedy(path)])),
+                    _REMEDY + lost * holder.is_elsewhere,
                 )
-            self.note = (
-                f"a worker that is no longer in the job keeps the lock of {run_dir}{holder.describe()}"
-            )
+            who = "a worker that is no longer in the job"
+            self.note = f"{who} keeps the lock of {run_dir}{holder.describe()}"
         elif reason is not None:
             self.note = f"{run_dir} is not locked against other jobs: {reason.strerror or reason}"
             if not self.job:
@@ -94,13 +89,8 @@ class RunLock:
         return False
 
     def lost(self) -> str:
-        """Return which worker of this job, or which other job, took the directory over; empty if none did.
-
-        It looks at most once a second: that may be a request to a file server.
-        """
-        now_seconds = time.clock_gettime(
-            time.CLOCK_BOOTTIME
-        )  # continues while the process, or the host, sleeps
+        """Return which worker of this job, or which other job, took the directory over; empty if none did."""
+        now_seconds = time.clock_gettime(time.CLOCK_BOOTTIME)  # continues while the process, or host, sleeps
         with self._looking:
             if self._file is None:
                 return ""
@@ -117,11 +107,10 @@ class RunLock:
             holder, is_removed = Holder(), True
         is_lost = reason is not None and reason.errno in HELD
         if self.job:  # which a worker may keep out of its lock that is no longer in the job
-            is_lost &= bool(holder.process) and not holder.is_self()
+            is_lost &= bool(holder.process) and not holder.is_self
         if is_removed:  # another job can lock a new file
-            found = look_at_lock(self._run_dir)
-            holder = Holder(found.process, found.host, found.since)
-            is_lost = found.is_held is True or (found.process != 0 and not holder.is_self())
+            holder = look_at_lock(self._run_dir)
+            is_lost = holder.is_held is True or (holder.process != 0 and not holder.is_self)
         if is_lost or holder.follows(self.job, self.generation):
             return f"the run directory was taken over{holder.describe()}"
         return ""
@@ -129,7 +118,10 @@ class RunLock:
     def _sign(self, file: int) -> None:
         """Write into the file who holds the lock."""
         self._signed, self._looked_seconds = self.generation, -math.inf
-        content = _own(self.job, self.generation).encode()
+        values = {"pid": os.getpid(), "host": socket.gethostname()}
+        values |= {"since": datetime.now(UTC).isoformat(timespec="seconds")}
+        values |= {"job": self.job, "generation": self.generation} if self.job else {}
+        content = (json.dumps(values) + "\n").encode()
         with suppress(OSError):  # on a full disk the lock holds without a name
             os.pwrite(file, content, 0)
             os.ftruncate(file, len(content))
@@ -146,14 +138,5 @@ class RunLock:
     def __enter__(self) -> "RunLock":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
-
-
-def _own(job: str, generation: int) -> str:
-    """Return what the lock file says of this process."""
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    of_job = {"job": job, "generation": generation} if job else {}
-    return json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, **of_job}) + "\n"

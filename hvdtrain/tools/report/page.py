@@ -191,7 +191,7 @@ def _config_rows(run: StoredRun) -> dict[str, str]:
     """Return where a run is, its last job, the comment above its config, and all fields of it."""
     lock, rows = run.lock, {"directory": plain(str(run.path))}
     if lock.host:
-        rows["last job"] = plain(f"process {lock.process} on {lock.host}, since {lock.since}")
+        rows["last job"] = plain(lock.describe().removeprefix(": "))
     return rows | {"comment": "; ".join(run.header)} | stored_runs.flat(run.config)
 
 

@@ -95,8 +95,7 @@ class Standing(NamedTuple):
 
 def standing_of(run: stored.StoredRun) -> Standing:
     """Return whether a run trains now."""
-    lock = run.lock
-    holder = plain(f": process {lock.process} on {lock.host} since {lock.since}") if lock.host else ""
+    lock, holder = run.lock, plain(run.lock.describe())
     if not stored.holds_run(run.path):
         return Standing(Kind.ABSENT, f"{plain(str(run.path))} holds no run yet")
     if run.summary is not None or run.summary_problem:
