@@ -54,9 +54,10 @@ def trackers_of(
         facts["command"] = shlex.join(code.command)
         if code.task_file is not None:
             facts |= {"task_file": str(code.task_file), "task_sha256": code.sha256}
-        if code.git.commit:
-            state = {True: "yes", False: "no", None: "unknown"}[code.git.is_dirty]
-            facts |= {"commit": code.git.commit, "uncommitted_changes": state}
+        commit, is_dirty = code.git
+        if commit:
+            state = {True: "yes", False: "no", None: "unknown"}[is_dirty]
+            facts |= {"commit": commit, "uncommitted_changes": state}
         found = {"changes": list(changes) or None, "resumed_from": origin or None, "step": done}
         facts |= {name: value for name, value in found.items() if value is not None}
         return [JobTracking(names, run_dir, tracking_id, facts, config.track_checkpoints)]

@@ -7,9 +7,8 @@ import os
 import socket
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hvdtrain.reporting.jsonl import open_no_link
 from hvdtrain.storage.files import open_regular
@@ -72,12 +71,13 @@ class Holder:
     @classmethod
     def of(cls, content: bytes, is_held: bool | None = None, changed_ns: int = 0) -> "Holder":
         """Return what a lock file says."""
-        own: tuple[Any, ...] = ()
+        holder = cls(is_held=is_held, changed_ns=changed_ns)
         with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             found = json.loads(content)
-            of_job = str(found.get("job", "")), int(found.get("generation", 0))
-            own = (int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}", *of_job)
-        return cls(*own, is_held=is_held, changed_ns=changed_ns)
+            process, host, since = int(found["pid"]), f"{found['host']!s:.80}", f"{found['since']!s:.40}"
+            job, generation = str(found.get("job", "")), int(found.get("generation", 0))
+            return replace(holder, process=process, host=host, since=since, job=job, generation=generation)
+        return holder
 
     @property
     def is_elsewhere(self) -> bool:

@@ -12,7 +12,6 @@ from support import numpy_backend
 from hvdtrain.config import Config
 from hvdtrain.config.layers import read_file, resolve
 from hvdtrain.jobs.run_directory.provenance import (
-    GitState,
     Provenance,
     config_text,
     git_state,
@@ -50,11 +49,11 @@ def repository(tmp_path):
 
 def test_the_commit_and_whether_files_were_changed(repository):
     commit = git(repository, "rev-parse", "HEAD")
-    assert git_state(repository, SECONDS) == GitState(commit, False)
+    assert git_state(repository, SECONDS) == (commit, False)
     (repository / "new.py").write_text("2\n")
-    assert git_state(repository, SECONDS) == GitState(commit, False)
+    assert git_state(repository, SECONDS) == (commit, False)
     (repository / "file.py").write_text("2\n")
-    assert git_state(repository, SECONDS).describe() == f"{commit}, with changes"
+    assert git_state(repository, SECONDS) == (commit, True)
 
 
 def test_the_file_system_monitor_of_a_repository_is_not_executed(repository):
@@ -63,7 +62,7 @@ def test_the_file_system_monitor_of_a_repository_is_not_executed(repository):
     hook.chmod(0o755)
     git(repository, "config", "core.fsmonitor", str(hook))
     (repository / "executed").unlink(missing_ok=True)  # by git config itself
-    assert git_state(repository, SECONDS).commit
+    assert git_state(repository, SECONDS)[0]
     assert not (repository / "executed").exists()
 
 
@@ -76,7 +75,7 @@ def came_from(**changes: object) -> Provenance:
         "command": ["python", "-m", "hvdtrain", "--seed", "3"],
         "folder": "/work",
         "hosts": ["one", "two", "one"],
-        "git": GitState("abc", True),
+        "git": ("abc", True),
         "task_file": None,
         "source": b"",
         "versions": {"Python": "3.11"},
@@ -154,5 +153,5 @@ def test_a_removed_working_folder_ends_no_job(tmp_path, monkeypatch):
     gone.rmdir()
     fields = config(task="x.py:Mine", init="runs/a")
     found = provenance_of(fields, ["here"], {}, is_instance=False)
-    assert (found.folder, found.task_file, found.git) == ("", None, GitState())
+    assert (found.folder, found.task_file, found.git) == ("", None, ("", None))
     assert yaml.safe_load(config_text(fields, tmp_path, found)) == yaml.safe_load(fields.to_yaml())

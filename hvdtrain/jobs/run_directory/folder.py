@@ -1,6 +1,7 @@
 """The run directory, which rank 0 makes and writes into, and the report of each rank."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -40,20 +41,10 @@ def open_run(
 ) -> tuple[Report, Path]:
     """Collective. Make the run directory, or cut one back; return this rank's report and the directory.
 
-    Args:
-        config: the resolved config.
-        workers: the workers.
-        resumed_step: steps done, if the run resumes in a directory that exists.
-        callbacks: the user's, which ``find_callbacks`` has checked. Each rank has its own objects.
-        context: what callbacks can use of the run; the run directory is added here.
-        lock: the caller's lock, which rank 0 acquires here if it has not done so; none if not given.
-        lost_lease: returns why this worker may no longer write files; empty while it may.
-        provenance: where the run came from, which config.yaml says; rank 0 may know.
-        new_reporters: makes further built-in callbacks, by the run directory; rank 0 calls it.
-
-    Raises:
-        ConfigError: If ``run_dir`` already holds a run that this one does not resume.
-        EnvironmentFault: If it cannot be made or written, or another job uses it.
+    If the run resumes in a directory that exists, ``resumed_step`` steps are done. Rank 0 acquires the lock
+    if it has not done so, and calls ``new_reporters``, which makes further built-in callbacks; it writes
+    files while ``lost_lease`` returns nothing. Raises ConfigError if the directory holds a run that this one
+    does not resume, and EnvironmentFault if it cannot be made or written, or another job uses it.
     """
     context = context or RunContext(workers.rank, workers.size, config)
     report: Report = Report()
@@ -126,11 +117,7 @@ def _note_on_sharing(workers: Workers, path: Path, lock: RunLock) -> str:
 
 
 def lock_run(config: Config, workers: Workers, lock: RunLock) -> None:
-    """Collective. Lock the run directory that the config names, if it holds a run: before it is read.
-
-    Raises:
-        EnvironmentFault: If another job uses it.
-    """
+    """Collective. Lock the run directory that the config names, if it holds a run: before it is read."""
 
     def acquire() -> None:
         if config.run_dir is None:
@@ -171,9 +158,7 @@ def _make_new(config: Config) -> Path:
     stem = Path("runs") / f"{task}-{config.framework}-{datetime.now():%Y%m%d-%H%M%S}"
     for suffix in ("", *(f"-{i}" for i in range(2, 100))):
         path = stem.with_name(stem.name + suffix)
-        try:
+        with suppress(FileExistsError):
             path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        return path
+            return path
     raise EnvironmentFault(f"cannot make a run directory: {stem} and 98 like it exist")

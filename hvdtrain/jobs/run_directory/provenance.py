@@ -32,36 +32,24 @@ LIMIT_SECONDS = 2.0
 _OF_ANOTHER = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY")
 
 
-@dataclass(frozen=True)
-class GitState:
-    """What git says of a folder."""
-
-    # the commit that is checked out; empty if the folder is in no repository, or git is missing
-    commit: str = ""
-    # whether files that git tracks were changed since; None if that is not known
-    is_dirty: bool | None = None
-
-    def describe(self) -> str:
-        """Return it as text."""
-        if not self.commit:
-            return "none"
-        return (
-            self.commit + {True: ", with changes", False: "", None: ", perhaps with changes"}[self.is_dirty]
-        )
+_MAX_BYTES = 10_000_000  # of a task's file
+_INSTALLED = ("site-packages", "dist-packages")
+TASK_FOLDER = "task"
+PATH_OPTIONS = ("path", "eval_path")  # of the built-in tasks
+_STATES = {True: ", with changes", False: "", None: ", perhaps with changes"}
 
 
-def git_state(folder: Path, limit_seconds: float = LIMIT_SECONDS) -> GitState:
-    """Ask git for the commit of a folder.
+def git_state(folder: Path, limit_seconds: float = LIMIT_SECONDS) -> tuple[str, bool | None]:
+    """Return the commit of a folder, or nothing, and whether its files were changed, or None if not known.
 
     The repository's file-system monitor is not executed; its content filters (``filter.*.clean``) are, for
     files that may have changed, as by every ``git status``.
     """
     until = time.monotonic() + limit_seconds
-    commit = _ask(folder, ["rev-parse", "--verify", "HEAD"], until)
-    if not commit:
-        return GitState()
+    if not (commit := _ask(folder, ["rev-parse", "--verify", "HEAD"], until)):
+        return "", None
     changes = _ask(folder, ["status", "--porcelain", "--untracked-files=no"], until)
-    return GitState(commit, None if changes is None else bool(changes))
+    return commit, None if changes is None else bool(changes)
 
 
 def _ask(folder: Path, words: list[str], until: float) -> str | None:
@@ -75,12 +63,6 @@ def _ask(folder: Path, words: list[str], until: float) -> str | None:
     return done.output.strip() if done.code == 0 else None
 
 
-TASK_FOLDER = "task"
-_MAX_BYTES = 10_000_000  # of a task's file
-_INSTALLED = ("site-packages", "dist-packages")
-PATH_OPTIONS = ("path", "eval_path")  # of the built-in tasks
-
-
 @dataclass(frozen=True)
 class Provenance:
     """Where a start of a run came from."""
@@ -88,7 +70,9 @@ class Provenance:
     command: Sequence[str]  # the words that this process was started with
     folder: str  # its working folder
     hosts: Sequence[str]  # the host of each worker
-    git: GitState  # the commit of the folder of the task's file, or of the working folder for a built-in task
+    # the commit of the folder of the task's file, or of the working folder for a built-in task, and whether
+    # files there were changed since
+    git: tuple[str, bool | None]
     task_file: Path | None  # the file of the task; None if it is built in, or has none
     source: bytes  # what the task's file holds
     versions: Mapping[str, str]  # of what trains, by name
@@ -157,7 +141,7 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
         f"command: {shlex.join(own.command)}",
         f"folder: {own.folder}",
         f"workers: {size} on {', '.join(sorted(set(own.hosts)))}",
-        f"commit: {own.git.describe()}",
+        f"commit: {own.git[0] + _STATES[own.git[1]] if own.git[0] else 'none'}",
         f"task file: {own.task_file} (sha256 {own.sha256})" if own.task_file else "task file: none",
         f"versions: {', '.join(f'{name} {version}' for name, version in own.versions.items())}",
     ]
@@ -166,21 +150,15 @@ def config_text(config: Config, run_dir: Path, provenance: Provenance | None = N
 
 
 def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | None) -> list[str]:
-    """Write a start to provenance.jsonl and keep a copy of the task's file.
-
-    Returns:
-        What to report to the user: that the task's file has changed since, or that something cannot be kept.
-    """
-    notes = []
+    """Write a start to provenance.jsonl, keep a copy of the task's file; return what to report."""
+    notes, copy = [], ""
     before = last_start(source_dir) if source_dir is not None else {}
-    old = _of_task(before, "sha256")
-    if old and provenance.sha256 and old != provenance.sha256:
-        kept = _of_task(before, "copy")
-        notes.append(
-            f"the task's file {provenance.task_file} has changed since the run's start at step "
-            f"{before.get('step')}" + (f"; {source_dir}/{kept} is what it was" if kept else "")
-        )
-    copy = ""
+    old = before.get("task_file")
+    old = old if isinstance(old, dict) else {}
+    if old.get("sha256") and provenance.sha256 and old["sha256"] != provenance.sha256:
+        kept = f"; {source_dir}/{old['copy']} is what it was" if old.get("copy") else ""
+        since = f"has changed since the run's start at step {before.get('step')}"
+        notes.append(f"the task's file {provenance.task_file} {since}{kept}")
     try:
         copy = _copy(provenance, run_dir)
     except OSError as error:
@@ -198,26 +176,13 @@ def keep(provenance: Provenance, run_dir: Path, step: int, source_dir: Path | No
 
 def last_start(run_dir: Path) -> dict[str, Any]:
     """Return what provenance.jsonl says of the last start of a run; empty if it says nothing."""
-    found: dict[str, Any] = {}
     with suppress(OSError):
-        for line in lines_of(run_dir / PROVENANCE_FILE):
-            if (start := parse_line(line)) is not None:
-                found = start
-    return found
-
-
-def _of_task(start: Mapping[str, Any], name: str) -> str:
-    file = start.get("task_file")
-    value = file.get(name) if isinstance(file, Mapping) else None
-    return value if isinstance(value, str) else ""
+        return next(reversed([*filter(None, map(parse_line, lines_of(run_dir / PROVENANCE_FILE)))]), {})
+    return {}
 
 
 def _copy(provenance: Provenance, run_dir: Path) -> str:
-    """Keep a copy of the task's file, and those of before.
-
-    Returns:
-        Its path in the run directory; empty if there is no file.
-    """
+    """Keep a copy of the task's file next to those of before; return its path, or nothing without a file."""
     if provenance.task_file is None:
         return ""
     folder, name = run_dir / TASK_FOLDER, provenance.task_file.name
@@ -239,8 +204,8 @@ def _as_dict(provenance: Provenance, step: int, copy: str) -> dict[str, Any]:
         "folder": provenance.folder,
         "workers": len(provenance.hosts),
         "hosts": sorted(set(provenance.hosts)),
-        "commit": provenance.git.commit or None,
-        "dirty": provenance.git.is_dirty,
+        "commit": provenance.git[0] or None,
+        "dirty": provenance.git[1],
         "task_file": file if provenance.task_file else None,
         "versions": dict(provenance.versions),
     }
