@@ -112,34 +112,28 @@ def describe_changes(
     now = digest_of(backend, config, before.arrays, averaged)
     if now is None:
         return []
-    where = ""
-    tolerance = _SAME_MACHINE
-    if before.computed_by != now.computed_by:
-        where, tolerance = (
-            f" It was saved with {before.computed_by}; this is {now.computed_by}.",
-            _OTHER_MACHINE,
-        )
+    is_other = before.computed_by != now.computed_by
+    where = f" It was saved with {before.computed_by}; this is {now.computed_by}." if is_other else ""
+    tolerance = _OTHER_MACHINE if is_other else _SAME_MACHINE
     if {before.precision, now.precision} != {"fp32"}:
         tolerance = _HALF
-    outputs = [np.asarray(one.outputs, np.float64) for one in (before, now)]
-    loss = [np.asarray(one.loss, np.float64) for one in (before, now)]
+    then, same = f"than when checkpoint {path} was saved", "for the same drawn inputs"
+    changed = f" Has its code changed?{where}"
     is_same_framework = before.framework == now.framework  # other layouts in the other one
-    then = f"than when checkpoint {path} was saved"
+    old, new = (np.asarray(one.outputs, np.float64) for one in (before, now))
     if is_same_framework and before.size != now.size:
         return [f"the model has {now.size} outputs for drawn inputs, {before.size} {then}.{where}"]
-    if is_same_framework and (off := distance(*outputs)) > tolerance:
-        place = int(np.nanargmax(np.abs(outputs[1] - outputs[0])))
-        one = f"{outputs[1][place]:.4g} for {outputs[0][place]:.4g}"
+    if is_same_framework and (off := distance(old, new)) > tolerance:
+        place = int(np.nanargmax(np.abs(new - old)))
         return [
-            f"the model computes something else {then}: its outputs for the same drawn inputs differ by "
-            f"{off:.1%}, such as {one}. Has its code changed?{where}"
+            f"the model computes something else {then}: its outputs {same} differ by {off:.1%}, "
+            f"such as {new[place]:.4g} for {old[place]:.4g}.{changed}"
         ]
-    if loss[0].size == loss[1].size and distance(*loss) > tolerance:
+    old, new = (np.asarray(one.loss, np.float64) for one in (before, now))
+    if old.size == new.size and distance(old, new) > tolerance:
         what = "the loss computes" if is_same_framework else "the model or the loss computes"
-        means = f"{np.nanmean(loss[1]):.4g} for {np.nanmean(loss[0]):.4g}"
-        return [
-            f"{what} something else {then}: {means} for the same drawn inputs. Has its code changed?{where}"
-        ]
+        means = f"{np.nanmean(new):.4g} for {np.nanmean(old):.4g}"
+        return [f"{what} something else {then}: {means} {same}.{changed}"]
     return []
 
 
@@ -153,13 +147,8 @@ def _drawn(forms: Mapping[str, ArrayForm]) -> HostBatch:
         else:
             drawn = form.low + (form.high - form.low) * random.random_sample(shape)
         arrays[name] = drawn.astype(form.dtype)
-    return HostBatch(
-        step=0,
-        arrays=arrays,
-        weights=np.ones((1, _SAMPLES), np.float32),
-        total_weight=float(_SAMPLES),
-        indices=np.arange(_SAMPLES)[None],
-    )
+    weights, indices = np.ones((1, _SAMPLES), np.float32), np.arange(_SAMPLES)[None]
+    return HostBatch(0, arrays, weights, total_weight=float(_SAMPLES), indices=indices)
 
 
 def _rounded(values: NDArray[np.float64]) -> list[float | None]:

@@ -22,28 +22,23 @@ from hvdtrain.workers.wire_types import travels
 
 @contextmanager
 def copied(checkpoint: Path, beside: Path, owner: str) -> Iterator[Path | None]:
-    """Return a context with another folder of a checkpoint's files, which are linked, not copied.
-
-    Returns:
-        The folder; None if the checkpoint was deleted meanwhile.
-    """
+    """Return a context with a folder of a checkpoint's files as links; None if it was deleted meanwhile."""
     prefix = f"sending-{owner}-"
-    for folder in beside.glob(f"{prefix}*"):  # of a sender that was killed
-        if not folder.is_symlink():
-            shutil.rmtree(folder, ignore_errors=True)
+    for old in beside.glob(f"{prefix}*"):  # of a sender that was killed
+        if not old.is_symlink():
+            shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=beside, ignore_cleanup_errors=True) as name:
-        folder = Path(name) / checkpoint.name
-        folder.mkdir()
+        folder: Path | None = Path(name) / checkpoint.name
         try:
-            for path in checkpoint.iterdir():
-                _link(path, folder / path.name)
-        except FileNotFoundError:
-            yield None
-        else:
-            yield folder
+            shutil.copytree(checkpoint, Path(name) / checkpoint.name, copy_function=_link)
+        except (FileNotFoundError, shutil.Error):
+            if checkpoint.exists():
+                raise
+            folder = None
+        yield folder
 
 
-def _link(path: Path, new: Path) -> None:
+def _link(path: str, new: str) -> None:
     try:
         os.link(path, new, follow_symlinks=False)
     except FileNotFoundError:

@@ -3,10 +3,9 @@
 import contextlib
 import errno
 import math
-import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,6 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.reporting.report import Report
-from hvdtrain.storage.urls import shown
 from hvdtrain.workers.activity import ACTIVITY
 from hvdtrain.workers.agreement import waiting_for_rank_zero
 
@@ -43,6 +41,7 @@ class Saver:
         self.failures: list[str] = []  # what could not be written, and why
         self.not_finite = ""  # which parameter of a state is not finite: such a state is not written
         self.replaced = ""  # what happened to the run directory, if another directory has its name
+        self.store: RunStore | None = None  # what uploads a run directory at a URL
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device; rank 0 writes it in the background."""
@@ -60,21 +59,6 @@ class Saver:
     def best(self) -> Path | None:
         """Return the best checkpoint that is kept; None if none is wanted. Local: rank 0 knows."""
         return None
-
-    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
-        """Wait until a run directory at a URL has all that was written; return why it has not.
-
-        ``limits`` returns for how many seconds to wait while the store fails, and in all.
-        """
-        return ""
-
-    def published(self) -> tuple[str | None, str | None]:
-        """Return the newest checkpoint as users find it, and why it is not the newest that was written."""
-        return (None if self.newest is None else str(self.newest)), None
-
-    def close(self, seconds: float) -> str:
-        """Upload what is left within this time; return what the user should know, or nothing."""
-        return ""
 
 
 class BackgroundSaver(Saver):
@@ -125,7 +109,7 @@ class BackgroundSaver(Saver):
         self._reported: tuple[object, ...] | None = None
         self._written: list[tuple[int, Path]] = []  # and not reported yet
         self._owner = threading.get_ident()
-        self._store, self._is_closed = store, False
+        self.store = store
 
     def save(self, backend: Backend, manifest: Manifest) -> None:
         """Collective. Copy the state off the device and write it in the background."""
@@ -158,12 +142,12 @@ class BackgroundSaver(Saver):
             written, self._written = self._written, []
             for step, path in written:
                 self._report.on_checkpoint(step, path)
-            for text in self._store.notes() if self._store is not None else ():
+            for text in self.store.notes() if self.store is not None else ():
                 self._report.note(text)
         is_failing = bool(self.failures)
-        if self._store is not None:
-            self.replaced = self.replaced or self._store.lost
-            is_failing |= self._store.failing_seconds > _FAILING_SECONDS
+        if self.store is not None:
+            self.replaced = self.replaced or self.store.lost
+            is_failing |= self.store.failing_seconds > _FAILING_SECONDS
         return bool(self.not_finite or self.replaced) or (self._stop_on_error and is_failing)
 
     def finish(self, timeout_seconds: float | None = None) -> None:
@@ -245,36 +229,8 @@ class BackgroundSaver(Saver):
     def best(self) -> Path | None:
         """Return the best checkpoint that is kept, if the store has it."""
         found = self._best_of(storage.checkpoints_in(self._folder))
-        is_there = found is not None and (self._store is None or found.name in self._store.whole)
+        is_there = found is not None and (self.store is None or found.name in self.store.whole)
         return found if is_there else None
-
-    def publish(self, limits: Callable[[], tuple[float, float]]) -> str:
-        """Wait until what was written is whole in the store; return why it is not."""
-        if self._store is None or self._store.flush(limits, self._report.note):
-            return ""
-        return self._store.problem()
-
-    def published(self) -> tuple[str | None, str | None]:
-        """Return the newest checkpoint in the store, and why the newest one here is not there."""
-        if self._store is None:
-            return super().published()
-        found = self._store.newest_whole()
-        if self.newest is None or self.newest.name in self._store.whole:
-            return found, None
-        return found, f"{self._store.problem()}; {self.newest} has the state of its step"
-
-    def close(self, seconds: float) -> str:
-        """End the uploads; return what the user should know, or nothing."""
-        if self._store is None or self._is_closed:
-            return ""
-        self._is_closed, folder = True, self._store.folder
-        if not self._store.close(seconds):
-            where = f"{folder} on this host has all of it; the same command with --resume uploads it"
-            return f"{self._store.problem()}; {where} to {shown(self._store.url)}"
-        if left := self._store.left_out():
-            return f"{folder} stays, as these are not in the store: {', '.join(sorted(left)[:4])}"
-        shutil.rmtree(folder, ignore_errors=True)
-        return ""
 
     def _best_of(self, paths: Sequence[Path]) -> Path | None:
         """Return the best of some checkpoints; None if none has a value, or it is not wanted."""

@@ -8,6 +8,7 @@ checkpoint is executed when it is loaded.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -37,21 +38,10 @@ _UNFINISHED = ".new-"  # being written; what a killed run leaves is removed by t
 _REMOVED = ".removed-"  # being deleted
 _QUARANTINED = "set-aside-"  # not loaded, not deleted
 # of the names of types in the files, those that numpy has
-_NUMPY_KINDS = {
-    "BOOL": "?",
-    "U8": "u1",
-    "I8": "i1",
-    "U16": "<u2",
-    "I16": "<i2",
-    "F16": "<f2",
-    "U32": "<u4",
-    "I32": "<i4",
-    "F32": "<f4",
-    "U64": "<u8",
-    "I64": "<i8",
-    "F64": "<f8",
-    "C64": "<c8",
+_NUMPY_KINDS = {"BOOL": "?", "U8": "u1", "I8": "i1"} | {
+    f"{kind}{8 * size}": f"<{kind.lower()}{size}" for kind in "UIF" for size in (2, 4, 8)
 }
+_NUMPY_KINDS["C64"] = "<c8"
 
 
 @travels
@@ -79,11 +69,7 @@ class Checkpoint:
         ]
 
     def read(self) -> PortableState:
-        """Return the state, whose arrays are mapped from the files: they take memory when they are used.
-
-        Raises:
-            CorruptCheckpoint: If the files are not in the format that their names say.
-        """
+        """Return the state, whose arrays are mapped from the files: they take memory when they are used."""
         return {**_read_arrays(self.path / MODEL_FILE), **_read_arrays(self.path / OPTIMIZER_FILE)}
 
     def read_model(self) -> PortableState:
@@ -99,13 +85,9 @@ def name_of(step: int) -> str:
 def write(
     folder: Path, state: PortableState, manifest: Manifest, check: Callable[[], None] = lambda: None
 ) -> Path:
-    """Write a checkpoint into ``folder``, made if need be in a directory that exists. All or nothing.
+    """Write a checkpoint into ``folder``, made if need be in a directory that exists; return its directory.
 
-    Returns:
-        The checkpoint's directory. One of the same step that was there is replaced.
-
-    Raises:
-        OSError: If it cannot be written; nothing of it is left, and older ones are untouched.
+    All or nothing: if it cannot be written, nothing of it is left; one of the same step is replaced.
     """
     if not folder.is_dir():
         # a run directory that was removed just now is for its owner to make anew
@@ -169,16 +151,13 @@ def step_of(path: Path) -> int:
 
 def quarantine(path: Path) -> str:
     """Rename a checkpoint so that nobody takes it for one; say what was done."""
-    for number in range(1, 1000):
-        beside = path.with_name(f"{_QUARANTINED}{path.name}" + (f"-{number}" if number > 1 else ""))
-        if beside.exists():
-            continue
-        try:
-            path.rename(beside)
-        except OSError as error:
-            return f"it stays where it is ({error.strerror})"
-        return f"set aside as {beside.name}"
-    return "it stays where it is"
+    names = (f"{_QUARANTINED}{path.name}{f'-{number}' if number else ''}" for number in itertools.count())
+    beside = next(new for name in names if not (new := path.with_name(name)).exists())
+    try:
+        path.rename(beside)
+    except OSError as error:
+        return f"it stays where it is ({error.strerror})"
+    return f"set aside as {beside.name}"
 
 
 def quarantine_later(folder: Path, step: int) -> list[str]:

@@ -28,12 +28,7 @@ _PIECE_BYTES = 1 << 20
 
 
 def verify(path: Path) -> Checkpoint:
-    """Check every byte of a checkpoint.
-
-    Raises:
-        CorruptCheckpoint: saying which file is missing, of another size or content, or unreadable as JSON.
-        EnvironmentFault: If a file is there but cannot be read.
-    """
+    """Check every byte; CorruptCheckpoint says what is wrong, EnvironmentFault that it cannot be read."""
     with _readable(path):
         try:
             manifest = manifests.read(path / MANIFEST_FILE)
@@ -45,14 +40,9 @@ def verify(path: Path) -> Checkpoint:
 
 
 def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Find the newest checkpoint that verifies; newer corrupt ones are quarantined, not deleted.
+    """Return the newest checkpoint that verifies, or None if there is none at all, and what to report.
 
-    Returns:
-        The checkpoint, or None if there is none at all, and what to report to the user.
-
-    Raises:
-        CheckpointError: If there are some and none is good; they stay as they are.
-        EnvironmentFault: If a file cannot be read.
+    Newer corrupt ones are quarantined, not deleted. If none is good, all stay: a CheckpointError is raised.
     """
     damaged: dict[Path, str] = {}
     with _readable(folder):
@@ -94,33 +84,25 @@ def read_manifest(path: Path) -> Manifest | None:
 def locate(path: Path) -> Checkpoint:
     """Find the checkpoint that a user names: its directory, or a run's, for its newest good one.
 
-    Nothing is quarantined.
-
-    Raises:
-        CheckpointError: If there is none, or the one that was named is corrupt.
-        EnvironmentFault: If a file cannot be read.
+    Nothing is quarantined. Raises CheckpointError if there is none, or the one that was named is corrupt.
     """
-    with _readable(path):
-        return _locate(path)
-
-
-def _locate(path: Path) -> Checkpoint:
-    if not path.exists():
-        raise CheckpointError(f"there is no checkpoint {path} (looked in {Path.cwd()})", _known(path.parent))
-    if (path / MANIFEST_FILE).exists() or NAME.fullmatch(path.name):
-        try:
-            return verify(path)
-        except CorruptCheckpoint as corruption:
-            raise CheckpointError(
-                f"checkpoint {path} is damaged: {corruption}", _known(path.parent, other_than=path)
-            ) from None
     problems: list[str] = []
-    for folder in (path / "checkpoints", path):
-        for candidate in reversed(checkpoints_in(folder)):
+    with _readable(path):
+        if not path.exists():
+            known = _known(path.parent)
+            raise CheckpointError(f"there is no checkpoint {path} (looked in {Path.cwd()})", known)
+        if (path / MANIFEST_FILE).exists() or NAME.fullmatch(path.name):
             try:
-                return replace(verify(candidate), damaged=tuple(problems))
+                return verify(path)
             except CorruptCheckpoint as corruption:
-                problems.append(f"{candidate.name}: {corruption}")
+                known = _known(path.parent, other_than=path)
+                raise CheckpointError(f"checkpoint {path} is damaged: {corruption}", known) from None
+        for folder in (path / "checkpoints", path):
+            for candidate in reversed(checkpoints_in(folder)):
+                try:
+                    return replace(verify(candidate), damaged=tuple(problems))
+                except CorruptCheckpoint as corruption:
+                    problems.append(f"{candidate.name}: {corruption}")
     found = "no good checkpoint in" if problems else "no checkpoint in"
     raise CheckpointError(
         "; ".join([f"{found} {path}", *problems[:4]]),

@@ -35,7 +35,7 @@ from hvdtrain.errors import (
 )
 from hvdtrain.jobs.failures import do_in_time, exchange_cause, lack_of_memory, name_lost_worker
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.run_directory.stored import end_uploads, publish
+from hvdtrain.jobs.run_directory.stored import end_uploads, publish, published
 from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.jsonl import lines_of, write_json
 from hvdtrain.reporting.records import TAIL, RecentRecords, line_of
@@ -247,7 +247,7 @@ def summarise(session: Session, status: str, problem: str | None, verified: bool
             save_error = f"{written} was written, and is damaged or no longer there"
     checkpoint = None if newest is None else str(newest)
     if session.is_remote:
-        checkpoint, problem_there = session.services.saver.published()
+        checkpoint, problem_there = published(session.services.saver)
         save_error = save_error or problem_there
     summary = Summary(
         status=status,

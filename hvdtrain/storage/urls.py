@@ -40,11 +40,7 @@ class StoreError(OSError):
 
 
 class MissingObjectError(StoreError, FileNotFoundError):
-    """There is no such object, folder or bucket."""
-
-
-class MissingBucketError(MissingObjectError):
-    """There is no such bucket, which is more than an empty folder."""
+    """There is no such object or folder, in a bucket that there is."""
 
 
 class StorePermissionError(StoreError, PermissionError):
@@ -63,12 +59,12 @@ class ObjectInfo(NamedTuple):
     is_folder: bool
     tag: str  # the store's own name of this version of an object; empty if it has none
 
-
-def _info_of(url: str, found: dict[str, Any]) -> ObjectInfo:
-    """Return what an entry of fsspec says of the object at a URL."""
-    is_folder = found.get("type") == "directory"
-    tag = next((str(found[key]) for key in ("ETag", "etag", "generation") if found.get(key)), "")
-    return ObjectInfo(url, 0 if is_folder else int(found.get("size") or 0), is_folder, tag)
+    @classmethod
+    def of(cls, url: str, found: dict[str, Any]) -> "ObjectInfo":
+        """Return what an entry of fsspec says."""
+        is_folder = found.get("type") == "directory"
+        tag = next((str(found[key]) for key in ("ETag", "etag", "generation") if found.get(key)), "")
+        return cls(url, 0 if is_folder else int(found.get("size") or 0), is_folder, tag)
 
 
 def is_url(path: object) -> bool:
@@ -89,13 +85,6 @@ def scheme_of(url: str) -> str:
 def join(url: str, *names: str) -> str:
     """Return the URL of what has these names below another one."""
     return "/".join([url.rstrip("/"), *(name.strip("/") for name in names)])
-
-
-def parent(url: str) -> str:
-    """Return the URL of the folder that an object or a folder lies in; a bucket is its own."""
-    scheme, _, inside = url.rstrip("/").partition("://")
-    above = inside.rpartition("/")[0]
-    return f"{scheme}://{above}" if above.strip("/") else f"{scheme}://{inside}"
 
 
 def name(url: str) -> str:
@@ -120,21 +109,19 @@ def file_system(url: str, **options: Any) -> tuple[Any, str]:
 
 def info(url: str) -> ObjectInfo:
     """Return what the store says of an object or a folder; raises a MissingObjectError if there is none."""
-    return _info_of(url, request(url, "read", "info"))
+    return ObjectInfo.of(url, request(url, "read", "info"))
 
 
 def entries(url: str) -> list[ObjectInfo]:
     """Return the objects and folders of a folder, sorted by name; none if there is no such folder."""
     try:
         found = request(url, "listed", "ls", detail=True)
-    except MissingBucketError:
-        raise
     except MissingObjectError:
         return []
     own = file_system(url, **_options_of(url))[1].strip("/")
     paths = {str(one["name"]).strip("/"): one for one in found}
     inner = sorted(path for path in paths if path.startswith(f"{own}/"))  # not the mark of a folder
-    return [_info_of(join(url, name(path)), paths[path]) for path in inner]
+    return [ObjectInfo.of(join(url, name(path)), paths[path]) for path in inner]
 
 
 def objects_below(url: str) -> list[ObjectInfo]:
@@ -159,11 +146,7 @@ def write(url: str, content: bytes, *, over: str | None = None) -> None:
     """Write a small object over the version with the tag ``over``; "" if there must be none, None for any.
 
     Only some stores check that while they write, as S3 does; a server that does not know the condition writes
-    without it. After a lost answer, what was written itself is there.
-
-    Raises:
-        ChangedObjectError: If there is another version now.
-        StoreError: If it cannot be written.
+    without it. Raises a ChangedObjectError if there is another version, perhaps its own after a lost answer.
     """
     if over == "" and scheme_of(url) not in _AZURE:
         condition = {"mode": "create"}
@@ -243,9 +226,8 @@ def _named(url: str, done: str, error: Exception) -> StoreError:
     text = " ".join(shown(str(error)).split()) or type(error).__name__
     if isinstance(error, FileNotFoundError):
         if "specified bucket" in text:
-            return MissingBucketError(
-                f"{shown(url)} does not exist: {text}", "Check the name of the bucket, or create it."
-            )
+            remedy = "Check the name of the bucket, or create it."
+            return StoreError(f"{shown(url)} does not exist: {text}", remedy)
         return MissingObjectError(f"{shown(url)} does not exist")
     if isinstance(error, FileExistsError) or _code_of(error) in _UNMET:
         return ChangedObjectError(f"{shown(url)} was changed by another process")
@@ -259,11 +241,7 @@ def _named(url: str, done: str, error: Exception) -> StoreError:
 
 
 def download(url: str, path: Path) -> None:
-    """Download an object to a file, which takes its name when it is whole.
-
-    Raises:
-        MissingObjectError: If there is no such object.
-    """
+    """Download an object to a file, which takes its name when it is whole."""
     from fsspec.callbacks import Callback
 
     if info(url).is_folder:
@@ -277,11 +255,7 @@ def download(url: str, path: Path) -> None:
 
 
 def upload(path: Path, url: str) -> None:
-    """Upload a file, and check how many bytes the store has then; an object of that name is replaced.
-
-    Raises:
-        ChangedObjectError: If the store has another number of bytes.
-    """
+    """Upload a file, and check how many bytes the store has then; an object of that name is replaced."""
     from fsspec.callbacks import Callback
 
     size_bytes = path.stat().st_size

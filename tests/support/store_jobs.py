@@ -21,11 +21,11 @@ class Stepped(RunStore):
 class Job:
     """A job in a run directory at a URL, whose files a test writes."""
 
-    def __init__(self, store, folder, resume="", *, start=0, keep_last=None, goal=None):
+    def __init__(self, store, folder, resumes=False, *, start=0, keep_last=None, goal=None):
         self.folder = folder
         self.uploader = Stepped(store.url, folder, keep_last, goal)
         try:
-            self.notes = self.uploader.begin(resume)
+            self.notes = self.uploader.begin(resumes)
         except Exception:
             self.uploader.close(0.0)
             raise

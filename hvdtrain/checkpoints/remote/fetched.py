@@ -3,14 +3,11 @@
 The copies belong to one process and are removed at its end.
 """
 
-import atexit
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 
 from hvdtrain.checkpoints import verification
@@ -21,7 +18,6 @@ from hvdtrain.errors import CheckpointError, EnvironmentFault
 from hvdtrain.storage.files import cache_folder
 from hvdtrain.storage.text import name_place
 from hvdtrain.storage.urls import (
-    MissingBucketError,
     MissingObjectError,
     StoreError,
     entries,
@@ -31,6 +27,7 @@ from hvdtrain.storage.urls import (
     shown,
 )
 
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # which are removed at the end of the process
 _LISTINGS = 3  # if checkpoints are removed while they are fetched
 _OLD_SECONDS = 24 * 3600.0  # after which the copies of a process that was killed are removed
 
@@ -105,28 +102,17 @@ def _is_whole(url: str) -> bool:
 
 def _place(url: str) -> Path:
     """Return a new path for a copy, whose folder exists, and which texts name by the URL."""
-    folder = _own_folder(os.getpid(), cache_folder().absolute() / "reading")
-    path = Path(tempfile.mkdtemp(dir=folder)) / (name(url).strip(".") or "run")
-    name_place(path, shown(url))
-    return path
-
-
-@cache
-def _own_folder(process: int, place: Path) -> Path:
-    """Return a folder of this process, which is removed at its end; a process that was forked has its own."""
+    place = cache_folder().absolute() / "reading"
     place.mkdir(parents=True, exist_ok=True)
     with suppress(OSError):
-        for path in place.iterdir():
-            if time.time() - path.stat().st_mtime > _OLD_SECONDS:
-                shutil.rmtree(path, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(dir=place))
-
-    @atexit.register
-    def remove() -> None:
-        if os.getpid() == process:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    return folder
+        for old in place.iterdir():  # of processes that were killed
+            if time.time() - old.stat().st_mtime > _OLD_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
+    folder = tempfile.TemporaryDirectory(dir=place, ignore_cleanup_errors=True)
+    _folders.append(folder)
+    path = Path(folder.name) / (name(url).strip(".") or "run")
+    name_place(path, shown(url))
+    return path
 
 
 @contextmanager
@@ -138,7 +124,7 @@ def reading(url: str) -> Iterator[None]:
     try:
         yield
     except StoreError as error:
-        is_missing = isinstance(error, MissingObjectError) and not isinstance(error, MissingBucketError)
+        is_missing = isinstance(error, MissingObjectError)
         raise (CheckpointError if is_missing else EnvironmentFault)(error.problem, error.remedy) from None
     except OSError as error:
         raise EnvironmentFault(

@@ -34,7 +34,6 @@ from hvdtrain.storage.files import read_regular
 from hvdtrain.storage.urls import StorePermissionError, entries, join, name, remove, shown, upload
 from hvdtrain.workers.activity import ACTIVITY
 
-AUTO, NEW = "auto", ""  # continue if there is a run; there must be none
 _RUN_FILES = (METRICS_FILE, SUMMARY_FILE, FOLDER)  # if a directory has one of them, it holds a run
 _POLL_SECONDS = 0.5
 _LONGEST_WAIT, _LAST_WAIT = 30.0, 2.0  # between attempts while the store fails, and while the job waits
@@ -62,8 +61,8 @@ class RunStore:
         self._claims = self._scratch / "claims.json"  # which jobs have written the working copy
         self._later: list[str] = []  # checkpoints that are still to be set aside, the newest last
         self._has_begun = False  # to write in the store
-        self._seen: dict[str, tuple[int, int]] = {}  # versions of checkpoints that need no upload
-        self._uploaded: dict[Path, tuple[int, int]] = {}  # versions of logs
+        self._seen: dict[str, tuple[int, ...]] = {}  # versions of checkpoints that need no upload
+        self._uploaded: dict[Path, tuple[int, ...]] = {}  # versions of logs
         self._retained: list[str] = []  # what was here when others were last deleted there
         self._next_logs = 0.0
         self._thread: threading.Thread | None = None
@@ -73,18 +72,12 @@ class RunStore:
         self._problem, self._notes = "", list[str]()
         self._wanted = self._done = 0  # the number of the last flush, and of the last that was done
 
-    def begin(self, resume: str) -> list[str]:
-        """Claim the run directory and bring the working copy to where the run stands.
-
-        Args:
-            resume: ``NEW``, ``AUTO``, or the name of the checkpoint that the run is to continue from.
-
-        Returns:
-            What the user should know.
+    def begin(self, resumes: bool) -> list[str]:
+        """Claim the run directory and bring the working copy to where the run stands; return notes.
 
         Raises:
-            ConfigError: If there is a run that the job does not continue.
-            CheckpointError: If the checkpoint that was named is missing or damaged, or all in the store are.
+            ConfigError: If there is a run, and the job does not resume it.
+            CheckpointError: If all checkpoints that there are are damaged.
             EnvironmentFault: If another job has the run directory.
         """
         self._scratch.mkdir(parents=True, exist_ok=True)
@@ -96,7 +89,7 @@ class RunStore:
         threading.Thread(target=self.beat, args=(claim,), daemon=True, name="claim").start()
         is_stored = not {name(one.url) for one in entries(self.url)}.isdisjoint(_RUN_FILES)
         is_here = any((self.folder / one).exists() for one in _RUN_FILES)
-        if resume == NEW and (is_stored or is_here):
+        if not resumes and (is_stored or is_here):
             what = "already holds a run" if is_stored else f"has a run on this host alone, {self.folder}"
             raise ConfigError(
                 f"run_dir: {shown(self.url)} {what}",
@@ -107,8 +100,8 @@ class RunStore:
         write_json(self._claims, {"claims": [claim.writer, claim.id]})
         if is_stored:
             fetch_logs(self.url, self.folder)
-        if resume != NEW:
-            self._find_newest(resume)
+        if resumes:
+            self._find_newest()
         return self.notes()
 
     def _move_aside(self) -> None:
@@ -119,18 +112,12 @@ class RunStore:
         text = "the run was continued on another host since this host's copy of it, which is set aside as"
         self._notes.append(f"{text} {aside}")
 
-    def _find_newest(self, resume: str) -> None:
-        """Find the newest good checkpoint, or the one that is named, and bring it into the working copy."""
+    def _find_newest(self) -> None:
+        """Find the newest good checkpoint, and bring it into the working copy."""
         self._look()
         here = [path.name for path in storage.checkpoints_in(self._checkpoints)]
-        names = sorted({*here, *self.known}, key=step_in)
-        if resume != AUTO and resume not in names:
-            raise CheckpointError(
-                f"there is no checkpoint {shown(self._stored)}/{resume}",
-                f"There are: {', '.join(names[-4:])}.",
-            )
         problems: list[str] = []
-        for one in reversed(names if resume == AUTO else [resume]):
+        for one in sorted({*here, *self.known}, key=step_in, reverse=True):
             path = self._checkpoints / one
             if one in here:
                 try:
@@ -211,7 +198,7 @@ class RunStore:
         self._problem = reason
 
     def round(self, *, is_last: bool = False) -> None:
-        """Upload what there is to upload now; with ``is_last`` the logs, too, whenever that was done last."""
+        """Upload what there is to upload now; with ``is_last`` the logs, too."""
         assert self.claim is not None
         if not self._has_begun:
             self.claim.writer = self.claim.id
@@ -234,16 +221,16 @@ class RunStore:
     def unfinished(self) -> list[str]:
         """Return the names of the checkpoints here that are still to be uploaded, the newest last."""
         found = storage.checkpoints_in(self._checkpoints)
-        return [path.name for path in found if self._seen.get(path.name) != _version(path)]
+        return [path.name for path in found if self._seen.get(path.name) != _version(path / MANIFEST_FILE)]
 
     def is_done(self) -> bool:
         """Return whether the store has all that is here."""
         names = {path.name for path in storage.checkpoints_in(self._checkpoints)}
-        logs = (self._uploaded.get(path) == _size_and_time(path) for path in logs_in(self.folder))
+        logs = (self._uploaded.get(path) == _version(path) for path in logs_in(self.folder))
         return self._has_begun and not self.unfinished() and names <= self.whole and all(logs)
 
     def _upload(self, claim: Claim, path: Path) -> None:
-        version = _version(path)
+        version = _version(path / MANIFEST_FILE)
         self.whole.discard(path.name)  # another one of that step
         with copied(path, self._scratch, "store") as source:
             if source is None:  # it was deleted meanwhile
@@ -261,7 +248,7 @@ class RunStore:
     def _upload_logs(self, claim: Claim) -> None:
         for path in logs_in(self.folder):
             with suppress(FileNotFoundError):  # it was removed meanwhile
-                if self._uploaded.get(path) != (version := _size_and_time(path)):
+                if self._uploaded.get(path) != (version := _version(path)):
                     claim.check()
                     upload(path, join(self.url, path.relative_to(self.folder).as_posix()))
                     self._uploaded[path] = version
@@ -313,7 +300,7 @@ class RunStore:
     def flush(self, limits: Callable[[], tuple[float, float]], say: Callable[[str], None]) -> bool:
         """Wait until all that was written is whole in the store; return whether it is.
 
-        ``limits`` returns for how many seconds to wait while the store fails, and in all; it may change.
+        ``limits`` returns for how many seconds to wait while the store fails, and in all.
         """
         if self._has_given_up:
             return False
@@ -354,7 +341,7 @@ class RunStore:
         return self._thread is None or self.is_done()
 
     def newest_whole(self) -> str | None:
-        """Return the URL of the newest checkpoint of this job's working copy that is whole in the store."""
+        """Return the URL of the newest checkpoint here that is whole in the store."""
         newest = max(self.whole.copy(), key=step_in, default=None)
         return newest and join(self._stored, newest)
 
@@ -364,15 +351,10 @@ class RunStore:
         return f"not all of the run is in {shown(self.url)}: {reason}"
 
 
-def _size_and_time(path: Path) -> tuple[int, int]:
-    status = path.stat()
-    return status.st_size, status.st_mtime_ns
-
-
-def _version(path: Path) -> tuple[int, int]:
-    """Return what changes when another checkpoint takes the place of one; zeros if it has no manifest."""
+def _version(path: Path) -> tuple[int, ...]:
+    """Return what changes when a file is written again, or another takes its place; zeros without one."""
     try:
-        status = (path / MANIFEST_FILE).stat()
+        status = path.stat()
     except FileNotFoundError:
-        return 0, 0
-    return status.st_ino, status.st_mtime_ns
+        return 0, 0, 0
+    return status.st_ino, status.st_size, status.st_mtime_ns

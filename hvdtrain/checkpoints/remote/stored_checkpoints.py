@@ -1,5 +1,6 @@
 """The files of a run in an object store. A checkpoint without a manifest does not exist there."""
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,7 +21,6 @@ from hvdtrain.storage.urls import (
     join,
     name,
     objects_below,
-    parent,
     read,
     remove,
     request,
@@ -46,12 +46,7 @@ def step_in(checkpoint: str) -> int:
 
 
 def manifest_of(url: str) -> Manifest | None:
-    """Return the manifest of a checkpoint; None if it has none, and so does not exist.
-
-    Raises:
-        CorruptCheckpoint: If one byte of it is not as it was written.
-        EnvironmentFault: If another version of hvdtrain wrote it.
-    """
+    """Return the manifest of a checkpoint; None if it has none, and so does not exist."""
     content = _manifest_content(url)
     return None if content is None else manifests.parse(content, MANIFEST_FILE, shown(url))
 
@@ -66,13 +61,9 @@ def _manifest_content(url: str) -> bytes | None:
 
 
 def fetch(url: str, folder: Path) -> Path:
-    """Download a checkpoint into a folder, which is made if need be, and verify it.
+    """Download a checkpoint into a folder, where it replaces one of that name; return its directory.
 
-    Returns:
-        Its directory; one of that name is replaced.
-
-    Raises:
-        CorruptCheckpoint: If it is not what was written.
+    Raises CorruptCheckpoint if it is not what was written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     partial = storage.unfinished(folder, name(url))
@@ -92,10 +83,8 @@ def fetch(url: str, folder: Path) -> Path:
 def put(source: Path, url: str, check: Callable[[], None]) -> Manifest:
     """Upload a checkpoint: its files, then its manifest, which is returned. Until then it does not exist.
 
-    ``check`` is called before each object is written, and raises a StoreError if it must not be.
-
-    Raises:
-        CorruptCheckpoint: If what is in the directory is not what was written.
+    ``check`` is called before each object is written, and raises a StoreError if it must not be. Raises
+    CorruptCheckpoint if what is in the directory is not what was written.
     """
     manifest = verification.verify(source).manifest
     content, place = (source / MANIFEST_FILE).read_bytes(), join(url, MANIFEST_FILE)
@@ -118,13 +107,11 @@ def put(source: Path, url: str, check: Callable[[], None]) -> Manifest:
 
 def set_aside(url: str) -> str:
     """Rename a checkpoint so that nobody takes it for one; return its new name."""
-    taken = {name(one.url) for one in entries(parent(url))}
-    new, number = f"set-aside-{name(url)}", 1
-    while new in taken:
-        number += 1
-        new = f"set-aside-{name(url)}-{number}"
+    folder = url.rpartition("/")[0]
+    names = (f"set-aside-{name(url)}{f'-{number}' if number else ''}" for number in itertools.count())
+    new = next(one for one in names if not entries(join(folder, one)))
     for one in entries(url):
-        request(one.url, "copied", "cp_file", file_system(join(parent(url), new, name(one.url)))[1])
+        request(one.url, "copied", "cp_file", file_system(join(folder, new, name(one.url)))[1])
     delete(url)
     return new
 

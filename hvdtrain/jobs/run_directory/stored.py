@@ -1,5 +1,6 @@
 """Run directories at URLs: what a job does with one before, while and after it trains."""
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 from hvdtrain.checkpoints import verification
 from hvdtrain.checkpoints.remote import fetched
 from hvdtrain.checkpoints.saver import Saver
-from hvdtrain.checkpoints.storage import NAME, Checkpoint
+from hvdtrain.checkpoints.storage import Checkpoint
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
@@ -52,19 +53,15 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
 def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -> list[str]:
     """Collective. Claim a run directory at a URL; bring its working copy to where the run stands.
 
-    Returns:
-        What to report to the user.
-
-    Raises:
-        ConfigError: If it holds a run that this one does not resume.
-        EnvironmentFault: If another job uses it, or the store does not answer.
+    Returns what to report to the user. Raises ConfigError if it holds a run that this one does not resume,
+    and EnvironmentFault if another job uses it, or the store does not answer.
     """
     if store is None:
         return []
 
     def begin() -> list[str]:
         try:
-            return store.begin(_resume_in_place(config))
+            return store.begin(_resumes_in_place(config))
         except StoreError as error:
             raise EnvironmentFault(f"run_dir: {error.problem}", error.remedy) from None
         except OSError as error:
@@ -73,35 +70,19 @@ def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -
     return run_on_rank_zero(workers, begin, doing="reading the run directory in the store")
 
 
-def _resume_in_place(config: Config) -> str:
-    """Return what to resume in the run directory: "auto", the name of a checkpoint, or nothing."""
+def _resumes_in_place(config: Config) -> bool:
+    """Return whether to continue from the newest checkpoint of a run directory at a URL."""
     if config.run_dir is None or not is_url(config.run_dir):
-        return ""
-    whole = ("auto", config.run_dir, join(config.run_dir, CHECKPOINTS))
-    return "auto" if config.resume in whole else _named_checkpoint(config)
-
-
-def _named_checkpoint(config: Config) -> str:
-    """Return the name of the checkpoint in the run directory's own folder that resume names; or nothing."""
-    for folder in (join(config.run_dir, CHECKPOINTS), config.run_dir) if config.run_dir is not None else ():
-        name = (config.resume or "").removeprefix(f"{folder}/")
-        if name != config.resume and NAME.fullmatch(name):
-            return name
-    return ""
+        return False
+    return config.resume in ("auto", config.run_dir, join(config.run_dir, CHECKPOINTS))
 
 
 def resumed_checkpoint(config: Config) -> Checkpoint:
-    """Find the checkpoint that ``resume`` names, verified; rank 0 has fetched or fetches one at a URL.
-
-    Raises:
-        CheckpointError: If there is none, or it is corrupt.
-        EnvironmentFault: If it cannot be read.
-    """
+    """Find the checkpoint that ``resume`` names, verified; rank 0 has fetched or fetches one at a URL."""
     assert config.resume is not None
-    if not _resume_in_place(config):
-        return fetched.locate(config.resume)
-    folder, name = run_folder(config.run_dir), _named_checkpoint(config)
-    return verification.locate(folder / CHECKPOINTS / name if name else folder)
+    if _resumes_in_place(config):
+        return verification.locate(run_folder(config.run_dir))
+    return fetched.locate(config.resume)
 
 
 def origin_of(config: Config, path: Path) -> str:
@@ -117,11 +98,35 @@ def publish(session: Session, status: str, signals: Signals) -> str:
 
     How long depends on how training ended, and on the signals that come meanwhile.
     """
-    limits = {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY)
-    return session.services.saver.publish(lambda: limits if signals.number is None else min(limits, _STOPPED))
+    limits, store = (
+        {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY),
+        session.services.saver.store,
+    )
+    say = session.services.report.note
+    if store is None or store.flush(lambda: limits if signals.number is None else min(limits, _STOPPED), say):
+        return ""
+    return store.problem()
+
+
+def published(saver: Saver) -> tuple[str | None, str | None]:
+    """Return the newest checkpoint as users find it, and why it is not the newest that was written. Local."""
+    store, newest = saver.store, saver.newest
+    if store is None:
+        return (None if newest is None else str(newest)), None
+    if newest is None or newest.name in store.whole:
+        return store.newest_whole(), None
+    return store.newest_whole(), f"{store.problem()}; {newest} has the state of its step"
 
 
 def end_uploads(saver: Saver, report: Report, seconds: float = _LAST_SECONDS) -> None:
     """Upload what was written last, and let other jobs have the run directory. Local: rank 0 has one."""
-    if text := saver.close(seconds):
-        report.note(text)
+    store, saver.store = saver.store, None
+    if store is None:
+        return
+    if not store.close(seconds):
+        where = f"{store.folder} on this host has all of it; the same command with --resume uploads it"
+        report.note(f"{store.problem()}; {where} to {shown(store.url)}")
+    elif left := store.left_out():
+        report.note(f"{store.folder} stays, as these are not in the store: {', '.join(sorted(left)[:4])}")
+    else:
+        shutil.rmtree(store.folder, ignore_errors=True)

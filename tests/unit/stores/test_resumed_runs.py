@@ -19,7 +19,7 @@ def test_what_was_not_uploaded_is_uploaded_by_the_next_job_of_this_host(store, t
         job.round()
     store.heal()
     job.killed()
-    again = Job(store, tmp_path / "copy", "auto", start=2)
+    again = Job(store, tmp_path / "copy", True, start=2)
     assert again.uploader.newest == storage.name_of(2)
     assert "step-00000002 is not in faulty://bucket/run yet" in again.notes[0]
     again.end()
@@ -33,10 +33,10 @@ def test_a_copy_of_a_run_that_another_host_continued_is_set_aside(store, tmp_pat
     job.round()
     job.save(2, value=2.0)  # which is not uploaded
     job.killed()
-    other = Job(store, tmp_path / "elsewhere", "auto", start=1)
+    other = Job(store, tmp_path / "elsewhere", True, start=1)
     other.save(3, value=3.0)
     other.end()
-    again = Job(store, tmp_path / "copy", "auto", start=3)
+    again = Job(store, tmp_path / "copy", True, start=3)
     assert again.uploader.newest == storage.name_of(3)
     assert "is set aside as" in again.notes[0]
     (kept,) = tmp_path.glob(f"copy-set-aside-*/checkpoints/{storage.name_of(2)}")
@@ -44,23 +44,6 @@ def test_a_copy_of_a_run_that_another_host_continued_is_set_aside(store, tmp_pat
     assert [path.name for path in storage.checkpoints_in(again.folder / "checkpoints")] == [
         storage.name_of(3)
     ]
-
-
-def test_later_checkpoints_in_the_store_are_set_aside_whole(store, tmp_path):
-    job = Job(store, tmp_path / "copy")
-    for step in (1, 2, 3):
-        job.save(step)
-    job.end()
-    before = store.objects()
-    job = Job(store, tmp_path / "elsewhere", storage.name_of(1), start=1)
-    job.save(2, value=5.0)
-    job.end()
-    assert stored(store) == [1, 2]
-    now = store.objects()
-    for step in (2, 3):
-        for file in ("model.safetensors", "trainer.json"):
-            old = before[f"checkpoints/step-0000000{step}/{file}"]
-            assert now[f"checkpoints/set-aside-step-0000000{step}/{file}"] == old
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "trainer.json"])
@@ -76,7 +59,7 @@ def test_a_damaged_checkpoint_is_passed_over_until_the_run_goes_on(store, tmp_pa
         store.remove(place)
     else:
         store.put(place, content[:-1] + (b"" if damage == "shorter" else b"\x00"))
-    other = Job(store, tmp_path / "elsewhere", "auto", start=None)
+    other = Job(store, tmp_path / "elsewhere", True, start=None)
     assert other.uploader.newest == storage.name_of(1)
     exists = (damage, file) != ("missing", "trainer.json")  # without a manifest it does not
     assert any("step-00000002 is damaged" in note for note in other.notes) is exists
@@ -95,10 +78,10 @@ def test_a_run_of_which_no_checkpoint_verifies_does_not_begin_anew(store, tmp_pa
     before = {name: data for name, data in store.objects().items() if "checkpoints" in name}
     store.fail(lambda method, path: method == "info" and "model" in path, FileNotFoundError("a bad gateway"))
     with pytest.raises(CheckpointError, match=r"step-00000002 is damaged.*step-00000001 is damaged"):
-        Job(store, tmp_path / "elsewhere", "auto")
+        Job(store, tmp_path / "elsewhere", True)
     store.heal()
     assert {name: data for name, data in store.objects().items() if "checkpoints" in name} == before
-    assert Job(store, tmp_path / "third", "auto", start=None).uploader.newest == storage.name_of(2)
+    assert Job(store, tmp_path / "third", True, start=None).uploader.newest == storage.name_of(2)
 
 
 def test_a_store_with_a_run_refuses_a_new_one(store, tmp_path):
@@ -107,7 +90,7 @@ def test_a_store_with_a_run_refuses_a_new_one(store, tmp_path):
     job.end()
     with pytest.raises(ConfigError, match="already holds a run"):
         Job(store, tmp_path / "elsewhere")
-    Job(store, tmp_path / "third", "auto")  # the claim was not kept
+    Job(store, tmp_path / "third", True)  # the claim was not kept
 
 
 def test_a_copy_that_is_in_no_store_refuses_a_new_run(store, tmp_path):
@@ -118,4 +101,4 @@ def test_a_copy_that_is_in_no_store_refuses_a_new_run(store, tmp_path):
         store.remove(name)
     with pytest.raises(ConfigError, match="has a run on this host alone"):
         Job(store, tmp_path / "copy")
-    assert Job(store, tmp_path / "copy", "auto").uploader.newest == storage.name_of(1)
+    assert Job(store, tmp_path / "copy", True).uploader.newest == storage.name_of(1)

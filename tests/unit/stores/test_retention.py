@@ -15,7 +15,7 @@ def test_retention_deletes_checkpoints_alone(store, tmp_path):
     store.put("checkpoints/step-00000003/model.safetensors", b"of an upload that was cut")
     store.put("checkpoints/notes.txt", b"mine")
     store.put("notes.txt", b"mine")
-    job = Job(store, tmp_path / "copy", "auto", start=5, keep_last=1)
+    job = Job(store, tmp_path / "copy", True, start=5, keep_last=1)
     for step in (6, 7, 8):
         job.save(step)
         job.round()
@@ -34,7 +34,7 @@ def test_the_best_checkpoint_stays_also_if_another_host_resumes(store, tmp_path)
         job.save(step, metrics={"loss": loss})
         job.round()
     job.end()
-    job = Job(store, tmp_path / "elsewhere", "auto", start=3, keep_last=1, goal=goal)
+    job = Job(store, tmp_path / "elsewhere", True, start=3, keep_last=1, goal=goal)
     assert job.uploader.values("loss") == {
         storage.name_of(1): 3.0,
         storage.name_of(2): 1.0,

@@ -5,6 +5,7 @@ import random
 from contextlib import suppress
 
 import pytest
+from support.fakes import FakeReport
 from support.states import contents, make_record, saved
 from support.store_jobs import Job, stored, verified
 
@@ -13,7 +14,7 @@ from hvdtrain.checkpoints.remote.run_store import RunStore
 from hvdtrain.checkpoints.remote.stored_checkpoints import fetch
 from hvdtrain.checkpoints.saver import BackgroundSaver
 from hvdtrain.errors import ConfigError
-from hvdtrain.reporting.report import Report
+from hvdtrain.jobs.run_directory.stored import end_uploads, published
 from hvdtrain.storage.urls import StoreError
 
 
@@ -146,21 +147,23 @@ def save_in(run_store, step):
 def test_what_a_job_writes_is_whole_when_it_was_waited_for_and_its_copy_goes(tmp_path, is_all_uploaded):
     url, folder = f"file://{tmp_path}/store/a run", tmp_path / "copy"
     run_store = RunStore(url, folder)
-    run_store.begin("")
-    saver = BackgroundSaver(folder / "checkpoints", Report(), store=run_store)
+    run_store.begin(False)
+    report = FakeReport()
+    saver = BackgroundSaver(folder / "checkpoints", report, store=run_store)
     run_store.start(None)
     path = save_in(run_store, 3)
     if not is_all_uploaded:
         saved(path.parent, 2).rename(path.with_name("set-aside-step-00000002"))
-    assert saver.publish(lambda: (60.0, 120.0)) == ""
-    assert saver.published() == (f"{url}/checkpoints/step-00000003", None)
-    said = saver.close(60.0)
+    assert run_store.flush(lambda: (60.0, 120.0), print)
+    assert published(saver) == (f"{url}/checkpoints/step-00000003", None)
+    end_uploads(saver, report, 60.0)
+    said = " ".join(report.notes)
     assert folder.exists() is not is_all_uploaded
     assert ("these are not in the store: checkpoints/set-aside-step-00000002" in said) is not is_all_uploaded
     with pytest.raises(ConfigError, match="already holds a run"):
-        (second := RunStore(url, tmp_path / "h2")).begin("")
+        (second := RunStore(url, tmp_path / "h2")).begin(False)
     second.close(0.0)
-    (third := RunStore(url, tmp_path / "h3")).begin("auto")
+    (third := RunStore(url, tmp_path / "h3")).begin(True)
     third.close(0.0)
     assert third.newest == "step-00000003"
 
@@ -173,9 +176,11 @@ def test_a_working_copy_stays_if_it_holds_what_is_not_uploaded(store, tmp_path):
     (folder / ".hydra" / "config.yaml").write_text("a: 1")
     (folder / "poetry.lock").write_text("")
     (folder / "link").symlink_to(tmp_path, target_is_directory=True)
-    saver = BackgroundSaver(folder / "checkpoints", Report(), store=job.uploader)
+    report = FakeReport()
+    saver = BackgroundSaver(folder / "checkpoints", report, store=job.uploader)
     job.round(is_last=True)
-    said = saver.close(1.0)
+    end_uploads(saver, report, 1.0)
+    said = " ".join(report.notes)
     assert folder.is_dir()
     assert all(name in said for name in (".hydra/config.yaml", "poetry.lock", "link"))
 
