@@ -74,7 +74,6 @@ def test_the_largest_micro_batch_is_found_and_the_curve_stays(framework, tmp_pat
     tried = {one["micro_batch"]: one for one in found["tried"]}
     assert list(tried) == [1, 2, 4, 8]
     assert tried[8]["problem"].startswith("does not fit: memory did not suffice")
-    assert all(one["same_curve"] for one in found["tried"])
     assert all(tried[size]["host_bytes"] > 2**26 for size in (1, 2, 4))
     runs = [
         pool.train(1, "none", *job[:5], *words, *job[8:], "--steps", "20", "--log-every", "1",

@@ -38,10 +38,10 @@ class Style(NamedTuple):
     colour: str
     dashes: tuple[int, ...]
 
-
-def style_of(run: int) -> Style:
-    """Return the style of a run by its place among the runs."""
-    return Style(_COLOURS[run % len(_COLOURS)], _DASHES[run % len(_DASHES)])
+    @classmethod
+    def of(cls, run: int) -> "Style":
+        """Return the style of a run by its place among the runs."""
+        return cls(_COLOURS[run % len(_COLOURS)], _DASHES[run % len(_DASHES)])
 
 
 class Line(NamedTuple):
@@ -121,11 +121,7 @@ def _chart(title: str, lines: Sequence[Line], limit: int) -> Chart:
 
 
 def thin(values: Numbers, limit: int) -> NDArray[np.intp]:
-    """Return the indices of points that represent a curve, in order.
-
-    The curve is cut into buckets of neighbours. Of each of them, the lowest point, the highest one and one
-    that is not finite stay. The first and the last point stay, too.
-    """
+    """Return the indices of the ends of a curve, and the lowest, highest and a bad point of each part of it."""
     count = len(values)
     if count <= limit:
         return np.arange(count)
@@ -176,14 +172,14 @@ def _figure(
     ))  # fmt: skip
     for run in sorted({line.run for line in chart.lines}):
         if (source := events[run]) is not None:
-            span = models.VSpan(x="step", line_color=style_of(run).colour, line_dash=[2, 4], line_alpha=0.8)
+            span = models.VSpan(x="step", line_color=Style.of(run).colour, line_dash=[2, 4], line_alpha=0.8)
             drawn.add_glyph(source, span, tags=[f"run:{run}", "events"])
     return drawn
 
 
 def _draw_line(drawn: Any, line: Line, name: str, has_both: bool) -> list[Any]:
     """Draw a curve, training thinner than evaluations if the chart has both; return the parts."""
-    curve, style = line.curve, style_of(line.run)
+    curve, style = line.curve, Style.of(line.run)
     source = ColumnDataSource({
         **{axis: places.astype(np.float32 if axis in ("epoch", "seconds") else np.float64)
            for axis, places in curve.axes.items()},

@@ -152,7 +152,7 @@ def render(runs: Sequence[RunOnPage]) -> str:
     from bokeh.resources import Resources
     from markupsafe import Markup
 
-    from hvdtrain.tools.report.charts import draw, plan_charts, style_of
+    from hvdtrain.tools.report.charts import Style, draw, plan_charts
 
     rows = [run.row for run in runs]
     names = [row.name for row in rows]
@@ -178,7 +178,7 @@ def render(runs: Sequence[RunOnPage]) -> str:
         drawing={"documents": documents, "items": items},
         charts=list(zip(charts, places, strict=True)),
         runs=runs,
-        styles=[style_of(number) for number in range(len(runs))],
+        styles=[Style.of(number) for number in range(len(runs))],
         notes=[*problems, *notes],
         results=results_table(rows),
         differences=differing_fields(rows),

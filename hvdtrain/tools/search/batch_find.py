@@ -9,14 +9,13 @@ import sys
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from hvdtrain.backends.step_metrics import StepMetrics
-from hvdtrain.config import Config, Layer
+from hvdtrain.config import Layer
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.cores import free_bytes, is_out_of_memory, taken_bytes
 from hvdtrain.host.hostfile import parse_host_list
@@ -24,7 +23,6 @@ from hvdtrain.host.launcher import check_is_not_launched
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
 from hvdtrain.jobs.signals import interruptible
-from hvdtrain.metrics import StepInfo
 from hvdtrain.storage.files import exchange_folder
 from hvdtrain.tools.blocks import OpenRun, Recorder, bench_config, opened_run, run_block, steps_of_block
 from hvdtrain.tools.launch import (
@@ -37,13 +35,12 @@ from hvdtrain.tools.launch import (
 )
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found
 from hvdtrain.tools.search import batch_sizes
-from hvdtrain.tools.search.batch_sizes import BatchSize, BatchSizes, Tried, curve_difference
+from hvdtrain.tools.search.batch_sizes import BatchSize, BatchSizes, Tried
 from hvdtrain.tools.search.options import BatchOptions
 
 _MORE_SECONDS, _FACTOR = 300.0, 10.0  # in addition to the measurement: to start, and to compile
 OUT_OF_MEMORY_CODE = 12  # ENOMEM
 _KILLED = re.compile(rf"exit (code|status):? *(-9|137|{OUT_OF_MEMORY_CODE})\b|signal 9|SIGKILL|\bKilled\b")
-_SAME_FP32, _SAME_ROUNDED = 1e-4, 2e-2  # relative, of the first losses
 
 
 def run_batch_find(layers: list[Layer], options: BatchOptions) -> None:
@@ -66,7 +63,7 @@ def find_sizes(layers: list[Layer], options: BatchOptions) -> BatchSizes:
     own, limit = batch_sizes.batch_size_of(config, workers), options.memory or free_bytes()
     here = max(host.slots for host in parse_host_list(hosts))
     with interruptible(), exchange_folder(shared=bool(options.hosts)) as folder:
-        jobs = _Jobs(layers, config, options, hosts, folder, limit // min(here, workers))
+        jobs = _Jobs(layers, options, hosts, folder, limit // min(here, workers))
         tried = _search(jobs, own, batch_sizes.sizes_to_try(config, workers))
     tried.sort(key=lambda one: one.size.micro_batch)
     return BatchSizes(config.task, jobs.device, workers, own, tried, limit)
@@ -97,13 +94,11 @@ class _Jobs:
     """Runs the job with one micro-batch after the other; ``limit`` is what a worker may take of memory."""
 
     layers: list[Layer]
-    config: Config
     options: BatchOptions
     hosts: str
     folder: Path
     limit: int
     device: str = ""
-    losses: list[float] = field(default_factory=list)  # of the first steps of the first that fits
     _runs: int = 0
 
     def run(self, size: BatchSize) -> Tried:
@@ -120,12 +115,8 @@ class _Jobs:
             document = run_program("the job", command, limit_seconds, found)
         except EnvironmentFault as error:
             return self._failed(size, error, found.with_suffix(MARKER))
-        self.device, losses = document.pop("device"), document.pop("losses")
-        self.losses = self.losses or losses
-        difference = curve_difference(losses, self.losses)
-        rounds = self.config.precision != "fp32" or self.config.compression != "none"
-        same = difference <= (_SAME_ROUNDED if rounds else _SAME_FP32)
-        return Tried(size, **document, difference=difference, same_curve=same)
+        self.device = document.pop("device")
+        return Tried(size, **document)
 
     def _failed(self, size: BatchSize, error: EnvironmentFault, marker: Path) -> Tried:
         if marker.is_file():
@@ -140,22 +131,8 @@ class _Jobs:
 
 
 MARKER = ".out-of-memory"
-_FIRST_STEPS, _LOSSES = 5, 8  # the losses of the first steps tell whether the curve is the same
+_FIRST_STEPS = 5  # by which the number of those that are measured is chosen
 _LOOKS_PER_SECOND = 50
-
-
-class _LossRecorder(Recorder):
-    """A recorder that keeps the losses of the first steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.losses: list[float] = []
-
-    def on_step(self, step: StepInfo, metrics: StepMetrics) -> None:
-        """Keep what a step's metrics say."""
-        super().on_step(step, metrics)
-        if len(self.losses) < _LOSSES:
-            self.losses.append(metrics.mean("loss"))
 
 
 class MemoryWatch(threading.Thread):
@@ -210,7 +187,7 @@ def work(specification: dict[str, Any]) -> None:
 
 def _measured(run: OpenRun, watch: MemoryWatch, seconds: float) -> dict[str, Any] | None:
     """Collective. Train, and return what was found on rank 0, None on other ranks."""
-    session, recorder = run.session, _LossRecorder()
+    session, recorder = run.session, Recorder()
     session.services.report = recorder
     workers = session.backend.workers
     first = sum(run_block(session, recorder, _FIRST_STEPS)[0]) / _FIRST_STEPS
@@ -229,7 +206,6 @@ def _measured(run: OpenRun, watch: MemoryWatch, seconds: float) -> dict[str, Any
         "samples_per_second": session.plan().batch.global_batch * steps / max(one[1] for one in gathered),
         "host_bytes": max(of_hosts.values()),
         "device_bytes": max((one[3] for one in gathered if one[3] is not None), default=None),
-        "losses": recorder.losses,
     }
 
 

@@ -59,12 +59,6 @@ def sizes_to_try(config: Config, workers: int) -> list[BatchSize]:
     return sorted({*kept[:_MOST], own}, key=lambda size: size.micro_batch)
 
 
-def curve_difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """Return the largest difference of two curves at a step, relative to the larger loss of the two."""
-    pairs = zip(losses, others, strict=False)
-    return max((abs(one - other) / max(abs(one), abs(other), 1e-9) for one, other in pairs), default=0.0)
-
-
 @dataclass(frozen=True)
 class Tried:
     """A micro-batch that was tried."""
@@ -73,8 +67,6 @@ class Tried:
     samples_per_second: float | None = None  # of all workers together; None if it was not measured
     host_bytes: int = 0  # the most memory that the workers of a host took
     device_bytes: int | None = None  # the most that a worker took on its GPU; None on the CPU
-    difference: float = 0.0  # of the first losses from those of the first job that fits, relative
-    same_curve: bool = True  # whether that is rounding
     problem: str = ""  # why it was not measured
     lacks_memory: bool = False  # whether that is because memory did not suffice
 
@@ -84,10 +76,7 @@ class Tried:
         if self.samples_per_second is None:
             return f"{place}  {self.problem}"
         on_device = "" if self.device_bytes is None else f"  {self.device_bytes / _MIB:>7,.0f} MiB"
-        return (
-            f"{place}  {self.samples_per_second:>11,.1f}  {self.host_bytes / _MIB:>7,.0f} MiB{on_device}  "
-            f"{'same' if self.same_curve else 'differs'} ({self.difference:.0e})"
-        )
+        return f"{place}  {self.samples_per_second:>11,.1f}  {self.host_bytes / _MIB:>7,.0f} MiB{on_device}"
 
 
 @dataclass(frozen=True)
@@ -118,12 +107,8 @@ class BatchSizes:
 
     @property
     def fastest(self) -> Tried | None:
-        """The fastest micro-batch that fits and has the curve of the job as it is."""
-        return max(
-            (one for one in self.fitting if one.same_curve),
-            key=lambda one: one.samples_per_second or 0.0,
-            default=None,
-        )
+        """The fastest micro-batch that fits."""
+        return max(self.fitting, key=lambda one: one.samples_per_second or 0.0, default=None)
 
     def describe(self) -> str:
         """Return it as the text that is shown."""
@@ -132,8 +117,7 @@ class BatchSizes:
         lines = [
             f"{title}, {counted(self.workers, 'worker')}, global batch {self.global_batch}",
             f"  {'micro-batch':>11}  {'accumulate':>10}  {'samples/s':>11}  {'host':>11}"
-            + (f"  {'GPU':>11}" if on_device else "")
-            + "  curve",
+            + (f"  {'GPU':>11}" if on_device else ""),
             *(one.row() + ("  the job as it is" if one.size == self.own else "") for one in self.tried),
             f"a host's workers may take {self.limit / _MIB:,.0f} MiB of memory",
         ]
@@ -142,13 +126,10 @@ class BatchSizes:
         lines.append(f"largest that fits: {self.largest.size.options}")
         if self.fastest is not None:
             lines.append(f"fastest:            {self.fastest.size.options}")
-        if all(one.size != self.own for one in self.fitting):
-            lines.append("note: curves are compared with that of the smallest micro-batch that was measured")
-        if any(not one.same_curve for one in self.fitting):
-            lines.append(
-                "note: where the curve differs, the model computes something over a micro-batch, such as "
-                "batch norm, or draws random numbers for it, such as dropout's"
-            )
+        lines.append(
+            "note: the curve is another one if the model computes something over a micro-batch, such as batch "
+            "norm, or draws random numbers for it, such as dropout's"
+        )
         return "\n".join(lines)
 
     def to_document(self) -> dict[str, Any]:
