@@ -130,12 +130,7 @@ def checksum(values: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> Manifest:
-    """Read a manifest.
-
-    Raises:
-        CorruptCheckpoint: If one byte differs from what was written.
-        EnvironmentFault: If another version of hvdtrain wrote it.
-    """
+    """Read a manifest."""
     try:
         content = read_regular(path, MAX_BYTES)
     except NotAFileError as error:

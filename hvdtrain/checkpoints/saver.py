@@ -67,17 +67,8 @@ class BackgroundSaver(Saver):
     The report is notified of a complete checkpoint by the next ``save``, ``poll`` or ``finish`` of the thread
     that made the saver: its callbacks must not run in addition to the training loop.
 
-    Args:
-        folder: where checkpoints lie.
-        report: where to say what a person should know.
-        keep_last: how many of the newest to keep; None keeps all.
-        best: which one to keep next to them.
-        stop_on_error: whether training should stop if a checkpoint cannot be written.
-        newest: the good checkpoint that training started from, where it lies in ``folder``.
-        values: value of the best metric, by checkpoint, of those that are there already.
-        parameters: portable names of the trainable parameters. A state in which one of them is not finite is
-            not written: it would take the place of a good one.
-        store: what uploads a run directory at a URL. ``stop_on_error`` is of the store, too.
+    ``newest`` is the good checkpoint that training started from, ``values`` are those of the best metric of
+    what is there already. A state in which one of ``parameters`` is not finite is not written.
     """
 
     def __init__(

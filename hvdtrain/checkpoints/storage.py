@@ -129,10 +129,7 @@ def put_in_place(beside: Path, path: Path) -> Path:
 
 
 def is_of_optimizer(name: str) -> bool:
-    """Return whether a portable name, or a framework's private one, belongs to the optimizer.
-
-    What a reducer keeps from step to step goes with it.
-    """
+    """Return whether a portable name, or a framework's private one, belongs to the optimizer."""
     _, _, rest = name.partition("/")
     return (rest if is_private(name) else name).startswith("optimizer/") or is_kept(name)
 

@@ -40,10 +40,7 @@ def verify(path: Path) -> Checkpoint:
 
 
 def newest_good(folder: Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the newest checkpoint that verifies, or None if there is none at all, and what to report.
-
-    Newer corrupt ones are quarantined, not deleted. If none is good, all stay: a CheckpointError is raised.
-    """
+    """Return the newest checkpoint that verifies, or None if there is none at all, and what to report."""
     damaged: dict[Path, str] = {}
     with _readable(folder):
         paths = checkpoints_in(folder)
@@ -82,10 +79,7 @@ def read_manifest(path: Path) -> Manifest | None:
 
 
 def locate(path: Path) -> Checkpoint:
-    """Find the checkpoint that a user names: its directory, or a run's, for its newest good one.
-
-    Nothing is quarantined. Raises CheckpointError if there is none, or the one that was named is corrupt.
-    """
+    """Find the checkpoint that a user names: its directory, or a run's, for its newest good one."""
     problems: list[str] = []
     with _readable(path):
         if not path.exists():

@@ -171,10 +171,7 @@ def values_of(row: Row) -> dict[str, Any]:
 
 
 def print_table(run_dirs: Iterable[Path], sort: str | None = None) -> None:
-    """Print a table with a row per run, of which one without a summary is shown as far as its log goes.
-
-    The best of the column ``sort`` comes first. Raises UsageError if there is no run, or no such column.
-    """
+    """Print a table with a row per run, of which one without a summary is shown as far as its log goes."""
     rows, notes = _read(run_dirs, sort)
     known = common_facts(rows)
     facts = [name for name in _COLUMNS if name not in known]

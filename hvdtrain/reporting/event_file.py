@@ -72,11 +72,7 @@ _NAME = re.compile(r"events\.out\.tfevents\.(\d{1,11})\..*")
 
 
 class EventFile(AppendFile):
-    """A TensorBoard event file with scalars.
-
-    If the run resumed, ``resumed_step`` says how many steps were done: readers drop what older files have of
-    later ones.
-    """
+    """A TensorBoard event file with scalars."""
 
     def __init__(
         self, folder: Path, resumed_step: int | None = None, may_write: Callable[[], bool] = lambda: True

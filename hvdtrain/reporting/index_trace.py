@@ -71,12 +71,7 @@ def cut_traces(run_dir: Path, step: int) -> None:
 
 
 def read_indices(run_dir: Path) -> dict[int, list[int]]:
-    """Return the indices that all ranks together trained on, by step in order.
-
-    If more than one world of an elastic job did a step, or began to, those of the last world count.
-
-    Raises ValueError if a line is not one of a trace.
-    """
+    """Return the indices that all ranks together trained on, by step in order."""
     found: dict[int, tuple[int, list[int]]] = {}
     for path in trace_files(run_dir):
         for line in lines_of(path):

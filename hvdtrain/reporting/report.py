@@ -99,19 +99,13 @@ class Dispatcher:
         self.has_ended = False
 
     def go_on_from(self, other: "Dispatcher") -> None:
-        """Do not start callbacks that another dispatcher has started, nor call hooks that it gave up.
-
-        Callbacks whose ``on_end`` it has called are over; those that it did not have are not.
-        """
+        """Do not start callbacks that another dispatcher has started, nor call hooks that it gave up."""
         self._called = {
             known: set() if other.has_ended else set(hooks) for known, hooks in other._called.items()
         }
 
     def start(self, context: RunContext) -> None:
-        """Call ``on_start``; the other hooks of a callback are called from then on.
-
-        Raises WorkerFailure if a callback fails whose errors end the job.
-        """
+        """Call ``on_start``; the other hooks of a callback are called from then on."""
         self.call("on_start", context)
         while self._callbacks:
             callback = self._callbacks[0]
@@ -125,11 +119,7 @@ class Dispatcher:
             del self._callbacks[0]
 
     def call(self, hook: str, *args: Any) -> None:
-        """Call a hook of every callback that has it; nothing after ``end``.
-
-        Raises WorkerFailure if a callback fails whose errors end the job. Raises PeerLostError if a
-        collective in a callback failed; the callbacks after it have been called, too.
-        """
+        """Call a hook of every callback that has it; nothing after ``end``."""
         if self.has_ended or not self._hooks[hook]:
             return
         lost: PeerLostError | None = None
@@ -146,10 +136,7 @@ class Dispatcher:
             raise lost
 
     def end(self, summary: Summary) -> None:
-        """Call ``on_end`` of every callback, whether or not one of them fails; no hook is called after it.
-
-        Raises WorkerFailure if one fails whose errors end the job, and training completed.
-        """
+        """Call ``on_end`` of every callback, whether or not one of them fails; no hook is called after it."""
         if self.has_ended:
             return
         self.has_ended = True
@@ -227,10 +214,7 @@ class Report:
         """Show what the run does until its next step, if rank 0's console has a progress bar."""
 
     def on_start(self, steps: int, done: int, seconds_before: float = 0.0) -> None:
-        """Start the clock and call the callbacks' ``on_start``.
-
-        ``done`` steps were done before this process started, and took ``seconds_before``.
-        """
+        """Start the clock and call the callbacks' ``on_start``."""
         if not self._clock_is_set:
             self.set_clock(seconds_before)
         if self._context is not None:
@@ -253,11 +237,7 @@ class Report:
         bad_samples: int = 0,
         measured: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
-        """Report a logged window of training, whose last step is given.
-
-        ``data_wait_fraction`` is the share of its time in which steps waited for data, ``busy`` what is known
-        of how long each worker was busy, ``measured`` what hooks of the loop have measured, by name.
-        """
+        """Report a logged window of training, whose last step is given."""
         values = {
             **means,
             "learning_rate": step.learning_rate,
@@ -318,10 +298,7 @@ class Report:
         self._clock_is_set = True
 
     def go_on_from(self, report: "Report", steps: int, done: int) -> None:
-        """Take the place of this worker's report until now, whose rank was another.
-
-        Callbacks that were notified of the start of training are not notified again.
-        """
+        """Take the place of this worker's report until now, whose rank was another."""
         self.recent = report.recent
         self.set_clock(report.seconds())
         if (new := self._context) is not None and (old := report._context) is not None:

@@ -35,11 +35,7 @@ class Reporter(Protocol):
 
 
 class RunReport(Report):
-    """The report of rank 0: metrics.jsonl, TensorBoard events, summary.json, console, then callbacks.
-
-    ``resumed_step`` is how many steps were done, if the run resumed in this directory; ``lost_lease`` and
-    ``lost_lock`` are as of ``RunFolder``; ``reporters`` are further built-in callbacks, which it closes.
-    """
+    """The report of rank 0: metrics.jsonl, TensorBoard events, summary.json, console, then callbacks."""
 
     def __init__(
         self,

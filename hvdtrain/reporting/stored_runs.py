@@ -1,8 +1,4 @@
-"""Runs as their directories hold them: found, named and read. Nothing is written there.
-
-A run may not have ended, may have been killed, and may be somebody else's: what cannot be read is left
-out and named.
-"""
+"""Runs as their directories hold them: found, named and read. Nothing is written there."""
 
 import errno
 import json
@@ -84,11 +80,7 @@ class StoredRun:
 
 
 def find_runs(paths: Iterable[Path]) -> tuple[list[Path], list[str]]:
-    """Return the runs among directories, and what to say of those that are left out.
-
-    A directory that is no run stands for the runs in it, sorted by name. Raises UsageError if there is none
-    at all, and EnvironmentFault if this user may read none of them.
-    """
+    """Return the runs among directories, and what to say of those that are left out."""
     runs: list[Path] = []
     unreadable: list[str] = []
     others: list[str] = []
@@ -267,10 +259,7 @@ def metrics_in(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def number(value: Any) -> float | None:
-    """Return a number of a record as a float: NaN for null, which stands for one that is not finite.
-
-    None is returned for what is no number.
-    """
+    """Return a number of a record as a float: NaN for null, which stands for one that is not finite."""
     if type(value) is float:  # most are
         return value
     if value is None:

@@ -23,10 +23,7 @@ _ONE_SLASH = re.compile(r"(s3a?|gs|gcs|az|abfss?|https?|memory|file):/(?!/).+", 
 
 
 def check_url(url: str) -> str:
-    """Return the URL of a folder or an object as a user gives it, without slashes at its end.
-
-    The scheme is in small letters, so that one place has one name.
-    """
+    """Return the URL of a folder or an object as a user gives it, without slashes at its end."""
     if not _URL.fullmatch(url) or "::" in url:
         raise ValueError(f"{shown(url)} is no URL such as s3://bucket/folder")
     for kind, pattern in (("password", PASSWORD), ("token", TOKEN)):
@@ -183,11 +180,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 @contextmanager
 def exchange_folder(shared: bool) -> Iterator[Path]:
-    """Return a context with a folder for what jobs are to do and what they found.
-
-    Args:
-        shared: whether other hosts must see it: then it is in the working directory.
-    """
+    """Return a context with a folder for what jobs are to do and what they found."""
     try:
         folder = Path(tempfile.mkdtemp(prefix=".hvdtrain-exchange-", dir=os.getcwd() if shared else None))
     except OSError as error:

@@ -81,10 +81,7 @@ class Abandoned(Exception):
 
 
 class Sender:
-    """Sends a run to one tracker, from where the last sender of this run directory ended.
-
-    ``send`` and ``end`` raise whatever the tracker's library raises; what was sent until then is noted.
-    """
+    """Sends a run to one tracker, from where the last sender of this run directory ended."""
 
     def __init__(self, run_dir: Path, name: str, note: Callable[[str], None]) -> None:
         self.title = TRACKERS[name].title
@@ -205,11 +202,7 @@ class Sender:
 
 
 class JobTracking(Callback):
-    """The built-in callback of rank 0 that has a run sent to trackers, by a thread.
-
-    The thread that trains waits for it for some seconds at the end. ``facts`` are what is known of the job
-    that is not in its config.
-    """
+    """The built-in callback of rank 0 that has a run sent to trackers, by a thread."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Runs in MLflow and in Weights & Biases, by their clients.
-
-Every method of a tracker may raise any exception, and is called again then.
-"""
+"""Runs in MLflow and in Weights & Biases, by their clients."""
 
 import hashlib
 import json

@@ -46,11 +46,7 @@ class Claim:
         self._beat, self._is_held = 0, False
 
     def acquire(self) -> None:
-        """Claim the run directory; wait for a job that gives no sign of life until it counts as dead.
-
-        Raises:
-            EnvironmentFault: If another job has it, naming it.
-        """
+        """Claim the run directory; wait for a job that gives no sign of life until it counts as dead."""
         found, tag = self._read()
         if self._is_of_other(found):
             waits = f"waiting {FRESH_SECONDS:.0f} s for a sign of life"
@@ -78,11 +74,7 @@ class Claim:
                 self._write(tag, is_released)
 
     def check(self) -> None:
-        """Check that nobody has taken the run directory over.
-
-        Raises:
-            StoreError: If somebody has, or the store does not answer.
-        """
+        """Check that nobody has taken the run directory over."""
         with self._lock:
             self._look()
 

@@ -1,7 +1,4 @@
-"""Checkpoints at URLs, for those who only read them: copies that are read as what lies on a disk.
-
-The copies belong to one process and are removed at its end.
-"""
+"""Checkpoints at URLs, for those who only read them: copies that are read as what lies on a disk."""
 
 import shutil
 import tempfile
@@ -33,22 +30,14 @@ _OLD_SECONDS = 24 * 3600.0  # after which the copies of a process that was kille
 
 
 def locate(place: Path | str) -> Checkpoint:
-    """Find the checkpoint that a user names by a path or a URL, verified; of a run its newest good one.
-
-    Raises:
-        CheckpointError: If there is none, or the one that was named is corrupt.
-        EnvironmentFault: If it cannot be read, or not be kept here.
-    """
+    """Find the checkpoint that a user names by a path or a URL, verified; of a run its newest good one."""
     if not is_url(place):
         return verification.locate(Path(place))
     return _newest(str(place), is_fetched=True)
 
 
 def find_unverified(url: str) -> Checkpoint:
-    """Return the checkpoint at a URL, or the newest one of the run there, by its manifest alone.
-
-    Nothing is fetched: what its path is for is to name it. It raises what ``locate`` does.
-    """
+    """Return the checkpoint at a URL, or the newest one of the run there, by its manifest alone."""
     return _newest(url, is_fetched=False)
 
 
@@ -117,10 +106,7 @@ def _place(url: str) -> Path:
 
 @contextmanager
 def reading(url: str) -> Iterator[None]:
-    """Return a context in which what a store or this host's disk refuses is the environment's fault.
-
-    What does not exist in a bucket that does is a missing checkpoint.
-    """
+    """Return a context in which what a store or this host's disk refuses is the environment's fault."""
     try:
         yield
     except StoreError as error:

@@ -43,10 +43,7 @@ _FEW_SECONDS = 2.0  # for what is left if the job has waited for it in vain
 
 
 class RunStore:
-    """A run directory at a URL, for rank 0, which has the lock of ``folder``, its working copy.
-
-    The ``keep_last`` newest checkpoints are kept in the store, and the best one by the metric ``goal``.
-    """
+    """A run directory at a URL, for rank 0, which has the lock of ``folder``, its working copy."""
 
     def __init__(
         self, url: str, folder: Path, keep_last: int | None = None, goal: MetricGoal | None = None
@@ -73,13 +70,7 @@ class RunStore:
         self._wanted = self._done = 0  # the number of the last flush, and of the last that was done
 
     def begin(self, resumes: bool) -> list[str]:
-        """Claim the run directory and bring the working copy to where the run stands; return notes.
-
-        Raises:
-            ConfigError: If there is a run, and the job does not resume it.
-            CheckpointError: If all checkpoints that there are are damaged.
-            EnvironmentFault: If another job has the run directory.
-        """
+        """Claim the run directory and bring the working copy to where the run stands; return notes."""
         self._scratch.mkdir(parents=True, exist_ok=True)
         claims = [""]
         with suppress(OSError, ValueError):
@@ -298,10 +289,7 @@ class RunStore:
         return found
 
     def flush(self, limits: Callable[[], tuple[float, float]], say: Callable[[str], None]) -> bool:
-        """Wait until all that was written is whole in the store; return whether it is.
-
-        ``limits`` returns for how many seconds to wait while the store fails, and in all.
-        """
+        """Wait until all that was written is whole in the store; return whether it is."""
         if self._has_given_up:
             return False
         self._wanted += 1

@@ -61,10 +61,7 @@ def _manifest_content(url: str) -> bytes | None:
 
 
 def fetch(url: str, folder: Path) -> Path:
-    """Download a checkpoint into a folder, where it replaces one of that name; return its directory.
-
-    Raises CorruptCheckpoint if it is not what was written.
-    """
+    """Download a checkpoint into a folder, where it replaces one of that name; return its directory."""
     folder.mkdir(parents=True, exist_ok=True)
     partial = storage.unfinished(folder, name(url))
     partial.mkdir()

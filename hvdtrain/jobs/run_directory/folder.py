@@ -39,13 +39,7 @@ def open_run(
     provenance: Provenance | None = None,
     new_reporters: Callable[[Path], Sequence[Reporter]] = lambda path: (),
 ) -> tuple[Report, Path]:
-    """Collective. Make the run directory, or cut one back; return this rank's report and the directory.
-
-    If the run resumes in a directory that exists, ``resumed_step`` steps are done. Rank 0 acquires the lock
-    if it has not done so, and calls ``new_reporters``, which makes further built-in callbacks; it writes
-    files while ``lost_lease`` returns nothing. Raises ConfigError if the directory holds a run that this one
-    does not resume, and EnvironmentFault if it cannot be made or written, or another job uses it.
-    """
+    """Collective. Make the run directory, or cut one back; return this rank's report and the directory."""
     context = context or RunContext(workers.rank, workers.size, config)
     report: Report = Report()
 

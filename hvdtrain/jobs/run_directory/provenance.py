@@ -1,7 +1,4 @@
-"""Where a run came from: the comments in config.yaml, provenance.jsonl, and a copy of the task's file.
-
-Rank 0 writes them when it opens the run directory. What cannot be found out or kept does not end the job.
-"""
+"""Where a run came from: the comments in config.yaml, provenance.jsonl, and a copy of the task's file."""
 
 import hashlib
 import json

@@ -32,11 +32,7 @@ _LAST_SECONDS = 10.0  # for what trackers and event files wrote when they were c
 
 @contextmanager
 def storing(config: Config) -> "Iterator[RunStore | None]":
-    """Return a context with what uploads a run directory at a URL; None without one. Rank 0 starts it.
-
-    Raises:
-        ConfigError: If the job is elastic.
-    """
+    """Return a context with what uploads a run directory at a URL; None without one. Rank 0 starts it."""
     if config.run_dir is None or not is_url(config.run_dir):
         yield None
         return
@@ -51,11 +47,7 @@ def storing(config: Config) -> "Iterator[RunStore | None]":
 
 
 def begin_in_store(config: Config, workers: Workers, store: "RunStore | None") -> list[str]:
-    """Collective. Claim a run directory at a URL; bring its working copy to where the run stands.
-
-    Returns what to report to the user. Raises ConfigError if it holds a run that this one does not resume,
-    and EnvironmentFault if another job uses it, or the store does not answer.
-    """
+    """Collective. Claim a run directory at a URL; bring its working copy to where the run stands."""
     if store is None:
         return []
 
@@ -94,10 +86,7 @@ def origin_of(config: Config, path: Path) -> str:
 
 
 def publish(session: Session, status: str, signals: Signals) -> str:
-    """Wait until a run directory at a URL has all that was written; return why it has not. Local.
-
-    How long depends on how training ended, and on the signals that come meanwhile.
-    """
+    """Wait until a run directory at a URL has all that was written; return why it has not. Local."""
     limits, store = (
         {"completed": _COMPLETED, "stopped": _STOPPED}.get(status, _ENDED_EARLY),
         session.services.saver.store,

@@ -105,11 +105,7 @@ def layers_for(layers: list[Layer], framework: str) -> list[Layer]:
 
 
 def check_task(task_class: Any, name: str) -> None:
-    """Check that a task has what is compared, in both frameworks. No framework is loaded.
-
-    Raises:
-        TaskError: naming what it lacks, or has and cannot be compared.
-    """
+    """Check that a task has what is compared, in both frameworks. No framework is loaded."""
     for row in FRAMEWORKS.values() if isinstance(task_class, type) else ():
         if not hasattr(task_class, row.model_method):
             raise TaskError(
@@ -150,10 +146,7 @@ def layer_paths(
 
 
 def observe(config: Config, backend: Backend, task_data: TaskData, start: Any) -> Observation:
-    """Return what a framework does with a model: in fp64 if the model can compute in it.
-
-    ``start`` has the parameters to begin with; with None they are the model's own.
-    """
+    """Return what a framework does with a model: in fp64 if the model can compute in it."""
     with of_framework(config.framework).in_fp64():
         try:
             return _observe(config, backend, task_data, start, wide=np.float64)
@@ -271,11 +264,7 @@ def _read(path: Path) -> Observation:
 
 
 def run_parity(layers: list[Layer], json_path: Path | None, limit_seconds: float) -> int:
-    """Compare a task's two models, show what was found, and return the exit code: 4 without parity.
-
-    Each framework runs in a process of its own, with that limit. ``layers`` are the job's
-    config values, weakest source first.
-    """
+    """Compare a task's two models, show what was found, and return the exit code: 4 without parity."""
     check_may_be_elastic(None)
     check_is_not_launched("parity", "--task TASK")
     check_writable(json_path, read=config_files(layers))

@@ -28,11 +28,7 @@ def of_framework(framework: str) -> Any:
 
 
 class PlainLoop:
-    """Trains a task's model, which the backend has built, on whole batches.
-
-    Raises:
-        TaskError: If the task has its own step, or a plain loop of the framework has no such optimizer.
-    """
+    """Trains a task's model, which the backend has built, on whole batches."""
 
     framework: str
     model: Any

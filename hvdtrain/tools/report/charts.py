@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.callbacks import CALLBACK, EVAL, TRAIN
 from hvdtrain.early_stopping import BAD_SAMPLES, PEAK_DEVICE_MEMORY, PEAK_MEMORY
-from hvdtrain.tools.report.run_log import AXES, WORKERS, Curve, Numbers, RunEvent, RunLog
+from hvdtrain.tools.report.run_log import WORKERS, Curve, Numbers, RunLog
 
 # of Okabe and Ito, which colour-blind people distinguish; without yellow, which is too light on white
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
@@ -121,7 +121,7 @@ def _chart(title: str, lines: Sequence[Line], limit: int) -> Chart:
 
 
 def thin(values: Numbers, limit: int) -> NDArray[np.intp]:
-    """Return the indices of the ends of a curve, and the lowest, highest and a bad point of each part of it."""
+    """Return the indices of a curve's ends, and of the lowest, highest and a bad point of each part."""
     count = len(values)
     if count <= limit:
         return np.arange(count)
@@ -136,15 +136,11 @@ def thin(values: Numbers, limit: int) -> NDArray[np.intp]:
 
 
 def draw(
-    charts: Sequence[Chart], names: Sequence[str], histories: Sequence[Sequence[RunEvent]]
+    charts: Sequence[Chart], names: Sequence[str]
 ) -> tuple[dict[str, Any], list[dict[str, Any]], list[str]]:
-    """Draw charts, which share their horizontal axis.
-
-    Return Bokeh's document as JSON, what it renders where, and the ids of the places, one for each chart.
-    """
+    """Return Bokeh's document of charts as JSON, what it renders where, and the ids of their places."""
     document, x_range = Document(), DataRange1d(only_visible=True, range_padding=0.02)
-    events = [_event_source(history) for history in histories]
-    figures = [_figure(chart, x_range, names, events) for chart in charts]
+    figures = [_figure(chart, x_range, names) for chart in charts]
     for drawn in figures:
         document.add_root(drawn)
     documents, items = standalone_docs_json_and_render_items(document)
@@ -152,9 +148,7 @@ def draw(
     return dict(documents), rendered, [str(rendered[0]["roots"][drawn.id]) for drawn in figures]
 
 
-def _figure(
-    chart: Chart, x_range: DataRange1d, names: Sequence[str], events: Sequence[ColumnDataSource | None]
-) -> Any:
+def _figure(chart: Chart, x_range: DataRange1d, names: Sequence[str]) -> Any:
     drawn = figure(
         height=270, min_width=200, sizing_mode="stretch_width", tools=_TOOLS, active_drag=None,
         x_range=x_range, y_axis_type="log" if chart.is_logarithmic else "linear", x_axis_label="steps",
@@ -170,10 +164,6 @@ def _figure(
     drawn.add_tools(HoverTool(
         renderers=found, tooltips=tips, formatters={"@value": "printf"}, line_policy="nearest"
     ))  # fmt: skip
-    for run in sorted({line.run for line in chart.lines}):
-        if (source := events[run]) is not None:
-            span = models.VSpan(x="step", line_color=Style.of(run).colour, line_dash=[2, 4], line_alpha=0.8)
-            drawn.add_glyph(source, span, tags=[f"run:{run}", "events"])
     return drawn
 
 
@@ -198,9 +188,3 @@ def _draw_line(drawn: Any, line: Line, name: str, has_both: bool) -> list[Any]:
     label = f"{name}, {_PHASES[curve.phase]}" if has_both else name
     tags = [f"run:{line.run}", f"phase:{curve.phase}"]
     return [drawn.add_glyph(source, glyph, name=label, tags=tags) for glyph in glyphs]
-
-
-def _event_source(history: Sequence[RunEvent]) -> ColumnDataSource | None:
-    """Return where a run resumed or its workers changed; None if there is no such place."""
-    places = [event.place for event in history if event.kind in ("resumed", "workers") and event.place]
-    return ColumnDataSource({axis: [place[axis] for place in places] for axis in AXES}) if places else None

@@ -157,7 +157,7 @@ def render(runs: Sequence[RunOnPage]) -> str:
     rows = [run.row for run in runs]
     names = [row.name for row in rows]
     charts, notes = plan_charts(names, [run.log for run in runs])
-    documents, items, places = draw(charts, names, [run.history for run in runs])
+    documents, items, places = draw(charts, names)
     library = _inline("\n".join(Resources(mode="inline", components=["bokeh"], minified=True).js_raw))
     own = _inline(_part("page.js"))
     templates = jinja2.Environment(

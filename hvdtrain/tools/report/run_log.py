@@ -1,6 +1,5 @@
 """What the files of a run say: its curves, and what happened to it from its start to its end."""
 
-import math
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -54,16 +53,6 @@ class RunLog:
     events: Sequence[Mapping[str, Any]] = ()  # records of events
     problem: str = ""  # what could not be read; empty if nothing was
 
-    def place_of(self, step: int) -> dict[str, float]:
-        """Return where a step lies on each axis: at the last logged window up to it."""
-        windows = [curve.axes for (phase, _), curve in self.curves.items() if phase == TRAIN]
-        if not windows:
-            return dict.fromkeys(AXES, np.nan) | {"step": float(step)}
-        axes = max(windows, key=lambda found: len(found["step"]))
-        index = int(np.searchsorted(axes["step"], step, side="right")) - 1
-        place = {name: float(axes[name][index]) if index >= 0 else 0.0 for name in AXES}
-        return place | {"step": float(step)}
-
 
 def read_log(path: Path) -> RunLog:
     """Read the log of a run; what cannot be read is left out and named."""
@@ -75,19 +64,14 @@ def read_log(path: Path) -> RunLog:
             if phase == EVENT:
                 events.append(record)
             elif phase in (TRAIN, EVAL, CALLBACK):
-                place = place_in(record).values()
+                found = [number(record.get(axis)) for axis in AXES]
+                place = [np.nan if value is None else value for value in found]
                 for name, value in record.items():
-                    if name not in _NO_CURVES and (found := number(value)) is not None:
-                        columns.setdefault((phase, name), array("d")).extend((*place, found))
+                    if name not in _NO_CURVES and (drawn := number(value)) is not None:
+                        columns.setdefault((phase, name), array("d")).extend((*place, drawn))
     except OSError as error:
         problem = f"its log cannot be read: {error}"
     return RunLog({key: _curve(*key, column) for key, column in columns.items()}, events, problem)
-
-
-def place_in(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return where a record lies on each axis; NaN where it does not say so."""
-    found = {axis: number(record.get(axis)) for axis in AXES}
-    return {axis: np.nan if value is None else value for axis, value in found.items()}
 
 
 def _curve(phase: str, name: str, column: "array[float]") -> Curve:
@@ -102,41 +86,34 @@ class RunEvent(NamedTuple):
 
     kind: str  # "started", "resumed", "workers", "problem" or "ended"
     text: str  # what happened
-    place: Mapping[str, float] = {}  # where it happened, by axis; empty if that is not known
+    step: int | None = None  # after which step; None if that is not known
     time: str = ""  # when, in UTC; empty if that is not known
-
-    def at(self, axis: str, form: str) -> str:
-        """Return where it happened on an axis, as text; nothing if that is not known."""
-        value = self.place.get(axis, math.nan)
-        return form.format(value) if math.isfinite(value) else ""
 
 
 def history_of(path: Path, log: RunLog, summary: Mapping[str, Any] | None) -> list[RunEvent]:
     """Return what happened to a run, in the order of its steps."""
-    placed = _starts(path, log)
-    for record in log.events:
-        placed.append((record["step"], RunEvent("workers", describe_event(record), place_in(record))))
-    events = [event for _, event in sorted(placed, key=lambda found: found[0])]
+    events = _starts(path)
+    events += [RunEvent("workers", describe_event(record), record["step"]) for record in log.events]
+    events.sort(key=lambda event: event.step or 0)
     if (left_out := len(events) - _MOST) > 0:
         events = [RunEvent("problem", f"{counted(left_out, 'earlier event')} left out"), *events[left_out:]]
-    return [*events, *_of_summary(summary or {}, log)]
+    return [*events, *_of_summary(summary or {})]
 
 
-def _starts(path: Path, log: RunLog) -> list[tuple[int, RunEvent]]:
-    """Return starts and resumes, as provenance.jsonl has them, with the steps to sort them by."""
+def _starts(path: Path) -> list[RunEvent]:
+    """Return starts and resumes, as provenance.jsonl has them."""
     events = []
     with suppress(OSError):
         for start in filter(None, map(parse_line, lines_of(path / PROVENANCE_FILE))):
-            step, time = count_of(start.get("step")) or 0, _time_text(start)
-            if step:
-                event = RunEvent("resumed", f"resumed after step {step:,}", log.place_of(step), time)
-            else:
-                event = RunEvent("started", "training started", dict.fromkeys(AXES, 0.0), time)
-            events.append((step, event))
+            step = count_of(start.get("step")) or 0
+            kind, text = (
+                ("resumed", f"resumed after step {step:,}") if step else ("started", "training started")
+            )
+            events.append(RunEvent(kind, text, step, _time_text(start)))
     return events
 
 
-def _of_summary(summary: Mapping[str, Any], log: RunLog) -> list[RunEvent]:
+def _of_summary(summary: Mapping[str, Any]) -> list[RunEvent]:
     """Return what a summary says: of the whole run, without a step."""
     if not summary:
         return []
@@ -149,8 +126,7 @@ def _of_summary(summary: Mapping[str, Any], log: RunLog) -> list[RunEvent]:
         events.append(RunEvent("ended", plain(f"stopped early: {summary['stopped_early']}")))
     text = f"{ending_of(summary)} after {value_text(summary.get('steps'))} steps"
     text += f": {summary['error']}" if summary.get("error") else ""
-    steps = count_of(summary.get("steps"))
-    return [*events, RunEvent("ended", plain(text), {} if steps is None else log.place_of(steps))]
+    return [*events, RunEvent("ended", plain(text), count_of(summary.get("steps")))]
 
 
 def _time_text(start: Mapping[str, Any]) -> str:

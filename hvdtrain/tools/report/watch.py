@@ -179,10 +179,7 @@ class FollowedRun:
 
 
 def follow(run_dir: Path, wait: float | None = None) -> None:
-    """Show a run until it ends.
-
-    Raises UsageError if there is no run. Raises EnvironmentFault if its directory cannot be read.
-    """
+    """Show a run until it ends."""
     followed, ends, view = FollowedRun(run_dir), Ends(wait), View(run_dir)
     standing = followed.poll()
     while standing.kind is not Kind.ABSENT or wait is not None:

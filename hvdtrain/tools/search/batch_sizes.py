@@ -43,10 +43,7 @@ def batch_size_of(config: Config, workers: int, accumulate: int | None = None) -
 
 
 def sizes_to_try(config: Config, workers: int) -> list[BatchSize]:
-    """Return micro-batches with the job's global batch, the smallest first; the job's own is among them.
-
-    If there are many, the largest are taken, without those that are close to a larger one.
-    """
+    """Return micro-batches with the job's global batch, the smallest first; the job's own is among them."""
     if config.global_batch_size is None:
         samples = config.batch_size * config.accumulate
         counts = [count for count in range(1, samples + 1) if samples % count == 0]
@@ -127,8 +124,8 @@ class BatchSizes:
         if self.fastest is not None:
             lines.append(f"fastest:            {self.fastest.size.options}")
         lines.append(
-            "note: the curve is another one if the model computes something over a micro-batch, such as batch "
-            "norm, or draws random numbers for it, such as dropout's"
+            "note: the curve is another one if the model computes something over a micro-batch, such as "
+            "batch norm, or draws random numbers for it, such as dropout's"
         )
         return "\n".join(lines)
 

@@ -31,11 +31,7 @@ _NO_SUGGESTION = (
 
 @dataclass(frozen=True)
 class Rise:
-    """A learning rate that rises exponentially from the first to the last of some steps.
-
-    Raises:
-        UsageError: If a value is out of range.
-    """
+    """A learning rate that rises exponentially from the first to the last of some steps."""
 
     lowest: float = LOWEST_RATE
     highest: float = HIGHEST_RATE
@@ -131,10 +127,7 @@ def _width(count: int) -> float:
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
-    """Return each value's mean with its neighbours, weighted by a bell whose width is 1/50 of the length.
-
-    The mean is centred, so that no value lags behind its learning rate.
-    """
+    """Return each value's mean with its neighbours, weighted by a bell whose width is 1/50 of the length."""
     width = _width(len(values))
     reach = math.ceil(3 * width)
     bell = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
