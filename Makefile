@@ -24,9 +24,8 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 endif
 export PATH := $(abspath $(BIN)):$(PATH)
 
-# a slow test is named by the run; with AGAIN=tests/again.py, what failed is run once more
-AGAIN ?=
-PYTEST := python $(AGAIN) -m pytest --durations=15
+# a slow test is named by the run
+PYTEST := python -m pytest --durations=15
 # the image of tests/cluster, unless somebody builds it already
 IMAGE := $(if $(HVDTRAIN_TEST_IMAGE_ROOT)$(HVDTRAIN_TEST_IMAGE_BUILD),,image)
 

@@ -55,15 +55,13 @@ def test_a_host_that_cannot_resolve_its_own_name(cluster, tmp_path):
         fails(cluster, "gloo", tmp_path, "rank 2 on h2: host h2 cannot resolve its own name", "/etc/hosts")
 
 
-@BOTH
-def test_an_interface_of_another_name(cluster, tmp_path, controller):
+def test_an_interface_of_another_name(cluster, tmp_path):
     with renamed_interface(cluster.hosts["h2"], "net7"):
-        fails(cluster, controller, tmp_path, "net7 10.83.0.2", "of the same name", "0 h1, 1 h2")
+        fails(cluster, "gloo", tmp_path, "net7 10.83.0.2", "of the same name", "0 h1, 1 h2")
 
 
-@BOTH
-def test_an_interface_that_the_user_named_and_a_host_lacks(cluster, tmp_path, controller):
-    words = command(cluster, controller, tmp_path / "run")
+def test_an_interface_that_the_user_named_and_a_host_lacks(cluster, tmp_path):
+    words = command(cluster, "mpi", tmp_path / "run")
     words[1:1] = ["--network-interfaces", "eth0"]
     with renamed_interface(cluster.hosts["h2"], "net7"):
         result = cluster.head.run(words, cwd=tmp_path, timeout=LIMIT_SECONDS)

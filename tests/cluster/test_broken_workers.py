@@ -19,19 +19,17 @@ def cluster(tmp_path_factory):
         yield cluster
 
 
-@BOTH
-def test_horovod_without_an_extension(cluster, tmp_path, controller):
+def test_horovod_without_an_extension(cluster, tmp_path):
     (tmp_path / "empty").mkdir()
     with instead(cluster.hosts["h2"], package("horovod") / "torch", tmp_path / "empty"):
-        fails(cluster, controller, tmp_path, "rank 2 on h2: .*no extension for PyTorch")
+        fails(cluster, "mpi", tmp_path, "rank 2 on h2: .*no extension for PyTorch")
 
 
-@BOTH
-def test_another_version_of_torch(cluster, tmp_path, controller):
+def test_another_version_of_torch(cluster, tmp_path):
     version = package("torch") / "version.py"
     other = re.sub(r"(__version__ = ')[\d.]+", r"\g<1>1.2.3", version.read_text())
     with text_instead(cluster.hosts["h2"], version, other, tmp_path):
-        fails(cluster, controller, tmp_path, r"rank 2 on h2: .*PyTorch 1\.2\.3")
+        fails(cluster, "gloo", tmp_path, r"rank 2 on h2: .*PyTorch 1\.2\.3")
 
 
 @contextmanager
@@ -75,4 +73,5 @@ def test_a_host_that_goes_away_while_training(cluster, tmp_path, controller):
     assert "rank 0 on h1: host h2 (rank 2) is gone" in result.output
     summary = jobs.Run(tmp_path / "run", result).summary
     assert summary["status"] == "failed"
-    assert "host h2 (rank 2) is gone" in summary["error"]
+    # the folder is shared, so the host that is cut off may write last
+    assert re.search(r"host (h2 \(rank 2\)|h1 \(ranks 0, 1\)) is gone", summary["error"])

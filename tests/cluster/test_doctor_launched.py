@@ -1,4 +1,4 @@
-"""doctor under the launcher, on hosts: over both controllers the same is found."""
+"""doctor under the launcher, on hosts."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import doctor_faults as faults
 import pytest
 from hosts import Cluster
-from support.jobs import CONTROLLERS
 
 SECONDS = 300
 
@@ -31,9 +30,8 @@ def documented(result) -> dict:
     return json.loads(next(line for line in result.stdout.splitlines() if line.startswith('{"format"')))
 
 
-@pytest.mark.parametrize("controller", CONTROLLERS)
-def test_a_healthy_cluster_is_green_and_horovod_starts(controller, cluster, folder):
-    result = launched(cluster, folder, controller)
+def test_a_healthy_cluster_is_green_and_horovod_starts(cluster, folder):
+    result = launched(cluster, folder, "mpi")
     assert result.returncode == 0, result.output[-3000:]
     assert result.stdout.count("3 hosts: ready") == 1
     assert result.stdout.count("Horovod starts") == 1
@@ -41,8 +39,7 @@ def test_a_healthy_cluster_is_green_and_horovod_starts(controller, cluster, fold
     assert "warning" not in result.stdout
 
 
-@pytest.mark.parametrize("controller", CONTROLLERS)
-def test_several_faults_are_named_each_with_its_host(controller, cluster, folder):
+def test_several_faults_are_named_each_with_its_host(cluster, folder):
     work = folder / "work"
     with (
         faults.other_torch(cluster, work, "h2"),
@@ -51,7 +48,7 @@ def test_several_faults_are_named_each_with_its_host(controller, cluster, folder
         faults.clock_ahead(cluster, work, "h3"),
         faults.own_name_unknown(cluster, work, "h2"),
     ):
-        result = launched(cluster, folder, controller, "--json")
+        result = launched(cluster, folder, "gloo", "--json")
     assert result.returncode == 3, result.output[-3000:]
     found = {(f["host"], f["check"], f["verdict"]) for f in documented(result)["findings"]}
     assert {one for one in found if one[2] != "ok"} == {
@@ -62,13 +59,3 @@ def test_several_faults_are_named_each_with_its_host(controller, cluster, folder
         ("h2", "run directory", "warn"),
         ("h3", "clock", "warn"),
     }
-
-
-def test_a_full_disk_of_rank_0_is_named(cluster, folder):
-    """Over one controller: rank 0 finds it by itself, and the test above shows that both carry findings."""
-    with faults.full_disk(cluster, folder / "work", "h1"):
-        result = launched(cluster, folder, "gloo", "--json")
-    assert result.returncode == 3, result.output[-3000:]
-    wrong = [f for f in documented(result)["findings"] if f["verdict"] == "fail"]
-    assert [(f["host"], f["check"]) for f in wrong] == [("h1", "run directory's disk")]
-    assert "No space left" in wrong[0]["found"]

@@ -1,9 +1,7 @@
 """`hvdtrain.launch` starts workers on other hosts, which get the function and send back what came of it."""
 
-import pytest
 from cluster_jobs import YIELDING
 from hosts import Cluster
-from support.jobs import CONTROLLERS
 
 SCRIPT = """
 import socket
@@ -25,19 +23,18 @@ def fails():
     return work()
 
 
-print("FOUND", *hvdtrain.launch(work, hosts="{hosts}", controller="{controller}"))
+print("FOUND", *hvdtrain.launch(work, hosts="{hosts}", controller="gloo"))
 try:
-    hvdtrain.launch(fails, hosts="{hosts}", controller="{controller}")
+    hvdtrain.launch(fails, hosts="{hosts}", controller="gloo")
 except hvdtrain.errors.WorkerFailure as error:
     print("CAUGHT", error.problem)
 """
 
 
-@pytest.mark.parametrize("controller", CONTROLLERS)
-def test_a_function_runs_on_two_hosts(controller, tmp_path):
+def test_a_function_runs_on_two_hosts(tmp_path):
     with Cluster({"h1": 1, "h2": 1}, shared=tmp_path) as cluster:
         script = tmp_path / "job.py"
-        script.write_text(SCRIPT.format(hosts=cluster.words(), controller=controller, run=tmp_path / "run"))
+        script.write_text(SCRIPT.format(hosts=cluster.words(), run=tmp_path / "run"))
         result = cluster.head.run(["python", str(script)], cwd=tmp_path, **YIELDING)
     assert result.returncode == 0, result.output[-5000:]
     assert "FOUND from h1 2\n" in result.stdout

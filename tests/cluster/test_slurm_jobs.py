@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -153,10 +152,3 @@ def test_srun_without_pmix_is_refused(slurm, tmp_path):
     assert result.output.count("srun started 2 processes (SLURM_STEP_NUM_TASKS=2)") == 1
     assert "srun --mpi=pmix" in result.output
     assert not (tmp_path / "alone").exists()
-
-
-def test_the_script_is_sound(tmp_path):
-    subprocess.run(["bash", "-n", SCRIPT], check=True)
-    broken = tmp_path / "broken"
-    broken.write_text(Path(SCRIPT).read_text().replace("esac", ""))
-    assert subprocess.run(["bash", "-n", broken], capture_output=True, check=False).returncode

@@ -232,7 +232,7 @@ CASES = {
 }
 
 # Keras has no sparse gradients; each case of TensorFlow takes seconds to trace
-ONLY_TORCH = {"sparse", "lars", "lamb"}
+ONLY_TORCH = {"sparse", "lars", "lamb", "sent as fp16", "synchronised batch norm"}
 
 
 def build(backend, task, **fields):

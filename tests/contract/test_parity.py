@@ -18,17 +18,11 @@ from hvdtrain.tools.parity.parity import conclusion, describe, to_document
 # mistake, where it is, its task, what it is called, the layer that is named
 MISTAKES = (
     ("epsilon", "tf", Words, "epsilon", "norm"),
-    ("GELU form", "torch", Words, "unknown", "wide"),
-    ("attention scale", "tf", Words, "unknown", "qkv"),
     # in PyTorch it is a function, and the layer after it is named
     ("dropout left on", "torch", Words, "dropout left on", "narrow"),
-    ("dropout left on", "tf", Words, "dropout left on", "dropout"),
     ("label shift", "tf", Words, "loss", "the loss"),
-    ("padding", "torch", Pictures, "unknown", "conv"),
     ("padding", "tf", Pictures, "shape", "conv"),
     ("momentum", "torch", Pictures, "momentum convention", "norm"),
-    ("missing bias", "tf", Pictures, "missing bias", "hidden"),
-    ("transposed kernel", "torch", Pictures, "unknown", "mix"),
     ("initial value", "tf", Pictures, "initial value", "mix"),
 )
 

@@ -30,10 +30,8 @@ KILLED_IN_A_ROW = {
 }
 
 
-# one list of places in each framework
-@pytest.mark.parametrize(
-    ("undisturbed", "places"), list(zip(FRAMEWORKS, KILLED_IN_A_ROW, strict=True)), indirect=["undisturbed"]
-)
+@pytest.mark.parametrize("places", KILLED_IN_A_ROW)
+@pytest.mark.parametrize("undisturbed", ["torch"], indirect=True)
 def test_workers_are_killed_at_exact_places_until_one_is_left(undisturbed, places, tmp_path):
     framework, expected = undisturbed
     points = KILLED_IN_A_ROW[places]
@@ -76,9 +74,9 @@ def set_slots(folder: Path, slots: int) -> None:
 def test_workers_come_and_go_through_the_script(undisturbed, tmp_path):
     framework, expected = undisturbed
     hosts, slow = script_of(tmp_path, 1), {"HVDTRAIN_TEST_STEP_SECONDS": "0.05"}
-    with ElasticJob(framework, tmp_path, workers=1, least=1, most=4, hosts=hosts, **slow) as job:
+    with ElasticJob(framework, tmp_path, workers=1, least=1, most=3, hosts=hosts, **slow) as job:
         job.wait_for_step(2)
-        for count in (2, 4, 1, 3):
+        for count in (3, 1, 2):
             set_slots(tmp_path, count)
             job.wait_for_workers(count)
         result = job.wait(LIMIT_SECONDS)

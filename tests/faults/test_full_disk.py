@@ -270,24 +270,3 @@ def test_without_room_for_its_own_files_a_run_does_not_begin(no_room):
 
 def test_a_run_that_could_not_begin_changes_nothing(no_room):
     assert no_room[2] == no_room[1]
-
-
-# --- on_save_error: stop
-
-
-# --- the disk fails: as after an input/output error, the file system takes no writes any more
-
-
-@pytest.fixture(scope="module")
-def failed():
-    with small_disk("ext4") as disk:
-        abort = ["mount", "-o", "remount,abort", disk]
-
-        def fail(job: started) -> None:
-            with paused(job):
-                subprocess.run(abort, check=True)
-
-        yield train(disk, fail, "--steps", str(STEPS))
-
-
-# --- the run directory is deleted

@@ -16,9 +16,6 @@ from support.jobs import LIMIT_SECONDS, Run, started, temporary_folder
 from support.resuming import (
     TASKS,
     await_in,
-    command_for,
-    finished,
-    kill,
     last_step,
     logged,
     paused,
@@ -31,8 +28,8 @@ from hvdtrain.checkpoints.verification import verify
 
 SCRIPT = Path(__file__).with_name("forked_runs.py")
 HIDDEN = "30000"  # neurons: 3.6 MB a checkpoint, so that a kill finds it half written
-STEPS = {1: "250", 2: "50"}  # by number of workers
-KILLS = {1: 30, 2: 4}
+STEPS = 110
+KILLS = 12
 
 
 @dataclass
@@ -95,23 +92,16 @@ def has_unfinished(folder: Path) -> bool:
     return any((folder / "run" / "checkpoints").glob(".*-step-*"))
 
 
-def job_of(workers: int, save_every: str) -> tuple:
-    return (
-        *(workers, "none" if workers == 1 else "gloo", "Fit", "--framework", "torch", "--resume"),
-        *("--set", f"task_options.hidden={HIDDEN}", "--steps", STEPS[workers]),
-        *("--set", f"save_every={save_every}", "--keep-last", "2"),
-    )
-
-
-def killed_alone() -> Killed:
+@pytest.fixture(scope="module")
+def killed() -> Killed:
     """Train without a launcher, killed and started again in child processes of one script."""
     folder = temporary_folder()
     seen, random_moments, printed = Killed(folder), random.Random("alone"), 0
-    command = [sys.executable, str(SCRIPT), f"{TASKS}:Fit", HIDDEN, STEPS[1]]
+    command = [sys.executable, str(SCRIPT), f"{TASKS}:Fit", HIDDEN, str(STEPS)]
     with started(command, folder, OMP_NUM_THREADS="1") as job:
-        for number in range(KILLS[1] + 1):
+        for number in range(KILLS + 1):
             (folder / f"start-{number}").touch()
-            if number < KILLS[1]:
+            if number < KILLS:
                 await_in(job, (folder / f"pid-{number}").exists)
                 kill_it = partial(os.kill, int((folder / f"pid-{number}").read_text()), signal.SIGKILL)
                 if number % 6 == 5:
@@ -123,56 +113,28 @@ def killed_alone() -> Killed:
             await_in(job, (folder / f"ended-{number}").exists)
             output = job.result().stdout
             code = int((folder / f"ended-{number}").read_text())
-            assert code == (-signal.SIGKILL if number < KILLS[1] else 0), job.result().output[-5000:]
+            assert code == (-signal.SIGKILL if number < KILLS else 0), job.result().output[-5000:]
             seen.look(output[printed:])
             printed = len(output)
         result = job.wait(LIMIT_SECONDS)
     assert result.returncode == 0, result.output[-5000:]
     seen.run = Run(folder / "run", result)
-    return seen
-
-
-def killed_together() -> Killed:
-    """Train with two workers under Gloo; all are killed at once."""
-    folder = temporary_folder()
-    seen, random_moments = Killed(folder), random.Random("together")
-    command = command_for(*job_of(2, save_every="1"))
-    for number in range(KILLS[2]):
-        with started(command, folder, OMP_NUM_THREADS="1") as job:
-            if number == 1:
-                kill_while_it_saves(job, folder, partial(kill, job))
-            else:
-                kill_while_it_trains(job, folder, random_moments, partial(kill, job))
-            seen.look(job.result().stdout)
-    seen.run = finished(command, folder)
-    seen.look(seen.run.result.stdout)
-    return seen
-
-
-@pytest.fixture(scope="module", params=[1, 2], ids=["alone", "two-workers"])
-def workers(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def killed(workers):
-    """Kill a run at random moments; each kill checks the checkpoints that it left."""
-    seen = killed_alone() if workers == 1 else killed_together()
     print(
-        f"{len(seen.newest) - 1} kills, {seen.unfinished} with a checkpoint half written or half deleted; "
+        f"{KILLS} kills, {seen.unfinished} with a checkpoint half written or half deleted; "
         f"newest checkpoint after each: {seen.newest}; starts said: {seen.said}"
     )
     return seen
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(workers):
+def uninterrupted():
     """Train in one go, and save at the end only."""
-    return trained(*job_of(workers, save_every="null"), cwd=temporary_folder())
+    words = ("--set", f"task_options.hidden={HIDDEN}", "--steps", str(STEPS), "--set", "save_every=null")
+    return trained(1, "none", "Fit", "--framework", "torch", *words, cwd=temporary_folder())
 
 
-def test_kills_come_while_a_checkpoint_is_written(killed, workers):
-    assert killed.unfinished >= KILLS[workers] // 4
+def test_kills_come_while_a_checkpoint_is_written(killed):
+    assert killed.unfinished >= KILLS // 4
 
 
 def test_every_start_goes_on_from_the_newest_checkpoint(killed):
@@ -186,8 +148,8 @@ def test_no_kill_takes_the_newest_checkpoint_away(killed):
     assert killed.newest == sorted(killed.newest)
 
 
-def test_every_step_is_logged_once(killed, workers):
-    assert trained_steps(killed.run) == list(range(1, int(STEPS[workers]) + 1))
+def test_every_step_is_logged_once(killed):
+    assert trained_steps(killed.run) == list(range(1, STEPS + 1))
 
 
 def test_all_that_is_logged_is_that_of_an_uninterrupted_run(killed, uninterrupted):

@@ -49,7 +49,7 @@ def test_a_frozen_worker_ends_the_job_in_time_and_is_named(framework, controller
     [
         ("torch", "gloo", "ModelWaits", r"in training step \d+ \(faulty_tasks.py, line \d+, in forward\)"),
         (
-            "tf",
+            "torch",
             "mpi",
             "DataWaits",
             r"reading data for training step \d+ \(faulty_tasks.py, line \d+, in __getitem__\)",
@@ -69,7 +69,7 @@ def test_code_of_the_user_that_waits_on_one_worker_ends_the_job_and_is_named(
     assert re.fullmatch(problem, ending.summary["error"])
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("tf", "gloo"), ("torch", "mpi")])
+@pytest.mark.parametrize(("framework", "controller"), [("torch", "gloo"), ("torch", "mpi")])
 def test_a_worker_that_leaves_with_the_code_of_success_is_a_failure_with_a_name(
     framework, controller, tmp_path
 ):

@@ -3,7 +3,6 @@
 import re
 from dataclasses import dataclass
 
-import numpy as np
 import pytest
 from support import stored_jobs
 from support.jobs import Result, temporary_folder
@@ -44,13 +43,11 @@ class Killed:
 
     Args:
         prefix: where it lies in the bucket.
-        copy: where a copy of it lies.
         saved: its checkpoints then.
         expected: an uninterrupted run, with data on a disk.
     """
 
     prefix: str
-    copy: str
     saved: dict[int, Saved]
     expected: Local
 
@@ -67,7 +64,7 @@ def killed(store, bucket) -> Killed:
     write_samples(data := temporary_folder(), PARTS)
     store.put_folder(data, f"data-{framework}")
     prefix, host = f"killed-{framework}", Host(store.environ)
-    run = Killed(prefix, f"{prefix}-copy", {}, Local({}, []))
+    run = Killed(prefix, {}, Local({}, []))
     expected = local(run.command(framework, "run"), **{DATA: str(data)})
     command = run.command(framework, store.url(prefix))
     host.hold_at(12)
@@ -81,8 +78,7 @@ def killed(store, bucket) -> Killed:
     store.proxy.heal()
     assert returncode != 0
     bucket.remove(f"{prefix}/{CLAIM}")  # in place of waiting until it is too old
-    bucket.copy(prefix, run.copy)
-    return Killed(prefix, run.copy, bucket.saved(prefix), expected)
+    return Killed(prefix, bucket.saved(prefix), expected)
 
 
 @pytest.fixture(scope="module")
@@ -116,21 +112,6 @@ def test_the_summary_names_the_checkpoint_in_the_store(killed, resumed, bucket, 
     url = store.url(killed.prefix, "checkpoints", "step-00000030")
     assert bucket.summary(killed.prefix)["checkpoint"] == url
     assert f"checkpoint: {url}" in in_one_line(resumed)
-
-
-def test_the_other_framework_resumes_from_the_store_alone(killed, store, bucket):
-    framework = CELL[0]
-    command = killed.command("tf", store.url(killed.copy), "--resume")
-    result = Host(store.environ).run(command, **{DATA: store.url(f"data-{framework}")})
-    assert resumed_from(result) == max(killed.saved)
-    found, expected = (logged(one) for one in (bucket.metrics(killed.copy), killed.expected.metrics))
-    assert [(line["phase"], line["step"]) for line in found] == [
-        (line["phase"], line["step"]) for line in expected
-    ]
-    losses, others = ([line["loss"] for line in lines] for lines in (found, expected))
-    np.testing.assert_allclose(losses, others, rtol=1e-4)
-    # older ones stay: their manifests name another run directory, that of the original
-    assert sorted(bucket.saved(killed.copy))[-3:] == [20, 25, 30]
 
 
 # --- a store that fails for a while

@@ -32,7 +32,7 @@ def slow(framework: str, controller: str) -> list[str]:
     return command_for(1 if controller == "none" else 2, controller, "Slow", "--framework", framework)
 
 
-KILLED = [("torch", "mpi"), ("tf", "gloo")]
+KILLED = [("torch", "mpi"), ("torch", "gloo")]
 
 
 @pytest.fixture(scope="module", params=KILLED, ids="-".join)
@@ -69,7 +69,7 @@ def test_a_run_whose_worker_was_killed_is_not_reported_as_completed(killed):
 
 # It kills its workers 0.3 s after it has sent them SIGTERM, which may be too soon on a busy machine
 TRIES_OF_MPIRUN = 5
-INTERRUPTED = [("torch", "none"), ("torch", "mpirun"), ("torch", "mpi"), ("tf", "gloo")]
+INTERRUPTED = [("torch", "none"), ("torch", "mpirun"), ("tf", "gloo")]
 
 
 @pytest.fixture(scope="module", params=INTERRUPTED, ids="-".join)

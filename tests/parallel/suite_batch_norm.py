@@ -195,9 +195,7 @@ def as_rows(norm, x):
 
 CASES = {
     "vectors": Normed(),
-    "sequences": Normed((5,)),
     "images": Normed((3, 4)),
-    "volumes": Normed((2, 3, 2)),
     "without gamma and beta": Normed((3,), torch={"affine": False}, tf={"scale": False, "center": False}),
     "called twice": Normed((3,), twice, calls=2),
     "places as rows": Normed((5,), as_rows),

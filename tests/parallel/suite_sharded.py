@@ -104,17 +104,17 @@ class Larger(Large):
 
 
 class Tiny(Net):
-    """A net of ten numbers, of which the last of three workers has none."""
+    """A net of eight numbers, of which the first worker has all."""
 
     def torch_model(self):
         from torch import nn
 
-        return nn.Sequential(nn.Linear(4, 2))
+        return nn.Sequential(nn.Linear(4, 2, bias=False))
 
     def tf_model(self):
         import keras
 
-        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, use_bias=False)])
 
     def arrays(self):
         return RANDOM.randn(SAMPLES, 4), RANDOM.randn(SAMPLES, 2)
@@ -184,10 +184,7 @@ def test_the_state_is_that_of_workers_that_keep_all(started, shard, optimizer, t
     "options",
     [
         {"clip_norm": 0.1},
-        {"precision": "fp16"},
-        {"compression": "fp16", "optimizer": "sgd"},
         {"compression": "bf16", "optimizer": "sgd"},
-        {"optimizer": "lamb"},
         {"optimizer": "lars", "precision": "fp16"},
     ],
     ids=lambda options: "-".join(map(str, options.values())),

@@ -200,8 +200,8 @@ def assert_means(metrics, expected):
 
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: task.__name__)
-@pytest.mark.parametrize(("count", "accumulate"), [(5, 2), pytest.param(23, 1, marks=pytest.mark.local)])
-def test_a_step_applies_the_gradient_of_the_mean_over_what_counts(started, task, count, accumulate):
+def test_a_step_applies_the_gradient_of_the_mean_over_what_counts(started, task):
+    count, accumulate = 5, 2
     kernel, bias = build(started, task(), accumulate)
     # of a larger batch, as the last of a run: with 3 workers, a micro-batch has no sample
     size = max(count, 4 * started.workers.size * accumulate)
@@ -239,7 +239,6 @@ def test_a_step_in_which_nothing_counts_changes_nothing_and_has_no_loss(started,
     assert np.isnan(metrics.mean("loss"))
 
 
-@pytest.mark.local
 def test_values_without_weights_need_none(started):
     class Plain(OfSamples):
         loss = "mse"
@@ -282,7 +281,6 @@ class WeightsOfAnotherShape(Tokens):
     extra = {"weights": OF_TARGETS[:, :2]}  # noqa: RUF012
 
 
-@pytest.mark.local
 @pytest.mark.parametrize(
     ("task", "said"),
     [

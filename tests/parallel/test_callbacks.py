@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from support.documents import ROOT
 from support.jobs import launcher, run
-from support.pool import train
+from support.pool import controller_of, train
 
 COLUMNS, WIDTH, TITLE_HEIGHT, ROW_HEIGHT = 8, 80, 18, 86  # pixels of the example's pictures
 
@@ -71,8 +71,8 @@ def test_other_workers_may_lack_the_callbacks_of_rank_0(tmp_path):
 def test_a_picture_of_the_wrong_predictions_follows_each_evaluation(framework, tmp_path):
     task = f"{ROOT}/examples/wrong_predictions.py:WatchedDigits"
     done = train(
-        2, "mpi", "--framework", framework, "--task", task, "--steps", "40", "--eval-every", "20",
-        "--set", "ema_decay=0.9", cwd=tmp_path,
+        2, controller_of(framework, 2), "--framework", framework, "--task", task, "--steps", "40",
+        "--eval-every", "20", "--set", "ema_decay=0.9", cwd=tmp_path,
     )  # fmt: skip
     evaluations = [line for line in done.metrics if line["phase"] == "eval"]
     logged = {line["step"]: line["wrong_predictions"] for line in done.metrics if line["phase"] == "callback"}

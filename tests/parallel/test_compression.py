@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 from support.jobs import FRAMEWORKS, Run, train
+from support.pool import controller_of
 
 BYTES = {"float16": 2, "float32": 4}
 # what Horovod's timeline says when the all-reduce of a tensor ends
@@ -21,7 +22,8 @@ def runs(tmp_path_factory):
         if key not in made:
             folder = tmp_path_factory.mktemp("run")
             finished = train(
-                2, "mpi", "--framework", framework, "--compression", compression,
+                2, controller_of(framework, 2), "--framework", framework, "--compression", compression,
+                "--steps", "10", "--eval-every", "null",
                 cwd=folder, HOROVOD_TIMELINE=str(folder / "timeline.json"), OMP_NUM_THREADS="1",
             )  # fmt: skip
             made[key] = finished, (folder / "timeline.json").read_text()

@@ -5,7 +5,7 @@ import socket
 import pytest
 from data_cases import TASKS
 from support.jobs import FRAMEWORKS
-from support.pool import Key, call, command
+from support.pool import Key, call, command, controller_of
 
 HOST = socket.gethostname()
 HONEST = pytest.approx(0.5, abs=0.08)
@@ -25,7 +25,13 @@ def opened(tmp_path_factory):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_split_without_a_seed_is_the_same_on_all_workers(framework, tmp_path):
     case = f"{TASKS.with_name('data_cases.py')}:accuracies"
-    done = call(Key(framework, "mpi", 2), case, tmp_path, framework=framework, tasks=SEEDED[framework])
+    done = call(
+        Key(framework, controller_of(framework, 2), 2),
+        case,
+        tmp_path,
+        framework=framework,
+        tasks=SEEDED[framework],
+    )
     assert done.values[0] == done.values[1]
     assert done.values[0] == [HONEST] * len(SEEDED[framework])
 

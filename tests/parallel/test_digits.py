@@ -4,12 +4,12 @@ import contextlib
 
 import pytest
 from support import pool
-from support.jobs import FRAMEWORKS, Run, shared_run
+from support.jobs import FRAMEWORKS, Run
 
 
 @pytest.fixture(params=FRAMEWORKS)
 def run(request) -> Run:
-    return shared_run(2, "mpi", "--framework", request.param)
+    return pool.shared_run(2, pool.controller_of(request.param, 2), "--framework", request.param)
 
 
 def test_accuracy(run):
@@ -73,9 +73,10 @@ def read_events(run: Run) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_config_file_repeats_the_run(run, tmp_path):
+    framework = run.summary["framework"]
     again = pool.train(
-        2, "mpi", str(run.folder / "config.yaml"), "--steps", "20",
-        framework=run.summary["framework"], cwd=tmp_path,
+        2, pool.controller_of(framework, 2), str(run.folder / "config.yaml"), "--steps", "20",
+        framework=framework, cwd=tmp_path,
     )  # fmt: skip
     assert again.losses == run.losses[:2]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.jobs import FRAMEWORKS
-from support.pool import command
+from support.pool import command, controller_of
 
 TASKS = Path(__file__).with_name("mistaken_tasks.py")
 SOURCE = TASKS.read_text().splitlines()
@@ -47,7 +47,7 @@ def test_a_check_of_two_workers_shows_what_training_would_compute(framework, tmp
         str(tmp_path / "run"),
         "--check",
     ]
-    result = command(2, "mpi", framework, *words, cwd=tmp_path)
+    result = command(2, controller_of(framework, 2), framework, *words, cwd=tmp_path)
     assert result.returncode == 0, result.output
     lines = [line.strip() for line in result.stdout.splitlines()]
     assert "2 workers; nothing was trained" in lines[0]

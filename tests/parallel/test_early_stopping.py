@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 from support.jobs import FRAMEWORKS, temporary_folder
-from support.pool import shared_run, train
+from support.pool import controller_of, shared_run, train
 from support.resuming import said
 
 # the loss falls, so by loss:max the first evaluation stays the best
@@ -16,7 +16,7 @@ WHY = "stopped early at step 30: loss has not improved for 2 evaluations (best "
 
 
 def stopped(framework: str):
-    return shared_run(2, "mpi", "--framework", framework, *OPTIONS)
+    return shared_run(2, controller_of(framework, 2), "--framework", framework, *OPTIONS)
 
 
 def resumed(*options: str):

@@ -14,7 +14,7 @@ import pytest
 import saved_bert
 from support.documents import ROOT, hvdtrain_commands, named_files
 from support.jobs import FRAMEWORKS, Result, Run, run
-from support.pool import POOLS, Key, call, framework_of
+from support.pool import POOLS, Key, call, controller_of, framework_of
 from support.resuming import notes
 from support.torchvision_operators import install_torchvision
 
@@ -68,7 +68,7 @@ def trained(task, framework, folder, *options, torchvision=""):
     check_installed(task)
     words = COMMANDS[task, framework]
     assert words[:6] == ["horovodrun", "-np", "2", "python", "-m", "hvdtrain"]
-    key = Key(framework, "mpi", 2)
+    key = Key(framework, controller_of(framework, 2), 2)
     words = [*words[6:], *SHORTENED[task], "--log-every", "1", "--run-dir", "run", *options]
     function = "support.torchvision_operators:command_line_with_torchvision"
     done = call(key, function, folder, 200, words=words, torchvision=torchvision)

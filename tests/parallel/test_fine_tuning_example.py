@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.documents import ROOT, hvdtrain_commands
 from support.jobs import FRAMEWORKS, Run, temporary_folder
-from support.pool import train
+from support.pool import controller_of, train
 from support.resuming import said
 from support.serving import hvdtrain
 
@@ -30,7 +30,7 @@ def job(number: int, framework: str, **values: str) -> Run:
         words[words.index(f"--{option}") + 1] = value
     path = words.index("--task") + 1
     words[path] = str(ROOT / words[path])
-    return train(2, "mpi", *words, "--log-every", "1", cwd=temporary_folder())
+    return train(2, controller_of(framework, 2), *words, "--log-every", "1", cwd=temporary_folder())
 
 
 @functools.cache

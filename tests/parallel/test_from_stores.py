@@ -31,7 +31,7 @@ def hvdtrain(store, cwd, *words, workers=1, controller="none"):
     return done.output
 
 
-@pytest.mark.parametrize(("framework", "controller"), [("tf", "mpi")])
+@pytest.mark.parametrize(("framework", "controller"), [("tf", "gloo")])
 def test_a_checkpoint_in_a_store_is_evaluated(store, tmp_path, framework, controller):
     url, output = store.url("runs/first"), tmp_path / "metrics.jsonl"
     before = store.objects("runs")

@@ -3,7 +3,7 @@
 import pytest
 from support.image_files import digits, write, write_folder, write_idx
 from support.jobs import FRAMEWORKS, launcher, run, temporary_folder
-from support.pool import train
+from support.pool import controller_of, train
 
 TRAINED = 1438
 
@@ -27,7 +27,7 @@ def runs():
         options += ["--set", "task_options.augment=[crop]", "--global-batch-size", "64"]
         options += ["--epochs", "8", "--optimizer", "adamw", "--learning-rate", "4e-3"]
         options += ["--set", "eval_every=null"]
-        found[framework] = train(2, "mpi", *options, cwd=root, timeout=500)
+        found[framework] = train(2, controller_of(framework, 2), *options, cwd=root, timeout=500)
     return found
 
 

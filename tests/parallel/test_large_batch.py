@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from support.jobs import Run
-from support.pool import shared_run
+from support.pool import controller_of, shared_run
 
 STEPS = 60
 OPTIONS = {
@@ -19,7 +19,7 @@ TOLERANCE = 1e-4
 def trained(framework: str, workers: int, optimizer: str, *options: str) -> Run:
     return shared_run(
         workers,
-        "none" if workers == 1 else "mpi",
+        controller_of(framework, workers),
         *("--framework", framework, "--steps", str(STEPS), "--log-every", "1", "--global-batch-size", "48"),
         *("--save-every", "20", "--optimizer", optimizer, *OPTIONS[optimizer], *options),
     )

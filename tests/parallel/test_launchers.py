@@ -109,7 +109,7 @@ def test_a_task_may_use_its_framework_before_the_model_is_built(tmp_path):
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_branch_without_gradient_on_one_worker_trains_and_says_so_once(framework, tmp_path):
     options = ("--framework", framework, "--task", f"{TASKS}:Branching", "--weight-decay", "0.01")
-    job = pool.train(2, "mpi", *options, cwd=tmp_path)
+    job = pool.train(2, pool.controller_of(framework, 2), *options, cwd=tmp_path)
     assert job.summary["status"] == "completed"  # equal parameters at the end included
     assert job.result.output.count("no gradient reached") == 1
     assert "model/branch/kernel on rank 1, model/branch/bias on rank 1 at step 1" in job.result.output

@@ -31,6 +31,8 @@ def test_curves_of_mixed_drawn_and_sorted_samples_are_equal(task_options, tmp_pa
     one = curve("torch", 1, "none", tmp_path / "one", task_options)
     assert len(one) >= 4
     for framework, workers in (("torch", 2), ("tf", 2)):
-        found = curve(framework, workers, "mpi", tmp_path / framework, task_options)
+        found = curve(
+            framework, workers, pool.controller_of(framework, workers), tmp_path / framework, task_options
+        )
         for pair, expected in zip(found, one, strict=True):
             assert pair == pytest.approx(expected, rel=2e-5)

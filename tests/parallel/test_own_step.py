@@ -49,7 +49,7 @@ def test_a_plain_step_of_ones_own_trains_as_the_usual_one(framework, others):
     assert_same(state(own, 8), state(usual, 8))
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("framework", ["torch"])
 def test_half_precision_sees_weights_that_change_within_a_step(framework):
     """A cached cast of the weights would make both gradients of SAM the same, and that of a plain step."""
     half = ("--precision", "bf16")
@@ -65,7 +65,7 @@ def test_with_two_workers_too(framework, compression):
 
 @pytest.mark.parametrize(
     ("framework", "task", "workers"),
-    [("torch", "Gan", 3), ("tf", "Sam", 2), ("torch", "Weighed", 3), ("tf", "Weighed", 2)],
+    [("torch", "Gan", 3), ("tf", "Weighed", 2)],
 )
 def test_curves_do_not_depend_on_the_number_of_workers(framework, task, workers):
     # the last batch of two epochs has 8 samples: workers have padding, and three have parts of unequal length
@@ -77,7 +77,7 @@ def test_curves_do_not_depend_on_the_number_of_workers(framework, task, workers)
 
 
 @pytest.mark.parametrize(("framework", "workers"), JOBS)
-@pytest.mark.parametrize("task", ["Gan", "Alternating"])
+@pytest.mark.parametrize("task", ["Alternating"])
 def test_a_resumed_run_continues_bit_for_bit(framework, workers, task):
     whole = trained(framework, workers, task)
     resumed = trained(

@@ -45,7 +45,7 @@ def test_a_launched_job_is_measured_and_predicted(tmp_path):
 
 def test_jobs_are_launched_without_a_launcher(tmp_path):
     options = ["-np", "2", "--controller", "gloo", "--compression", "powersgd:2", "--link", "200mbit"]
-    command = ["python", "-m", "hvdtrain", "plan", "--framework", "tf", *options, *SHORT]
+    command = ["python", "-m", "hvdtrain", "plan", "--framework", "torch", *options, *SHORT]
     found = planned(run(command, tmp_path, timeout=500), tmp_path)
     (one,) = found["measurements"]
     assert one["controller"] == "Gloo"

@@ -10,7 +10,6 @@ ZOO, PROVED = "tests/conformance/models", "proved: what could be compared is equ
 # task, framework, how it is launched (or it launches two workers itself), what differs first, what is said
 CASES = {
     "right": ("examples/tumors.py:Tumors", "tf", "gloo", "", PROVED),
-    "norms": (f"{ZOO}/norms.py:BatchNorm", "torch", "mpi", "", PROVED),
     "own step": (
         "tests/support/prove_tasks.py:Stepping",
         "torch",
@@ -18,8 +17,6 @@ CASES = {
         "",
         "the task has its own training step",
     ),
-    "Keras's masks": (f"{ZOO}/keras_masks.py:Regression", "tf", "", "", PROVED),
-    "Keras's norms": (f"{ZOO}/norms.py:BatchNorm", "tf", "gloo", "", PROVED),
     "forgotten": (
         "tests/support/prove_tasks.py:Forgetful",
         "torch",
@@ -33,14 +30,6 @@ CASES = {
         "mpi",
         "step 1, queue",
         "buffer 'queue' is each worker's own",
-    ),
-    "Keras": (f"{ZOO}/generators.py:InNumpyFunction", "tf", "gloo", "step 1, ", "random numbers of numpy"),
-    "numpy": (
-        f"{ZOO}/generators.py:InForward",
-        "torch",
-        "",
-        "step 1, ",
-        "random numbers of random and numpy",
     ),
 }
 

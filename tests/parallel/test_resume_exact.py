@@ -4,6 +4,7 @@ import functools
 
 import pytest
 from support.jobs import Run, temporary_folder
+from support.pool import controller_of
 from support.resuming import (
     checkpoint_files,
     command_for,
@@ -36,8 +37,8 @@ def options(framework: str, log_every: int) -> tuple[str, ...]:
 
 @functools.cache
 def uninterrupted(framework: str, workers: int, log_every: int) -> Run:
-    """Train in one go: two workers over MPI, which Gloo must repeat."""
-    controller = "none" if workers == 1 else "mpi"
+    """Train in one go."""
+    controller = controller_of(framework, workers)
     return trained(workers, controller, "Dropping", *options(framework, log_every), cwd=temporary_folder())
 
 

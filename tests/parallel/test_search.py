@@ -39,12 +39,12 @@ def test_the_same_rate_is_found_by_any_workers_in_both_frameworks(tmp_path):
     alone = rates_of("torch", "none", 1, tmp_path / "1")
     assert 0.005 < alone["suggestions"][0]["learning_rate"] < 1
     check_same(alone, rates_of("torch", "mpi", 2, tmp_path / "2"))
-    check_same(alone, rates_of("tf", "mpi", 2, tmp_path / "tf"))
+    check_same(alone, rates_of("tf", "gloo", 2, tmp_path / "tf"))
 
 
 @pytest.mark.parametrize("framework", ["torch"])
 def test_from_python_a_model_that_the_task_keeps_has_its_weights_again(framework, tmp_path):
-    key = pool.Key(framework, "mpi", 2)
+    key = pool.Key(framework, pool.controller_of(framework, 2), 2)
     found = pool.call(key, f"{CASES}:found_from_python", tmp_path, framework=framework).values
     assert found[0].pop("same"), "the other workers get the weights of rank 0, as for a training"
     found[1].pop("same")
@@ -56,7 +56,7 @@ def test_from_python_a_model_that_the_task_keeps_has_its_weights_again(framework
 
 @pytest.mark.parametrize("framework", ["tf"])
 def test_from_python_a_model_that_began_with_weights_of_a_run_has_them_again(framework, tmp_path):
-    key = pool.Key(framework, "mpi", 2)
+    key = pool.Key(framework, pool.controller_of(framework, 2), 2)
     found = pool.call(key, f"{CASES}:found_after_init", tmp_path, framework=framework).values
     assert found == 2 * [[True, False]]
 

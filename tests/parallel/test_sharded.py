@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.jobs import Run
-from support.pool import run_suite, shared_run
+from support.pool import controller_of, run_suite, shared_run
 
 SUITE = Path(__file__).with_name("suite_sharded.py")
 STEPS, SAVED = 20, 10
@@ -21,7 +21,6 @@ ALL = (  # whatever a step may do at once
 )
 SETTINGS = {
     "sgd": ("--optimizer", "sgd", "--learning-rate", "0.05", "--weight-decay", "0.001"),
-    "plain sgd": ("--optimizer", "sgd", "--learning-rate", "0.05", "--momentum", "0"),
     "all": ALL,
     "lamb": ("--optimizer", "lamb", "--learning-rate", "0.01", "--weight-decay", "0.01"),
     "lars": (
@@ -31,10 +30,10 @@ SETTINGS = {
 }
 
 
-def trained(framework: str, workers: int, shard: str, *options: str, controller: str = "mpi") -> Run:
+def trained(framework: str, workers: int, shard: str, *options: str) -> Run:
     return shared_run(
         workers,
-        "none" if workers == 1 else controller,
+        controller_of(framework, workers),
         *("--framework", framework),
         *BASE,
         *options,
@@ -64,7 +63,7 @@ def assert_equal_states(run: Run, expected: Run, tolerance: float) -> None:
         np.testing.assert_allclose(found[name], array, rtol=tolerance, atol=tolerance * np.abs(array).max())
 
 
-@pytest.mark.parametrize(("framework", "workers"), [("torch", 3), ("tf", 2)])
+@pytest.mark.parametrize(("framework", "workers"), [("torch", 2), ("tf", 2)])
 def test_the_optimizer_alone_sharded_changes_no_number(framework, workers):
     run, expected = (trained(framework, workers, shard, *ALL) for shard in ("optimizer", "none"))
     assert run.losses == expected.losses
@@ -72,7 +71,7 @@ def test_the_optimizer_alone_sharded_changes_no_number(framework, workers):
     assert_equal_states(run, expected, 0)
 
 
-@pytest.mark.parametrize(("framework", "workers"), [("torch", 2), ("tf", 3)])
+@pytest.mark.parametrize(("framework", "workers"), [("torch", 3), ("tf", 2)])
 def test_sharded_gradients_draw_the_same_curve(framework, workers):
     run, expected = (trained(framework, workers, shard, *ALL) for shard in ("gradients", "none"))
     assert difference(run, expected) < TOLERANCE
@@ -84,30 +83,21 @@ def test_sharded_gradients_draw_the_same_curve(framework, workers):
     ("framework", "shard", "setting"),
     [
         ("torch", "optimizer", "lamb"),
-        ("torch", "gradients", "plain sgd"),
         ("tf", "gradients", "lars"),
     ],
 )
 def test_each_optimizer_draws_its_curve(framework, shard, setting):
-    run, expected = (trained(framework, 3, kind, *SETTINGS[setting]) for kind in (shard, "none"))
+    run, expected = (trained(framework, 2, kind, *SETTINGS[setting]) for kind in (shard, "none"))
     assert difference(run, expected) < TOLERANCE
     assert (run.losses == expected.losses) or shard == "gradients" or setting in ("lamb", "lars")
-
-
-@pytest.mark.parametrize(("framework", "shard"), [("torch", "optimizer"), ("tf", "gradients")])
-def test_two_workers_draw_the_same_curve_over_gloo_too(framework, shard):  # the others are over MPI
-    options = SETTINGS["sgd"]
-    run, expected = (trained(framework, 2, kind, *options, controller="gloo") for kind in (shard, "none"))
-    # with gradients, one job in a pool was seen to differ in the last bit from its 38th step on
-    assert difference(run, expected) <= (0 if shard == "optimizer" else 1e-6)
 
 
 @pytest.mark.parametrize(("framework", "compression"), [("torch", "fp16")])
 def test_sharded_gradients_travel_compressed(framework, compression):
     options = (*SETTINGS["sgd"], "--compression", compression)
     run, expected = (
-        trained(framework, 3, "gradients", *options),
-        trained(framework, 3, "none", *SETTINGS["sgd"]),
+        trained(framework, 2, "gradients", *options),
+        trained(framework, 2, "none", *SETTINGS["sgd"]),
     )
     assert run.losses != expected.losses
     assert difference(run, expected) < 0.05
@@ -122,16 +112,16 @@ def test_low_rank_with_a_sharded_optimizer(framework):
 
 
 # 3 workers have unequal parts
-@pytest.mark.parametrize(("framework", "workers"), [("torch", 2), ("tf", 3)])
+@pytest.mark.parametrize(("framework", "workers"), [("torch", 3), ("tf", 2)])
 def test_the_backend_keeps_and_saves_parts(framework, workers, tmp_path):
-    run_suite(SUITE, workers, "mpi", framework, cwd=tmp_path, timeout=300)
+    run_suite(SUITE, workers, controller_of(framework, workers), framework, cwd=tmp_path, timeout=300)
 
 
 @pytest.mark.parametrize(
     ("source", "target"),
     [
-        (("torch", 4, "optimizer"), ("tf", 1, "none")),
-        (("tf", 4, "gradients"), ("torch", 2, "optimizer")),
+        (("torch", 3, "gradients"), ("tf", 1, "none")),
+        (("tf", 2, "optimizer"), ("torch", 2, "optimizer")),
     ],
 )
 def test_a_run_goes_on_with_another_sharding(source, target):

@@ -37,7 +37,7 @@ def mistakes(run: Run, task: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("framework", "controller", "task"),
-    [("torch", "mpi", "SlowLoss"), ("tf", "mpi", "SlowLoss")],
+    [("torch", "mpi", "SlowLoss"), ("tf", "gloo", "SlowLoss")],
 )
 def test_a_slow_worker_is_named_and_waiting_measured(framework, controller, task):
     for _ in range(TRIES):

@@ -18,7 +18,7 @@ def job(framework, task, workers, *options, cwd=None, **more):
     words = ["--task", f"{TASKS}:{task}", "--framework", framework, "--global-batch-size", "12"]
     words += ["--set", "log_every=1", *options]
     return pool.train(
-        workers, "mpi" if workers > 1 else "none", *words, cwd=cwd or temporary_folder(), **more
+        workers, pool.controller_of(framework, workers), *words, cwd=cwd or temporary_folder(), **more
     )
 
 

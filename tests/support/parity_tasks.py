@@ -57,10 +57,9 @@ class Words:
             def forward(self, tokens):
                 x = 8 * self.tokens(tokens.long())
                 q, k, v = self.qkv(self.norm(x)).unflatten(2, (3, 2, 8)).permute(2, 0, 3, 1, 4)
-                scale = 8**-1 if mistake == "attention scale" else None
-                y = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale)
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
                 x = x + self.projection(y.transpose(1, 2).flatten(2))
-                y = F.gelu(self.wide(x), approximate="none" if mistake == "GELU form" else "tanh")
+                y = F.gelu(self.wide(x), approximate="tanh")
                 y = F.dropout(y, 0.1) if mistake == "dropout left on" else self.dropout(y)
                 return self.logits(x + self.narrow(y))
 
@@ -72,10 +71,6 @@ class Words:
 
         mistake = self.mistakes["tf"]
 
-        class Always(layers.Layer):
-            def call(self, x):
-                return keras.random.dropout(x, 0.1)
-
         def split(x):
             return ops.transpose(ops.reshape(x, (-1, 6, 3, 2, 8)), (2, 0, 3, 1, 4))
 
@@ -83,18 +78,13 @@ class Words:
         x = 8 * layers.Embedding(12, 16, name="tokens")(tokens)
         y = layers.LayerNormalization(epsilon=1e-6 if mistake == "epsilon" else 1e-5, name="norm")(x)
         q, k, v = ops.unstack(split(layers.Dense(48, name="qkv")(y)), 3)
-        scores = ops.matmul(q, ops.transpose(k, (0, 1, 3, 2))) * (
-            8**-1 if mistake == "attention scale" else 8**-0.5
-        )
+        scores = ops.matmul(q, ops.transpose(k, (0, 1, 3, 2))) * (8**-0.5)
         seen = np.tril(np.ones((6, 6)))
         scores = ops.where(seen > 0, scores, -1e9)
         y = ops.reshape(ops.transpose(ops.matmul(ops.softmax(scores), v), (0, 2, 1, 3)), (-1, 6, 16))
         x = x + layers.Dense(16, name="projection")(y)
-        y = ops.gelu(layers.Dense(32, name="wide")(x), approximate=mistake != "GELU form")
-        if mistake == "dropout left on":
-            y = Always(name="dropout")(y)
-        else:
-            y = layers.Dropout(0.1, name="dropout")(y)
+        y = ops.gelu(layers.Dense(32, name="wide")(x), approximate=True)
+        y = layers.Dropout(0.1, name="dropout")(y)
         return keras.Model(tokens, layers.Dense(12, name="logits")(x + layers.Dense(16, name="narrow")(y)))
 
 
@@ -128,22 +118,20 @@ class Pictures:
                 self.strength = nn.Parameter(torch.full((8,), 0.5 if mistake == "initial value" else 1.0))
 
             def forward(self, x):
-                kernel = self.kernel.T if mistake == "transposed kernel" else self.kernel
-                return (x @ kernel) * self.strength
+                return (x @ self.kernel) * self.strength
 
         class Model(nn.Module):
             def __init__(self):
                 super().__init__()
-                self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1 if mistake == "padding" else 0)
+                self.conv = nn.Conv2d(3, 8, 3, stride=2)
                 self.norm = nn.BatchNorm2d(8, eps=1e-3, momentum=0.9 if mistake == "momentum" else 0.1)
-                self.hidden = nn.Linear(8, 8, bias=mistake != "missing bias")
+                self.hidden = nn.Linear(8, 8)
                 self.mix = Mix()
                 self.logits = nn.Linear(8, 4)
 
             def forward(self, x):
                 x = x.permute(0, 3, 1, 2)
-                if mistake != "padding":
-                    x = F.pad(x, (0, 1, 0, 1))
+                x = F.pad(x, (0, 1, 0, 1))
                 x = F.silu(self.norm(self.conv(x))).mean((2, 3))
                 return self.logits(self.mix(torch.tanh(self.hidden(x))))
 
@@ -163,8 +151,7 @@ class Pictures:
                 self.strength = self.add_weight(shape=(8,), name="strength", initializer=constant)
 
             def call(self, x):
-                kernel = ops.transpose(self.kernel) if mistake == "transposed kernel" else self.kernel
-                return ops.matmul(x, kernel) * self.strength
+                return ops.matmul(x, self.kernel) * self.strength
 
         images = keras.Input((8, 8, 3))
         x = images
@@ -175,8 +162,7 @@ class Pictures:
         momentum = 0.1 if mistake == "momentum" else 0.9
         x = ops.silu(layers.BatchNormalization(momentum=momentum, name="norm")(x))
         x = layers.GlobalAveragePooling2D()(x)
-        use_bias = mistake != "missing bias"
-        x = layers.Dense(8, activation="tanh", use_bias=use_bias, name="hidden")(x)
+        x = layers.Dense(8, activation="tanh", name="hidden")(x)
         return keras.Model(images, layers.Dense(4, name="logits")(Mix(name="mix")(x)))
 
 

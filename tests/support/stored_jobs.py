@@ -100,11 +100,6 @@ class Bucket:
     def remove(self, key: str) -> None:
         self._client.delete_object(Bucket=self._name, Key=key)
 
-    def copy(self, prefix: str, other: str) -> None:
-        """Copy all objects below a prefix to another one."""
-        for name in self.objects(prefix):
-            self.write(f"{other}/{name}", self.read(f"{prefix}/{name}"))
-
     def metrics(self, prefix: str) -> list[dict]:
         """Return the lines of a run's log."""
         return metrics_in(self.read(f"{prefix}/metrics.jsonl"))
