@@ -205,7 +205,7 @@ def linear(state):
     return state["model/dense/kernel"].astype(np.float64), state["model/dense/bias"].astype(np.float64)
 
 
-@pytest.mark.parametrize(("count", "accumulate"), [(24, 1), (24, 2), (23, 1), (7, 2), (11, 3)])
+@pytest.mark.parametrize(("count", "accumulate"), [(24, 2), (23, 1), (7, 2)])
 def test_step_applies_the_mean_gradient_of_the_global_batch(started, count, accumulate):
     if count < started.workers.size * accumulate:
         count = started.workers.size * accumulate + 1
@@ -469,7 +469,7 @@ def reference_adamw(kernel, steps, *, betas, epsilon, decay, learning_rate):
 
 
 @pytest.mark.local
-@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.9, 0.01)])
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.01)])
 def test_sgd_follows_pytorchs_formula(started, momentum, decay):
     backend = build(started, Linear(), momentum=momentum, weight_decay=decay)
     kernel, _ = linear(state_of(backend))
@@ -480,7 +480,7 @@ def test_sgd_follows_pytorchs_formula(started, momentum, decay):
 
 
 @pytest.mark.local
-@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("decay", [0.1])
 def test_adamw_follows_pytorchs_formula(started, decay):
     options = {"adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-3, "weight_decay": decay}
     backend = build(started, Linear(), optimizer="adamw", **options)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from support import world_member
-from support.jobs import FRAMEWORKS, environment
+from support.jobs import environment
 
 from hvdtrain.backends import torchrun
 from hvdtrain.workers.world import World, world_key
@@ -122,7 +122,7 @@ def assert_lost(members: Sequence[Member], since: float) -> None:
     leave(*members, broken=True)
 
 
-@pytest.fixture(params=FRAMEWORKS)
+@pytest.fixture(params=["torch"])
 def members(request) -> Iterator[list[Member]]:
     processes = [Member(request.param) for _ in range(3)]
     try:

@@ -61,14 +61,6 @@ class OwnLine(Sound):
         return outputs.no_such_attribute
 
 
-class NoPair(Sound):
-    def torch_loss(self, model, batch):
-        return model(batch["inputs"]).mean()
-
-    def tf_loss(self, model, batch):
-        return model(batch["inputs"])[0, 0]
-
-
 class Unreadable(Sound):
     class Samples:
         def __len__(self):

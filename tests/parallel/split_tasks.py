@@ -125,19 +125,6 @@ class SpectralNorm(Plain):
         return nn.Sequential(nn.Flatten(), hidden[0], nn.Tanh(), hidden[1], nn.Tanh(), *_dense(32, 10))
 
 
-class WrongOfSequential(Plain):
-    """Blocks that compute something else than their sequential model."""
-
-    def torch_model(self):
-        from torch import nn
-
-        return nn.Sequential(nn.Flatten(), *_dense(64, 32), nn.Tanh(), *_dense(32, 10))
-
-    def torch_blocks(self, model):
-        flatten, hidden, _, logits = model
-        return [flatten, hidden, logits]
-
-
 class OwnForward(Plain):
     """A sequential model whose own forward pass does more than to call its modules."""
 

@@ -92,9 +92,9 @@ def points(client, run_id: str, name: str = "train/loss") -> list[tuple[int, flo
 
 @pytest.fixture(scope="module")
 def resumed(server):
-    """Gives a folder with a run that was stopped, and resumed in TensorFlow on 3 workers elsewhere."""
+    """Gives a folder with a run that was stopped, and resumed in TensorFlow elsewhere."""
     folder = temporary_folder()
-    first = command("one", "--steps", "9000", "--track", "mlflow,wandb", "--track-checkpoints", workers=2)
+    first = command("one", "--steps", "9000", "--track", "mlflow,wandb", "--track-checkpoints")
     sent = [folder / "one" / "tracking" / f"{name}.json" for name in ("mlflow", "wandb")]
     with started(first, folder, **changes(server)) as job:
         # on a busy machine a library may take longer to load than the job waits at its end
@@ -105,7 +105,7 @@ def resumed(server):
     send_rest(stopped, folder, "one", server)
     step = json.loads((folder / "one" / "summary.json").read_text())["steps"]
     more = ("--steps", str(step + 30), "--resume", "one", "--track", "mlflow", "--track", "wandb")
-    second = run(command("two", *more, framework="tf", workers=3), folder, **changes(server))
+    second = run(command("two", *more, framework="tf", workers=2), folder, **changes(server))
     assert second.returncode == 0, second.output
     send_rest(second, folder, "two", server)
     return folder, step
@@ -122,7 +122,7 @@ def test_a_run_resumed_in_the_other_framework_is_one_run(resumed, client):
     tags = found.data.tags
     assert f"after step {step}: " in tags[f"hvdtrain.resumed.{step}"]
     assert "framework torch -> tf" in tags[f"hvdtrain.resumed.{step}"]
-    assert "workers 2 -> 3" in tags[f"hvdtrain.resumed.{step}"]
+    assert "workers 1 -> 2" in tags[f"hvdtrain.resumed.{step}"]
     assert len(tags["hvdtrain.task_sha256"]) == 64
     assert found.data.params["log_every"] == "5"
     names = [file.path for file in client.list_artifacts(found.info.run_id, "checkpoints")]
@@ -141,43 +141,6 @@ def test_wandb_has_the_same_run_under_one_id(resumed):
         assert [row["_step"] for row in rows] == list(range(len(rows)))
     assert [wandb_files.exit_code_of(path) for path in files] == [255, 0]
     assert f"after step {step}" in str(wandb_files.config_of(files[1])["resumed"])
-
-
-def test_a_server_that_is_killed_for_a_while_loses_nothing(server, client, tmp_path):
-    with started(command("run", "--steps", "9000", "--track", "mlflow"), tmp_path, **changes(server)) as job:
-        wait_for((tmp_path / "run" / "tracking" / "mlflow.json").exists)
-        server.kill()
-        before = len(lines_of(tmp_path / "run"))
-        wait_for(lambda: len(lines_of(tmp_path / "run")) > before + 20)  # training goes on
-        server.start()
-        os.kill(job.process.pid, signal.SIGTERM)
-        result = job.wait(LIMIT_SECONDS)
-    assert result.returncode == 75, result.output
-    send_rest(result, tmp_path, "run", server)  # the server may be back too late
-    assert "MLflow: " in result.stdout
-    expected = windows(tmp_path / "run")
-    run_id = run_of(client, tmp_path / "run").info.run_id
-    assert dict(points(client, run_id)) == pytest.approx(expected)
-    assert len(points(client, run_id)) == len(expected)
-
-
-def test_what_a_killed_job_repeats_is_sent_again(server, client, tmp_path):
-    every = ("--save-every", "50", "--set", "keep_last=null", "--track", "mlflow")
-    with started(command("run", "--steps", "9000", *every), tmp_path, **changes(server)) as job:
-        state = tmp_path / "run" / "tracking" / "mlflow.json"
-        wait_for(lambda: state.exists() and json.loads(state.read_text())["lines"] > 20)  # step 80
-        job.kill()
-    again = command("run", "--steps", "100", "--resume", "run/checkpoints/step-00000050", *every)
-    result = run(again, tmp_path, **changes(server))
-    assert result.returncode == 0, result.output
-    send_rest(result, tmp_path, "run", server)
-    found = run_of(client, tmp_path / "run")
-    steps = [step for step, _ in points(client, found.info.run_id)]
-    assert set(steps) >= set(windows(tmp_path / "run"))
-    twice = sorted(step for step in set(steps) if steps.count(step) == 2)
-    assert twice == list(range(55, twice[-1] + 1, 5))  # the resumed job ends at step 100
-    assert found.data.tags["hvdtrain.resumed.50"].startswith("after step 50: ")
-    assert found.info.status == "FINISHED"
 
 
 def test_a_job_without_its_server_ends_well_and_its_run_is_sent_later(server, client, tmp_path):

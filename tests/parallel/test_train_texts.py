@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 from support.documents import ROOT
-from support.pool import shared_run, train
+from support.pool import controller_of, shared_run, train
 
 SHAKESPEARE = str(ROOT / "examples" / "shakespeare.yaml")
 TOLERANCE = 1e-4  # relative, per step: the design's promise
@@ -67,7 +67,7 @@ def test_texts_are_classified(framework, model, tmp_path):
     settings = [f"--set=task_options.{name}={value}" for name, value in {**options, **sizes}.items()]
     run = train(
         2,
-        "mpi",
+        controller_of(framework, 2),
         *("--framework", framework, "--task", "classify-text", "--epochs", "8", *settings),
         *("--batch-size", "16", "--learning-rate", "0.01"),
         cwd=tmp_path,
@@ -83,7 +83,7 @@ def test_synthetic_data_train(framework, model, tmp_path):
     settings = [f"--set=task_options.{name}={value}" for name, value in options.items()]
     run = train(
         2,
-        "mpi",
+        controller_of(framework, 2),
         *("--framework", framework, "--task", "synthetic", "--steps", "6", "--log-every", "1", *settings),
         cwd=tmp_path,
     )
