@@ -27,7 +27,6 @@ POOLS, POOLS_OF_TENSORFLOW = "pools", "pools of TensorFlow"
 SECONDS = {
     POOLS: 1800,
     POOLS_OF_TENSORFLOW: 1200,
-    "faults/test_drill": 90,
     "faults/test_elastic_jobs": 70,
     "faults/test_first_batch_fails": 40,
     "faults/test_jobs_end": 70,
