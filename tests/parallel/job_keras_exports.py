@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from support.exporting import BATCH, LENGTH, floats, host_batches, tokens
+from support.exporting import floats, host_batches, tokens
 
 from hvdtrain.backends.tensorflow.export import export_model
 from hvdtrain.errors import TaskError
@@ -24,21 +24,10 @@ def heads():
     return keras.Model(x, {"z": keras.layers.Dense(2)(x), "a": keras.layers.Dense(3)(x)})
 
 
-def fixed():
-    x = keras.Input((6,), batch_size=BATCH)
-    return keras.Model(x, keras.layers.Dense(2)(keras.ops.reshape(x, (BATCH, 6))))
-
-
 def two_inputs(length=None):
     ids, mask = keras.Input((length,), dtype="int32"), keras.Input((length,), dtype="int32")
     x = keras.layers.Embedding(50, 4)(ids) * keras.ops.cast(mask, "float32")[..., None]
     return keras.Model([ids, mask], keras.layers.Dense(3)(keras.ops.sum(x, 1)))
-
-
-def fixed_length():
-    ids = keras.Input((LENGTH,), dtype="int32")
-    x = keras.layers.Flatten()(keras.layers.Embedding(50, 4)(ids))
-    return keras.Model(ids, keras.layers.Dense(2)(x))
 
 
 class Own(keras.Model):
@@ -81,8 +70,6 @@ for make in (statistics, heads):
     assert (done.relative < 1e-5, done.batch) == (True, "any batch size"), make
     assert done.inputs == ("inputs float32 (batch, 6)",)
 assert sorted(done.outputs) == ["a (batch, 3)", "z (batch, 2)"]
-done = export(fixed, "saved-model")
-assert (done.batch, done.outputs) == ("batches of 8 only", ("outputs (8, 2)",))
 assert export(own, "saved-model").relative < 1e-5
 with pytest.raises(TaskError, match=r"Could not locate class 'Own'(.|\n)*--to saved-model"):
     export(own, "keras")
@@ -103,37 +90,6 @@ for size, length in ((1, 1), (3, 7), (5, 40)):
     found = loaded.signatures["serving_default"](**named)
     np.testing.assert_allclose(found["outputs"], model(list(inputs.values())), atol=1e-5)
 
-done = export(fixed_length, "saved-model", on_inputs, host_batches({"inputs": tokens()["input_ids"]}))
-assert done.batch == f"any batch size, sequences of {LENGTH} only"
-
-
-# what a program cannot have is refused
-def twice(model, batch):
-    return tf.reduce_mean(model(batch["inputs"]) - model(batch["inputs"] + 1), 1), {}
-
-
-def layer_alone(model, batch):
-    return tf.reduce_mean(model.dense(batch["inputs"]), 1), {}
-
-
-def layer_besides(model, batch):
-    return tf.reduce_mean(model(model.dense(batch["inputs"])), 1), {}
-
-
-def by_the_size(model, batch):
-    return tf.reduce_mean(model(batch["inputs"], size=len(batch["inputs"])), 1), {}
-
-
-for make, objective, said in (
-    (own, twice, "calls the model 2 times for one batch"),
-    (own, layer_alone, "does not call the model; it uses its dense"),
-    (own, by_the_size, "differently for different batches: 'size' is 8 and 2"),
-):
-    with pytest.raises(TaskError, match=said) as caught:
-        export(make, "saved-model", objective)
-    assert "tf_serve(model, batch)" in caught.value.remedy
-assert export(statistics, "keras", twice).difference == 0
-
 
 # the labels are left out if the model has a default for them
 def with_targets(model, batch):
@@ -143,14 +99,3 @@ def with_targets(model, batch):
 done = export(own, "saved-model", with_targets)
 assert (done.inputs, done.relative < 1e-5) == (("inputs float32 (batch, 6)",), True)
 assert any("'targets'" in note for note in done.notes)
-
-
-# a task's own function for serving: it may call the model as it likes, and is not given the labels
-def difference(model, batch):
-    assert "targets" not in batch
-    return {"apart": model(batch["inputs"]) - model(batch["inputs"] + 1)}
-
-
-done = export(statistics, "saved-model", twice, serve=difference)
-assert done.relative < 1e-5
-assert (done.inputs, done.outputs) == (("inputs float32 (batch, 6)",), ("apart (batch, 2)",))

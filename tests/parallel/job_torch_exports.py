@@ -1,4 +1,4 @@
-"""Models that exporting could get wrong: what comes of each form, checked in one process."""
+"""Models that exporting could get wrong, in each form; unit/test_programs.py has what is refused."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -6,14 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
-import pytest
 import torch
-from support.exporting import BATCH, LENGTH, floats, host_batches, images, tokens
+from support.exporting import floats, host_batches, images, tokens
 from torch import nn
 from torch.nn import functional as F
 
 from hvdtrain.backends.torch.export import export_model
-from hvdtrain.errors import TaskError
 
 SUFFIXES = {"safetensors": ".safetensors", "torch-export": ".pt2", "onnx": ".onnx", "pt": ".pt"}
 
@@ -26,14 +24,6 @@ def shared():
     first, second = nn.Linear(6, 6), nn.Linear(6, 6)
     second.weight = first.weight
     return nn.Sequential(first, nn.SiLU(), second)
-
-
-class Fixed(nn.Linear):
-    def __init__(self):
-        super().__init__(6, 2)
-
-    def forward(self, x):
-        return super().forward(x.reshape(BATCH, 6))
 
 
 class Heads(nn.Module):
@@ -100,23 +90,6 @@ class Seq(nn.Module):
         return self.wanted(batch["wanted"]) + scale * self.source(batch["source"]).mean(1, keepdim=True)
 
 
-class FixedLength(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.head = nn.Embedding(50, 4), nn.Linear(4 * LENGTH, 2)
-
-    def forward(self, inputs):
-        return self.head(self.tokens(inputs).flatten(1))
-
-
-class Needs(nn.Linear):
-    def __init__(self):
-        super().__init__(6, 2)
-
-    def forward(self, x, targets):
-        return super().forward(x) + targets[:, None]
-
-
 def on_inputs(model, batch):
     outputs = model(batch["inputs"])
     first = outputs["z"] if isinstance(outputs, dict) else outputs
@@ -160,8 +133,6 @@ for form in ("torch-export", "onnx"):
     done = export(Heads, form)
     assert done.relative < 1e-5
     assert done.outputs == ("z (batch, 2)", "a_0 (batch, 3)", "a_1 (batch, 6)")
-done = export(Fixed, "torch-export")
-assert (done.batch, done.inputs) == ("batches of 8 only", ("inputs float32 (8, 6)",))
 assert export(Hidden, "safetensors").relative > 1e-2
 
 # the call that training makes, with all its inputs, for every length and batch size; the labels left out
@@ -200,73 +171,6 @@ assert done.inputs == ("source int64 (batch, length)", "wanted int64 (batch, len
 assert done.outputs == ("outputs (batch, length_2, 8)",)
 found = run_onnx(Seq, source=tokens(2, 11)["input_ids"], wanted=tokens(2, 3)["input_ids"])[0]
 assert found.shape == (2, 3, 8)
-
-
-done = export(FixedLength, "onnx", on_inputs, host_batches({"inputs": tokens()["input_ids"]}))
-assert done.batch == f"any batch size, sequences of {LENGTH} only"
-assert done.inputs == (f"inputs int64 (batch, {LENGTH})",)
-
-
-# what a program cannot have is refused
-def twice(model, batch):
-    return (model(batch["inputs"]) - model(batch["inputs"] + 1)).mean(1), {}
-
-
-def head_alone(model, batch):
-    return model[2](model[0](batch["inputs"])).mean(1), {}
-
-
-def head_besides(model, batch):
-    return model[0](model(batch["inputs"])).mean(1), {}
-
-
-def by_the_size(model, batch):
-    return model(batch["inputs"], len(batch["inputs"])).mean(1), {}
-
-
-def with_targets(model, batch):
-    return model(batch["inputs"], batch["targets"]).mean(1), {}
-
-
-class Sized(nn.Linear):
-    def __init__(self):
-        super().__init__(6, 2)
-
-    def forward(self, x, size):
-        return super().forward(x) / size
-
-
-class Decides(Needs):
-    """Its outputs are others without labels."""
-
-    def forward(self, x, targets=None):
-        return super().forward(x, torch.zeros(len(x)) if targets is None else targets)
-
-
-for make, objective, said in (
-    (shared, twice, "calls the model 2 times for one batch"),
-    (shared, head_alone, r"does not call the model; it uses its 0, 2"),
-    (shared, head_besides, "calls the model, and uses its 0 besides"),
-    (Sized, by_the_size, "differently for different batches: 'size' is 8 and 2"),
-    (Needs, with_targets, "gives the model 'targets', which is not there when it is served"),
-    (Decides, with_targets, "without 'targets'.* the model's output 'outputs' differs"),
-):
-    with pytest.raises(TaskError, match=said) as caught:
-        export(make, "onnx", objective)
-    assert "torch_serve(model, batch)" in caught.value.remedy
-assert export(shared, "pt", twice).difference == 0
-
-
-# a task's own function for serving: it may call the model as it likes, and is not given the labels
-def difference(model, batch):
-    assert "targets" not in batch
-    return {"apart": model(batch["inputs"]) - model(batch["inputs"] + 1)}
-
-
-for form in ("torch-export", "onnx"):
-    done = export(shared, form, twice, serve=difference)
-    assert done.relative < 1e-5
-    assert (done.inputs, done.outputs) == (("inputs float32 (batch, 6)",), ("apart (batch, 6)",))
 
 
 # what the loss computes before it calls the model is said not to be in the batch

@@ -114,7 +114,7 @@ def test_low_rank_with_a_sharded_optimizer(framework):
 # 3 workers have unequal parts
 @pytest.mark.parametrize(("framework", "workers"), [("torch", 3), ("tf", 2)])
 def test_the_backend_keeps_and_saves_parts(framework, workers, tmp_path):
-    run_suite(SUITE, workers, controller_of(framework, workers), framework, cwd=tmp_path, timeout=300)
+    run_suite(SUITE, workers, controller_of(framework, workers), framework, cwd=tmp_path, timeout=550)
 
 
 @pytest.mark.parametrize(
