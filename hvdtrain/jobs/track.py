@@ -83,12 +83,11 @@ def _trackers_for(run: StoredRun, names: Sequence[str]) -> list[str]:
         found: Any = split_trackers(list(names) or run.config.get("track") or [])
     except ValueError as error:
         raise UsageError(f"{'--to' if names else run.path}: {error}") from None
-    if names and (others := [name for name in found if not TRACKERS[name].has_sender]):
-        raise UsageError(
-            f"--to {others[0]}: {TRACKERS[others[0]].title} reads the files itself, nothing is sent",
-            f"tensorboard --logdir {run.path}",
-        )
-    if not isinstance(found, tuple) or not (chosen := senders(found)):
+    chosen = senders(found) if isinstance(found, tuple) else []
+    if names and len(chosen) < len(found):
+        remedy = f"tensorboard --logdir {run.path}"
+        raise UsageError("--to tensorboard: TensorBoard reads the files itself, nothing is sent", remedy)
+    if not chosen:
         known = " or --to ".join(senders(TRACKERS))
         raise UsageError(f"{run.path}: the run's config names no tracker", f"Add --to {known}.")
     check_installed(chosen)

@@ -67,23 +67,7 @@ def expand_path(text: str) -> str:
     if path.startswith("~"):
         user = path.partition("/")[0]
         raise ValueError(f"there is no home directory {user}; write ./{user} for a file of that name")
-    if not is_url(path):
-        _check_is_possible(path)
     return path
-
-
-def _check_is_possible(path: str) -> None:
-    """Check that there can be a file of a path."""
-    try:
-        full = os.path.abspath(path)
-    except FileNotFoundError:  # the working folder was removed
-        full = path
-    for part in (path, *Path(path).parts, full):  # names below missing folders, too
-        try:
-            os.stat(part)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENAMETOOLONG):
-                raise ValueError(f"{os.strerror(error.errno).lower()}: there can be no such file") from None
 
 
 def expand_task(spec: str) -> str:

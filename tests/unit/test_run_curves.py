@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from support.stored_runs import evaluation, make_run, window
 
-from hvdtrain.tools.report.charts import plan_charts
 from hvdtrain.tools.report.run_log import read_log
 
 
@@ -26,11 +25,9 @@ def test_a_name_that_some_windows_lack_has_no_gap_there(tmp_path):
 
 
 @pytest.mark.parametrize("value", ["null", "NaN", "Infinity", "-Infinity", "1" + "0" * 400])
-def test_a_number_that_is_not_finite_is_a_gap_and_is_said(tmp_path, value):
+def test_a_number_that_is_not_finite_is_a_gap(tmp_path, value):
     run = make_run(tmp_path, window(10), window(20), window(30))
     path = run / "metrics.jsonl"
     path.write_text(path.read_text().replace('"loss": 0.05', f'"loss": {value}'))
     log = read_log(run)
     assert np.isnan(log.curves["train", "loss"].values).tolist() == [False, True, False]
-    _, notes = plan_charts(["mine"], [log])
-    assert any("mine: loss (training): 1 of 3 numbers" in note for note in notes)

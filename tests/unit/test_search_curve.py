@@ -15,7 +15,6 @@ from hvdtrain.tools.search.learning_rates import (
     Curve,
     LearningRates,
     Rise,
-    notes_of_ends,
     smoothed,
 )
 from hvdtrain.tools.search.lr_find import batch_scale, rising_config
@@ -124,7 +123,6 @@ def test_what_is_typed_gives_the_peak_that_is_named():
         assert other.peak == other.learning_rate * 2.0
         assert other.peak == pytest.approx(one.peak, rel=0.01)
     assert len(twice.suggestions) == 2
-    assert not notes_of_ends(curve_of(typical), RISE)
     assert "the peak is 2 times --learning-rate" in twice.describe()
     assert f"--learning-rate {twice.suggestion:g}" in twice.describe()
     assert [one["loss"] for one in twice.to_document()["curve"]] == twice.losses

@@ -59,7 +59,7 @@ class Chart(NamedTuple):
     is_logarithmic: bool
 
 
-def plan_charts(names: Sequence[str], logs: Sequence[RunLog]) -> tuple[list[Chart], list[str]]:
+def plan_charts(logs: Sequence[RunLog]) -> tuple[list[Chart], list[str]]:
     """Return the charts of runs, and what to say of them."""
     groups: dict[tuple[int, int, str], list[Line]] = {}
     for run, log in enumerate(logs):
@@ -68,7 +68,7 @@ def plan_charts(names: Sequence[str], logs: Sequence[RunLog]) -> tuple[list[Char
                 groups.setdefault(key, []).append(Line(run, curve))
     in_order = sorted(groups.items(), key=lambda group: group[0][:2])
     shown = [(title, lines) for (*_, title), lines in in_order if _is_shown(lines)]
-    notes = _notes_on_gaps(names, [line for _, lines in in_order for line in lines])
+    notes = []
     if len(shown) > _MOST_CHARTS:
         notes.append(f"Only the first {_MOST_CHARTS} of {len(shown):,} charts are drawn.")
         shown = shown[:_MOST_CHARTS]
@@ -94,18 +94,6 @@ def _is_shown(lines: Sequence[Line]) -> bool:
     """Return whether there are numbers, which are not the same number of workers all the time."""
     values = np.concatenate([line.curve.values for line in lines])
     return len(np.unique(values[np.isfinite(values)])) > (lines[0].curve.name == WORKERS)
-
-
-def _notes_on_gaps(names: Sequence[str], lines: Sequence[Line]) -> list[str]:
-    notes = []
-    for run, curve in lines:
-        if len(steps := curve.axes["step"][np.isnan(curve.values)]):
-            notes.append(
-                f"{names[run]}: {curve.name} ({_PHASES[curve.phase]}): {len(steps):,} of "
-                f"{len(curve.values):,} numbers are NaN or infinite, the mean of nothing, or beyond 1e30 "
-                f"(steps {steps[0]:,.0f} to {steps[-1]:,.0f}); the curve has gaps there."
-            )
-    return notes
 
 
 def _chart(title: str, lines: Sequence[Line], limit: int) -> Chart:

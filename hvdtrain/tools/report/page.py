@@ -156,7 +156,7 @@ def render(runs: Sequence[RunOnPage]) -> str:
 
     rows = [run.row for run in runs]
     names = [row.name for row in rows]
-    charts, notes = plan_charts(names, [run.log for run in runs])
+    charts, notes = plan_charts([run.log for run in runs])
     documents, items, places = draw(charts, names)
     library = _inline("\n".join(Resources(mode="inline", components=["bokeh"], minified=True).js_raw))
     own = _inline(_part("page.js"))

@@ -222,15 +222,6 @@ class LearningRates:
         }
 
 
-def notes_of_ends(curve: Curve, rise: Rise) -> list[str]:
-    """Return a note if the loss falls fastest so close to an end that the means are of few losses."""
-    close, steepest = math.ceil(2 * _width(rise.steps)), curve.steepest
-    if steepest is None or rise.rate(close) < steepest < rise.rate(rise.steps - 1 - close):
-        return []
-    option = "a lower --lowest-rate" if steepest <= rise.rate(close) else "a higher --highest-rate"
-    return [f"the loss falls fastest at an end of what was tried: give {option}"]
-
-
 def draw_rates(document: Mapping[str, Any], path: Path) -> None:
     """Draw the curve of a document of ``LearningRates``; the suffix of the file names the format."""
     figure = new_figure()

@@ -26,7 +26,6 @@ from hvdtrain.tools.search.learning_rates import (
     LearningRates,
     Rise,
     draw_rates,
-    notes_of_ends,
 )
 from hvdtrain.tools.search.options import HIGHEST_RATE, LOWEST_RATE, RISING_STEPS, RateOptions
 from hvdtrain.training_plan import TrainingPlan
@@ -119,7 +118,7 @@ def find_rates(
         with _state_kept(backend) if keeps_state else nullcontext():
             _train(session, curve, rise)
         scale = batch_scale(run.config, session.plan(), run.session.data.place.replicas)
-    notes = (*run.notes, *_notes(run), *notes_of_ends(curve, rise))
+    notes = (*run.notes, *_notes(run))
     return LearningRates(
         run.config.task, backend.info.description, scale, curve.rates, curve.losses, curve.diverged,
         curve.steepest, rise.highest, notes,
