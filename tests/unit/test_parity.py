@@ -114,12 +114,6 @@ def test_what_differs_is_named(changes, suspect, text):
     assert text in found.text
 
 
-def test_optimizers_that_state_other_numbers_are_named():
-    sides = [observed(name, optimizer={"momentum": value}) for name, value in (("torch", 0.9), ("tf", 0.8))]
-    (found,) = judge(*sides).findings
-    assert (found.suspect, found.text) == ("momentum of the optimizer", "0.9 in PyTorch, 0.8 in TensorFlow")
-
-
 def test_another_name_cannot_be_compared():
     kernel = {"model/a/kernel": START["model/a/kernel"]}
     other = {"model/b/kernel": START["model/a/kernel"]}

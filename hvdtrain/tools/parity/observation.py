@@ -14,8 +14,7 @@ from hvdtrain.workers.wire_types import travels
 
 Array = NDArray[Any]
 OUTPUTS = "(outputs)"  # the path of the model's outputs
-# of settings: of batch norm, and of an optimizer, of which others of other names may do the same
-MOMENTUM, CLASS = "momentum convention", "class"
+MOMENTUM = "momentum convention"  # of batch norm
 LEAST = 1e-6  # a relative difference that is smaller is none
 
 
@@ -126,7 +125,7 @@ class Observation:
     dropout_rates: tuple[float, ...] = ()  # rates of the dropout layers, which are off in the steps
     losses: Mapping[int, float] = field(default_factory=dict)  # of steps, from 1
     arrays: Mapping[int, PortableState] = field(default_factory=dict)  # the model's after steps
-    optimizer: Mapping[str, Any] = field(default_factory=dict)  # its settings, by names that both share
+    optimizer: str = ""  # its class
     batches: Sequence[int] = ()  # a digest of each batch
     trained: Sequence[str] = ()  # names of the parameters that training changes
     note: str = ""  # why it does not compute in fp64; empty if it does

@@ -186,11 +186,8 @@ def _observe(config: Config, backend: Backend, task_data: TaskData, start: Any, 
                 arrays[number] = loop.arrays()
             if not math.isfinite(losses[number]):
                 break
-        optimizer = loop.settings()
-        if config.learning_rate is not None:
-            optimizer["learning rate"] = config.learning_rate
         return replace(
-            found, initial=initial, losses=losses, arrays=arrays, optimizer=optimizer,
+            found, initial=initial, losses=losses, arrays=arrays, optimizer=loop.optimizer,
             batches=[_digest(samples) for samples, _ in batches], trained=tuple(loop.trained),
         )  # fmt: skip
 

@@ -35,9 +35,9 @@ class PlainLoop:
     state: Any  # the model's state by portable names
     table: Mapping[str, Any]  # the named losses of hvdtrain
     total: Callable[[Any], Any]  # the sum of a tensor
-    # what subclasses do: return what the optimizer was made with, under names that both frameworks share;
-    # return the losses of samples, or their mean, and weights, without gradients; seed the framework
-    settings: Callable[[], dict[str, Any]]
+    # what subclasses do: return the losses of samples, or their mean, and weights, without gradients; seed
+    # the framework
+    _optimizer: Any
     losses: Callable[[Samples, bool], tuple[Any, Any]]
     seed: Callable[[int], None]
     _open: Callable[[], None]
@@ -68,6 +68,11 @@ class PlainLoop:
         """Take a step with a batch, the ``number``th from 0, with a learning rate; return its loss."""
         self._prepare(number, rate)
         return self._plain_step(self._tensors(samples))
+
+    @property
+    def optimizer(self) -> str:
+        """The class of the optimizer."""
+        return type(self._optimizer).__name__
 
     def arrays(self) -> PortableState:
         """Return copies of the model's arrays."""

@@ -16,7 +16,7 @@ from hvdtrain.backends.tensorflow.probes import as_array
 from hvdtrain.backends.tensorflow.state.model_state import ModelState, walk
 from hvdtrain.data.order import mix
 from hvdtrain.errors import TaskError
-from hvdtrain.tools.parity.observation import CLASS, MOMENTUM, Array, CallRecorder
+from hvdtrain.tools.parity.observation import MOMENTUM, Array, CallRecorder
 from hvdtrain.tools.parity.plain import PlainLoop, Samples
 from hvdtrain.workers.seeding import seed_host_step
 
@@ -44,16 +44,6 @@ def stop_dropout(model: Any) -> list[float]:
                 rates.append(float(value))
                 setattr(layer, name, 0.0)
     return rates
-
-
-def optimizer_settings(optimizer: Any) -> dict[str, Any]:
-    """Return what an optimizer was made with."""
-    names = [name for name in ("momentum", "epsilon", "nesterov") if hasattr(optimizer, name)]
-    found = {CLASS: type(optimizer).__name__} | {name: getattr(optimizer, name) for name in names}
-    if hasattr(optimizer, "beta_1"):
-        found["betas"] = [float(optimizer.beta_1), float(optimizer.beta_2)]
-    found["weight decay"] = float(optimizer.weight_decay or 0.0)
-    return found
 
 
 class Recorder(CallRecorder):
@@ -197,11 +187,6 @@ class Loop(PlainLoop):
             found = [g + tf.cast(noise * draw.standard_normal(g.shape), g.dtype) for g in found]
         decayed = [g + self._decay * tf.convert_to_tensor(v) for g, v in zip(found, variables, strict=True)]
         self._optimizer.apply(decayed, variables)
-
-    def settings(self) -> dict[str, Any]:
-        """Return what the optimizer was made with."""
-        found = optimizer_settings(self._optimizer)
-        return found | ({"weight decay": self._decay} if self._decay else {})
 
     def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
         """Return the losses of samples, or their mean, and the weights of samples."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn, optim
+from torch import nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -17,7 +17,7 @@ from hvdtrain.backends.torch.objective.losses import NAMED
 from hvdtrain.backends.torch.probes import as_array
 from hvdtrain.backends.torch.state.model_state import ModelState
 from hvdtrain.backends.torch.task_model import make_model
-from hvdtrain.tools.parity.observation import CLASS, MOMENTUM, Array, CallRecorder
+from hvdtrain.tools.parity.observation import MOMENTUM, Array, CallRecorder
 from hvdtrain.tools.parity.plain import PlainLoop, Samples
 
 
@@ -40,18 +40,6 @@ def stop_dropout(model: nn.Module) -> list[float]:
             rates.append(float(getattr(module, name)))
             setattr(module, name, 0.0)
     return [rate for rate in rates if rate]
-
-
-def optimizer_settings(optimizer: optim.Optimizer) -> dict[str, Any]:
-    """Return what an optimizer was made with."""
-    group = optimizer.param_groups[0]
-    names = {"momentum": "momentum", "eps": "epsilon", "nesterov": "nesterov", "dampening": "dampening"}
-    found = {CLASS: type(optimizer).__name__} | {names[name]: group[name] for name in names if name in group}
-    if "betas" in group:
-        found["betas"] = [float(beta) for beta in group["betas"]]
-    if "weight_decay" in group:  # groups without it are for biases and the like
-        found["weight decay"] = max(float(one["weight_decay"]) for one in optimizer.param_groups)
-    return found
 
 
 class Recorder(CallRecorder):
@@ -181,10 +169,6 @@ class Loop(PlainLoop):
                 if isinstance(getattr(old, name, None), float):
                     setattr(new, name, getattr(old, name))
         super().restart(start)
-
-    def settings(self) -> dict[str, Any]:
-        """Return what the optimizer was made with."""
-        return optimizer_settings(self._optimizer)
 
     def losses(self, samples: Samples, training: bool) -> tuple[Any, Any]:
         """Return the losses of samples, or their mean, and the weights of samples."""

@@ -12,7 +12,6 @@ from hvdtrain.backends.records import PortableState
 from hvdtrain.errors import TaskError
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.parity.observation import (
-    CLASS,
     LEAST,
     MOMENTUM,
     OUTPUTS,
@@ -187,18 +186,9 @@ def _of_observations(left: Observation, right: Observation) -> Iterator[Finding]
         for step in [step for step, loss in side.losses.items() if not math.isfinite(loss)][:1]:
             text = f"{title}'s is {side.losses[step]} in step {step}: lower the learning rate"
             yield Finding("loss that is not finite", "the loss", text)
-    stated: list[tuple[str, str, Any, Any]] = []
-    if not (left.random_layers or right.random_layers):
-        one, two = (sorted(set(side.dropout_rates)) for side in (left, right))
-        stated.append(("dropout rate", "the model", one, two))
-    stated += [
-        (f"{name} of the optimizer", "the optimizer", value, right.optimizer[name])
-        for name, value in left.optimizer.items()
-        if name in right.optimizer and name != CLASS
-    ]
-    for suspect, place, ours, theirs in stated:
-        if not equal_settings(ours, theirs, 1e-6):
-            yield Finding(suspect, place, f"{ours} in PyTorch, {theirs} in TensorFlow")
+    ours, theirs = (sorted(set(side.dropout_rates)) for side in (left, right))
+    if ours != theirs and not (left.random_layers or right.random_layers):
+        yield Finding("dropout rate", "the model", f"{ours} in PyTorch, {theirs} in TensorFlow")
 
 
 def _of_losses(left: Observation, right: Observation, most: float) -> Iterator[Finding]:
@@ -223,8 +213,8 @@ def _of_steps(left: Observation, right: Observation, found: Comparison) -> Findi
     text += ", though evaluations agree: "
     if not found.name:
         return Finding("loss in training", layer, f"{text}look for a loss that is added in training")
-    classes = " and ".join(side.optimizer.get(CLASS, "?") for side in (left, right))
-    advice = f"compare regularizers, constraints, and the optimizers ({classes})"
+    classes = f"{left.optimizer} and {right.optimizer}"
+    advice = f"compare regularizers, constraints, and what the optimizers ({classes}) were made with"
     return Finding("update", layer, text + advice)
 
 
@@ -241,7 +231,7 @@ def different_settings(rows: Sequence[Row]) -> Iterator[Finding]:
     for row in [one for one in rows if one.path == one.left.path]:
         for name, value in row.left.settings.items():
             other = row.right.settings.get(name, value)
-            if equal_settings(value, other, _SAME):
+            if math.isclose(value, other, rel_tol=_SAME):
                 continue
             if name == MOMENTUM:
                 text = (
@@ -251,13 +241,6 @@ def different_settings(rows: Sequence[Row]) -> Iterator[Finding]:
             else:
                 text = f"{value:g} in PyTorch, {other:g} in TensorFlow"
             yield Finding(name, row.left.path, text)
-
-
-def equal_settings(one: Any, other: Any, relative: float) -> bool:
-    """Return whether two settings are equal, but for rounding."""
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=relative)
-    return bool(one == other)
 
 
 def explain(divergence: Divergence) -> Finding:
