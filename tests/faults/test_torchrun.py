@@ -18,15 +18,6 @@ def test_after_sigterm_the_workers_save(tmp_path):
     assert ending.summary["checkpoint"] == f"run/checkpoints/step-{ending.summary['steps']:08}"
 
 
-def test_a_users_mistake_is_said_once(tmp_path):
-    command = command_for(2, "torchrun", "Sound", "--framework", "torch", "--epochs", "-1")
-    ending = run_to_end(command, tmp_path)
-    assert ending.returncode == 1
-    assert ending.output.count("hvdtrain: rank ") == 1
-    assert "rank 0" in ending.output
-    assert "epochs: should be greater than 0" in ending.output
-
-
 def test_tensorflow_is_refused_with_the_launcher_that_starts_it(tmp_path):
     ending = run_to_end(command_for(2, "torchrun", "Sound", "--framework", "tf"), tmp_path)
     assert ending.returncode == 1

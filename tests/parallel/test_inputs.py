@@ -14,7 +14,7 @@ TOLERANCE = 1e-4  # relative, per step
 @functools.cache
 def trained(framework: str, workers: int, *options: str) -> Run:
     words = ["--task", f"{input_tasks.__file__}:Padded", "--framework", framework, *options]
-    return pool.train(workers, "none" if workers == 1 else "mpi", *words, cwd=temporary_folder())
+    return pool.train(workers, pool.controller_of(framework, workers), *words, cwd=temporary_folder())
 
 
 @pytest.mark.parametrize(
