@@ -85,14 +85,7 @@ class AgreementError(EnvironmentFault):
 
 
 class PeerLostError(EnvironmentFault):
-    """A collective failed because another worker ended, or a worker does not answer.
-
-    Args:
-        problem: what was found.
-        remedy: what to do.
-        everywhere: whether every worker raises the same error.
-        names_worker: whether the problem says which worker it was.
-    """
+    """A collective failed because another worker ended or does not answer, which ``names_worker`` says."""
 
     def __init__(
         self, problem: str, remedy: str = "", *, everywhere: bool = False, names_worker: bool = False
@@ -144,15 +137,7 @@ class WorkerFailure(TrainingError):
 
 
 class JobEnded(HvdtrainError):
-    """The driver of an elastic job ended it.
-
-    Args:
-        problem: why.
-        remedy: what to do.
-        everywhere: whether every worker raises the same error.
-        exit_code: with what this process ends.
-        speaks: whether this worker reports it; otherwise another one does.
-    """
+    """The driver of an elastic job ended it; ``speaks`` says whether this worker reports it."""
 
     exit_code = EXIT_ENVIRONMENT
 
@@ -171,20 +156,13 @@ class JobEnded(HvdtrainError):
 
 
 class Stopped(BaseException):
-    """Raised on all workers when training has stopped on request (SIGTERM) and its state is saved.
-
-    It is not a subclass of Exception. A script that does not catch it ends with exit code 75, which
-    means for a scheduler that the job can be queued again.
-    """
+    """Raised on all workers when training has stopped on request (SIGTERM), saved."""
 
     exit_code = EXIT_STOPPED
 
 
 class Interrupted(BaseException):
-    """Raised in the main thread by a signal that ends the job at once.
-
-    It is not a subclass of Exception, so that ``except Exception`` in a task does not swallow it.
-    """
+    """Raised in the main thread by a signal that ends the job at once; no subclass of Exception."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
@@ -193,17 +171,11 @@ class Interrupted(BaseException):
 
 
 class WorldChanged(BaseException):
-    """Raised on all workers of an elastic job at the same step boundary: the workers of the job change.
-
-    It is not a subclass of Exception. The job catches it and continues in its next world.
-    """
+    """Raised on all workers of an elastic job at one step boundary, where they enter their next world."""
 
 
 class Removed(BaseException):
-    """Raised in a worker of an elastic job that leaves in order, while the others continue.
-
-    It is not a subclass of Exception. The process ends with exit code 0.
-    """
+    """Raised in a worker of an elastic job that leaves in order, while the others continue."""
 
     exit_code = EXIT_DONE
 

@@ -20,6 +20,9 @@ from hvdtrain.horovod_build.installed import BUILD_COMMAND
 from hvdtrain.host.frameworks import FRAMEWORKS, require_triton_before_tensorflow
 from hvdtrain.workers.activity import ACTIVITY
 
+# what Keras imports and training does not use: scikit-learn and most of SciPy
+_POSTPONED = ("keras.wrappers",)
+
 
 def load_backend(config: Config, membership: Membership | None = None) -> Backend:
     """Import a framework's backend and start its Horovod."""
@@ -27,7 +30,7 @@ def load_backend(config: Config, membership: Membership | None = None) -> Backen
     if framework.flag == "torch":
         require_triton_before_tensorflow()
     try:
-        with ACTIVITY.during(f"importing {framework.title}"), quick_imports(framework.postponed):
+        with ACTIVITY.during(f"importing {framework.title}"), quick_imports(_POSTPONED):
             module = import_module(framework.module)
     except ImportError as error:
         raise HorovodBuildError(

@@ -4,8 +4,7 @@ import sys
 
 import click
 
-from hvdtrain.cli.fields import cli
-from hvdtrain.cli.jobs import evaluate, export, import_, predict, train
+from hvdtrain.cli.jobs import cli, evaluate, export, import_, predict, train
 from hvdtrain.cli.tools import (
     batch_find,
     bench,

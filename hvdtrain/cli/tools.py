@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from hvdtrain.cli.fields import OPTIONS, config_options, given_layers
+from hvdtrain.cli.jobs import OPTIONS, config_options, given_layers
 from hvdtrain.config.options import ExpandedPath, JobCommand
 from hvdtrain.errors import UsageError
 from hvdtrain.host.frameworks import FRAMEWORKS

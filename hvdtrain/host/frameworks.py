@@ -5,7 +5,7 @@ import importlib
 import importlib.util
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hvdtrain.errors import EnvironmentFault
@@ -19,51 +19,25 @@ class Framework:
     title: str  # its name for people
     module: str  # the module of its backend
     horovod: str = ""  # the module of Horovod's binding; empty if the backend needs none
-    # modules that the framework imports and training does not use, loaded at their first use
-    postponed: tuple[str, ...] = ()
+    # the task's methods for it: the model, what replaces model call, loss and metrics, the optimizer, several
+    # optimizers by name, what replaces a training step, and the blocks of a split model
+    model_method: str = field(init=False)
+    loss_method: str = field(init=False)
+    optimizer_method: str = field(init=False)
+    optimizers_method: str = field(init=False)
+    step_method: str = field(init=False)
+    blocks_method: str = field(init=False)
 
-    @property
-    def model_method(self) -> str:
-        """The task's method that makes the model."""
-        return f"{self.flag}_model"
-
-    @property
-    def loss_method(self) -> str:
-        """The task's optional method in place of the model call, loss and metrics."""
-        return f"{self.flag}_loss"
-
-    @property
-    def optimizer_method(self) -> str:
-        """The task's optional method that makes an optimizer."""
-        return f"{self.flag}_optimizer"
-
-    @property
-    def optimizers_method(self) -> str:
-        """The task's optional method that makes several optimizers, by name."""
-        return f"{self.flag}_optimizers"
-
-    @property
-    def step_method(self) -> str:
-        """The task's optional method in place of a training step."""
-        return f"{self.flag}_step"
-
-    @property
-    def blocks_method(self) -> str:
-        """The task's optional method that gives the blocks of a split model."""
-        return f"{self.flag}_blocks"
+    def __post_init__(self) -> None:
+        for kind in ("model", "loss", "optimizer", "optimizers", "step", "blocks"):
+            object.__setattr__(self, f"{kind}_method", f"{self.flag}_{kind}")
 
 
 FRAMEWORKS: dict[str, Framework] = {
     row.flag: row
     for row in (
         Framework("torch", "PyTorch", "hvdtrain.backends.torch.backend", "horovod.torch"),
-        Framework(
-            "tf",
-            "TensorFlow",
-            "hvdtrain.backends.tensorflow.backend",
-            "horovod.tensorflow",
-            postponed=("keras.wrappers",),  # it imports scikit-learn and most of SciPy
-        ),
+        Framework("tf", "TensorFlow", "hvdtrain.backends.tensorflow.backend", "horovod.tensorflow"),
     )
 }
 

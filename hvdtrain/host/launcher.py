@@ -1,6 +1,5 @@
 """What the launcher sets for a worker: rank, number of workers on its host, the terminal to write to."""
 
-import json
 import os
 import re
 import socket
@@ -155,7 +154,7 @@ def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
             continue  # srun --mpi=pmi2
         one_per_host = launcher == _UNKNOWN and "LOCAL_RANK" not in environ  # such as pods of Kubernetes
         return Launch(launcher, size_name, int(size), int(rank), not one_per_host)
-    return None if only_worlds else _launch_of_tensorflow(environ) or _launch_of_pmix(environ)
+    return None if only_worlds else _launch_of_pmix(environ)
 
 
 def output_rank() -> int | None:
@@ -178,7 +177,7 @@ def check_launch_is_seen(launch: Launch | None, size: int, rank: int, build: str
         return
     seen = "one worker" if size == 1 else f"{size} workers, with rank {rank} here"
     raise EnvironmentFault(
-        f"{launch.launcher} started {launch.size} processes ({_stated(launch)}), but Horovod sees {seen}: "
+        f"{launch.launcher} started {launch.size} processes (by {launch.variable}), but Horovod sees {seen}: "
         "each process would train alone",
         _remedy(launch, build),
         everywhere=launch.variable != "PMIX_RANK" or launch.rank > 1,  # rank 0 of PMIx knows of no other
@@ -198,18 +197,6 @@ def _is_batch_script() -> bool:
     return False
 
 
-def _launch_of_tensorflow(environ: Mapping[str, str]) -> Launch | None:
-    try:
-        config = json.loads(environ.get("TF_CONFIG", ""))
-        cluster, task = config["cluster"], config["task"]
-        leaders = len(cluster.get("chief") or cluster.get("master") or [])
-        size = leaders + len(cluster.get("worker", []))
-        rank = int(task["index"]) + (leaders if task["type"] == "worker" else 0)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return Launch(_UNKNOWN, "TF_CONFIG", size, rank, shares_output=False) if size > 0 else None
-
-
 def _launch_of_pmix(environ: Mapping[str, str]) -> Launch | None:
     """Return what PMIx states, which has no variable for the size: a rank above 0 has others before it."""
     rank = environ.get("PMIX_RANK", "")
@@ -218,33 +205,20 @@ def _launch_of_pmix(environ: Mapping[str, str]) -> Launch | None:
     return Launch("a launcher with PMIx", "PMIX_RANK", int(rank) + 1, int(rank))
 
 
-def _stated(launch: Launch) -> str:
-    if launch.variable == "TF_CONFIG":
-        return f"TF_CONFIG names {launch.size} workers"
-    value = launch.rank if launch.variable == "PMIX_RANK" else launch.size
-    return f"{launch.variable}={value}"
-
-
 def _remedy(launch: Launch, build: str) -> str:
     count = launch.size if launch.variable != "PMIX_RANK" else "N"
     start = f"Start with `horovodrun -np {count} python -m hvdtrain ...`"
     over_mpi = launch.launcher in (MPIRUN, SRUN)
     if over_mpi and not build:
-        return (
-            f"{start.replace('horovodrun', 'horovodrun --gloo')}, or install an MPI and run "
-            "`python -m hvdtrain build-horovod --mpi require`: Horovod was built without MPI."
-        )
+        over_gloo, build_it = start.replace("horovodrun", "horovodrun --gloo"), "build-horovod --mpi require"
+        return f"{over_gloo}, or install an MPI and run `python -m hvdtrain {build_it}`: Horovod has none."
     if over_mpi and os.environ.get("HOROVOD_CONTROLLER", "").lower() == "gloo":
         return f"Unset HOROVOD_CONTROLLER, which hides MPI from Horovod. {start}, or with {launch.launcher}."
     if launch.launcher == SRUN:
-        return (
-            "Start with `srun --mpi=pmix`. `srun --mpi=list` says whether this cluster has it; "
-            "`hvdtrain docs clusters` says what else works."
-        )
+        return "Start with `srun --mpi=pmix`; `hvdtrain docs clusters` says what else works."
     if build:
         start += f", or with the mpirun of {build}, which Horovod was built with"
-    unset = "TF_CONFIG" if launch.variable == "TF_CONFIG" else "WORLD_SIZE and RANK"
-    one = f" If one worker is meant, unset {unset}." if launch.launcher == _UNKNOWN else ""
+    one = " If one worker is meant, unset WORLD_SIZE and RANK." if launch.launcher == _UNKNOWN else ""
     return f"{start}.{one}"
 
 

@@ -11,41 +11,43 @@ from typing import IO, Any, cast
 @contextmanager
 def quiet_stderr() -> Iterator[None]:
     """Context manager: capture standard error, including native code's; print it only after an exception."""
-    sys.stderr.flush()
-    kept = os.dup(2)
     with tempfile.TemporaryFile() as captured:
-        os.dup2(captured.fileno(), 2)
         try:
-            yield
+            with _redirected(captured.fileno(), 2):
+                yield
         except BaseException:
-            os.dup2(kept, 2)
             captured.seek(0)
             sys.stderr.write(captured.read().decode(errors="replace"))
             raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
 
 
 @contextmanager
 def quiet_output() -> Iterator[None]:
-    """Context manager: discard standard output and standard error, including those of native code."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = os.dup(1), os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        for descriptor in (1, 2):
-            os.dup2(nowhere.fileno(), descriptor)
-        try:
-            with redirect_stdout(nowhere), redirect_stderr(nowhere):
-                yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for descriptor, original in zip((1, 2), kept, strict=True):
-                os.dup2(original, descriptor)
-                os.close(original)
+    """Context manager: discard standard output and error, also of native code; exceptions say what fails."""
+    with (
+        open(os.devnull, "w") as nowhere,
+        _redirected(nowhere.fileno(), 1, 2),
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+    ):
+        yield
+
+
+@contextmanager
+def _redirected(target: int, *descriptors: int) -> Iterator[None]:
+    """Context manager: let files of this process, and of native code in it, be another one."""
+    kept = []
+    for descriptor in descriptors:
+        (sys.stdout if descriptor == 1 else sys.stderr).flush()
+        kept.append(os.dup(descriptor))
+        os.dup2(target, descriptor)
+    try:
+        yield
+    finally:
+        for descriptor, original in zip(descriptors, kept, strict=True):
+            (sys.stdout if descriptor == 1 else sys.stderr).flush()
+            os.dup2(original, descriptor)
+            os.close(original)
 
 
 class TolerantFile:

@@ -61,7 +61,7 @@ class Job:
 
     def describe(self, text: str) -> str:
         """Return a text filled in with the job's values."""
-        values: dict[str, object] = {name: _shown(value) for name, value in self.config}
+        values: dict[str, object] = {name: shown_value(value) for name, value in self.config}
         values |= {name: os.environ.get(name, "") for name in FIXED_SETTINGS}
         values |= {
             "own_step": self.own("step"),
@@ -181,7 +181,7 @@ class Row:
     feature: Feature  # one of them
     other: Feature  # the other one
     reason: str  # why
-    remedy: str  # what to do
+    remedy: str = "Use one without the other."  # what to do
     kind: type[HvdtrainError] = ConfigError  # the class of the error
 
     def holds(self, job: Job) -> bool:
@@ -196,8 +196,7 @@ class Row:
         return self.kind(problem, job.describe(self.remedy), everywhere=everywhere)
 
 
-_LEAVE_ONE, _NO_STAGES, _NO_SHARD = "Leave one of them out.", "Leave stages out.", "Leave shard out."
-_NO_LOCAL_STEPS, _SIMPLER = "Leave sync_every out.", "Use compression none or fp16."
+_SIMPLER = "Use compression none or fp16."
 _NO_STAGE_SPEED = "Leave stages out; metrics.jsonl has the speed of a training with stages."
 _BENCH = "Plan without it; bench --sweep measures such jobs."
 _INDEXED = "hvdtrain.open_parquet and open_webdataset read data in many files by an index, which allows it."
@@ -213,48 +212,45 @@ _OWN_MIXING = "Mix the samples in the task's train_collate, and their losses the
 # fmt: off
 ROWS = (
     # fields of the config
-    Row(option("lr_schedule", "step"), no_option("lr_step_epochs"), "it lowers the rate at these epochs",
-        "Give lr_step_epochs, for example [30, 60, 80]."),
-    Row(option("lr_schedule", "inverse_sqrt"), NO_WARMUP, "it falls from the end of the warm-up",
-        "Give warmup_epochs or warmup_steps."),
-    Row(option("lr_schedule", "one_cycle"), WARMUP_EPOCHS, _OWN_WARMUP, "Leave warmup_epochs out."),
-    Row(option("lr_schedule", "one_cycle"), WARMUP_STEPS, _OWN_WARMUP, "Leave warmup_steps out."),
+    Row(option("lr_schedule", "step"), no_option("lr_step_epochs"),
+        "it lowers the rate at these epochs", "Give lr_step_epochs, for example [30, 60, 80]."),
+    Row(option("lr_schedule", "inverse_sqrt"), NO_WARMUP,
+        "it falls from the end of the warm-up", "Give warmup_epochs or warmup_steps."),
+    Row(option("lr_schedule", "one_cycle"), WARMUP_EPOCHS, _OWN_WARMUP),
+    Row(option("lr_schedule", "one_cycle"), WARMUP_STEPS, _OWN_WARMUP),
     Row(option("lr_schedule", "plateau"), option("lr_final_fraction", 1),
         "it would never lower the learning rate", "Give a lower lr_final_fraction."),
-    Row(option("early_stopping"), EVALUATED_AT_END, _AT_END,
-        "Set eval_every, such as 1epoch or a number of steps, or leave early_stopping out."),
+    Row(option("early_stopping"), EVALUATED_AT_END,
+        _AT_END, "Set eval_every, such as 1epoch or a number of steps, or leave early_stopping out."),
     Row(option("lr_schedule", "plateau"), EVALUATED_AT_END, _AT_END,
         "Set eval_every, such as 1epoch or a number of steps, or use another lr_schedule than plateau."),
     Row(option("init_only"), no_option("init"), "it chooses among the weights of init", "Give init too."),
     Row(option("init_skip"), no_option("init"), "it chooses among the weights of init", "Give init too."),
     Row(option("resume", "auto"), no_option("run_dir"), "it searches that directory", "Give --run-dir too."),
-    Row(LATE_PROFILE, option("steps"), "training ends before the first step to record",
-        "Give earlier steps to profile."),
-    Row(option("outer_optimizer"), no_option("sync_every"), "it follows local steps",
-        "Give sync_every too, or leave outer_optimizer out."),
-    Row(option("stage_cuts"), no_option("stages"), "it divides a model into stages",
-        "Give stages too, or leave stage_cuts out."),
-    Row(XLA, SYNC_NORM, "XLA cannot communicate between workers", _LEAVE_ONE),
-    Row(COMPRESSED, SYNC_EVERY, "it is for gradients, and with local steps none travel", _LEAVE_ONE),
+    Row(LATE_PROFILE, option("steps"),
+        "training ends before the first step to record", "Give earlier steps to profile."),
+    Row(option("outer_optimizer"), no_option("sync_every"),
+        "it follows local steps", "Give sync_every too, or leave outer_optimizer out."),
+    Row(option("stage_cuts"), no_option("stages"),
+        "it divides a model into stages", "Give stages too, or leave stage_cuts out."),
+    Row(XLA, SYNC_NORM, "XLA cannot communicate between workers"),
+    Row(COMPRESSED, SYNC_EVERY, "it is for gradients, and with local steps none travel"),
     Row(SYNC_NORM, SYNC_EVERY,
-        "it makes the workers wait for one another in every layer, which local steps are there to avoid",
-        _LEAVE_ONE),
-    Row(SHARD, SYNC_EVERY,
-        "it divides one state among the workers, and with local steps each has its own", _LEAVE_ONE),
-    Row(option("shard", "gradients"), WHOLE, "it needs the whole gradient, which no worker has",
-        "Use shard optimizer, or another compression."),
-    Row(SHARD, STAGES, "it divides the state of whole models among the workers, and no worker has one",
-        _LEAVE_ONE),
-    Row(SYNC_EVERY, STAGES, "each worker would train a whole model, and no worker has one", _LEAVE_ONE),
+        "it makes the workers wait for one another in every layer, which local steps are there to avoid"),
+    Row(SHARD, SYNC_EVERY, "it divides one state among the workers, and with local steps each has its own"),
+    Row(option("shard", "gradients"), WHOLE,
+        "it needs the whole gradient, which no worker has", "Use shard optimizer, or another compression."),
+    Row(SHARD, STAGES, "it divides the state of whole models among the workers, and no worker has one"),
+    Row(SYNC_EVERY, STAGES, "each worker would train a whole model, and no worker has one"),
     Row(POWERSGD, STAGES, "it compresses gradients of a whole model, and no worker has one", _SIMPLER),
-    *(Row(OVERLAP, other, reason, "Leave overlap out.") for other, reason in (
+    *(Row(OVERLAP, other, reason) for other, reason in (
         (POWERSGD, "it sends when the backward pass has ended"),
         (option("shard", "gradients"), "they always travel during the backward pass, to save their memory"),
         (SYNC_EVERY, "local steps send no gradients"),
         (XLA, "the backward pass that it compiles gives all gradients at once"),
         (STAGES, "a worker's passes alternate with messages to other stages"),
     )),
-    Row(XLA, STAGES, "the passes of a stage are several functions, not for XLA", "Leave compile out."),
+    Row(XLA, STAGES, "the passes of a stage are several functions, not for XLA"),
     # a number of workers that changes, and what connects them
     Row(MANY, ELASTIC, f"the vector that is reduced in every step has places for {MOST_WORKERS}",
         f"Lower --max-np to {MOST_WORKERS} or less."),
@@ -262,25 +258,24 @@ ROWS = (
     *(Row(setting(name), ELASTIC, "Horovod keeps what it found for a fixed number of workers",
           f"Leave {name} out, or start the job without --min-np and --host-discovery-script.",
           EnvironmentFault) for name in FIXED_SETTINGS),
-    Row(NCCL, ELASTIC, "it needs a fixed number of workers", "Use --device cpu, a Horovod that is built "
-        "without --gpu nccl, or a fixed number of workers.", EnvironmentFault),
+    Row(NCCL, ELASTIC, "it needs a fixed number of workers",
+        "Use --device cpu, a Horovod that is built without --gpu nccl, or a fixed number of workers.",
+        EnvironmentFault),
     Row(option("max_time"), ELASTIC, "the launcher decides when its workers stop",
         "Send SIGTERM to horovodrun after that time, as the command timeout does."),
-    Row(STAGES, ELASTIC, "a lost worker takes its stage with it", _NO_STAGES),
-    Row(SHARD, ELASTIC, "the part of the state that a worker keeps is lost with it", _NO_SHARD),
-    Row(SYNC_EVERY, ELASTIC, "what a worker has learned since the last synchronisation is lost with it",
-        _NO_LOCAL_STEPS),
+    Row(STAGES, ELASTIC, "a lost worker takes its stage with it"),
+    Row(SHARD, ELASTIC, "the part of the state that a worker keeps is lost with it"),
+    Row(SYNC_EVERY, ELASTIC, "what a worker has learned since the last synchronisation is lost with it"),
     Row(RUN_DIR_URL, ELASTIC, "uploads do not follow workers that come and go yet",
         "Give a directory that all hosts share, or start the job with a fixed number of workers."),
     Row(STAGES, GLOO, "stages send activations to one another by MPI's point-to-point messages",
         "Start the job over MPI: horovodrun --mpi, or mpirun."),
     # commands
-    Row(STAGES, commands("export", "predict", "load"), "no worker has the whole model",
-        "Leave stages out for {command}."),
-    Row(STAGES, commands("bench"), "it measures what a worker computes alone, and no stage trains alone",
-        _NO_STAGE_SPEED),
-    Row(STAGES, commands("batch-find"), "it tries sizes with few workers, each with the whole model",
-        _NO_STAGE_SPEED),
+    Row(STAGES, commands("export", "predict", "load"), "no worker has the whole model", "Leave stages out."),
+    Row(STAGES, commands("bench"),
+        "it measures what a worker computes alone, and no stage trains alone", _NO_STAGE_SPEED),
+    Row(STAGES, commands("batch-find"),
+        "it tries sizes with few workers, each with the whole model", _NO_STAGE_SPEED),
     Row(SYNC_EVERY, commands("batch-find", "lr-find"),
         "it compares single steps of all workers, and local steps are each worker's own",
         "Leave sync_every out, and start {command} with one worker, whose steps local steps are."),
@@ -291,8 +286,8 @@ ROWS = (
     Row(SYNC_NORM, PLAN, "messages in every batch-norm layer are not predicted", _BENCH, UsageError),
     Row(SHARD, PLAN, "it gathers parameters in every step, which is not predicted", _BENCH, UsageError),
     Row(STAGES, PLAN, "messages between stages are not predicted", _NO_STAGE_SPEED, UsageError),
-    Row(OWN_STEP, PLAN, "it may sum gradients several times in a step, which is not predicted", _BENCH,
-        UsageError),
+    Row(OWN_STEP, PLAN,
+        "it may sum gradients several times in a step, which is not predicted", _BENCH, UsageError),
     Row(PLANNED_STEPS, OWN_OPTIMIZER, "how much of its state it sends is unknown", _BENCH, UsageError),
     Row(option("on_bad_sample", "skip"), commands("predict"), "predictions have a row for every sample",
         "Leave it out, or give the task predict_data() without the samples that cannot be read.", UsageError),
@@ -301,13 +296,15 @@ ROWS = (
     Row(STREAM, ELASTIC, "its place in each shard depends on a fixed number of workers", _INDEXED),
     Row(STREAM, option("on_bad_sample", "skip"), "the sample after a bad one is not known",
         "Leave the samples out in the source, or leave on_bad_sample out."),
-    Row(STREAM, STAGES, "all workers of a replica read the same samples, and parts of a stream are "
-        "distributed to single workers", _INDEXED),
+    Row(STREAM, STAGES,
+        "all workers of a replica read the same samples, and parts of a stream are distributed to single "
+        "workers",
+        _INDEXED),
     Row(TRAINING_STREAM, SYNC_EVERY, "local steps need an index", _INDEXED),
     Row(UNCOUNTED, EPOCHS, "there are no epochs", f"{_DECLARED}, or give --steps."),
     Row(UNCOUNTED, WARMUP_EPOCHS, "there are no epochs", f"{_DECLARED}, or give warmup_steps."),
-    Row(UNCOUNTED, option("lr_schedule", "step", "cyclic", "cosine_restarts", "task"), "there are no epochs",
-        f"{_DECLARED}."),
+    Row(UNCOUNTED, option("lr_schedule", "step", "cyclic", "cosine_restarts", "task"),
+        "there are no epochs", f"{_DECLARED}."),
     # what a task brings
     *(Row(feature, NO_EVAL_DATA, "it goes by a metric of the evaluation",
           f"Give the task eval_data(), or {rest}.")
@@ -319,9 +316,9 @@ ROWS = (
     Row(STAGES, OWN_LOSS, "no worker has the whole model",
         "Give the task a loss, which may be a function of (outputs, batch), or leave stages out."),
     Row(STAGES, OWN_STEP, "it calls the whole model itself", "Leave stages out, or {own_step}."),
-    Row(SHARD, OWN_STEP, "it updates whole parameters itself", _NO_SHARD),
-    Row(SYNC_EVERY, OWN_STEP, "it sums its gradients over all workers itself", _NO_LOCAL_STEPS),
-    Row(OVERLAP, OWN_STEP, "it decides itself when it sums its gradients", "Leave overlap out."),
+    Row(SHARD, OWN_STEP, "it updates whole parameters itself"),
+    Row(SYNC_EVERY, OWN_STEP, "it sums its gradients over all workers itself"),
+    Row(OVERLAP, OWN_STEP, "it decides itself when it sums its gradients"),
     Row(option("accumulate"), OWN_STEP,
         "it updates the parameters itself, and micro-batches would each be updated",
         "Use a smaller model or batch_size, or leave accumulate out."),
@@ -334,8 +331,8 @@ ROWS = (
     Row(POWERSGD, OWN_STEP,
         "what is not sent yet belongs to one gradient of a step, and a step may reduce several",
         "Use compression fp16 or none."),
-    Row(option("compile"), OWN_STEP, "there is no single forward and backward pass to compile",
-        "Compile the parts in the task itself."),
+    Row(option("compile"), OWN_STEP,
+        "there is no single forward and backward pass to compile", "Compile the parts in the task itself."),
     Row(option("mixup"), OWN_STEP, _OWN_LOSSES, _OWN_MIXING),
     Row(option("cutmix"), OWN_STEP, _OWN_LOSSES, _OWN_MIXING),
     Row(option("label_smoothing"), OWN_STEP, _OWN_LOSSES, "Smooth the targets there."),
@@ -361,7 +358,8 @@ def check(job: Job, *, everywhere: bool = True) -> None:
             raise row.error(job, everywhere)
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
+    """Return the value of a field as messages have it."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(list(value)) if isinstance(value, tuple) else str(value)

@@ -16,7 +16,7 @@ from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import TrainingData, readers_for
-from hvdtrain.errors import ConfigError, TaskError
+from hvdtrain.errors import TaskError
 from hvdtrain.host.cores import peak_bytes
 from hvdtrain.jobs.opening.dry_run import (
     Dry,
@@ -127,16 +127,7 @@ def _watched(config: Config, backend: Backend, callbacks: Sequence[Any]) -> froz
 
 def tool_hooks(config: Config) -> list[Callable[[Session], LoopHook]]:
     """Return what makes the hooks of tools that the config needs. Local."""
-    if config.profile is None:
-        return []
-    try:
-        return [importlib.import_module(_PROFILE).StepProfile]
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--profile needs {_PROFILE}, which this installation of hvdtrain does not have",
-            "Leave out --profile, or install hvdtrain anew.",
-            everywhere=True,
-        ) from error
+    return [] if config.profile is None else [importlib.import_module(_PROFILE).StepProfile]
 
 
 def hooks_of(session: Session) -> LoopHooks:

@@ -135,10 +135,11 @@ def _check(fn: Any, np: Any, controller: Any) -> None:
         raise UsageError(
             f"launch() takes a function, found a {type(fn).__name__}", "Write launch(fn), not launch(fn())."
         )
-    if isinstance(np, bool) or not isinstance(np, int) or np < 1:
-        raise UsageError(f"np must be a whole number of at least 1, found {np!r}")
-    if controller not in (None, "mpi", "gloo"):
-        raise UsageError(f"controller must be 'mpi', 'gloo' or None, found {controller!r}")
+    if isinstance(np, bool) or not isinstance(np, int) or np < 1 or controller not in (None, "mpi", "gloo"):
+        raise UsageError(
+            f"np must be a whole number of at least 1, found {np!r}, and controller 'mpi', 'gloo' or None, "
+            f"found {controller!r}"
+        )
     if (launch := stated_launch()) is not None and launch.size > 1:
         raise UsageError(
             f"launch() starts workers; this process is one of {launch.size} that {launch.launcher} started",
@@ -177,14 +178,16 @@ def error_of(found: Sequence[Mapping[str, Any]], code: int) -> BaseException:
     ended = [one for one in found if one["signal"] not in (None, signal.SIGINT)]
     lost = [one for one in found if one["kind"] == PeerLostError.__name__]
     first = [*(one for one in found if one not in ended and one not in lost), *lost, *ended][0]
-    where, kind, number = f"rank {first['rank']} on {first['host']}", first["kind"], first["signal"]
+    where, number = f"rank {first['rank']} on {first['host']}", first["signal"]
     if number == signal.SIGINT:
         return KeyboardInterrupt(f"{where} was interrupted")
     if number is not None:
-        name = signal.Signals(number).name
-        return EnvironmentFault(f"the workers ended {how}; {where} was ended by {name}", _SEE_OUTPUT)
-    cls, problem = getattr(errors, kind), f"{where}: {first['problem']}"
-    error: BaseException = cls(problem) if cls is errors.Stopped else cls(problem, first["remedy"])
+        why = f"{where} was ended by {signal.Signals(number).name}"
+        return EnvironmentFault(f"the workers ended {how}; {why}", _SEE_OUTPUT)
+    cls, remedy = getattr(errors, first["kind"]), [first["remedy"]]
+    error: BaseException = cls(
+        f"{where}: {first['problem']}", *(remedy if issubclass(cls, HvdtrainError) else ())
+    )
     return error
 
 
@@ -194,12 +197,8 @@ def main() -> None:
     try:
         function = pickle.loads((folder / FUNCTION).read_bytes())
     except OSError as error:
-        print(
-            f"hvdtrain: rank {rank} on {host_name()}: cannot read {folder}, in which the function is: "
-            f"{error.strerror or error}\n  The working directory must be one that all hosts share.",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"hvdtrain: rank {rank} on {host_name()}: {error}: all hosts must share the working directory."
+        print(text, file=sys.stderr, flush=True)
         os._exit(errors.EXIT_ENVIRONMENT)
     report_begin(rank)
     try:
@@ -250,7 +249,7 @@ def _fail(folder: Path, rank: int, error: BaseException) -> None:
         remedy = "\n".join(filter(None, [error.remedy, cause]))
     elif isinstance(error, errors.Stopped):
         kind, problem = errors.Stopped.__name__, str(error)
-    number = error.signal_number if isinstance(error, errors.Interrupted) else None
+    number = getattr(error, "signal_number", None)
     number = int(signal.SIGINT) if isinstance(error, KeyboardInterrupt) else number
     found = {"rank": rank, "host": host_name(), "kind": kind, "problem": problem, "remedy": remedy}
     try:

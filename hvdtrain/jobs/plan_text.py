@@ -10,16 +10,16 @@ from hvdtrain.backends.pipeline.pipeline import bubble
 from hvdtrain.backends.records import ModelInfo, OwnRates
 from hvdtrain.config import Config
 from hvdtrain.data.eval_sets import sets_of
-from hvdtrain.data.order import BatchPlan, Draws, Lengths
+from hvdtrain.data.order import Draws, Lengths
 from hvdtrain.data.stream import number_words, size_words
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.host.frameworks import FRAMEWORKS
+from hvdtrain.jobs.compatibility import shown_value
 from hvdtrain.jobs.opening.data_sets import known_size, promises, roles_of
 from hvdtrain.jobs.opening.dry_run import memory_limit
 from hvdtrain.jobs.opening.setup import TrainingRun, names_of_batch
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import note_on_links
-from hvdtrain.schedule import ONE_CYCLE_FIRST, ONE_CYCLE_LAST, Cadence
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted
 from hvdtrain.storage.urls import shown
@@ -30,8 +30,14 @@ INDENT = 3 + _WIDTH  # columns before the text of a line
 _USUAL_REDUCTION = "fp32, sent uncompressed"
 _MUCH = 0.5  # part of the memory that a worker may take, from which on the plan has what it takes
 _SHARDED = {"optimizer": "the optimizer's state", "gradients": "the optimizer's state and the gradients"}
-_LOW = 0.2  # part of a step in which a stage waits, from which on more micro-batches are proposed
-_NAMED = 8  # hosts, numbers of workers and parameter groups that a line names
+_NAMED = 8  # hosts and parameter groups that a line names
+_IN_OTHER_LINES = {
+    *("framework", "task", "task_options", "run_dir", "resume", "init", "initial_parameters", "seed"),
+    *("epochs", "steps", "batch_size", "global_batch_size", "accumulate", "eval_every", "sync_batch_norm"),
+    *("learning_rate", "lr_scaling", "base_batch_size", "lr_schedule", "lr_final_fraction", "warmup_epochs"),
+    *("warmup_steps", "optimizer", "momentum", "weight_decay", "parameter_groups", "clip_norm", "precision"),
+    *("compile", "checkpoint_activations", "shard", "stages", "compression", "read_workers"),
+}
 
 
 def describe_plan(
@@ -66,15 +72,12 @@ def describe_plan(
         "learning rate": _learning_rate(session, plan, own),
         "optimizer": _built_in(config) if own is None else f"the task's own, {own.optimizer}",
         "groups": "; ".join(model.groups),
-        "regularised": _regularised(config),
-        "stops early": _stops_early(config),
         "precision": "" if (precision := describe_precision(config, model)) == "fp32" else precision,
         "gradients": "" if model.reduction == _USUAL_REDUCTION else model.reduction,
         "memory": _memory(session, limit),
         "sharded": "" if config.shard == "none" else sharded,
         "stages": _indented(describe_stages(config, workers, model.stages)),
-        "local steps": _local_steps(config, plan),
-        "checkpoints": _checkpoints(config),
+        "options": _options(config),
         "run directory": shown(session.location_of(session.services.run_dir)) + copy,
     }
     if config.clip_norm:
@@ -106,13 +109,10 @@ def describe_stages(config: Config, workers: int, stages: Sequence[str]) -> str:
     if config.stages == 1:
         return ""
     idle = bubble(config.stages, config.accumulate)
-    micro_batches = "1 micro-batch" if config.accumulate == 1 else f"{config.accumulate:,} micro-batches"
-    more, advice = 4 * config.stages, ""
-    if idle > _LOW and config.accumulate < more:
-        advice = f"; with --accumulate {more}, {bubble(config.stages, more):.0%}"
     first = (
         f"{counted(workers // config.stages, 'replica')} of {config.stages} stages; with "
-        f"{micro_batches} in a step, each stage waits {idle:.0%} of it if all take equally long{advice}"
+        f"{counted(config.accumulate, 'micro-batch')} in a step, each stage waits {idle:.0%} of it if all "
+        "take equally long; with a larger --accumulate, less"
     )
     return "\n".join([first, *stages])
 
@@ -185,57 +185,32 @@ def _batch(session: Session, plan: TrainingPlan) -> str:
         return text
     if session.config.global_batch_size is None:
         return f"{text}; with other workers, another number a step and of steps"
-    return (
-        f"{text}; micro-batches of {batch.micro_batch} with any number of workers up to {most}, larger ones "
-        "with a lower --max-np"
-    )
+    return f"{text}; micro-batches of {batch.micro_batch} with any number of workers up to {most}"
 
 
 def _batch_norm(session: Session, model: ModelInfo, plan: TrainingPlan) -> str:
     """Return which samples batch norm takes together; nothing where that is what a plain loop does."""
-    layers, batch = model.batch_norm_layers, plan.batch
-    is_synchronised = session.config.sync_batch_norm or 0 < layers == model.synchronized_layers
-    if not layers:
+    batch, elastic, count = plan.batch, session.backend.workers.is_elastic, model.batch_norm_layers
+    is_synchronised = session.config.sync_batch_norm or 0 < count == model.synchronized_layers
+    if not count:
         return "the model has none, so --sync-batch-norm changes nothing" if is_synchronised else ""
-    together, samples = batch.global_batch // batch.accumulate, counted(batch.micro_batch, "sample")
-    if (most := most_workers(session.backend.workers)) is not None:
-        if is_synchronised:
-            return (
-                f"warning: {counted(layers, 'layer')} over the micro-batches of {samples} of as many workers "
-                f"as there are, up to {most}, so the curve depends on their number"
-            )
-        text = f"{counted(layers, 'layer')} over each micro-batch of {samples}, with any number of workers"
-        numbers = range(session.backend.workers.least, most + 1)
-        padded = "" if model.leaves_out_padding else _padded_with(batch, numbers)
-        counts = (
-            f"; with {padded} padding (a repeated sample) counts in the statistics; see --sync-batch-norm"
-        )
-        return f"warning: {text}{counts}" if padded else text
+    layers = counted(count, "layer")
+    if is_synchronised and not elastic:
+        samples = counted(batch.global_batch // batch.accumulate, "sample")
+        return f"{layers} over the {samples} of all workers' micro-batches"
     if is_synchronised:
-        return (
-            f"{counted(layers, 'layer')} over the {counted(together, 'sample')} of all workers' micro-batches"
-        )
-    of_layers = counted(layers - model.synchronized_layers, "layer")  # without those with synchronized=True
-    has_none = model.leaves_out_padding and batch.global_batch >= batch.workers * batch.accumulate
-    padding = "" if batch.is_even or has_none else "; padding (a repeated sample) counts in the statistics"
-    if session.data.is_sharded:
-        padding = "; padding (repeated samples) of workers whose shards end first counts in the statistics"
-    if batch.workers == 1:
-        over = f"{of_layers} over each micro-batch of {samples}"
+        return f"warning: {layers} over all workers' micro-batches, so the curve depends on their number"
+    layers = counted(count - model.synchronized_layers, "layer")
+    is_padded = session.data.is_sharded or not (batch.is_even or model.leaves_out_padding)
+    is_padded |= elastic and session.config.global_batch_size is not None and not model.leaves_out_padding
+    padding = "; padding (a repeated sample) counts in the statistics" if is_padded else ""
+    if batch.workers == 1 or (elastic and session.config.global_batch_size is not None):
+        over = f"{layers} over each micro-batch of {counted(batch.micro_batch, 'sample')}"
         return f"warning: {over}{padding}; see --sync-batch-norm" if padding else ""
     return (
-        f"warning: {of_layers} over each worker's {samples}, not the {together} of all, so the curve depends "
+        f"warning: {layers} over each worker's {counted(batch.micro_batch, 'sample')}, so the curve depends "
         f"on the number of workers{padding}; see --sync-batch-norm"
     )
-
-
-def _padded_with(batch: BatchPlan, numbers: range) -> str:
-    """Return the numbers of workers with which a step is padded, such as "3, 5, 6 workers"; empty if none."""
-    if batch.micro is None:  # --batch-size: the batch follows the workers
-        return ""
-    found = [n for n in numbers if not BatchPlan.of_size(batch.global_batch, n, batch.micro).is_even]
-    more = f" and {len(found) - _NAMED} other numbers of" if len(found) > _NAMED else ""
-    return f"{', '.join(map(str, found[:_NAMED]))}{more} workers" if found else ""
 
 
 def _length(session: Session, plan: TrainingPlan) -> str:
@@ -267,21 +242,11 @@ def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -
     if rate.warmup_epochs:
         number, unit = (config.warmup_steps, "step") if config.warmup_steps else (rate.warmup_epochs, "epoch")
         text += f", after a warm-up of {counted(number, unit)}"
-    lowest = f"{peak * rate.final_fraction:g}"
-    after = {
-        "constant": "constant",
-        "cosine": f"cosine to {lowest}",
-        "linear": f"linear to {lowest}",
-        "one_cycle": f"one cycle: from {peak * ONE_CYCLE_FIRST:g} up to the peak at 30 % of the "
-        f"training and down to {peak * ONE_CYCLE_LAST:g}",
-        "step": f"x {rate.step_factor:g} at epochs {', '.join(f'{e:g}' for e in rate.step_epochs)}",
-        "cyclic": f"cycles of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
-        "cosine_restarts": f"cosines of {counted(rate.cycle_epochs, 'epoch')} down to {lowest}",
-        "inverse_sqrt": "then by the inverse square root",
-        "task": "times the task's learning_rate_factor",
-        "plateau": _plateau(session, peak),
-    }
-    text += f", {after[rate.schedule]}"
+    lowers = rate.schedule in ("cosine", "linear", "cyclic", "cosine_restarts", "plateau")
+    text += f", {rate.schedule}" + (f" to {peak * rate.final_fraction:g}" if lowers else "")
+    plateau = session.state.plateau
+    if plateau is not None and plateau.fraction < 1:
+        text += f"; lowered to {peak * max(plateau.fraction, rate.final_fraction):g} so far"
     if own is not None and set(own.factors) != {1.0}:
         groups = counted(len(own.factors), "parameter group")
         text += f"; {groups} at {_some([f'{peak * factor:g}' for factor in own.factors])}"
@@ -291,51 +256,13 @@ def _learning_rate(session: Session, plan: TrainingPlan, own: OwnRates | None) -
     return text
 
 
-def _plateau(session: Session, peak: float) -> str:
-    config, state = session.config, session.state.plateau
-    goal, patience = config.plateau_metric, counted(config.plateau_patience, "evaluation")
-    way = "higher" if goal.highest else "lower"
-    text = f"x {config.plateau_factor:g} after {patience} in a row without a {way} {goal.metric}"
-    if config.lr_final_fraction:
-        text += f", down to {peak * config.lr_final_fraction:g}"
-    if state is not None and state.fraction < 1:
-        text += f"; lowered to {peak * max(state.fraction, config.lr_final_fraction):g} so far"
-    return text
-
-
 def _built_in(config: Config) -> str:
     parts: list[str] = [config.optimizer]
     if config.optimizer in ("sgd", "lars") and config.momentum:
         parts.append(f"momentum {config.momentum:g}")
-    if config.optimizer == "lamb":
-        parts.append(f"betas {config.adam_beta1:g} and {config.adam_beta2:g}")
     if config.weight_decay:
         parts.append(f"weight decay {config.weight_decay:g}")
     return ", ".join(parts)
-
-
-def _local_steps(config: Config, plan: TrainingPlan) -> str:
-    """Return what local steps mean for the run; empty if it has none."""
-    if (every := config.sync_every) is None:
-        return ""
-    text = "the result depends on the number of workers"
-    if plan.batch.workers == 1:
-        text = "one worker, so there is nothing to average"
-        if config.outer_optimizer == "nesterov":
-            text = f"one worker, which takes an outer step after {Cadence(every).describe()}"
-    late = [
-        f"{name} {cadence}"
-        for name in ("log_every", "eval_every", "save_every")
-        if (cadence := getattr(config, name)) is not None
-        and every > 1
-        and (cadence.unit != "steps" or int(cadence.every) % every)
-    ]
-    if late:
-        their = "their" if len(late) > 1 else "its"
-        text += f"; {' and '.join(late)}: at the first synchronisation at or after {their} step"
-    if every > 1:
-        text += f"; SIGTERM: at the next synchronisation, up to {every} steps later"
-    return text
 
 
 def describe_precision(config: Config, model: ModelInfo) -> str:
@@ -347,32 +274,13 @@ def describe_precision(config: Config, model: ModelInfo) -> str:
     return f"{text}; compiled" if config.compile else text
 
 
-def _checkpoints(config: Config) -> str:
-    usual = Config.model_fields
-    if all(getattr(config, name) == usual[name].default for name in ("save_every", "keep_last", "keep_best")):
-        return ""
-    text = f"{config.save_every.describe()} and at the end" if config.save_every else "at the end"
-    kept = "all" if config.keep_last is None else f"the last {config.keep_last}"
-    best = f" and the one with the best {config.keep_best.metric}" if config.keep_best else ""
-    return f"{text}, keeping {kept}{best}"
-
-
-def _regularised(config: Config) -> str:
-    parts = []
-    if config.label_smoothing:
-        parts.append(f"label smoothing {config.label_smoothing:g} in training, none in evaluation")
-    parts += [f"mixup {config.mixup:g} in training"] if config.mixup else []
-    parts += [f"cutmix {config.cutmix:g} in training"] if config.cutmix else []
-    if config.ema_decay is not None:
-        parts.append(f"evaluation by a moving average of the weights, decay {config.ema_decay:g}")
-    return "; ".join(parts)
-
-
-def _stops_early(config: Config) -> str:
-    if (goal := config.early_stopping) is None:
-        return ""
-    patience = counted(config.early_stopping_patience, "evaluation")
-    return f"after {patience} in a row without a {'higher' if goal.highest else 'lower'} {goal.metric}"
+def _options(config: Config) -> str:
+    """Return the options that no other line shows, where they are not at their defaults."""
+    given = {name: getattr(config, name) for name in Config.model_fields if name not in _IN_OTHER_LINES}
+    changed = {name: value for name, value in given.items() if value != Config.model_fields[name].default}
+    depends = "; the result depends on the number of workers" if config.sync_every is not None else ""
+    shown = [f"{name} {'null' if one is None else shown_value(one)}" for name, one in changed.items()]
+    return ", ".join(shown) + depends
 
 
 def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Sequence[str]) -> None:
@@ -392,5 +300,5 @@ def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Seq
         limit=memory_limit(session.backend),
     )
     session.services.report.say(text, INDENT)
-    for note in (*point.notes, *found, *of_directory, *run.notes_on_options(plan)):
+    for note in (*point.notes, *found, *of_directory, *run.notes_on_options()):
         session.services.report.note(note)

@@ -67,25 +67,22 @@ def where_raised(error: BaseException, own_only: bool = False) -> str:
         return f"{error.filename}, line {error.lineno}: {error.msg}"
     samples = [note for note in getattr(error, "__notes__", ()) if note.startswith(SAMPLE_NOTE)]
     text = f"{type(error).__name__}: {_text_of(error)}" + "".join(f" ({note})" for note in samples)
-    text += _cause_of_import(error)
+    if isinstance(error, ImportError) and error.__cause__ is not None:  # which a package may hide
+        innermost = innermost_cause(error)
+        text += f"\n  Its cause: {type(innermost).__name__}: {_text_of(innermost)}"
     text += f"\n  {_OTHER_BUILD}" if _TORCHVISION in text else ""
     frames = traceback.extract_tb(error.__traceback__)
     places = [(f.filename, f.lineno or 0) for f in frames if _is_shown(f.filename)]
-    own = [place for place in [*places, *_places_in_graph(str(error))] if _is_user_code(place[0])]
+    # TensorFlow's text of an error in a graph lists files and lines
+    listed = re.findall(r'File "([^"]+)", line (\d+)', str(error)) if _GRAPH_ERROR in str(error) else []
+    known = [*places, *((name, int(line)) for name, line in listed)]
+    own = [place for place in known if _is_user_code(place[0])]
     if own_only or not places:
         places = own
     if not places:
         return text
     filename, line = (own or places)[-1]
     return f"{filename}, line {line}: {text}"
-
-
-def _cause_of_import(error: BaseException) -> str:
-    """Return the exception that a failed import began with, where a package hides it; empty without one."""
-    if not isinstance(error, ImportError) or error.__cause__ is None:
-        return ""
-    innermost = innermost_cause(error)
-    return f"\n  Its cause: {type(innermost).__name__}: {_text_of(innermost)}"
 
 
 def innermost_cause(error: BaseException) -> BaseException:
@@ -107,13 +104,6 @@ def _is_user_code(filename: str) -> bool:
     parts = Path(filename).parts
     in_package = "site-packages" in parts or "dist-packages" in parts
     return not in_package and not any(Path(filename).is_relative_to(folder) for folder in _LIBRARIES)
-
-
-def _places_in_graph(text: str) -> list[tuple[str, int]]:
-    """Return the files and lines that TensorFlow's text of an error in a graph lists."""
-    if _GRAPH_ERROR not in text:
-        return []
-    return [(name, int(line)) for name, line in re.findall(r'File "([^"]+)", line (\d+)', text)]
 
 
 def _text_of(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from hvdtrain import cli
-from hvdtrain.cli.fields import OPTIONS
+from hvdtrain.cli.jobs import OPTIONS
 from hvdtrain.config import Config, Layer
 from hvdtrain.config.layers import resolve
 from hvdtrain.errors import UsageError

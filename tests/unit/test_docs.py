@@ -8,7 +8,7 @@ import pytest
 from support.documents import ROOT, documents, hvdtrain_commands, links, named_files
 
 from hvdtrain.cli import cli
-from hvdtrain.cli.fields import OPTIONS
+from hvdtrain.cli.jobs import OPTIONS
 from hvdtrain.config import Config
 from hvdtrain.config.values import TimeField
 from hvdtrain.early_stopping import MetricGoal

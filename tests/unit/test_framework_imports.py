@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from hvdtrain import backends
 from hvdtrain.backends import quick_imports
-from hvdtrain.host.frameworks import FRAMEWORKS
 
 PACKAGE, USER = "package_of_this_test", "package_of_this_test.heavy"
 
@@ -85,7 +85,7 @@ assert "sklearn" in sys.modules
 assert SKLearnClassifier(keras.Sequential([keras.layers.Dense(1)])).get_params()["model"] is not None
 assert {{"SKLearnRegressor", "SKLearnTransformer"}} <= set(dir(keras.wrappers))
 """
-    code = script.format(postponed=FRAMEWORKS["tf"].postponed)
+    code = script.format(postponed=backends._POSTPONED)
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

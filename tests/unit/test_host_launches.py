@@ -1,7 +1,5 @@
 """What launchers state in the environment, and the refusal if Horovod does not see their processes."""
 
-import json
-
 import psutil
 import pytest
 
@@ -14,11 +12,6 @@ MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK":
 PMI = {"PMI_SIZE": "2", "PMI_RANK": "0"}
 STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
 PODS = {"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "pod-0"}
-TENSORFLOW = {
-    "TF_CONFIG": json.dumps(
-        {"cluster": {"chief": ["a:1"], "worker": ["b:1", "c:1"]}, "task": {"type": "worker", "index": 1}}
-    )
-}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +25,6 @@ TENSORFLOW = {
         (STEP, "srun", 2, 1),
         ({**STEP, "PMI_SIZE": "2", "PMI_RANK": "1"}, "srun", 2, 1),
         (PODS, "a launcher", 3, 2),
-        (TENSORFLOW, "a launcher", 3, 2),
         ({"PMIX_RANK": "3"}, "a launcher with PMIx", 4, 3),
     ],
 )
@@ -71,9 +63,6 @@ def test_the_innermost_launcher_counts(environ, launcher):
         {"WORLD_SIZE": "4"},
         {"WORLD_SIZE": "4", "RANK": "4"},
         {"WORLD_SIZE": "many", "RANK": "0"},
-        {"TF_CONFIG": "{}"},
-        {"TF_CONFIG": "no JSON"},
-        {"TF_CONFIG": '{"cluster": [], "task": 1}'},
     ],
     ids=str,
 )
@@ -96,7 +85,7 @@ def test_a_batch_script_may_inherit_the_variables_of_a_step(monkeypatch, title, 
     assert (stated_launch(STEP) is not None) == is_step
 
 
-@pytest.mark.parametrize("environ", [TORCHRUN, MPIRUN, PMI, STEP, PODS, TENSORFLOW], ids=str)
+@pytest.mark.parametrize("environ", [TORCHRUN, MPIRUN, PMI, STEP, PODS], ids=str)
 def test_processes_that_horovod_does_not_see_are_refused(environ):
     launch = stated_launch(environ)
     assert launch is not None
@@ -150,7 +139,7 @@ def test_the_rank_among_those_that_share_an_output(monkeypatch, environ, rank):
 ELASTIC = {"HVDTRAIN_ELASTIC": "127.0.0.1:4000"}
 
 
-@pytest.mark.parametrize("launcher", [STEP, MPIRUN, PODS, TENSORFLOW, {"PMIX_RANK": "3"}])
+@pytest.mark.parametrize("launcher", [STEP, MPIRUN, PODS, {"PMIX_RANK": "3"}])
 def test_in_an_elastic_job_only_the_world_counts(launcher, monkeypatch):
     assert stated_launch({**launcher, **ELASTIC}) is None
     launch = stated_launch({**launcher, **ELASTIC, "HOROVOD_SIZE": "3", "HOROVOD_RANK": "2"})

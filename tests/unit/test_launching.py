@@ -27,7 +27,7 @@ def nothing() -> None:
         (({"fn": 3}), "takes a function, found a int"),
         (({"fn": nothing, "np": 0}), "np must be a whole number"),
         (({"fn": nothing, "np": True}), "np must be a whole number"),
-        (({"fn": nothing, "controller": "nccl"}), "controller must be"),
+        (({"fn": nothing, "controller": "nccl"}), "controller 'mpi', 'gloo' or None, found 'nccl'"),
         (({"fn": nothing, "hosts": "one"}), "has no number of workers"),
         (({"fn": nothing, "args": [threading.Lock()]}), "cannot be sent to the workers"),
     ],

@@ -21,7 +21,7 @@ from hvdtrain.checkpoints import storage
 from hvdtrain.checkpoints.saver import BackgroundSaver, Saver
 from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
-from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run, take_over_run
+from hvdtrain.jobs.elastic.world_state import RunServices, hand_over_run, take_over_run
 from hvdtrain.jobs.run_directory.folder import open_run
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.metrics import StepInfo

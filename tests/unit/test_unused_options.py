@@ -4,9 +4,8 @@ import pytest
 
 from hvdtrain.config import Layer
 from hvdtrain.config.layers import resolve
-from hvdtrain.jobs.opening.limits import unreached_parts, unused_options
+from hvdtrain.jobs.opening.limits import unused_options
 from hvdtrain.jobs.opening.start import given_fields
-from hvdtrain.training_plan import TrainingPlan
 
 TASK = Layer("defaults of task t", {"framework": "torch", "momentum": 0.5, "lr_final_fraction": 0.1})
 
@@ -71,29 +70,3 @@ def test_the_config_of_another_run_is_no_request():
     repeated = Layer("config.yaml", config.model_dump(exclude={"epochs", "batch_size"}), is_file=True)
     found = notes(repeated, Layer("options", {"optimizer": "lars", "momentum": 0.9}))
     assert [note.split()[0] for note in found] == ["adam_beta1", "lr_final_fraction"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"warmup_epochs": 2, "epochs": 2}, []),
-        (
-            {"warmup_epochs": 5, "epochs": 2, "learning_rate": 0.1},
-            ["the warm-up of 5 epochs is longer than the training of 2 epochs: the learning rate ends at "
-             "0.04 and does not reach its peak of 0.1"],
-        ),
-        (
-            {"warmup_steps": 100, "steps": 50, "learning_rate": 0.1, "lr_schedule": "cosine"},
-            ["the warm-up of 32 epochs is longer than the training of 16 epochs: the learning rate ends at "
-             "0.05 and does not reach its peak of 0.1"],
-        ),
-        (
-            {"lr_schedule": "step", "lr_step_epochs": [1, 2, 30], "epochs": 2},
-            ["lr_step_epochs 2, 30 come after the training of 2 epochs: they do nothing"],
-        ),
-        ({"lr_schedule": "step", "lr_step_epochs": [1], "epochs": 2}, []),
-    ],
-)  # fmt: skip
-def test_what_the_training_does_not_reach_is_said(fields, said):
-    config = resolve([Layer("options", {"framework": "torch", **fields})])
-    assert list(unreached_parts(config, TrainingPlan.of(config, 1, 100))) == said

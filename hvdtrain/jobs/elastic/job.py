@@ -22,8 +22,14 @@ from hvdtrain.errors import (
     WorldChanged,
 )
 from hvdtrain.host.launcher import is_elastic
-from hvdtrain.jobs.elastic.take_over import RunServices, hand_over_run
-from hvdtrain.jobs.elastic.world_state import WorldState, report_change, values_to_compare, warm_up
+from hvdtrain.jobs.elastic.world_state import (
+    RunServices,
+    WorldState,
+    hand_over_run,
+    report_change,
+    values_to_compare,
+    warm_up,
+)
 from hvdtrain.jobs.entering import close_services, entered, seed_training
 from hvdtrain.jobs.failures import end_of_job
 from hvdtrain.jobs.opening.setup import TrainingRun

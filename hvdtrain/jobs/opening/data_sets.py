@@ -1,12 +1,11 @@
 """A task and its data: both are made here, with the checks of what a user may have got wrong."""
 
 import difflib
-import dis
 import inspect
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -53,26 +52,15 @@ def promises(session: Session, before: Manifest | None) -> str:
         return ""
     workers = session.backend.workers.size
     parts = _lost_promise(stream, before, config, workers)
-    parts.append("each sample once per pass if each pass over the source gives the same")
     if stream.is_dealt(workers):
-        parts.append(
-            f"{counted(stream.shards, 'shard')} are distributed to {workers} workers, and those whose shards "
-            "end first are padded with weight 0; the curve depends on the number of workers"
-        )
+        shards = counted(stream.shards, "shard")
+        parts.append(f"{shards} are distributed to {workers} workers; the curve depends on their number")
     elif workers > 1:
-        why = f"has {counted(stream.shards, 'shard')}" if stream.shards else "cannot be divided"
-        parts.append(
-            f"every worker reads all of it, since it {why}, and keeps its part of each step; the order is "
-            "the same with any number of workers"
-        )
+        parts.append("every worker reads all of it, and keeps its part of each step")
     buffer = stream.shuffle_buffer
     parts.append(f"shuffled within {counted(buffer, 'sample')}" if buffer else "not shuffled")
-    parts.append("resumed by reading again what was consumed")
     if stream.length is None:
-        cadences = {"save_every": config.save_every, "eval_every": config.eval_every}
-        late = [name for name, one in cadences.items() if one is not None and one.unit == "epochs"]
-        also = f": give {' and '.join(late)} in steps" if late else ""
-        parts.append(f"no length declared: what is due by epochs is due at the end{also}")
+        parts.append("no length declared: what is due by epochs is due at the end")
     return "; ".join(parts)
 
 
@@ -229,7 +217,6 @@ def _is_wide(array: Any) -> bool:
     return bool(array.dtype.kind == "f" and array.dtype.itemsize == 8)
 
 
-_READS = ("LOAD_ATTR", "LOAD_METHOD")
 _NEAR = 0.84  # of difflib: a letter, or two of a long name
 
 
@@ -253,7 +240,6 @@ def make_task(task_class: Callable[..., Any], spec: str, options: Mapping[str, A
     if not any(hasattr(task, name) for name in ("loss", row.loss_method, row.step_method)):
         hint = _hint_at(task, "loss") or _hint_at(task, row.loss_method)
         raise TaskError(f"task {spec} has neither loss nor {framework}_loss(model, batch)", hint)
-    _check_signatures(task, spec, framework)
     return task
 
 
@@ -283,27 +269,6 @@ def _check_options(task_class: Callable[..., Any], spec: str, options: Mapping[s
         ) from None
 
 
-def _check_signatures(task: Any, spec: str, framework: str) -> None:
-    """Check that the task's methods for a framework take the arguments that they are called with."""
-    row = FRAMEWORKS[framework]
-    of_framework = (row.model_method, row.loss_method, row.optimizer_method)
-    of_step = (row.step_method, row.optimizers_method)
-    for method in ("train_data", "eval_data", *of_framework, *of_step):
-        arguments = MEMBERS.get(method) or ()
-        try:
-            signature = inspect.signature(getattr(task, method, None))  # type: ignore[arg-type]
-        except (TypeError, ValueError):  # there is none, or it is not written in Python
-            continue
-        try:
-            signature.bind(*arguments)
-        except TypeError as error:
-            call = f"{method}({', '.join(arguments)})"
-            raise TaskError(
-                f"task {spec}: {method}{signature} cannot be called as {call}: {error}",
-                f"Write def {method}({', '.join(('self', *arguments))}).",
-            ) from None
-
-
 def notes_on_members(task: Any) -> list[str]:
     """Return notes on members of a task that are misspelt, or that other trainers have."""
     return [
@@ -314,14 +279,11 @@ def notes_on_members(task: Any) -> list[str]:
 
 def unknown_members(task: Any) -> dict[str, str]:
     """Return members of a task that hvdtrain does not use, but seems meant to, by name with what is meant."""
-    # It is empty for a known member, and for one that the task's own code reads. What a class of a library
-    # gives is not looked at.
+    # What a class of a library gives is not looked at, nor what the task has in addition to the right member.
     classes = [kind for kind in type(task).__mro__ if _is_users(kind)]
-    spaces = [getattr(task, "__dict__", {}), *map(vars, classes)]
-    read = {name for kind in classes for value in vars(kind).values() for name in _read_by(value)}
     found = {}
-    for name, members in ((name, space) for space in spaces for name in space):
-        if name in MEMBERS or name in read or name.startswith("_"):
+    for name, members in ((name, space) for space in map(vars, classes) for name in space):
+        if name in MEMBERS or name.startswith("_"):
             continue
         if advice := task_advice(name):
             found[name] = advice
@@ -351,14 +313,3 @@ def _is_users(kind: type) -> bool:
     path = getattr(module, "__file__", None) or ""
     is_installed = kind.__module__.partition(".")[0] in (*sys.stdlib_module_names, "hvdtrain")
     return kind.__module__ == "__main__" or not (is_installed or "-packages" in path)
-
-
-def _read_by(value: Any) -> Iterator[str]:
-    """Yield the names of attributes that the code of a class's member reads."""
-    if isinstance(value, property):
-        value = value.fget
-    codes = [getattr(getattr(value, "__func__", value), "__code__", None)]
-    while codes:
-        if (code := codes.pop()) is not None:
-            yield from (str(i.argval) for i in dis.get_instructions(code) if i.opname in _READS)
-            codes += [inner for inner in code.co_consts if inspect.iscode(inner)]

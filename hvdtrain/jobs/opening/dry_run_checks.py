@@ -141,7 +141,6 @@ def _failure(run: Pass, other: Pass | None, error: Exception) -> HvdtrainError:
     lines = [f"It has {run.describe_data()}" + (f"; the model's outputs are {outputs}." if outputs else ".")]
     if other is not None and (difference := _difference(run, other)):
         lines.append(difference)
-    lines += _hints(run)
     if other is not None and _NO_GRADIENT in str(error):
         lines.append(
             "An evaluation computes without gradient. Compute derivatives under `with torch.enable_grad():`, "
@@ -150,23 +149,6 @@ def _failure(run: Pass, other: Pass | None, error: Exception) -> HvdtrainError:
     lines.append("--debug shows the traceback.")
     problem = f"the first batch of the {run.what} fails: {where_raised(error, own_only=True)}"
     return TaskError(problem, "\n  ".join(lines))
-
-
-def _hints(run: Pass) -> Iterator[str]:
-    """Yield what may help if the model or the named loss fails."""
-    if booleans := [name for name, array in run.arrays.items() if array.dtype.kind == "b"]:
-        yield (
-            f"{', '.join(map(repr, booleans))}: few layers take booleans. If they are features or targets, "
-            "give numbers: .astype('float32')."
-        )
-    outputs, targets = _array_of(run), _targets(run)
-    if run.named_loss != "cross_entropy" or outputs is None or targets is None or outputs.ndim < 2:
-        return
-    if targets.dtype.kind == "f" and targets.shape != outputs.shape:
-        yield (
-            "cross_entropy takes class numbers, which are integers, or a probability for each class, of the "
-            "outputs' shape."
-        )
 
 
 def _difference(run: Pass, other: Pass) -> str:

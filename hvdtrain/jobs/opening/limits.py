@@ -1,7 +1,7 @@
 """What of a config cannot be meant: batches and lengths that are refused, options that change nothing."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
@@ -13,7 +13,6 @@ from hvdtrain.early_stopping import SEPARATOR
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import Job
-from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import TrainingPlan
 
 
@@ -161,34 +160,3 @@ def unused_options(
         for name, reason in reasons.items()
         if name in given
     ]
-
-
-def notes_on_options(
-    config: Config, given: Collection[str], plan: TrainingPlan, *, own_optimizer: bool, has_eval_data: bool
-) -> list[str]:
-    """Return a note for each option without effect, and for what training does not reach."""
-    unused = unused_options(config, given, own_optimizer=own_optimizer, has_eval_data=has_eval_data)
-    return [*unused, *unreached_parts(config, plan)]
-
-
-def unreached_parts(config: Config, plan: TrainingPlan) -> Iterator[str]:
-    """Yield a note for a step that is larger than the data, and for what training ends before."""
-    rate, window = plan.learning_rate, config.profile
-    length = counted(rate.total_epochs, "epoch")
-    if plan.batch.global_batch > plan.data_size:
-        times = plan.batch.global_batch / plan.data_size
-        yield (
-            f"a step has {plan.batch.global_batch:,} samples, {times:.3g} times the {plan.data_size:,} of "
-            f"the training data, so that samples repeat in it; {counted(plan.steps, 'step')} in all"
-        )
-    if rate.warmup_epochs > rate.total_epochs:
-        yield (
-            f"the warm-up of {counted(rate.warmup_epochs, 'epoch')} is longer than the training of {length}: "
-            f"the learning rate ends at {rate.at(rate.total_epochs):.3g} and does not reach its peak of "
-            f"{rate.peak:g}"
-        )
-    late = [f"{epoch:g}" for epoch in rate.step_epochs if epoch >= rate.total_epochs]
-    if rate.schedule == "step" and late:
-        yield f"lr_step_epochs {', '.join(late)} come after the training of {length}: they do nothing"
-    if window is not None and window.last > plan.steps:
-        yield f"profile {window}: training ends before, after step {plan.steps:,}"
