@@ -256,9 +256,9 @@ class Callback:
         Args:
             step: the window's last step.
             values: means over the window's samples ("loss" and the task's metrics), "learning_rate",
-                "samples_per_second", "data_wait_fraction" and, if they are measured, "slowest_rank" and
-                "wait_fraction"; "peak_memory_mib"; "bad_samples" if samples were skipped: as in
-                ``metrics.jsonl``.
+                "samples_per_second", "data_wait_fraction" and, if they are measured, "gradient_norm",
+                "slowest_rank" and "wait_fraction"; "peak_memory_mib"; "bad_samples" if samples were skipped:
+                as in ``metrics.jsonl``.
         """
 
     def on_evaluation(self, step: "StepInfo", metrics: Mapping[str, float]) -> None:

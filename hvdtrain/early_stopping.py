@@ -17,11 +17,13 @@ LINE_FIELDS = frozenset({"phase", "step", "samples", "epoch", "workers", "second
 BAD_SAMPLES = "bad_samples"
 # the most memory that a worker has had, in MiB: its process, and tensors on its GPU
 PEAK_MEMORY, PEAK_DEVICE_MEMORY = "peak_memory_mib", "peak_device_memory_mib"
+# the norm of the gradient before it is clipped: the mean over the steps of a window
+GRADIENT_NORM = "gradient_norm"
 # numbers that stand next to the metrics
 MEASURES = frozenset(
     {
         *("learning_rate", "samples_per_second", "data_wait_fraction", "slowest_rank", "wait_fraction"),
-        *(PEAK_MEMORY, PEAK_DEVICE_MEMORY),
+        *(GRADIENT_NORM, PEAK_MEMORY, PEAK_DEVICE_MEMORY),
     }
 )
 # what else a line of evaluations.jsonl says

@@ -7,6 +7,8 @@ from dataclasses import astuple, dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import Any
 
+from hvdtrain.early_stopping import GRADIENT_NORM
+
 
 @dataclass(frozen=True)
 class ControlFlags:
@@ -71,9 +73,11 @@ def decode_signals(vector: Sequence[float]) -> tuple[ControlFlags, StepStatistic
     return ControlFlags(*(flag > 0 for flag in flags)), StepStatistics(round(skipped), *measured)
 
 
-FINDINGS = 2  # numbers between the sums and the signals of a step: unused parameters, overflow
+# numbers between the sums and the signals of a step: unused parameters, overflow, norm of the gradient
+FINDINGS = 3
 NUMBERS_AFTER_SUMS = FINDINGS + SIGNALS
-OVERFLOW_INDEX = 1 - NUMBERS_AFTER_SUMS  # where overflow_exhausted is, from the end of a step's vector
+# where overflow_exhausted and the norm are, from the end of a step's vector
+OVERFLOW_INDEX, NORM_INDEX = 1 - NUMBERS_AFTER_SUMS, 2 - NUMBERS_AFTER_SUMS
 
 
 @dataclass(frozen=True)
@@ -113,15 +117,17 @@ class StepMetrics:
         ``timed`` ranks (all that there may be, or none), ``FINDINGS`` numbers and the signals.
         """
         ends = len(names), len(names) + len(weighted), len(names) + len(weighted) + timed
-        unused, overflow, *signals = vector[ends[2] :]
+        unused, overflow, norm, *signals = vector[ends[2] :]
+        measured = {GRADIENT_NORM: norm} if norm else {}  # it is 0 in steps without clip_norm
         return cls(
-            dict(zip(names, vector[: ends[0]], strict=True)),
+            dict(zip(names, vector[: ends[0]], strict=True)) | measured,
             weight,
             round(unused),
             tuple(unused_names),
             overflow > 0,
             *decode_signals(signals),
-            weights=dict(zip(weighted, vector[ends[0] : ends[1]], strict=True)),
+            weights=dict(zip(weighted, vector[ends[0] : ends[1]], strict=True))
+            | dict.fromkeys(measured, 1.0),
             busy_seconds=tuple(vector[ends[1] : ends[2]][:workers]),
         )
 

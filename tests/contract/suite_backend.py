@@ -495,10 +495,11 @@ def test_adamw_follows_pytorchs_formula(started, decay):
 def test_clipping_acts_on_the_averaged_gradient(started):
     backend = build(started, Linear(), clip_norm=0.01)
     kernel, bias = linear(state_of(backend))
-    step(backend, global_batch(backend, SAMPLES), 1.0)
+    metrics = step(backend, global_batch(backend, SAMPLES), 1.0)
     d_kernel, d_bias, _ = gradient(kernel, bias, X, Y)
     norm = np.sqrt((d_kernel**2).sum() + (d_bias**2).sum())
     assert norm > 0.01
+    assert metrics.mean("gradient_norm") == pytest.approx(norm, rel=1e-4)
     change = kernel - linear(state_of(backend))[0]
     np.testing.assert_allclose(change, d_kernel * 0.01 / norm, rtol=1e-3, atol=1e-7)
 

@@ -69,6 +69,11 @@ def test_stages_draw_the_curve_of_one_worker(framework, name, workers, stages):
     found = trained(framework, workers, stages, *task(name), *ALL)
     expected = trained(framework, 1, 1, *task(name), *ALL)
     assert difference(found, expected) < TOLERANCE
+    norms = [
+        [line["gradient_norm"] for line in job.metrics if line["phase"] == "train"]
+        for job in (found, expected)
+    ]
+    np.testing.assert_allclose(*norms, rtol=1e-3)
     np.testing.assert_allclose(evaluated(found), evaluated(expected), rtol=TOLERANCE)
     np.testing.assert_allclose(evaluated(found, "accuracy"), evaluated(expected, "accuracy"), rtol=TOLERANCE)
 

@@ -56,7 +56,7 @@ def test_what_is_no_straggler_is_not_noted(windows):
 
 
 def test_the_vector_of_a_step_holds_busy_seconds():
-    vector = [6.0, 2.0, 0.25, 0.5, 1.0, 0.0, *encode_signals(statistics=StepStatistics(3, 0.5))]
+    vector = [6.0, 2.0, 0.25, 0.5, 1.0, 0.0, 0.0, *encode_signals(statistics=StepStatistics(3, 0.5))]
     metrics = StepMetrics.from_vector(["loss", "accuracy"], vector, 3.0, timed=2)
     assert metrics.busy_seconds == (0.25, 0.5)
     assert metrics.sums == {"loss": 6.0, "accuracy": 2.0}

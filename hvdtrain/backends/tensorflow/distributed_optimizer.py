@@ -66,7 +66,7 @@ class DistributedOptimizer(keras.optimizers.Optimizer):
             self.build(variables)
         averaged = self.average(grads, variables)
         if self.clip_norm is not None:
-            averaged = clip_by_norm(averaged, self.clip_norm)
+            averaged, _ = clip_by_norm(averaged, self.clip_norm)
         self.inner.apply(averaged, variables)
 
     def average(self, grads: Sequence[Tensor], variables: Sequence[Variable]) -> list[Tensor]:

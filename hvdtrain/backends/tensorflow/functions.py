@@ -273,11 +273,11 @@ def normalized(gradients: list[Tensor], counted: Tensor, total_weight: Tensor) -
     return divided
 
 
-def clip_by_norm(gradients: Sequence[Tensor], clip_norm: float) -> list[Tensor]:
-    """Scale gradients so that their joint norm is at most ``clip_norm``.
+def clip_by_norm(gradients: Sequence[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
+    """Scale gradients so that their joint norm is at most ``clip_norm``; return also what it was.
 
     Source: torch.nn.utils.clip_grad_norm_, whose small constant it shares.
     """
     norm = tf.sqrt(tf.add_n([tf.reduce_sum(tf.square(g)) for g in gradients]))
     factor = tf.minimum(tf.ones((), norm.dtype), clip_norm / (norm + 1e-6))
-    return [g * factor for g in gradients]
+    return [g * factor for g in gradients], norm

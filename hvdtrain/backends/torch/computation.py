@@ -117,7 +117,7 @@ class Computation:
         """Return what stands after the sums in a vector that is reduced: findings and signals."""
         if not unused and signals is NO_SIGNALS:
             return self._no_findings
-        return self._no_findings.new_tensor((float(len(unused)), 0.0, *signals))
+        return self._no_findings.new_tensor((float(len(unused)), 0.0, 0.0, *signals))
 
     def micro_batches(
         self, batch: TorchBatch

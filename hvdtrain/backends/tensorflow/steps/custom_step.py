@@ -127,7 +127,9 @@ class StepOptimizer(StepOptimizerBase):
         self.is_applied = True
         if samples.learning_rate is None:
             return
-        clipped = list(gradients) if self._clip_norm is None else clip_by_norm(gradients, self._clip_norm)
+        clipped = list(gradients)
+        if self._clip_norm is not None:
+            clipped, _ = clip_by_norm(gradients, self._clip_norm)
         # parameters change after every reduction has succeeded
         with tf.control_dependencies([tf.group(*clipped)]):
             self._optimizer.learning_rate.assign(self.learning_rate)
@@ -229,7 +231,7 @@ class CustomStep(CustomStepRules, PlainStep):
             return tf.linalg.matvec(self._rows(micro_batch, number, part), weights)
 
         sums = of_counted(counts, sums_of)(arrays, weights, gradient_weights)
-        vector = joined(sums, [float(len(computation.unused)), 0.0], signals)
+        vector = joined(sums, [float(len(computation.unused)), 0.0, 0.0], signals)
         if self.computation.traced_workers.may_reduce:
             with tf.control_dependencies(self._calls.announce_end(computation.names, computation.weighted)):
                 vector = hvd.allreduce(vector, op=hvd.Sum, name="hvdtrain.metrics")

@@ -81,6 +81,7 @@ class PlainStep(WholeModelStep):
             workers=self.near,
             clip_norm=parts.config.clip_norm,
             loss_scale=parts.loss_scale,
+            is_local=parts.config.sync_every is not None,
         )
         self.trace()
 
@@ -206,7 +207,7 @@ class PlainStep(WholeModelStep):
         computation.set_seeds(seeds)
         gradients, sums = self.gradients(arrays, weights, update.scale(gradient_weights), counts)
         unused = float(len(computation.unused))
-        vector = joined(sums, *self.parts.clock.numbers(), [unused, 0.0], signals)
+        vector = joined(sums, *self.parts.clock.numbers(), [unused, 0.0, 0.0], signals)
         form = computation.names, computation.weighted
         vector = update.apply(gradients, vector, form, total_weight, learning_rate if updates else None)
         self.average(share)

@@ -60,14 +60,12 @@ class ShardedGradientsUpdate(ShardedUpdate):
         parts = Sharded(shards, compression, options.get("loss_scale") is not None)
         super().__init__(shards, trainable, optimizer, parts, *arguments, **options)
 
-    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Collective, if the config has a norm. Scale the gradients to a joint norm of at most that."""
-        if self._clip_norm is None:
-            return gradients
+    def clip(self, gradients: list[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
+        """Collective. Scale the gradients to a joint norm of at most that; return also what it was."""
         squares = tf.add_n([tf.reduce_sum(tf.square(tf.cast(part, tf.float64))) for part in gradients])
         norm = tf.sqrt(hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.gradient_norm"))
-        factor = tf.minimum(tf.ones((), tf.float64), self._clip_norm / (norm + 1e-6))  # as clip_by_norm
-        return [part * tf.cast(factor, part.dtype) for part in gradients]
+        factor = tf.minimum(tf.ones((), tf.float64), clip_norm / (norm + 1e-6))  # as clip_by_norm
+        return [part * tf.cast(factor, part.dtype) for part in gradients], norm
 
     _agreed = staticmethod(all_agree)
 

@@ -87,10 +87,8 @@ class StagedUpdate(Update):
         _, vector = super().unscale_or_skip([tf.reshape(self._zero.read_value(), [1])], vector)
         return [], vector
 
-    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Collective, if the config has a norm. Scale the gradients of all stages to it."""
-        if self._clip_norm is None:
-            return gradients
+    def clip(self, gradients: list[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
+        """Collective. Scale the gradients of all stages to a norm of at most that; return also the old one."""
         squares = [
             tf.reduce_sum(tf.square(tf.cast(gradient, tf.float64)))
             for field, gradient in zip(self._fields, gradients, strict=True)
@@ -102,8 +100,9 @@ class StagedUpdate(Update):
         total = hvd.allreduce(own, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
         # nothing else needs it in a stage without gradients: TensorFlow would leave out what others wait for
         self._squared_norm.assign(total)
-        factor = tf.minimum(tf.ones((), tf.float64), self._clip_norm / (tf.sqrt(total) + 1e-6))
-        return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
+        norm = tf.sqrt(total)
+        factor = tf.minimum(tf.ones((), tf.float64), clip_norm / (norm + 1e-6))
+        return [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients], norm
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Let the optimizer take its step, if this stage has parameters."""
@@ -189,7 +188,7 @@ class StageStep(StageStepBase, PlainStep):
     def _traced_update(self, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
         """Collective. Do the update of a step with the gradients of its micro-batches; return its vector."""
         sums, total_weight, learning_rate, share, signals, unused = tensors
-        vector = tf.concat([sums, [unused, 0.0], signals], 0)
+        vector = tf.concat([sums, [unused, 0.0, 0.0], signals], 0)
         vector = self.update.apply(gradients, vector, self.forms[True], total_weight, learning_rate)
         self.update.ema(share)
         return vector

@@ -8,7 +8,7 @@ import horovod.tensorflow as hvd
 import tensorflow as tf
 
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
+from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
 from hvdtrain.backends.tensorflow.functions import clip_by_norm, dense, joined, native, normalized
 from hvdtrain.backends.tensorflow.precision import LossScale, own_scale, scaled, unscaled
 from hvdtrain.backends.tensorflow.state.model_state import Field
@@ -38,7 +38,9 @@ class Update:
         workers: Sized,
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
+        is_local: bool = False,
     ) -> None:
+        self._is_local = is_local
         self.loss_scale = loss_scale
         self._fields = list(trainable)
         self._parameters = [field.variable for field in trainable]
@@ -102,8 +104,7 @@ class Update:
         self._is_finite = self._agreed(is_finite)
         with self._after_reductions():
             self.loss_scale.adapt(self._is_finite)
-        exhausted = tf.cast(self.loss_scale.is_exhausted, vector.dtype)
-        return gradients, tf.concat([vector[:OVERFLOW_INDEX], [exhausted], vector[OVERFLOW_INDEX + 1 :]], 0)
+        return gradients, _with_number(vector, OVERFLOW_INDEX, self.loss_scale.is_exhausted)
 
     def normalize(
         self, gradients: list[Tensor], counted: Tensor | None, total_weight: Tensor
@@ -113,9 +114,9 @@ class Update:
             return gradients
         return normalized(gradients, counted, total_weight)
 
-    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Scale the gradients so that their joint norm is at most the config's."""
-        return gradients if self._clip_norm is None else clip_by_norm(gradients, self._clip_norm)
+    def clip(self, gradients: list[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
+        """Scale the gradients so that their joint norm is at most that; return also what it was."""
+        return clip_by_norm(gradients, clip_norm)
 
     def update(self, gradients: list[Tensor], learning_rate: Tensor) -> None:
         """Let the optimizer take its step, unless the gradients are not finite."""
@@ -139,7 +140,11 @@ class Update:
         gradients, vector = self.reduce(gradients, vector)
         gradients, vector = self.unscale_or_skip(gradients, vector)
         counted = vector[len(names)] if "loss" in weighted else None
-        gradients = self.clip(self.normalize(gradients, counted, total_weight))
+        gradients = self.normalize(gradients, counted, total_weight)
+        if self._clip_norm is not None:
+            gradients, norm = self.clip(gradients, self._clip_norm)
+            norm = tf.where(tf.math.is_finite(norm), norm, 0)  # of a step that is skipped
+            vector = vector if self._is_local else _with_number(vector, NORM_INDEX, norm)
         if learning_rate is not None:
             self.update(gradients, learning_rate)
         return vector
@@ -195,6 +200,11 @@ class Update:
             tf.control_dependencies([tf.group(*self._waits_for)]) if self._waits_for else nullcontext()
         )
         return context
+
+
+def _with_number(vector: Tensor, index: int, number: Tensor) -> Tensor:
+    """Return a vector with another number at an index from its end."""
+    return tf.concat([vector[:index], [tf.cast(number, vector.dtype)], vector[index + 1 :]], 0)
 
 
 def all_agree(is_finite: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ class PlainStep(WholeModelStep):
             clip_norm=parts.config.clip_norm,
             loss_scale=parts.loss_scale,
             is_own=bool(parts.own_optimizer),
+            is_local=parts.config.sync_every is not None,
         )
 
     def broadcast(self, root: int) -> None:

@@ -97,14 +97,13 @@ class ShardedGradientsUpdate(ShardedUpdate):
         self._clock.reduced()
         return self._without_reached(vector)
 
-    def clip(self) -> None:
-        """Collective, if the config has a norm. Scale the gradients so that it is their largest norm."""
-        if self._clip_norm is None:
-            return
+    def clip(self, clip_norm: float) -> torch.Tensor:
+        """Collective. Scale the gradients so that their joint norm is at most that; return what it was."""
         squares = torch.stack([part.to(torch.float64).square().sum() for part in self._sums]).sum().cpu()
-        norm = hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.gradient_norm").sqrt()
-        factor = float(torch.clamp(self._clip_norm / (norm + 1e-6), max=1.0))  # as torch.nn.utils has it
+        norm: torch.Tensor = hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.gradient_norm").sqrt()
+        factor = float(torch.clamp(clip_norm / (norm + 1e-6), max=1.0))  # as torch.nn.utils has it
         torch._foreach_mul_(self._sums, factor)
+        return norm
 
     def update(self, learning_rate: float) -> None:
         """Collective. Let the optimizer update this worker's part, and gather all parts."""

@@ -72,19 +72,19 @@ class StagedUpdate(Update):
         self._layout, self._counted_elsewhere = layout, counted_elsewhere
         super().__init__(*arguments, **options)
 
-    def clip(self) -> None:
-        """Collective, if the config has a norm. Scale the gradients of all stages to it."""
-        if self._clip_norm is None:
-            return
+    def clip(self, clip_norm: float) -> torch.Tensor:
+        """Collective. Scale the gradients of all stages to a norm of at most that; return what it was."""
         squares = torch.zeros((), dtype=torch.float64)
         for entry in self._entries:
             if entry.tensor.grad is not None and entry.path not in self._counted_elsewhere:
                 squares += entry.tensor.grad.to(torch.float64).square().sum().cpu()
         # every replica adds the same
         total = hvd.allreduce(squares, op=hvd.Sum, name="hvdtrain.gradient_norm") / self._layout.replicas
-        factor = float(torch.clamp(self._clip_norm / (total.sqrt() + 1e-6), max=1.0))  # as torch.nn.utils
+        norm: torch.Tensor = total.sqrt()
+        factor = float(torch.clamp(clip_norm / (norm + 1e-6), max=1.0))  # as torch.nn.utils
         if gradients := self._gradients():
             torch._foreach_mul_(gradients, factor)
+        return norm
 
     def _with_reached(self, vector: torch.Tensor) -> torch.Tensor:
         return vector  # which has the same numbers in all stages

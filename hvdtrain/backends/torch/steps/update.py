@@ -8,7 +8,7 @@ import horovod.torch as hvd
 import torch
 
 from hvdtrain.backends.reduction import GradientReducer
-from hvdtrain.backends.step_metrics import OVERFLOW_INDEX
+from hvdtrain.backends.step_metrics import NORM_INDEX, OVERFLOW_INDEX
 from hvdtrain.backends.torch.precision import LossScale
 from hvdtrain.backends.torch.reduction.all_reduce import zeros_for
 from hvdtrain.backends.torch.state.model_state import Entry
@@ -40,8 +40,9 @@ class Update:
         clip_norm: float | None = None,
         loss_scale: LossScale | None = None,
         is_own: bool = False,
+        is_local: bool = False,
     ) -> None:
-        self._is_own = is_own
+        self._is_own, self._is_local = is_own, is_local
         self.loss_scale = loss_scale
         self._entries = list(trainable)
         self._parameters = [entry.tensor for entry in trainable]
@@ -132,10 +133,9 @@ class Update:
             return
         torch._foreach_mul_(self._gradients(), torch.where(counted > 0, total_weight / counted, 1.0))
 
-    def clip(self) -> None:
-        """Scale the gradients so that their joint norm is at most the config's."""
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+    def clip(self, clip_norm: float) -> torch.Tensor:
+        """Scale the gradients so that their joint norm is at most that; return what it was."""
+        return torch.nn.utils.clip_grad_norm_(self._parameters, clip_norm)
 
     def update(self, learning_rate: float) -> None:
         """Let the optimizer take its step, without parameters that no worker has a gradient of."""
@@ -156,7 +156,9 @@ class Update:
         if self.unscale_or_skip(vector) and total_weight:
             names, weighted = form
             self.normalize(vector[len(names)] if "loss" in weighted else None, total_weight)
-            self.clip()
+            if self._clip_norm is not None:
+                norm = self.clip(self._clip_norm)
+                vector[NORM_INDEX] = 0.0 if self._is_local else norm
             self.update(learning_rate)
         return vector
 
