@@ -88,7 +88,7 @@ class StagedUpdate(Update):
         return [], vector
 
     def clip(self, gradients: list[Tensor], clip_norm: float) -> tuple[list[Tensor], Tensor]:
-        """Collective. Scale the gradients of all stages to a joint norm of at most that; return the old one."""
+        """Collective. Scale the gradients of all stages to a joint norm; return also what it was."""
         squares = [
             tf.reduce_sum(tf.square(tf.cast(gradient, tf.float64)))
             for field, gradient in zip(self._fields, gradients, strict=True)
