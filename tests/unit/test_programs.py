@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from hvdtrain.backends.portable.program import make_program
-from hvdtrain.backends.portable.program_check import Written, write_and_compare
-from hvdtrain.backends.portable.recording import Call, Recording, Tensors, named_outputs, record_serving
+from hvdtrain.backends.portable.program import Written, make_program, write_and_compare
+from hvdtrain.backends.portable.recording import Call, ModelCalls, Recording, Tensors, named_outputs
 from hvdtrain.errors import TaskError
 
 NUMPY = Tensors(lambda value: isinstance(value, np.ndarray), np.asarray)
+CALLS = ModelCalls(NUMPY, "__call__", lambda model: model, None, None, "")
 SIZES = (4, 2, 1)
 
 
@@ -72,7 +72,7 @@ def test_all_tensors_are_inputs_by_the_names_of_the_batch_and_constants_stay():
     batches = [{"a": array(size, 6, dtype="int64"), "b": array(size, 6)} for size in SIZES]
     made = program(masked, lambda model, batch: model(batch["a"], mask=batch["b"], scale=0.5), batches)
     assert not made.is_plain
-    assert made.kwargs == {} or made.kwargs["scale"] == 0.5
+    assert made.arguments.values["scale"] == 0.5
     done = check(made, masked)
     assert done.inputs == ("a int64 (batch, length)", "b float32 (batch, length)")
     assert done.outputs == ("logits (batch, length)",)
@@ -109,7 +109,7 @@ def test_labels_are_left_out_if_the_model_has_a_default_for_them():
 
     made = program(masked, loss)
     assert [one.name for one in made.inputs] == ["inputs"]
-    assert made.left_out == ("'labels'",)
+    assert made.arguments.left_out == ("'labels'",)
     assert check(made, masked).notes == ("without 'labels', which training gives the model",)
 
 
@@ -200,7 +200,7 @@ def test_a_function_for_serving_takes_what_it_reads_and_gets_no_labels():
     recordings = []
     for size in SIZES:
         batch = {name: array(size, 3) for name in ("a", "other", "b", "targets")}
-        recordings.append(record_serving(serve, double, batch, size))
+        recordings.append(CALLS.recorded(double, None, batch, serve))
     made = make_program(recordings, served, inspect.signature(served), NUMPY, "")
     assert [one.name for one in made.inputs] == ["a", "b"]
     assert check(made, served).outputs == ("sum (batch, 3)",)

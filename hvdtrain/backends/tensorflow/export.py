@@ -16,6 +16,7 @@ import keras
 
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import check_fit, compare
+from hvdtrain.backends.portable.program import export_program
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.tensorflow.program import CALLS, TENSORS, write_program
 from hvdtrain.backends.tensorflow.task_model import take_loss
@@ -45,7 +46,7 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
         pair = (CALLS.recorded(one, objective, batch) for one in (model, _load_back(path)))
         return compare(*(one.arrays(TENSORS) for one in pair))
     write, otherwise = partial(write_program, model, path), "Or export the whole model: --to keras."
-    return CALLS.export(model, objective, batches, serve, otherwise, write)
+    return export_program(CALLS, model, objective, batches, serve, otherwise, write)
 
 
 def plain_model(model: Model) -> Model:

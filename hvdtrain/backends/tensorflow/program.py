@@ -15,9 +15,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from hvdtrain.backends.portable.program import Program, ProgramInput
-from hvdtrain.backends.portable.program_check import ModelCalls, Written
-from hvdtrain.backends.portable.recording import Call, ModelCalledError, Tensors
+from hvdtrain.backends.portable.program import Program, ProgramInput, Written
+from hvdtrain.backends.portable.recording import Call, ModelCalledError, ModelCalls, Tensors
 from hvdtrain.backends.tensorflow.functions import Phase
 
 Model = Any

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from hvdtrain.backends.objective.objective import Objective
 from hvdtrain.backends.portable.files import check_fit, compare
+from hvdtrain.backends.portable.program import export_program
 from hvdtrain.backends.records import Exported
 from hvdtrain.backends.torch.program import CALLS, TENSORS, write_program
 from hvdtrain.backends.torch.task_model import without_loss
@@ -50,7 +51,7 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
         "Or export the weights: --to safetensors.",
     )
     with torch.no_grad():
-        return CALLS.export(plain, objective, batches, serve, otherwise, write)
+        return export_program(CALLS, plain, objective, batches, serve, otherwise, write)
 
 
 def plain_model(model: torch.nn.Module, make_model: Callable[[], torch.nn.Module]) -> torch.nn.Module:

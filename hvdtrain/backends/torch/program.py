@@ -6,6 +6,7 @@
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput
-from hvdtrain.backends.portable.program_check import ModelCalls, Written
-from hvdtrain.backends.portable.recording import Call, ModelCalledError, Tensors
+from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, Written
+from hvdtrain.backends.portable.recording import Call, ModelCalledError, ModelCalls, Tensors
 
 _EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie next to it
 
@@ -139,7 +139,7 @@ def _dynamic_in(
                 lengths = sum(name.startswith(LENGTH) for name in names.values())
                 names[symbol] = axis if axis == BATCH else f"{LENGTH}_{lengths + 1}" if lengths else LENGTH
             axes.append(names.get(symbol, ""))
-        found.append(one.with_axes(axes))
+        found.append(replace(one, axes=tuple(axes)))
     return tuple(found), names
 
 
