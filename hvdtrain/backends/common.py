@@ -3,11 +3,16 @@
 import zlib
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
-from hvdtrain.backends.base import Backend, PendingMetrics
-from hvdtrain.backends.records import PortableState, Shapes, StatePart
+from numpy.typing import NDArray
+
+from hvdtrain.backends.base import Backend, PendingMetrics, PendingState
+from hvdtrain.backends.recording import StepRecorder
+from hvdtrain.backends.records import DryRun, ModelInfo, PortableState, Shapes, StatePart
 from hvdtrain.backends.replica_state import ReplicaState
 from hvdtrain.backends.step_metrics import NO_SIGNALS, PartialSums
 from hvdtrain.backends.trained_set import Change, describe_change, refused_change
@@ -18,10 +23,17 @@ from hvdtrain.errors import ReplicaDriftError
 from hvdtrain.workers.agreement import Workers
 
 _RANKS_NAMED = 8
+# of the step that is done for nothing: its numbers are of no use, and some optimizers divide by it
+_WARM_UP_RATE = 1e-6
 
 
 class CommonBackend:
-    """A backend's methods that need nothing of the framework, over the step that ``build`` has chosen."""
+    """A backend's methods that need nothing of the framework, over the step that ``build`` has chosen.
+
+    Attributes:
+        model: the task's model, or the layers of this worker's stage, after ``build``.
+        parts: what the step is made of, likewise.
+    """
 
     workers: Workers
     model: Any
@@ -29,8 +41,36 @@ class CommonBackend:
     weight_shapes: Shapes
     step: Any
     parts: Any
+    # of the framework: its modules ``probes``, ``export`` and ``steps/parts.py``, and the classes of what
+    # records steps and of the state that no optimizer updates
+    _probes: Any
+    _files: Any
+    _making: Any
+    _recorder: Any
+    _untrained: Any
     _moving: Any
     _state: Any
+
+    def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
+        """Build model, optimizer and steps, with their initial values. Collective if the model is split."""
+        self._take(parts := self._make(task, config, batch))
+        step, self.model = self.step, parts.computation.model
+        self.weight_shapes = step.weight_shapes(self._state.weight_shapes())
+        self._state_tensors = self._untrained(self.model, parts.tensors)
+        replicas, collectives = step.replicas()
+        self.replica_state = ReplicaState(
+            task, replicas, collectives, self._state_tensors, replicas is self.workers
+        )
+        self._moving = self._moving_state(step.changed_early())
+        if config.initial_parameters == "portable":
+            self._state.load_initial(config.seed)
+        info: ModelInfo = step.describe(self._making.describe_parts(step, parts))
+        return info
+
+    def dry_run(self, batch: HostBatch, training: bool) -> DryRun:
+        """Collective. Compute the first micro-batch without changing state."""
+        found: DryRun = self._probes.dry_run(self.step, self._state_tensors, batch, training)
+        return found
 
     def find_comparing(self, batch: HostBatch, training: bool) -> str:
         """Collective. Return a sentence on how a value of a sample depends on other samples, or ""."""
@@ -86,9 +126,71 @@ class CommonBackend:
         if part is StatePart.ALL:
             self._state.distribute(state)
 
+    def gather_state(self, spool: Path | None = None) -> PendingState | None:
+        """Collective. Copy model and optimizer off the device, for rank 0 to read in another thread."""
+        self._state.check()
+        with peer_errors():
+            kept = self.parts.reducer.state()
+        is_root = self.workers.rank == 0
+        pending: PendingState | None = self._state.gather(
+            kept | self._state_of_layers(is_root), spool, is_root=is_root
+        )
+        return pending
+
     def broadcast_state(self, root: int) -> None:
         """Collective. Copy the root's parameters, buffers and optimizer state to every worker."""
-        raise NotImplementedError
+        self.replica_state.restart()
+        if self.workers.size == 1:
+            return
+        self._state_tensors.take_back()
+        with peer_errors():
+            if self.workers.is_elastic:
+                self.replica_state.follow(self.workers, root)
+            self.step.broadcast(root)
+
+    def sync_statistics(self) -> list[str]:
+        """Collective. Give all workers one state of what no optimizer updates, which is then saved."""
+        error = self._state_tensors.take_back()
+        with peer_errors():
+            return self.replica_state.combine(error)
+
+    def ema_weights(self) -> AbstractContextManager[None]:
+        """Collective. Return a context in which the model has the moving average of its weights, if any."""
+        found: AbstractContextManager[None] = self.parts.ema.in_model()
+        return found
+
+    def enter_world(self) -> None:
+        """Forget what a step that failed had begun, and take the number of workers anew. Local."""
+        self.step.forget()
+        self.parts.computation.evaluation.begin()
+        self.parts.clock.enter_world()
+
+    def warm_up(self, batch: HostBatch, eval_batch: HostBatch | None = None) -> None:
+        """Compile and run a training step, and an evaluation step, alone. Local: the world has one worker."""
+        wrap = self.parts.computation.wrap
+        with self._all_kept():
+            for one in self._forms(batch):
+                self.train_step(wrap(one), _WARM_UP_RATE).read()
+            if eval_batch is not None:
+                with self.ema_weights():
+                    self.eval_step(wrap(eval_batch))
+        self.enter_world()
+
+    def recorder(self) -> StepRecorder:
+        """Return what records this worker's steps. Local: no collective."""
+        found: StepRecorder = self._recorder(self.parts.clock)
+        return found
+
+    def load_weights_file(self, path: Path) -> str:
+        """Load a framework's own file of weights into the model; return a note on what it held. Local."""
+        held: str = self._files.load_weights_file(self.model, path)
+        self.parts.ema.restart()
+        return held
+
+    def predict(self, batch: Any) -> dict[str, NDArray[Any]]:
+        """Return the model's outputs for one batch, by name. Local: no collective."""
+        found: dict[str, NDArray[Any]] = self.parts.computation.predict(batch)
+        return found
 
     def restart_clock(self) -> None:
         """Begin the busy time of the next step now: it leaves out what came before. Local: no collective."""
@@ -98,6 +200,36 @@ class CommonBackend:
         """Return what has been frozen, thawed or replaced since the last step. Local: no collective."""
         change: Change = self.parts.trained_set.change()
         return change
+
+    def _take(self, parts: Any) -> None:
+        """Take the parts of a step, at first and when others are trained."""
+        self.parts, self.optimizers = parts, self._optimizers_of(parts)
+        self.step.attach(parts)
+        self._state = self.step.make_state()
+
+    def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Any:
+        """Choose the step and make its parts, with initial values. Collective if the model is split."""
+        raise NotImplementedError
+
+    def _moving_state(self, changed_early: Sequence[Any] = ()) -> Any:
+        """Make what keeps the values that a step changes while it may still fail."""
+        raise NotImplementedError
+
+    def _optimizers_of(self, parts: Any) -> list[Any]:
+        """Return the optimizers, for callbacks."""
+        raise NotImplementedError
+
+    def _state_of_layers(self, is_root: bool) -> PortableState:
+        """Return what layers keep other than tensors."""
+        raise NotImplementedError
+
+    def _forms(self, batch: HostBatch) -> list[HostBatch]:
+        """Return a batch in each form that a step is compiled for."""
+        return [batch]
+
+    def _all_kept(self) -> AbstractContextManager[None]:
+        """Return a context after which everything that steps change is as it was."""
+        raise NotImplementedError
 
 
 def follow_trained(backend: Backend, config: Config, step: int) -> str:

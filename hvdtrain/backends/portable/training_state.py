@@ -83,6 +83,9 @@ class CommonState:
     ema: Any
     _local: Any  # the local steps; None if there are none
 
+    def check(self) -> None:
+        """Check that everything the optimizers keep can be saved."""
+
     def snapshot(self, kept: PortableState | None = None) -> PendingState:
         """Copy everything off the device."""
         raise NotImplementedError

@@ -102,6 +102,9 @@ class StateTensors:
         """Return the variables that are not trained now."""
         return [self._state_tensor(field) for field in self._tensors.fields if not field.trainable]
 
+    def take_back(self) -> None:
+        """Do nothing: a forward pass assigns to variables, and replaces none."""
+
     @contextmanager
     def watched(self) -> Iterator[Changes]:
         """Return a context in which the model is called, and what that changes is found out. Local."""
