@@ -2,7 +2,7 @@
 
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from hashlib import blake2b
 from pathlib import Path
@@ -50,6 +50,14 @@ class CommonBackend:
     _untrained: Any
     _moving: Any
     _state: Any
+    # (task, config, batch) -> parts of the step that it chooses, with initial values; collective if split
+    _make: Callable[[Any, Config, HostBatch | None], Any]
+    # what keeps the values that a step changes while it may still fail
+    _moving_state: Callable[[Sequence[Any]], Any]
+    _optimizers_of: Callable[[Any], list[Any]]  # of the parts, for callbacks
+    _state_of_layers: Callable[[bool], PortableState]  # what layers keep other than tensors, on rank 0
+    # a context after which everything that steps change is as it was
+    _all_kept: Callable[[], AbstractContextManager[None]]
 
     def build(self, task: Any, config: Config, batch: HostBatch | None = None) -> ModelInfo:
         """Build model, optimizer and steps, with their initial values. Collective if the model is split."""
@@ -207,29 +215,9 @@ class CommonBackend:
         self.step.attach(parts)
         self._state = self.step.make_state()
 
-    def _make(self, task: Any, config: Config, batch: HostBatch | None) -> Any:
-        """Choose the step and make its parts, with initial values. Collective if the model is split."""
-        raise NotImplementedError
-
-    def _moving_state(self, changed_early: Sequence[Any] = ()) -> Any:
-        """Make what keeps the values that a step changes while it may still fail."""
-        raise NotImplementedError
-
-    def _optimizers_of(self, parts: Any) -> list[Any]:
-        """Return the optimizers, for callbacks."""
-        raise NotImplementedError
-
-    def _state_of_layers(self, is_root: bool) -> PortableState:
-        """Return what layers keep other than tensors."""
-        raise NotImplementedError
-
     def _forms(self, batch: HostBatch) -> list[HostBatch]:
         """Return a batch in each form that a step is compiled for."""
         return [batch]
-
-    def _all_kept(self) -> AbstractContextManager[None]:
-        """Return a context after which everything that steps change is as it was."""
-        raise NotImplementedError
 
 
 def follow_trained(backend: Backend, config: Config, step: int) -> str:

@@ -126,13 +126,12 @@ class Recording:
         count, used = len(self.calls), ", ".join(dict.fromkeys(self.elsewhere))
         if count == 1 and not used:
             return self.calls[0]
-        times = {0: "does not call the model", 1: "calls the model"}
-        besides = f", and uses its {used} besides" if used else ""
-        raise TaskError(
-            f"the task's loss {times.get(count, f'calls the model {count} times for one batch')}{besides}: "
-            "it is not known what is to be computed",
-            remedy,
+        found = {0: "does not call the model", 1: "calls the model"}.get(
+            count, f"calls the model {count} times for one batch"
         )
+        if used:
+            found += f", and uses its {used} besides" if count else f"; it uses its {used}"
+        raise TaskError(f"the task's loss {found}: it is not known what is to be computed", remedy)
 
 
 class _KeysRead(Mapping[str, Any]):

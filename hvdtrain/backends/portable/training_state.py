@@ -20,15 +20,9 @@ _ALIGNED_BYTES = 64
 
 
 class Spool:
-    """Makes arrays that lie in one temporary file, whose name is removed at once.
+    """Makes arrays in one temporary file of a folder, whose name is removed at once; in memory if it is None.
 
     The file takes room on the disk until the last of its arrays is gone, also if the process is killed.
-
-    Args:
-        folder: where the file lies; the arrays are in memory if None. It is made if it is missing.
-
-    Raises:
-        OSError: If the file cannot be made.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -72,35 +66,21 @@ class ReadyState:
 
 
 class CommonState:
-    """Model and optimizers as portable state, as far as no framework has a part in it.
-
-    Attributes:
-        ema: the moving average of the weights.
-    """
+    """Model and optimizers as portable state, as far as no framework has a part in it."""
 
     framework: ClassVar[str]
     model: Any
-    ema: Any
+    ema: Any  # the moving average of the weights
     _local: Any  # the local steps; None if there are none
+    # (what reducers and layers keep) -> PendingState: copies everything off the device
+    snapshot: Callable[..., PendingState]
+    load: Callable[[StateArrays], None]  # loads a portable state, having checked all of it
+    # (with_ema) -> the shapes of all arrays, by portable name
+    shapes: Callable[[bool], dict[str, tuple[int, ...]]]
+    arrays: Callable[[], Iterator[tuple[str, Any]]]  # yields all arrays with their portable names
 
     def check(self) -> None:
         """Check that everything the optimizers keep can be saved."""
-
-    def snapshot(self, kept: PortableState | None = None) -> PendingState:
-        """Copy everything off the device."""
-        raise NotImplementedError
-
-    def load(self, state: StateArrays) -> None:
-        """Load portable state, having checked all of it."""
-        raise NotImplementedError
-
-    def shapes(self, with_ema: bool) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all arrays, by portable name."""
-        raise NotImplementedError
-
-    def arrays(self) -> Iterator[tuple[str, Any]]:
-        """Yield all arrays with their portable names."""
-        raise NotImplementedError
 
     def private_names(self) -> list[str]:
         """Return the names of arrays that only this framework reads, and which a state may have."""
@@ -161,6 +141,15 @@ class CommonShardedState(CommonState):
     _shards: Any
     _sharded: Sequence[ShardedSlot]
     _count_names: Sequence[str]  # of the counts of steps that all workers have in common
+    # (slot) -> its portable arrays, with the parameters in place of what it consists of
+    _fields: Callable[[ShardedSlot], Sequence[Any]]
+    # (slot, rank 0's state): collective; gives every worker its part of the slot
+    _scatter: Callable[[ShardedSlot, PortableState], None]
+    _gather_counts: Callable[[], PortableState]  # collective; returns the counts of steps
+    _make_room: Callable[[Spool], Any]  # makes the memory into which all slots are gathered
+    _put: Callable[[Any, int, Any, Any], None]  # (room, number of the slot, bucket, its numbers)
+    # (what else belongs to it, room, spool) -> the gathered state with a copy of the model
+    _gathered: Callable[[PortableState, Any, Spool], PendingState]
 
     def load(self, state: StateArrays) -> None:
         """Check a whole portable state, and load the model's part; ``distribute`` gives out the rest."""
@@ -206,29 +195,5 @@ class CommonShardedState(CommonState):
             counts = self._gather_counts()
         return self._gathered({**kept, **counts}, room, spool) if is_root else None
 
-    def _fields(self, slot: ShardedSlot) -> Sequence[Any]:
-        """Return a slot's portable arrays, with the parameters in place of what it consists of."""
-        raise NotImplementedError
-
-    def _scatter(self, slot: ShardedSlot, state: PortableState) -> None:
-        """Collective. Give every worker its part of a slot of rank 0's state."""
-        raise NotImplementedError
-
     def _scatter_counts(self, state: PortableState) -> None:
         """Collective. Give every worker the counts of steps of rank 0's state, if ``load`` does not."""
-
-    def _make_room(self, spool: Spool) -> Any:
-        """Make the memory into which all slots are gathered."""
-        raise NotImplementedError
-
-    def _put(self, room: Any, number: int, bucket: Any, flat: Any) -> None:
-        """Write a bucket of the slot of this number into the memory made for it."""
-        raise NotImplementedError
-
-    def _gather_counts(self) -> PortableState:
-        """Collective. Return the counts of steps."""
-        raise NotImplementedError
-
-    def _gathered(self, kept: PortableState, room: Any, spool: Spool) -> PendingState:
-        """Return the gathered state with what else belongs to it, and with a copy of the model."""
-        raise NotImplementedError
