@@ -1,12 +1,12 @@
-"""Files of predictions, written batch by batch: a table in Parquet, or arrays in an npz archive."""
+"""Predictions, kept batch by batch: as a table in Parquet, as arrays in an npz archive or in memory."""
 
 import importlib.util
 import math
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,61 +31,24 @@ def check_suffix(path: Path) -> None:
         )
 
 
-def _check_shape(name: str, array: NDArray[Any], before: NDArray[Any]) -> None:
-    if array.shape[1:] != before.shape[1:]:
-        raise TaskError(
-            f"output {name!r} has shape {array.shape[1:]} for some samples and {before.shape[1:]} for those "
-            "before; an array has one",
-            "Give an output that ends with .parquet.",
-        )
-
-
-class NpzFile:
-    """An npz archive with one array for each output, each written through a memory map."""
-
-    def __init__(self, path: Path, samples: int) -> None:
-        self._path = path
-        self._samples = samples
-        self._done = 0
-        self._folder = path.with_name(f"{path.name}.arrays")
-        self._arrays: dict[str, Any] = {}
-
-    def add(self, rows: Rows) -> None:
-        """Append rows."""
-        self._folder.mkdir(exist_ok=True)
-        for name, array in rows.items():
-            if name not in self._arrays:
-                shape = (self._samples, *array.shape[1:])
-                self._arrays[name] = np.lib.format.open_memmap(
-                    self._folder / f"{name}.npy", mode="w+", dtype=array.dtype, shape=shape
-                )
-            written = self._arrays[name]
-            _check_shape(name, array, written)
-            written[self._done : self._done + len(array)] = array
-        self._done += len(next(iter(rows.values())))
-
-    def finish(self) -> None:
-        """Put the arrays into the archive."""
-        with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
-            for name, array in self._arrays.items():
-                array.flush()
-                archive.write(self._folder / f"{name}.npy", f"{name}.npy")
-        self._arrays.clear()
-        shutil.rmtree(self._folder)
-
-
 class Arrays:
     """Predictions that stay in memory, for those who predict from Python."""
 
     def __init__(self) -> None:
+        self._first: dict[str, NDArray[Any]] = {}
         self._parts: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, rows: Rows) -> None:
-        """Append rows."""
+        """Append rows, whose shapes must be those of the rows before."""
         for name, array in rows.items():
-            parts = self._parts.setdefault(name, [])
-            _check_shape(name, array, parts[0] if parts else array)
-            parts.append(np.array(array))
+            before = self._first.setdefault(name, array[:0])
+            if array.shape[1:] != before.shape[1:]:
+                raise TaskError(
+                    f"output {name!r} has shape {array.shape[1:]} for some samples and {before.shape[1:]} "
+                    "for those before; an array has one",
+                    "Give an output that ends with .parquet.",
+                )
+            self._keep(name, array)
 
     def finish(self) -> None:
         """Do nothing: all rows are there."""
@@ -93,6 +56,41 @@ class Arrays:
     def joined(self) -> dict[str, NDArray[Any]]:
         """Return the rows of each output as one array."""
         return {name: np.concatenate(parts) for name, parts in self._parts.items()}
+
+    def _keep(self, name: str, array: NDArray[Any]) -> None:
+        self._parts.setdefault(name, []).append(np.array(array))
+
+
+class NpzFile(Arrays):
+    """An npz archive with one array for each output, which takes no memory."""
+
+    def __init__(self, path: Path, samples: int) -> None:
+        super().__init__()
+        self._path, self._samples = path, samples
+        self._folder = path.with_name(f"{path.name}.arrays")
+        self._folder.mkdir()
+        self._files: dict[str, BinaryIO] = {}
+
+    def finish(self) -> None:
+        """Put the arrays into the archive."""
+        with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED) as archive:
+            for name, file in self._files.items():
+                file.close()
+                archive.write(file.name, f"{name}.npy")
+        shutil.rmtree(self._folder)
+
+    def _keep(self, name: str, array: NDArray[Any]) -> None:
+        kind = self._first[name].dtype
+        if name not in self._files:
+            self._files[name] = (self._folder / f"{name}.npy").open("wb")
+            description = np.lib.format.dtype_to_descr(kind)
+            header = {
+                "descr": description,
+                "fortran_order": False,
+                "shape": (self._samples, *array.shape[1:]),
+            }
+            np.lib.format.write_array_header_1_0(self._files[name], header)
+        self._files[name].write(array.astype(kind, copy=False).tobytes())
 
 
 class ParquetFile:
@@ -129,9 +127,8 @@ class ParquetFile:
         self._writer.write_table(table)
 
 
-# what is written; what it takes of memory does not grow with it, but for arrays
-PredictionFile = NpzFile | ParquetFile | Arrays
-_FORMATS: dict[str, Callable[[Path, int], PredictionFile]] = {".npz": NpzFile, ".parquet": ParquetFile}
+PredictionFile = Arrays | ParquetFile
+_FORMATS: dict[str, type[NpzFile | ParquetFile]] = {".npz": NpzFile, ".parquet": ParquetFile}
 
 
 def prediction_file(path: Path, samples: int) -> PredictionFile:
