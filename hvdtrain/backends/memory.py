@@ -142,11 +142,8 @@ def memory_plan(
 
 
 def saving_bytes(plan: MemoryPlan, config: Config) -> int:
-    """Return what saving a checkpoint takes on rank 0, in PyTorch: copies of all state.
-
-    Matrices are laid out anew, so the larger file takes its size once more, unless the model is split: then
-    each array is laid out by itself. Pages of a temporary file in which state is gathered count like a copy.
-    """
+    """Return what saving a checkpoint takes on rank 0, in PyTorch: copies of all state."""
+    # matrices are laid out anew, so the larger file takes its size once more, but for split models
     parameters, has_average = plan.parts["parameters"], config.ema_decay is not None
     state = plan.trained_bytes * (has_average + (_slots(config) if plan.parts["optimizer"] else 0))
     return parameters + state + (max(parameters, state) if config.stages == 1 else 0)

@@ -13,16 +13,12 @@ from hvdtrain.workers.agreement import Workers
 
 
 class StepClockBase:
-    """What the clocks of both frameworks know of the job.
-
-    Attributes:
-        timed: the number of ranks that ``numbers`` speaks of: the most that the job may have, so that the
-            vector of a step keeps its length when workers come and go; none if it is not measured.
-    """
+    """What the clocks of both frameworks know of the job."""
 
     def __init__(self, workers: Workers, is_measured: bool) -> None:
         self._workers = workers
         self._is_measured = is_measured and workers.may_reduce
+        # the most ranks that the job may have, so that a step's vector keeps its length
         self.timed = workers.most if self._is_measured else 0
 
 

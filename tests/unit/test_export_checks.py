@@ -68,11 +68,11 @@ def test_weights_that_do_not_fit_are_listed_with_the_closest():
         check_fit(Path("w.pt"), expected, found)
     assert caught.value.problem.splitlines() == [
         "w.pt does not fit the model:",
-        "  c: the model's is (2,), the file's (5,)",
-        "  missing: a.weight (3, 4); the file has a_.weight (3, 4)",
+        "  missing: a.weight (3, 4); closest: a_.weight",
         "  missing: b.bias (3,)",
         "  unexpected: a_.weight (3, 4)",
         "  unexpected: z (1,)",
+        "  misshapen: c must be (2,), is (5,)",
     ]
 
 

@@ -1,17 +1,15 @@
 """Models that come from elsewhere or go there: what both frameworks say and compare alike."""
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdtrain.backends.records import Exported
+from hvdtrain.backends.portable.names import state_problems
+from hvdtrain.backends.records import Exported, Shapes
 from hvdtrain.errors import CheckpointError
-
-_LINES = 10
 
 LARGEST_DIFFERENCE = 1e-4  # of an output, relative to the largest; rounding alone gives some 1e-6
 
@@ -45,31 +43,11 @@ def _difference(one: NDArray[Any], other: NDArray[Any]) -> float:
     return float(np.where(np.isnan(apart), np.inf, apart).max(initial=0.0))
 
 
-Shape = tuple[int, ...]
-
-
-def check_fit(path: Path, expected: Mapping[str, Shape], found: Mapping[str, Shape]) -> None:
+def check_fit(path: Path, expected: Shapes, found: Shapes) -> None:
     """Check that a weights file holds what a model needs, no more and no less."""
-    spare = [name for name in found if name not in expected]
-    lines = [
-        f"{name}: the model's is {expected[name]}, the file's {found[name]}"
-        for name in expected
-        if name in found and expected[name] != found[name]
-    ]
-    for name in expected:
-        if name not in found:
-            lines.append(f"missing: {name} {expected[name]}{_closest(name, expected[name], spare, found)}")
-    lines += [f"unexpected: {name} {found[name]}" for name in spare]
-    if lines:
-        more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
+    if problems := state_problems(expected, found):
         raise CheckpointError(
-            f"{path} does not fit the model:\n  " + "\n  ".join(lines[:_LINES] + more),
+            f"{path} does not fit the model:\n  " + "\n  ".join(problems),
             "Rename the file's weights, or give the task the model that they were made by; --init-skip then "
             "takes a part of the checkpoint.",
         )
-
-
-def _closest(name: str, shape: Shape, spare: list[str], found: Mapping[str, Shape]) -> str:
-    alike = difflib.get_close_matches(name, [other for other in spare if found[other] == shape], n=1)
-    alike = alike or difflib.get_close_matches(name, spare, n=1)
-    return f"; the file has {alike[0]} {found[alike[0]]}" if alike else ""

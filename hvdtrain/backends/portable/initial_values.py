@@ -13,18 +13,7 @@ PREFIX = "ema"
 
 
 def share_of_new(step: int, decay: float) -> float:
-    """Return the part of the average that a step's weights make up.
-
-    ::
-
-        decay of step t = min(decay, (1 + t) / (10 + t))
-        average = average * decay of step t + weights * (1 - decay of step t)
-
-    So what training starts from is soon forgotten. It is a function of the step alone: nothing is
-    carried from run to run, and all workers agree.
-
-    Source: tf.train.ExponentialMovingAverage with num_updates.
-    """
+    """Return 1 - min(decay, (1 + step) / (10 + step)): the part of the average that weights make up."""
     return 1 - min(decay, (1 + step) / (10 + step))
 
 
@@ -61,14 +50,7 @@ def with_initial_values(state: PortableState, seed: int) -> PortableState:
 
 
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32] | None:
-    """Draw the initial value of a parameter from the seed and its portable name alone.
-
-    So both frameworks start from equal parameters, whatever order they are made in. The
-    distributions are Keras's defaults: Glorot uniform for kernels (Glorot and Bengio 2010, with
-    the receptive field counted into both fans), orthogonal rows for recurrent kernels (Saxe et al.
-    2013), uniform in [-0.05, 0.05] for embeddings, ones for gamma and moving_variance, zeros for
-    bias, beta and moving_mean.
-    """
+    """Draw a parameter's initial value, by Keras's defaults, from the seed and its portable name alone."""
     if not has_initial_value(name, shape):
         return None
     role = name.rsplit("/", 1)[-1]

@@ -142,15 +142,21 @@ def state_problems(expected: Shapes, found: Shapes) -> list[str]:
 
 def _closest(name: str, shape: tuple[int, ...], others: Shapes) -> list[str]:
     """Return up to two other names that may be meant: same shape and role first, then similar names."""
-    part, _, path = name.partition("/")
+    part, path = _split(name)
 
     def likeness(other: str) -> tuple[bool, float]:
         fits = others[other] == shape and other.rpartition("/")[2] == name.rpartition("/")[2]
-        return fits, difflib.SequenceMatcher(None, path, other.partition("/")[2]).ratio()
+        return fits, difflib.SequenceMatcher(None, path, _split(other)[1]).ratio()
 
-    found = {other: likeness(other) for other in others if other.partition("/")[0] == part}
+    found = {other: likeness(other) for other in others if _split(other)[0] == part}
     ordered = sorted(found, key=lambda other: found[other], reverse=True)
     return [other for other in ordered if found[other][0] or found[other][1] >= _ALIKE][:2]
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Return the first part, "model" or "optimizer", and the path; a file's own name has no first part."""
+    part, is_path, path = name.partition("/")
+    return (part, path) if is_path else ("", name)
 
 
 def _remedy(expected: Shapes, found: Shapes, framework: str) -> str:

@@ -1,9 +1,4 @@
-"""What an exported program computes: the call that a task's loss makes of its model, written and compared.
-
-A backend records what the loss does on a few batches of real samples. The recorded calls become one program
-with named inputs, and every difference between them that a program could not have is refused. It is written
-with as many dynamic axes as its model allows.
-"""
+"""What an exported program computes: the call that a task's loss makes of its model, written and compared."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -169,11 +164,7 @@ def _check_unchanged(
 def _inputs(
     recordings: Sequence[Recording], read: Sequence[ReadCall], remedy: str
 ) -> tuple[ProgramInput, ...]:
-    """Return the inputs; which axes are a batch's shows in batches of different sizes.
-
-    Any length may have axes whose size differs between batches, and those as long as the second axis of an
-    input of whole numbers (samples, length), unless the call has this length as a constant.
-    """
+    """Return the inputs; which axes are a batch's shows in batches of different sizes."""
     sizes, first = tuple(recording.size for recording in recordings), read[0]
     constants = {leaf for _, leaf in leaves(first.arguments.values, lambda leaf: isinstance(leaf, Slot))
                  if type(leaf) is int}  # fmt: skip
@@ -189,6 +180,7 @@ def _inputs(
             )
         axes[name] = list(zip(*(tuple(one.tensors[name].shape) for one in read), strict=True))
         for number, found in enumerate(axes[name]):
+            # any length have axes that differ between batches, and second ones of whole numbers
             is_tokens = number == 1 and len(axes[name]) == 2 and "int" in _dtype(tensor)
             is_free = (len(set(found)) > 1 or is_tokens) and not constants & set(found)
             if is_free and not _is_batch(number, found, sizes):

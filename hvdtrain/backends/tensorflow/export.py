@@ -1,7 +1,4 @@
-"""Keras models in formats for serving, and weights files of Keras.
-
-``torch/export.py`` does the same for PyTorch.
-"""
+"""Keras models in formats for serving, and weights files of Keras."""
 
 import math
 import tempfile
@@ -36,10 +33,7 @@ def export_model(  # noqa: PLR0917 - passed on by the backend as they are
     batches: Sequence[HostBatch],
     serve: Callable[..., Any] | None = None,
 ) -> Exported:
-    """Write a model, load it back and compare outputs.
-
-    The format is "keras" or "saved-model".
-    """
+    """Write a model as "keras" or "saved-model", load it back and compare outputs."""
     if format_name == "keras":
         model.save(path)
         batch = CALLS.batch_of(batches[0])

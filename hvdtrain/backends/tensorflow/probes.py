@@ -34,12 +34,7 @@ Tensor = Any
 
 
 class Recorder:
-    """A model that keeps what its last call returned; in everything else the model itself.
-
-    Attributes:
-        outputs: what the call returned, with arrays in place of tensors; calls in a graph are left out.
-        is_masked: whether it had a Keras mask.
-    """
+    """A model that keeps what its last call returned as arrays; calls in a graph are left out."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -67,10 +62,7 @@ def as_array(value: Any) -> Any:
 
 @contextmanager
 def state_kept(model: Layer, others: Sequence[Any] = ()) -> Iterator[None]:
-    """Return a context after which a model and the random generators of both libraries are as they were.
-
-    The copies lie in the host's memory. Those of variables that lie there take none until these change.
-    """
+    """Return a context after which a model and the random generators of both libraries are as they were."""
     with tf.device("CPU"):
         before = [(variable, tf.identity(native(variable))) for variable in (*model.variables, *others)]
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)

@@ -1,7 +1,4 @@
-"""Programs of Keras models: the call that training makes, recorded, and written with dynamic axes.
-
-``torch/program.py`` does the same for PyTorch.
-"""
+"""Programs of Keras models: the call that training makes, recorded, and written with dynamic axes."""
 
 import inspect
 from collections.abc import Callable, Mapping

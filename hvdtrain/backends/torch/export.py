@@ -1,7 +1,4 @@
-"""PyTorch models in formats for serving, and weights files of PyTorch.
-
-``tensorflow/export.py`` does the same for Keras.
-"""
+"""PyTorch models in formats for serving, and weights files of PyTorch."""
 
 import pickle
 from collections.abc import Callable, Mapping, Sequence

@@ -33,14 +33,7 @@ _ACTIVATIONS = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sig
 
 
 class Recorder:
-    """Keeps what a model's last call returned, within its context.
-
-    Args:
-        model: the model. It is not compiled within the context: a hook would compile it anew.
-
-    Attributes:
-        outputs: what the call returned, with arrays in place of tensors.
-    """
+    """Keeps what a model's last call returned as arrays, in its context, in which nothing is compiled."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -67,12 +60,7 @@ def as_array(tensor: torch.Tensor) -> Any:
 
 @contextmanager
 def state_kept(model: nn.Module, device: torch.device, others: Iterable[torch.Tensor] = ()) -> Iterator[None]:
-    """Return a context after which a model and PyTorch's random generators are as they were.
-
-    So are the attributes of its modules, such as a flag that says whether they have been called. The mode is
-    restored by ``train()`` or ``eval()``, which may change more than flags. The copies lie in the
-    host's memory. Those of tensors that lie there take none before one of both changes.
-    """
+    """Return a context after which a model, its attributes and PyTorch's generators are as they were."""
     more = [(tensor, as_kept(tensor)) for tensor in others]
     places: list[tuple[dict[str, Any], str, torch.Tensor, torch.Tensor]] = [
         (tensors, name, tensor, as_kept(tensor, tensors is module._buffers))

@@ -1,7 +1,4 @@
-"""Programs of PyTorch models: the call that training makes, recorded, and written with dynamic axes.
-
-``tensorflow/program.py`` does the same for Keras.
-"""
+"""Programs of PyTorch models: the call that training makes, recorded, and written with dynamic axes."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping

@@ -95,21 +95,14 @@ def export(
     best: bool | str = False,
     **fields: Unpack[TrainOptions],
 ) -> Export:
-    """Export a checkpoint's model for serving; the same as ``python -m hvdtrain export``.
+    """Export a checkpoint's model for serving; the same as ``python -m hvdtrain export``. One worker.
 
-    One worker. The export is loaded back and its outputs are compared with the model's on real samples.
+    The export is loaded back and its outputs are compared with the model's on real samples.
 
-    ``checkpoint``, ``task``, ``best`` and ``fields`` are those of ``evaluate``. ``to`` is the format, which
-    determines the framework: "safetensors", "pt", "onnx", "keras", "saved-model" or another one that
-    ``python -m hvdtrain export --help`` lists. ``output`` is the file or directory to write, in ``exports/``
-    of the run directory if not given; ``force`` replaces one that is there.
-
-    Returns:
-        What was written, as ``path``, with ``describe()`` for how to load it.
-
-    Raises:
-        UsageError: If the format is unknown, the output exists, or there are several workers.
-        HvdtrainError: as ``hvdtrain.evaluate`` raises them.
+    ``checkpoint``, ``task``, ``best``, ``fields`` and errors are those of ``evaluate``. ``to`` is the format, such
+    as "onnx" or "keras" (``python -m hvdtrain export --help``). ``output`` is the file or directory to write, in
+    ``exports/`` of the run directory if not given; ``force`` replaces one that is there. Returned is what was
+    written, as ``path``, with ``describe()`` for how to load it.
     """
     if to not in EXPORT_FORMATS:
         raise UsageError(f"there is no export format {to!r}", f"Formats: {', '.join(EXPORT_FORMATS)}.")

@@ -31,17 +31,10 @@ def load(
     best: bool | str = False,
     **fields: Unpack[TrainOptions],
 ) -> Any:
-    """Return the model of a checkpoint with its weights, or their moving average if there is one.
+    """Return the model of a checkpoint, a ``torch.nn.Module`` or a ``keras.Model``, with its weights.
 
-    It is on the CPU and in evaluation mode, as the task makes it. The task's data is not opened.
-    The arguments are those of ``evaluate``.
-
-    Returns:
-        A ``torch.nn.Module`` or a ``keras.Model``.
-
-    Raises:
-        UsageError: If there are several workers.
-        HvdtrainError: as ``hvdtrain.evaluate`` raises them.
+    These are their moving average if there is one. The model is on the CPU and in evaluation mode, as the
+    task makes it. The task's data is not opened. The arguments, and errors, are those of ``evaluate``.
     """
     call = Call.of("load", checkpoint, task, {"device": "cpu", **fields}, framework=framework, best=best)
     with opened(call, "load", _PLAIN, is_alone=True) as (job, backend, found):
@@ -98,18 +91,11 @@ def import_weights(
     Args:
         weights: a file that PyTorch (.pt, .pth, .safetensors) or Keras (.weights.h5, .keras) saved.
         output: the folder that the checkpoint goes into; holds none yet.
-        task: the task's class, an instance of it, or its name or path as ``--task`` takes it; the
-            built-in task digits if not given.
+        task: the task as for ``evaluate``; the built-in task digits if not given.
         framework: "torch" or "tf"; the one whose file it is if not given.
         fields: config fields, such as ``task_options={...}`` and ``seed=1``.
 
-    Returns:
-        The checkpoint, as ``path``, with ``held``, what the file held as text.
-
-    Raises:
-        UsageError: If the kind of the file is unknown, ``output`` has checkpoints, or there are several
-            workers.
-        HvdtrainError: as ``hvdtrain.evaluate`` raises them.
+    Returned is the checkpoint, as ``path``, with ``held``, what the file held as text.
     """
     call = Call.of("import_weights", given_output(weights), task, fields, framework=framework)
     return import_file(call, given_output(output))

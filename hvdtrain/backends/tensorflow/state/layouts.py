@@ -1,8 +1,4 @@
-"""Which portable arrays the variables of Keras layers become, by layer type: paths, roles, layouts.
-
-``torch/state/layouts.py`` does the same for PyTorch. The portable layouts are Keras's own, so there is little
-to do here.
-"""
+"""Which portable arrays the variables of Keras layers become: paths, roles, layouts: Keras's own."""
 
 import re
 from collections.abc import Iterator

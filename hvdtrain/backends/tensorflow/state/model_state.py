@@ -1,8 +1,4 @@
-"""Keras models as portable state: every variable found, named and laid out; snapshots of them.
-
-As in ``torch/state/model_state.py``; the rules are in ``portable/names.py``, the layer types
-in ``layouts.py``.
-"""
+"""Keras models as portable state: every variable found, named and laid out; snapshots of them."""
 
 import copy
 from collections.abc import Collection, Iterable, Iterator
@@ -64,11 +60,7 @@ def _laid_out(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 class ModelState:
-    """A model's variables under their portable names.
-
-    Attributes:
-        fields: the variables as portable arrays, each once, in the model's order.
-    """
+    """A model's variables under their portable names, each once, in the model's order."""
 
     def __init__(self, model: Layer, renaming: Renaming) -> None:
         trainable = {id(variable) for variable in model.trainable_variables}

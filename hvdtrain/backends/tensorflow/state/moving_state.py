@@ -17,13 +17,7 @@ Tensor = Any
 
 
 class ExponentialMovingAverage:
-    """The average of every trainable variable; of none where there is no decay.
-
-    Other variables, such as the statistics of batch norm, are not averaged: the model's own go with it.
-
-    Attributes:
-        decay: of the average, per step; 0 where there is none.
-    """
+    """The average of every trainable variable, not of statistics; of none where there is no decay."""
 
     def __init__(self, model: ModelState, decay: float | None) -> None:
         self.decay = decay or 0.0
@@ -87,14 +81,7 @@ Variable = Any
 
 
 class MovingState:
-    """The values before a step of everything that the step changes while it may still fail.
-
-    Those are the variables that a forward pass changes, such as the statistics of batch norm. A task's own
-    step also updates parameters before its last reduction; of it, all that it changes is copied.
-
-    Args:
-        changed_early: variables that a step updates before its last reduction.
-    """
+    """The values before a step of what a forward pass and a task's own step change while it may still fail."""
 
     def __init__(self, model: Layer, changed_early: Sequence[Variable] = ()) -> None:
         variables = [*_moving_variables(model), *changed_early]
@@ -119,11 +106,7 @@ class MovingState:
 
 
 def _moving_variables(model: Layer) -> list[Variable]:
-    """Return the variables of a model that its forward pass in training may change.
-
-    They are the layers' own that are not parameters, and the kernels that spectral normalisation divides.
-    Frozen parameters are not among them, nor the states of random generators, which each step sets.
-    """
+    """Return what a forward pass may change: no parameters, but kernels of spectral normalisation."""
     layers = {id(layer): layer for layer in model._flatten_layers()}.values()
     found = [variable for layer in layers for variable in layer._non_trainable_variables]
     return found + [layer.kernel for layer in layers if isinstance(layer, keras.layers.SpectralNormalization)]

@@ -1,7 +1,4 @@
-"""Which portable arrays PyTorch's modules become, by module type: roles, layouts and gate orders.
-
-``tensorflow/state/layouts.py`` does the same for Keras layers; the portable layouts are Keras's.
-"""
+"""Which portable arrays PyTorch's modules become, by module type: roles, layouts and gate orders."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

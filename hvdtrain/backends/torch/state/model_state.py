@@ -1,8 +1,4 @@
-"""PyTorch models as portable state: every tensor found, named and laid out; snapshots of them.
-
-As in ``tensorflow/state/model_state.py``; the rules are in ``portable/names.py``, the module
-types in ``layouts.py``.
-"""
+"""PyTorch models as portable state: every tensor found, named and laid out; snapshots of them."""
 
 import copy
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -116,11 +112,7 @@ def _contiguous(array: Array) -> Array:
 
 
 class ModelState:
-    """A model's tensors under their portable names.
-
-    Attributes:
-        entries: the tensors, each once, in the model's order.
-    """
+    """A model's tensors under their portable names, each once, in the model's order."""
 
     def __init__(self, model: nn.Module, renaming: Renaming) -> None:
         aliases: dict[Any, list[Field]] = {}

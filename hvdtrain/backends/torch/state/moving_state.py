@@ -14,13 +14,7 @@ from hvdtrain.backends.torch.state.tensors import address_of, set_values
 
 
 class ExponentialMovingAverage:
-    """The average of every trainable tensor; of none where there is no decay.
-
-    Buffers, such as the statistics of batch norm, are not averaged: the model's own go with it.
-
-    Attributes:
-        decay: of the average, per step; 0 where there is none.
-    """
+    """The average of every trainable tensor, not of buffers; of none where there is no decay."""
 
     def __init__(self, model: ModelState, decay: float | None) -> None:
         self.decay = decay or 0.0
@@ -76,16 +70,7 @@ class ExponentialMovingAverage:
 
 
 class MovingState:
-    """The values before a step of everything that the step changes while it may still fail.
-
-    Those are the buffers, which a forward pass changes, such as the statistics of batch norm, and the frozen
-    parameters that it changes. A task's own step also updates parameters before its last reduction; of it,
-    all that the optimizers change is copied.
-
-    Args:
-        optimizers: those whose updates a step does before its last reduction.
-        is_changing: whether training changes a frozen parameter, which may be one of billions.
-    """
+    """The values before a step of what a forward pass and some optimizers change while it may still fail."""
 
     def __init__(
         self,

@@ -103,11 +103,7 @@ def fill_slots(optimizer: torch.optim.Optimizer) -> None:
 
 
 def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None = None) -> None:
-    """Let an optimizer make its slots, by a step with zero gradients that changes nothing else.
-
-    So the optimizer itself says which of them are tensors, and of which kind and device. Weight decay is left
-    out: in some optimizers, it would be in the slots.
-    """
+    """Let an optimizer make its slots, by a step with zero gradients that changes nothing else."""
     groups = [
         {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
@@ -119,7 +115,7 @@ def make_slots(optimizer: torch.optim.Optimizer, chosen: Collection[int] | None 
         p.grad = torch.zeros_like(p) if is_chosen else None
         if isinstance(optimizer, torch.optim.SparseAdam) and p.grad is not None:
             p.grad = p.grad.to_sparse()
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups:  # in some optimizers, it would be in the slots
         if isinstance(group.get("weight_decay"), float | int):
             group["weight_decay"] = 0.0
     try:
