@@ -22,8 +22,9 @@ from hvdtrain.backends.torch.objective.gathering import Gathering
 from hvdtrain.backends.torch.objective.losses import NAMED, Values, check_values, weigh
 from hvdtrain.backends.torch.objective.metric_objects import FUNCTIONS
 from hvdtrain.backends.torch.precision import autocast, cast_outputs_to_fp32, float_bits_of
-from hvdtrain.backends.torch.program import CALLS, to_numpy
+from hvdtrain.backends.torch.program import CALLS
 from hvdtrain.backends.torch.state.model_state import ModelState
+from hvdtrain.backends.torch.state.tensors import as_array
 from hvdtrain.backends.torch.sync_batch_norm import BatchNormSync, find_batch_norms
 from hvdtrain.backends.torch.task_model import check_compiler, compiled, make_model
 from hvdtrain.backends.workers import peer_errors
@@ -200,7 +201,7 @@ class Computation:
                     self.model, self.objective, micro_batch, self.serve, self.is_one_call
                 )
                 for name, tensor in outputs.items():
-                    found.setdefault(name, []).append(to_numpy(tensor.cpu()))
+                    found.setdefault(name, []).append(as_array(tensor))
         return {name: parts[0] if len(parts) == 1 else np.concatenate(parts) for name, parts in found.items()}
 
     def _watch(self, outputs: Any, batch: Any) -> None:

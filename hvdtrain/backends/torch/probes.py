@@ -32,24 +32,19 @@ _NAMED = 3  # of modules, at most
 _ACTIVATIONS = {nn.Softmax: "softmax", nn.Softmax2d: "softmax", nn.Sigmoid: "sigmoid"}
 
 
-class Recorder:
-    """Keeps what a model's last call returned as arrays, in its context, in which nothing is compiled."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.outputs: Any = None
-
-    def __enter__(self) -> None:
-        self._compiled_call = self.model._compiled_call_impl
-        self.model._compiled_call_impl = None
-        self._hook = self.model.register_forward_hook(self._record)
-
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-        self.model._compiled_call_impl = self._compiled_call
-
-    def _record(self, _model: nn.Module, _inputs: Any, outputs: Any) -> None:
-        self.outputs = pytree.tree_map_only(torch.Tensor, as_array, outputs)
+@contextmanager
+def _recorded(model: nn.Module, outputs: list[Any]) -> Iterator[None]:
+    """Return a context in which what calls of a model return is kept, as arrays."""
+    # not compiled: a hook would compile it anew
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    hook = model.register_forward_hook(
+        lambda _model, _inputs, found: outputs.append(pytree.tree_map_only(torch.Tensor, as_array, found))
+    )
+    try:
+        yield
+    finally:
+        hook.remove()
+        model._compiled_call_impl = compiled
 
 
 def as_array(tensor: torch.Tensor) -> Any:
@@ -138,7 +133,8 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     """Collective. Compute the first micro-batch without changing state."""
     computation: Computation = step.computation
     model = computation.model
-    recorder, values, error, changes = Recorder(model), {}, None, Changes()
+    outputs: list[Any] = []
+    values, error, changes = {}, None, Changes()
     in_evaluation, undone = parts_in_evaluation(model), ""
     memory: StepMemory | None = None
     changed: tuple[str, ...] = ()
@@ -146,7 +142,7 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
         with peer_errors(), state_kept(model, computation.device):
             wrapped = computation.wrap(copied(batch))
             meter = ActivationMeter(model, wrapped.tensors())
-            with recorder, state_tensors.watched() as changes, meter:
+            with _recorded(model, outputs), state_tensors.watched() as changes, meter:
                 values = step.dry_run(wrapped, training)
             undone = describe_undone(in_evaluation) if training else ""
             changed = changed_in_place(batch, wrapped.micro_batches[0])
@@ -159,7 +155,15 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     last, found = last_activation(model), (changes.crcs, changes.refusal, changed)
     metrics = {} if training else computation.evaluation.tried
     result = DryRun(
-        recorder.outputs, values, last, error, undone, memory, *found, computation.weighted, metrics
+        outputs[-1] if outputs else None,
+        values,
+        last,
+        error,
+        undone,
+        memory,
+        *found,
+        computation.weighted,
+        metrics,
     )
     completed: DryRun = step.completed(result, training)
     return completed

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from hvdtrain.backends.portable.program import BATCH, LENGTH, Program, ProgramInput, Written
 from hvdtrain.backends.portable.recording import Call, ModelCalledError, ModelCalls, Tensors
+from hvdtrain.backends.torch.state.tensors import as_array
 
 _EXTERNAL_BYTES = 1 << 30  # an ONNX file holds 2 GiB; the weights of larger models lie next to it
 
@@ -49,14 +50,7 @@ def _watched(
         yield model
 
 
-def to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return a tensor as an array."""
-    tensor = tensor.detach()
-    array: NDArray[Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
-
-
-TENSORS = Tensors(lambda value: isinstance(value, torch.Tensor), to_numpy)
+TENSORS = Tensors(lambda value: isinstance(value, torch.Tensor), as_array)
 CALLS = ModelCalls(
     TENSORS,
     "forward",
@@ -149,7 +143,7 @@ def _write_exported(
 
     def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
         outputs = loaded(*inputs.values()) if is_plain else loaded(**inputs)
-        return {name: to_numpy(tensor) for name, tensor in program.named(outputs, TENSORS).items()}
+        return {name: as_array(tensor) for name, tensor in program.named(outputs, TENSORS).items()}
 
     return run
 
@@ -176,7 +170,7 @@ def _write_onnx(
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
     def run(inputs: Mapping[str, torch.Tensor]) -> dict[str, NDArray[Any]]:
-        found = session.run(None, {name: to_numpy(tensor) for name, tensor in inputs.items()})
+        found = session.run(None, {name: as_array(tensor) for name, tensor in inputs.items()})
         return dict(zip(program.output_names, found, strict=True))
 
     return run

@@ -99,10 +99,10 @@ def export(
 
     The export is loaded back and its outputs are compared with the model's on real samples.
 
-    ``checkpoint``, ``task``, ``best``, ``fields`` and errors are those of ``evaluate``. ``to`` is the format, such
-    as "onnx" or "keras" (``python -m hvdtrain export --help``). ``output`` is the file or directory to write, in
-    ``exports/`` of the run directory if not given; ``force`` replaces one that is there. Returned is what was
-    written, as ``path``, with ``describe()`` for how to load it.
+    ``checkpoint``, ``task``, ``best``, ``fields`` and errors are those of ``evaluate``. ``to`` is the format,
+    such as "onnx" or "keras" (``python -m hvdtrain export --help``). ``output`` is the file or directory to
+    write, in ``exports/`` of the run directory if not given; ``force`` replaces one that is there.
+    Returned is what was written, as ``path``, with ``describe()`` for how to load it.
     """
     if to not in EXPORT_FORMATS:
         raise UsageError(f"there is no export format {to!r}", f"Formats: {', '.join(EXPORT_FORMATS)}.")

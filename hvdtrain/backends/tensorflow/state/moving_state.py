@@ -81,7 +81,7 @@ Variable = Any
 
 
 class MovingState:
-    """The values before a step of what a forward pass and a task's own step change while it may still fail."""
+    """The values before a step of what a forward pass, or a task's own step, changes before it succeeds."""
 
     def __init__(self, model: Layer, changed_early: Sequence[Variable] = ()) -> None:
         variables = [*_moving_variables(model), *changed_early]

@@ -15,7 +15,7 @@ from hvdtrain.backends.objective.metric_objects import in_call_order, is_same_bu
 from hvdtrain.backends.objective.named_metrics import MetricFunctions
 from hvdtrain.backends.objective.stateful_metrics import Collectives
 from hvdtrain.backends.torch.objective.losses import classes_last
-from hvdtrain.backends.torch.program import to_numpy
+from hvdtrain.backends.torch.state.tensors import as_array as to_numpy
 from hvdtrain.data.unsupported import has_class
 
 # classes of torchmetrics that look at every batch by itself whether all of it lies in [0, 1], and take it for
