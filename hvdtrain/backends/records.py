@@ -94,15 +94,6 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class StepMemory:
-    """What the forward and the backward pass of a micro-batch take of memory, in bytes."""
-
-    # the most that tensors take at once which the passes make, without the gradients of parameters: what the
-    # backward pass needs of the forward pass, and what both need meanwhile
-    activations: int
-
-
-@dataclass(frozen=True)
 class DeviceMemory:
     """The memory of a worker's GPU, in bytes."""
 
@@ -122,8 +113,9 @@ class DryRun:
     last_activation: str = ""  # "softmax" or "sigmoid" if the model's last layer computes it; empty otherwise
     error: Exception | None = None  # the exception that ended the computation, or None
     note: str = ""  # what the user should know of the computation, as a sentence; empty if nothing
-    # what it took of memory in training; None if that is not known, as in a step of the task's own
-    memory: StepMemory | None = None
+    # the most bytes that tensors took at once which the passes of training make, without the gradients of
+    # parameters; None if that is not known, as in a step of the task's own
+    activations: int | None = None
     # checksums, by portable name, of the state that it changed before it was put back
     changed: Mapping[str, int] = field(default_factory=dict)
     # what makes the model one that cannot be trained as it is, though nothing failed

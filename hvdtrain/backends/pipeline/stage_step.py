@@ -213,9 +213,9 @@ class StageStepBase(WholeModelStep):
             return found
         if training:
             found = replace(found, note="; ".join(filter(None, [found.note, *self.notes])))
-        if (memory := found.memory) is not None:  # that of the worker's own stage
+        if found.activations is not None:  # those of the worker's own stage
             kept = min(self.layout.stages - self.layout.stage, self._config.accumulate)
-            found = replace(found, memory=replace(memory, activations=memory.activations * kept))
+            found = replace(found, activations=found.activations * kept)
         last = self.layout.stages - 1
         sent = self.workers.broadcast_object(_sent_of(found) if self.workers.rank == last else None, last)
         if self.layout.is_last_stage:

@@ -51,36 +51,22 @@ def with_initial_values(state: PortableState, seed: int) -> PortableState:
 
 def initial_value(name: str, shape: tuple[int, ...], seed: int) -> NDArray[np.float32] | None:
     """Draw a parameter's initial value, by Keras's defaults, from the seed and its portable name alone."""
-    if not has_initial_value(name, shape):
-        return None
-    role = name.rsplit("/", 1)[-1]
+    role, limit = name.rsplit("/", 1)[-1], 0.05  # of embeddings
     if role in ("bias", "beta", "moving_mean"):
         return np.zeros(shape, np.float32)
     if role in ("gamma", "moving_variance"):
         return np.ones(shape, np.float32)
-    if role == "embeddings":
-        limit = 0.05
-    elif role == "recurrent_kernel":
-        limit = 1.0
-    else:  # a kernel
-        receptive_field = int(np.prod(shape[:-2]))
-        limit = float(np.sqrt(6 / (receptive_field * (shape[-2] + shape[-1]))))
+    is_recurrent = role == "recurrent_kernel" and len(shape) == 2
+    if role == "kernel" and len(shape) >= 2:
+        limit = float(np.sqrt(6 / (int(np.prod(shape[:-2])) * (shape[-2] + shape[-1]))))
+    elif role != "embeddings" and not is_recurrent:
+        return None
     # RandomState's stream is frozen by numpy's compatibility policy; Generator's is not
     key = mix(seed, *name.encode())
     random = np.random.RandomState([key & 0xFFFFFFFF, key >> 32])
-    if role == "recurrent_kernel":
+    if is_recurrent:
         return _orthogonal(random.standard_normal(shape)).astype(np.float32)
     return random.uniform(-limit, limit, shape).astype(np.float32)
-
-
-def has_initial_value(name: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a parameter's role, the last part of its portable name, says a distribution."""
-    role = name.rsplit("/", 1)[-1]
-    if role == "recurrent_kernel":
-        return len(shape) == 2
-    if role == "kernel":
-        return len(shape) >= 2
-    return role in ("bias", "beta", "moving_mean", "gamma", "moving_variance", "embeddings")
 
 
 def _orthogonal(drawn: NDArray[Any]) -> NDArray[Any]:

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from hvdtrain.backends.options import MARK, no_blocks
-from hvdtrain.backends.records import StepMemory
 
 # what batch norm, and whatever names its statistics alike, moves in every forward pass
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -113,9 +112,9 @@ class ActivationMeter:
         for hook in self._hooks:
             hook.remove()
 
-    def found(self) -> StepMemory:
+    def found(self) -> int:
         """Return the most that was taken at once, without the gradients of the parameters."""
-        return StepMemory(activations=self._mode.peak_bytes())
+        return self._mode.peak_bytes()
 
 
 class _Blocks(TorchDispatchMode):  # type: ignore[no-untyped-call]

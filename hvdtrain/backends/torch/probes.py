@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from hvdtrain.backends.objective.counting import sample_values
 from hvdtrain.backends.objective.gathering import GivenArrays
 from hvdtrain.backends.objective.gathering import find_comparing as find_comparing_values
-from hvdtrain.backends.records import DryRun, StepMemory
+from hvdtrain.backends.records import DryRun
 from hvdtrain.backends.replica_state import Changes
 from hvdtrain.backends.torch.activations import ActivationMeter
 from hvdtrain.backends.torch.batches import TorchBatch
@@ -38,7 +38,7 @@ def _recorded(model: nn.Module, outputs: list[Any]) -> Iterator[None]:
     # not compiled: a hook would compile it anew
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
     hook = model.register_forward_hook(
-        lambda _model, _inputs, found: outputs.append(pytree.tree_map_only(torch.Tensor, as_array, found))
+        lambda _model, _inputs, found: outputs.insert(0, pytree.tree_map_only(torch.Tensor, as_array, found))
     )
     try:
         yield
@@ -136,7 +136,7 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
     outputs: list[Any] = []
     values, error, changes = {}, None, Changes()
     in_evaluation, undone = parts_in_evaluation(model), ""
-    memory: StepMemory | None = None
+    activations: int | None = None
     changed: tuple[str, ...] = ()
     try:
         with peer_errors(), state_kept(model, computation.device):
@@ -146,25 +146,19 @@ def dry_run(step: Any, state_tensors: Any, batch: HostBatch, training: bool) -> 
                 values = step.dry_run(wrapped, training)
             undone = describe_undone(in_evaluation) if training else ""
             changed = changed_in_place(batch, wrapped.micro_batches[0])
-        memory = meter.found() if training else None
+        activations = meter.found() if training else None
     except PeerLostError:
         raise
     except Exception as raised:
         error = raised
     computation.forget_mode()  # the modes are as before, so that training begins with a call of train()
     last, found = last_activation(model), (changes.crcs, changes.refusal, changed)
-    metrics = {} if training else computation.evaluation.tried
-    result = DryRun(
-        outputs[-1] if outputs else None,
-        values,
-        last,
-        error,
-        undone,
-        memory,
-        *found,
-        computation.weighted,
-        metrics,
-    )
+    kept: dict[str, Any] = {
+        "weighted": computation.weighted,
+        "metrics": {} if training else computation.evaluation.tried,
+    }
+    outputs.append(None)  # if the model was not called
+    result = DryRun(outputs[0], values, last, error, undone, activations, *found, **kept)
     completed: DryRun = step.completed(result, training)
     return completed
 

@@ -243,26 +243,26 @@ def measured_plan(session: Session, model: ModelInfo, found: Dry, peak_before: i
     release_unused()
     plan = plan_memory(session, model)
     first = found.passes[0] if found.passes else None
-    if first is None or (memory := first.result.memory) is None:
+    if first is None or (activations := first.result.activations) is None:
         return plan
     config = session.config
-    per_sample = memory.activations / session.plan().batch.micro_batch
+    per_sample = activations / session.plan().batch.micro_batch
     device = session.backend.device_memory()
     if device is not None:
-        measured = MeasuredMemory(memory.activations, per_sample, None, device.peak)
+        measured = MeasuredMemory(activations, per_sample, None, device.peak)
         return plan_memory(session, model, measured)
     peak, resident = peak_bytes(), resident_bytes()
-    known = resident + plan.parts["gradients"] + memory.activations
+    known = resident + plan.parts["gradients"] + activations
     # rank 0 gathers the state of all stages
     everything = {name: shape for one in model.stage_shapes for name, shape in one.items()}
     whole = _plan_of(session, model, everything) if everything else plan
     batch = config.accumulate * sum(array.nbytes for array in first.arrays.values())
     measured = MeasuredMemory(
-        memory.activations,
+        activations,
         per_sample,
         resident,
         peak,
-        workspace=min(max(0, peak - known), memory.activations) if peak > peak_before else 0,
+        workspace=min(max(0, peak - known), activations) if peak > peak_before else 0,
         batches=batch * (max(config.read_threads, config.read_workers) + 3),
         saving=saving_bytes(whole, config) if session.backend.workers.rank == 0 else 0,
         exchange=exchange_bytes(plan, config, session.backend.workers.size // config.stages),
