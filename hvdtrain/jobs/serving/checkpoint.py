@@ -38,9 +38,10 @@ from hvdtrain.jobs.opening.data_identity import (
     keyed,
     words_for,
 )
-from hvdtrain.jobs.opening.data_sets import align_columns
-from hvdtrain.jobs.opening.setup import new_task, open_data
-from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
+from hvdtrain.jobs.opening.data_sets import align_columns, streams_of
+from hvdtrain.jobs.opening.limits import check_batch_sizes
+from hvdtrain.jobs.opening.setup import build_together, new_task, open_data
+from hvdtrain.jobs.opening.start import JobSpec, check_alone, handshake, prepare, started
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.serving.outputs import PathOrUrl, place_of
 from hvdtrain.jobs.signals import interruptible
@@ -178,15 +179,48 @@ def _goal(best: bool | str, newest: Manifest | None) -> MetricGoal:
         raise UsageError(f"best={best!r}: {error}") from None
 
 
-def open_checkpoint_data(
-    job: JobSpec, backend: Backend, found: Checkpoint, method: str = ""
-) -> tuple[Any, Any, JobData]:
-    """Collective. Make the task and open some of its data, with the checks of both."""
-    opened = _open(job, backend, found, method)
+@dataclass(frozen=True)
+class OpenRun:
+    """A checkpoint's model with its weights, and a run that only goes over data and reports nothing."""
+
+    task: Any
+    name: str  # the name of the data, or of the first set of several
+    session: Session
+    found: Checkpoint  # verified
+    is_ema: bool  # whether the weights are their moving average
+    notes: tuple[str, ...]
+
+
+def open_run(
+    job: JobSpec,
+    backend: Backend,
+    place: PathOrUrl,
+    unverified: Checkpoint,
+    method: str,
+    one_set: bool = False,
+) -> OpenRun:
+    """Collective. Agree, open some of the task's data, build the model and load the weights."""
+    handshake(job, backend)
+    task, data, identity = _open(job, backend, unverified, method)
     # a task may draw its split when it opens the training data
-    if any(backend.workers.allgather_object(is_changed(found.manifest.data, opened[2]))):
-        opened = _open(job, backend, found, method, training_first=True)
-    return opened
+    if any(backend.workers.allgather_object(is_changed(unverified.manifest.data, identity))):
+        task, data, identity = _open(job, backend, unverified, method, training_first=True)
+    name, first = next(iter(identity.datasets.items()))
+    if one_set:
+        data = first
+        check(Job(job.config, streams=streams_of(None, data), command="predict"))
+    build_together(job.config, task, backend, data=identity)
+    found, is_ema, notes = load_verified(place, unverified, backend, job.config, identity)
+    session = Session(
+        config=job.config,
+        backend=backend,
+        # the size of the training data is all that the plan needs of it
+        data=TrainingData(job.config, backend.workers, range(found.manifest.data_size), data),
+        services=Services(Report(), found.run_dir),
+        state=RunState(Progress(found.manifest.step, found.manifest.samples)),
+    )
+    check_batch_sizes(job.config, session.plan(), eval_data=data)
+    return OpenRun(task, name, session, found, is_ema, (*identity.notes, *notes))
 
 
 def _open(
@@ -223,19 +257,6 @@ def _open_alone(job: JobSpec, method: str, training_first: bool) -> tuple[Any, s
         with suppress(HvdtrainError):  # they may not be there
             open_data(task, job.config, "train_data")
     return task, method, *open_data(task, job.config, method)
-
-
-def evaluation_session(config: Config, backend: Backend, found: Checkpoint, data: Any) -> Session:
-    """Return a run that only goes over data with a checkpoint's model, and reports nothing."""
-    manifest = found.manifest
-    return Session(
-        config=config,
-        backend=backend,
-        # the size of the training data is all that the plan needs of it
-        data=TrainingData(config, backend.workers, range(manifest.data_size), data),
-        services=Services(Report(), found.run_dir),
-        state=RunState(Progress(manifest.step, manifest.samples)),
-    )
 
 
 def load_verified(

@@ -18,19 +18,8 @@ from hvdtrain.errors import EnvironmentFault, WorkerFailure
 from hvdtrain.host.launcher import muted_console
 from hvdtrain.jobs.opening.data_sets import known_size
 from hvdtrain.jobs.opening.dry_run import check_alone
-from hvdtrain.jobs.opening.limits import check_batch_sizes
-from hvdtrain.jobs.opening.setup import build_together
-from hvdtrain.jobs.opening.start import JobSpec, handshake
-from hvdtrain.jobs.serving.checkpoint import (
-    Call,
-    evaluation_session,
-    given_output,
-    load_verified,
-    open_checkpoint_data,
-    opened,
-    show,
-    show_notes,
-)
+from hvdtrain.jobs.opening.start import JobSpec
+from hvdtrain.jobs.serving.checkpoint import Call, given_output, open_run, opened, show, show_notes
 from hvdtrain.jobs.serving.outputs import PathOrUrl
 from hvdtrain.reporting.console import describe_means
 from hvdtrain.reporting.jsonl import AppendFile, to_json
@@ -139,13 +128,9 @@ class _Done:
 
 def _evaluate(job: JobSpec, backend: Backend, place: PathOrUrl, unverified: Checkpoint) -> _Done:
     """Collective. Agree, build, load the weights and run the loop's evaluation."""
-    handshake(job, backend)
-    task, data, identity = open_checkpoint_data(job, backend, unverified, "eval_data")
-    build_together(job.config, task, backend, data=identity)
-    found, is_ema, notes = load_verified(place, unverified, backend, job.config, identity)
-    session = evaluation_session(job.config, backend, found, data)
-    check_batch_sizes(job.config, session.plan(), eval_data=data)
-    check_alone(session, task)
+    run = open_run(job, backend, place, unverified, "eval_data")
+    session, data = run.session, run.session.data.evaluation
+    check_alone(session, run.task)
     begun = time.perf_counter()
     with (
         task_errors("evaluation failed", WorkerFailure),
@@ -154,8 +139,10 @@ def _evaluate(job: JobSpec, backend: Backend, place: PathOrUrl, unverified: Chec
         metrics = run_evaluation(session, session.plan())
     seconds = time.perf_counter() - begun
     sizes = {name: known_size(dataset) or 0 for name, dataset in sets_of(data).items()}
-    all_notes, bad = (*identity.notes, *notes), session.data.skipped.count
-    return _Done(found, is_ema, job.config, metrics, backend.workers.size, sizes, seconds, bad, all_notes)
+    bad = session.data.skipped.count
+    return _Done(
+        run.found, run.is_ema, job.config, metrics, backend.workers.size, sizes, seconds, bad, run.notes
+    )
 
 
 def _report(done: _Done, output: Path | None) -> None:

@@ -17,21 +17,9 @@ from hvdtrain.data.feed import HostBatch
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.errors import EnvironmentFault, TaskError, UsageError, WorkerFailure
 from hvdtrain.host.launcher import muted_console
-from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.opening.data_identity import words_for
-from hvdtrain.jobs.opening.data_sets import streams_of
-from hvdtrain.jobs.opening.limits import check_batch_sizes
-from hvdtrain.jobs.opening.setup import build_together
-from hvdtrain.jobs.opening.start import JobSpec, handshake
-from hvdtrain.jobs.serving.checkpoint import (
-    Call,
-    evaluation_session,
-    given_output,
-    load_verified,
-    open_checkpoint_data,
-    opened,
-    show,
-)
+from hvdtrain.jobs.opening.start import JobSpec
+from hvdtrain.jobs.serving.checkpoint import Call, given_output, open_run, opened, show
 from hvdtrain.jobs.serving.outputs import check_not_there, put_into_place, written_beside
 from hvdtrain.jobs.serving.prediction_files import (
     Arrays,
@@ -167,20 +155,15 @@ def predict_checkpoint(
 
         if output is not None:
             run_on_rank_zero(workers, lambda: check_not_there(output, force))
-        handshake(job, backend)
-        task, _, identity = open_checkpoint_data(job, backend, unverified, f"{split}_data" if split else "")
-        name, data = next(iter(identity.datasets.items()))  # of several sets, the first
-        check(Job(job.config, streams=streams_of(None, data), command="predict"))
-        build_together(job.config, task, backend, data=identity)
-        found, is_ema, notes = load_verified(call.place, unverified, backend, job.config, identity)
-        session = evaluation_session(job.config, backend, found, data)
-        check_batch_sizes(job.config, session.plan(), eval_data=data)
-        done = _Done(found, is_ema, output, words_for(name), arrays, notes=(*identity.notes, *notes))
+        method = f"{split}_data" if split else ""
+        run = open_run(job, backend, call.place, unverified, method, one_set=True)
+        session, samples = run.session, len(run.session.data.evaluation)
+        done = _Done(run.found, run.is_ema, output, words_for(run.name), arrays, notes=run.notes)
 
         def open_file() -> None:
             if output is not None:
                 written.append(stack.enter_context(written_beside(output)))
-                done.file = prediction_file(written[0], len(data))
+                done.file = prediction_file(written[0], samples)
 
         once(open_file)
         with task_errors("prediction failed", WorkerFailure), backend.ema_weights():
