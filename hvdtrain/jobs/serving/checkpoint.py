@@ -197,6 +197,7 @@ def open_run(
     place: PathOrUrl,
     unverified: Checkpoint,
     method: str,
+    *,
     one_set: bool = False,
 ) -> OpenRun:
     """Collective. Agree, open some of the task's data, build the model and load the weights."""
