@@ -10,8 +10,7 @@ from hvdtrain.data.eval_sets import metric_prefixes, set_words
 from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import ENDINGS, ConfigError, PeerLostError, WorkerFailure, WorldChanged
 from hvdtrain.metrics import Window
-from hvdtrain.run_state import StepEnd
-from hvdtrain.session import Session
+from hvdtrain.session import Session, StepEnd
 from hvdtrain.step_results import StepResults, check_weights, name_skipped_samples, nothing_counts
 from hvdtrain.training_plan import TrainingPlan
 from hvdtrain.workers.activity import ACTIVITY, EVALUATING, SAVING

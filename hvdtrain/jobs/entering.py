@@ -18,6 +18,7 @@ from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import TrainingData, readers_for
 from hvdtrain.errors import TaskError
 from hvdtrain.host.cores import peak_bytes
+from hvdtrain.jobs.failures import Signals
 from hvdtrain.jobs.opening.dry_run import (
     Dry,
     dry_run,
@@ -32,13 +33,11 @@ from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS, open_run
 from hvdtrain.jobs.run_directory.provenance import keep, provenance_of
 from hvdtrain.jobs.run_directory.stored import end_uploads
-from hvdtrain.jobs.signals import Signals
 from hvdtrain.jobs.track import agree_on_id, trackers_of
 from hvdtrain.reporting.index_trace import IndexTrace
 from hvdtrain.reporting.report import Report
-from hvdtrain.run_state import RunState
 from hvdtrain.schedule import TrainingProgress
-from hvdtrain.session import Services, Session, versions_with
+from hvdtrain.session import RunState, Services, Session, versions_with
 from hvdtrain.storage.files import run_folder
 from hvdtrain.task import GivenTask
 from hvdtrain.workers.activity import ACTIVITY

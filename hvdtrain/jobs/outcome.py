@@ -33,10 +33,9 @@ from hvdtrain.errors import (
     Stopped,
     WorkerFailure,
 )
-from hvdtrain.jobs.failures import do_in_time, exchange_cause, lack_of_memory, name_lost_worker
+from hvdtrain.jobs.failures import Signals, do_in_time, exchange_cause, lack_of_memory, name_lost_worker
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.run_directory.stored import end_uploads, publish, published
-from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.jsonl import lines_of, write_json
 from hvdtrain.reporting.records import TAIL, RecentRecords, line_of
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, Report
@@ -207,10 +206,9 @@ def _with_history(session: Session, summary: Summary) -> Summary:
 
 def with_own_history(session: Session, summary: Summary) -> Summary:
     """Return a summary with the history that this worker finds; rank 0 has ended. Local: no collective."""
-    if not session.services.keeps_history:
-        return summary
     log = bytes(read_lines(session.services.run_dir / METRICS_FILE, session.services.report.recent))
-    return replace(summary, best=_best(session, log), metrics_log=log)
+    found = replace(summary, best=_best(session, log), metrics_log=log)
+    return found if session.services.keeps_history else summary
 
 
 def _best(session: Session, log: bytes) -> dict[str, Best]:

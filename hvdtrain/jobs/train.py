@@ -17,7 +17,7 @@ from hvdtrain.host.cores import peak_bytes
 from hvdtrain.host.launcher import muted_console, open_console
 from hvdtrain.jobs.elastic.job import join_elastic_job, train_in_worlds
 from hvdtrain.jobs.entering import entered, seed_training, services_open, tool_hooks
-from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.failures import Signals, end_if_uncaught, interruptible
 from hvdtrain.jobs.opening.dry_run import Dry, memory_limit
 from hvdtrain.jobs.opening.setup import TrainingRun, opened
 from hvdtrain.jobs.opening.start import JobSpec, prepare, started
@@ -40,7 +40,6 @@ from hvdtrain.jobs.plan_text import (
 from hvdtrain.jobs.resume import ResumePoint, find_start, restore
 from hvdtrain.jobs.run_directory.lock import RunLock
 from hvdtrain.jobs.run_directory.stored import storing
-from hvdtrain.jobs.signals import Signals, interruptible
 from hvdtrain.loop import run as run_loop
 from hvdtrain.session import Session
 from hvdtrain.storage.text import counted

@@ -16,12 +16,12 @@ from hvdtrain.config.values import rank_of
 from hvdtrain.data.readers import Readers
 from hvdtrain.data.training_data import readers_for
 from hvdtrain.jobs.entering import new_session
+from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.dry_run import dry_run
 from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import TaskData, open_together
 from hvdtrain.jobs.opening.start import check_may_be_elastic, prepare, started
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.loop import run as run_loop
 from hvdtrain.metrics import StepInfo
 from hvdtrain.reporting.report import Report

@@ -45,58 +45,35 @@ class BusyTimes:
         fraction = min(1.0, self.idle_seconds / window_seconds)
         return {"slowest_rank": self.slowest_rank, "wait_fraction": round(fraction, 6)}
 
-    def straggler(self, window_seconds: float) -> "Straggler | None":
-        """Return the worker that the others waited for in this window, if one stands out."""
-        if len(self.seconds) < 2:
-            return None
-        rank = self.slowest_rank
-        own = self.seconds[rank]
-        median = statistics.median(self.seconds[:rank] + self.seconds[rank + 1 :])
-        if own <= _SLOWER * median or own - median < _LEAST_SHARE * window_seconds:
-            return None
-        return Straggler(rank, own / self.steps, median / self.steps, own - median)
-
-
-@dataclass(frozen=True)
-class Straggler:
-    """A worker that was slower than the others in a window."""
-
-    rank: int  # its rank
-    step_seconds: float  # how long it was busy in a step
-    others_seconds: float  # the median of the others
-    lost_seconds: float  # how long the others waited for it in the window
-
 
 class StragglerWatch:
-    """Says when a worker has been slower than the others for several windows, and when it no longer is."""
+    """Says once of a worker that it has been slower than the others for several windows."""
 
     def __init__(self) -> None:
-        self._candidate: int | None = None
-        self._windows = 0
-        self._lost_seconds = 0.0
-        self._noted: int | None = None
+        self._rank: int | None = None  # who is slower now
+        self._windows, self._lost_seconds = 0, 0.0
+        self._noted: set[int] = set()
 
     def take(self, times: BusyTimes, window_seconds: float) -> str:
         """Take the times of a window; return what the user should know, or nothing."""
-        if not times.seconds:
+        if len(times.seconds) < 2:
             return ""
-        found = times.straggler(window_seconds)
-        rank = None if found is None else found.rank
-        if rank != self._candidate:
-            self._candidate, self._windows, self._lost_seconds = rank, 0, 0.0
+        rank = times.slowest_rank
+        own, median = times.seconds[rank], statistics.median(times.seconds[:rank] + times.seconds[rank + 1 :])
+        is_slow = own > _SLOWER * median and own - median >= _LEAST_SHARE * window_seconds
+        if not is_slow or rank != self._rank:
+            self._rank, self._windows, self._lost_seconds = (rank if is_slow else None), 0, 0.0
+        if not is_slow:
+            return ""
         self._windows += 1
-        self._lost_seconds += 0.0 if found is None else found.lost_seconds
-        if rank == self._noted or self._windows < _WINDOWS:
+        self._lost_seconds += own - median
+        is_short = self._windows < _WINDOWS or self._lost_seconds < _LEAST_LOST_SECONDS
+        if is_short or rank in self._noted:
             return ""
-        if found is None:
-            before, self._noted = self._noted, None
-            return f"rank {before} is no longer slower than the others"
-        if self._lost_seconds < _LEAST_LOST_SECONDS:
-            return ""
-        self._noted = rank
-        own, others = 1e3 * found.step_seconds, 1e3 * found.others_seconds
+        self._noted.add(rank)
+        own_ms, median_ms = (1e3 * seconds / times.steps for seconds in (own, median))
         return (
-            f"rank {rank} is slower than the others: it is busy {own:.3g} ms in a step, the median of the "
-            f"others {others:.3g} ms; they waited {self._lost_seconds:.1f} s for it in {self._windows} "
+            f"rank {rank} is slower than the others: it is busy {own_ms:.3g} ms in a step, the median of the "
+            f"others {median_ms:.3g} ms; they waited {self._lost_seconds:.1f} s for it in {self._windows} "
             "logged windows. Look at its data, its cores and what else runs on its host"
         )

@@ -13,7 +13,7 @@ from endings import SOON_SECONDS, Ending, command_for, ended, steps_logged, wait
 from support.jobs import started
 
 from hvdtrain.errors import Interrupted
-from hvdtrain.jobs.signals import interruptible
+from hvdtrain.jobs.failures import interruptible
 
 IN_TERMINAL = [sys.executable, str(Path(__file__).with_name("in_terminal.py"))]
 

@@ -22,8 +22,7 @@ from hvdtrain.errors import TaskError
 from hvdtrain.jobs.entering import hooks_of
 from hvdtrain.loop import run
 from hvdtrain.reporting.report import Report
-from hvdtrain.run_state import RunState
-from hvdtrain.session import Services, Session
+from hvdtrain.session import RunState, Services, Session
 from hvdtrain.workers.agreement import run_on_rank_zero
 from hvdtrain.workers.wire import decode, encode
 

@@ -16,11 +16,11 @@ from hvdtrain.config import Layer
 from hvdtrain.elastic.watch.liveness import Watching
 from hvdtrain.errors import EnvironmentFault, PeerLostError, Removed, Stopped, WorkerFailure
 from hvdtrain.jobs.elastic.job import train_in_worlds
+from hvdtrain.jobs.failures import ElasticSignals
 from hvdtrain.jobs.opening.setup import opened
 from hvdtrain.jobs.opening.start import prepare
 from hvdtrain.jobs.outcome import end_together
 from hvdtrain.jobs.run_directory.lock import RunLock
-from hvdtrain.jobs.signals import ElasticSignals
 from hvdtrain.jobs.train import run_job
 
 STEPS, EVALUATED = [2, 4, 6, 8, 10], [4, 8, 10]

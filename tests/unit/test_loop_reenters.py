@@ -8,7 +8,7 @@ from support.fakes import FakeBackend, make_loop_session, on_every_rank
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.errors import PeerLostError, WorldChanged
 from hvdtrain.loop import run, save_and_stop
-from hvdtrain.run_state import StepEnd
+from hvdtrain.session import StepEnd
 
 COLLECTIVE = ("train_step", "sync_statistics", "eval_metrics", "gather_state", "parameter_checksums")
 REPORTED = ("on_start", "on_step", "on_window", "on_evaluation")

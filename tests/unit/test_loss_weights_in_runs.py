@@ -15,7 +15,7 @@ from hvdtrain.data.datasets import as_dataset, fetch
 from hvdtrain.errors import DataError, TaskError
 from hvdtrain.loop import run
 from hvdtrain.reporting.jsonl import to_json
-from hvdtrain.run_state import RunState
+from hvdtrain.session import RunState
 
 
 class Weighing(FakeBackend):

@@ -8,8 +8,7 @@ from support.fakes import asks, make_loop_session
 from hvdtrain.backends.step_metrics import ControlFlags
 from hvdtrain.checkpoints.manifest import Manifest
 from hvdtrain.loop import run
-from hvdtrain.run_state import RunState
-from hvdtrain.session import Session
+from hvdtrain.session import RunState, Session
 
 
 @pytest.fixture

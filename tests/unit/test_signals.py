@@ -8,7 +8,7 @@ import pytest
 from hvdtrain.backends.step_metrics import NO_FLAGS, ControlFlags
 from hvdtrain.errors import Interrupted, PeerLostError, Removed, WorkerFailure
 from hvdtrain.host.processes import HANDLED
-from hvdtrain.jobs.signals import Signals, interruptible
+from hvdtrain.jobs.failures import Signals, interruptible
 
 ORDERLY = [signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP]
 

@@ -31,7 +31,7 @@ from hvdtrain.jobs.elastic.world_state import (
     warm_up,
 )
 from hvdtrain.jobs.entering import close_services, entered, seed_training
-from hvdtrain.jobs.failures import end_of_job
+from hvdtrain.jobs.failures import ElasticSignals, Signals, end_of_job
 from hvdtrain.jobs.opening.setup import TrainingRun
 from hvdtrain.jobs.outcome import (
     LAST_SAVE_SECONDS,
@@ -47,7 +47,6 @@ from hvdtrain.jobs.outcome import (
 )
 from hvdtrain.jobs.resume import ResumePoint
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.loop import run as run_loop
 from hvdtrain.loop import save_and_stop
 from hvdtrain.session import Session

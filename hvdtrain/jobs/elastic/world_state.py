@@ -32,8 +32,7 @@ from hvdtrain.reporting.jsonl import write_whole
 from hvdtrain.reporting.records import RecentRecords, WorkersChange, cut_tail
 from hvdtrain.reporting.report import METRICS_FILE, SUMMARY_FILE, report_of_others
 from hvdtrain.reporting.run_report import RunReport
-from hvdtrain.run_state import RunState
-from hvdtrain.session import Session
+from hvdtrain.session import RunState, Session
 from hvdtrain.storage.files import check_link
 from hvdtrain.training_plan import Progress
 from hvdtrain.workers.activity import ACTIVITY

@@ -33,6 +33,7 @@ from hvdtrain.host.launcher import (
 )
 from hvdtrain.jobs.compatibility import Job, check
 from hvdtrain.jobs.failures import (
+    Signals,
     do_in_time,
     end_at_once,
     expect_answer,
@@ -41,7 +42,6 @@ from hvdtrain.jobs.failures import (
     leave_open,
     name_lost_worker,
 )
-from hvdtrain.jobs.signals import Signals
 from hvdtrain.session import versions_with
 from hvdtrain.task import constructor_parameters, load_task_class
 from hvdtrain.workers.activity import ACTIVITY

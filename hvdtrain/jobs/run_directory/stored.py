@@ -14,8 +14,8 @@ from hvdtrain.config import Config
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.host.launcher import is_elastic
 from hvdtrain.jobs.compatibility import Job, check
+from hvdtrain.jobs.failures import Signals
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
-from hvdtrain.jobs.signals import Signals
 from hvdtrain.reporting.report import Report
 from hvdtrain.session import Session
 from hvdtrain.storage.files import run_folder

@@ -19,7 +19,7 @@ from hvdtrain.early_stopping import MetricGoal
 from hvdtrain.errors import CheckpointError, DataError, EnvironmentFault, HvdtrainError, TaskError, UsageError
 from hvdtrain.host.launcher import open_console
 from hvdtrain.jobs.compatibility import Job, check
-from hvdtrain.jobs.failures import end_if_uncaught
+from hvdtrain.jobs.failures import end_if_uncaught, interruptible
 from hvdtrain.jobs.opening.checkpoint_config import (
     changed_outputs,
     find_unverified,
@@ -44,10 +44,8 @@ from hvdtrain.jobs.opening.setup import build_together, new_task, open_data
 from hvdtrain.jobs.opening.start import JobSpec, check_alone, handshake, prepare, started
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.serving.outputs import PathOrUrl, place_of
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.reporting.report import Report
-from hvdtrain.run_state import RunState
-from hvdtrain.session import Services, Session
+from hvdtrain.session import RunState, Services, Session
 from hvdtrain.storage.files import expand_path
 from hvdtrain.storage.urls import shown
 from hvdtrain.task import task_class_of, task_spec

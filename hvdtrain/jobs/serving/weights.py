@@ -11,11 +11,11 @@ from hvdtrain.config import Config, Layer
 from hvdtrain.config.train_options import TrainOptions
 from hvdtrain.errors import CheckpointError, EnvironmentFault, UsageError
 from hvdtrain.host.output import quiet_output
+from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.setup import build, new_task, open_task_data
 from hvdtrain.jobs.opening.start import JobSpec, check_alone, prepare, started
 from hvdtrain.jobs.run_directory.folder import CHECKPOINTS
 from hvdtrain.jobs.serving.checkpoint import Call, given_output, load_verified, opened, show_notes
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.session import versions_with
 from hvdtrain.workers.seeding import seeded_frameworks
 

@@ -14,10 +14,10 @@ from hvdtrain.errors import UsageError
 from hvdtrain.horovod_build.installed import BUILD_COMMAND, installed_build
 from hvdtrain.host.cores import threads_per_worker
 from hvdtrain.jobs.compatibility import Job, check
+from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import TaskData, open_together
 from hvdtrain.jobs.opening.start import JobSpec, prepare, started
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.bench.measure import check_rounds, measure_steps
 from hvdtrain.tools.blocks import skips_warmup

@@ -13,8 +13,8 @@ from hvdtrain.horovod_build import installed_build
 from hvdtrain.host.launcher import launched_rank, stated_launch
 from hvdtrain.host.processes import run_limited
 from hvdtrain.jobs.compatibility import Job, check
+from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.files import exchange_folder
 from hvdtrain.tools.bench.job import Request, bench_job, check_before_launch
 from hvdtrain.tools.bench.options import PlanOptions

@@ -11,8 +11,8 @@ from typing import Any
 
 from hvdtrain.config import Layer
 from hvdtrain.host.launcher import check_is_not_launched, launched_rank
+from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.files import exchange_folder
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.bench.job import (

@@ -19,11 +19,11 @@ from hvdtrain.errors import ENDINGS, EXIT_DONE, EXIT_TRAINING, HvdtrainError, Ta
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.host.launcher import check_is_not_launched
 from hvdtrain.jobs.entering import new_session
+from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import TaskData, build, open_together
 from hvdtrain.jobs.opening.start import check_may_be_elastic, prepare, settle, started
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.launch import LARGER_LIMIT, layers_from_json, layers_to_json, run_program, run_worker
 from hvdtrain.tools.output import check_writable, config_files, said_if_interrupted, say, show_found

@@ -22,11 +22,11 @@ from hvdtrain.errors import TaskError
 from hvdtrain.host.launcher import muted_console
 from hvdtrain.host.processes import end_with_parent
 from hvdtrain.jobs.entering import new_session
+from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.limits import with_learning_rate
 from hvdtrain.jobs.opening.setup import open_together
 from hvdtrain.jobs.opening.start import prepare, settle, started
 from hvdtrain.jobs.resume import ResumePoint, restore
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.jobs.train import run_job
 from hvdtrain.session import Session
 from hvdtrain.tools.launch import layers_from_json, run_worker

@@ -21,8 +21,8 @@ from hvdtrain.host.cores import free_bytes, is_out_of_memory, taken_bytes
 from hvdtrain.host.hostfile import parse_host_list
 from hvdtrain.host.launcher import check_is_not_launched
 from hvdtrain.jobs.compatibility import Job, check
+from hvdtrain.jobs.failures import interruptible
 from hvdtrain.jobs.opening.start import check_may_be_elastic, settle
-from hvdtrain.jobs.signals import interruptible
 from hvdtrain.storage.files import exchange_folder
 from hvdtrain.tools.blocks import OpenRun, Recorder, bench_config, opened_run, run_block, steps_of_block
 from hvdtrain.tools.launch import (

@@ -12,9 +12,9 @@ from hvdtrain.elastic.member.membership import interface_for
 from hvdtrain.elastic.watch.liveness import Told, Watching
 from hvdtrain.errors import DataError, UsageError
 from hvdtrain.jobs.elastic.job import join_elastic_job
+from hvdtrain.jobs.failures import ElasticSignals, Signals
 from hvdtrain.jobs.opening import start
 from hvdtrain.jobs.opening.start import JobSpec, started
-from hvdtrain.jobs.signals import ElasticSignals, Signals
 from hvdtrain.workers.world import MemberInfo
 
 CONFIG = Config(framework="torch", epochs=1)
