@@ -4,7 +4,6 @@ import errno
 import hashlib
 import json
 import os
-import stat
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.states import FILES, contents, equal, make_record, make_state, names, saved
+from support.states import FILES, contents, equal, make_record, names, saved
 
 from hvdtrain.checkpoints import storage, verification
 
@@ -60,18 +59,6 @@ def test_an_array_takes_memory_when_it_is_used_and_can_be_written_to(tmp_path):
     assert not verification.verify(path).read()["model/a"][0].any()
 
 
-def test_the_weights_can_be_read_alone(tmp_path):
-    found = verification.verify(saved(tmp_path))
-    assert list(found.read_model()) == ["model/a/bias", "model/a/kernel"]
-
-
-def test_a_checkpoint_is_a_directory_of_three_files(tmp_path):
-    path = saved(tmp_path, step=120)
-    assert path == tmp_path / "step-00000120"
-    assert names(tmp_path) == ["step-00000120"]
-    assert names(path) == list(FILES)
-
-
 def test_the_folder_is_made_but_not_a_run_directory_that_is_gone(tmp_path):
     assert storage.write(tmp_path / "checkpoints", {}, make_record()).is_dir()
     with pytest.raises(FileNotFoundError):
@@ -113,17 +100,6 @@ def test_any_manifest_is_read_as_it_was_written(tmp_path_factory, manifest):
     path = storage.write(tmp_path_factory.mktemp("c"), {}, manifest)
     found = verification.verify(path).manifest
     assert found.model_copy(update={"files": {}}) == manifest
-
-
-@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o077, 0o600), (0o027, 0o640)])
-def test_permissions_follow_the_umask(tmp_path, umask, mode):
-    before = os.umask(umask)
-    try:
-        path = saved(tmp_path)
-    finally:
-        os.umask(before)
-    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {mode}
-    assert stat.S_IMODE(path.stat().st_mode) == mode | (mode & 0o444) >> 2
 
 
 @pytest.mark.parametrize(
@@ -185,16 +161,6 @@ def test_everything_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch)
     unfinished = str(Path(synced[0]).parent)
     assert unfinished.startswith(str(tmp_path / ".new-step-00000120-"))
     assert synced == [*(f"{unfinished}/{name}" for name in FILES), unfinished, str(tmp_path)]
-
-
-def test_an_interruption_in_the_middle_leaves_nothing(tmp_path):
-    class Torn(dict):
-        def __getitem__(self, name):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        storage.write(tmp_path, Torn(make_state()), make_record())
-    assert names(tmp_path) == []
 
 
 def test_checkpoints_are_listed_by_their_step(tmp_path):

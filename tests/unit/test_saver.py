@@ -91,13 +91,6 @@ def test_a_state_whose_parameters_are_not_finite_takes_no_good_ones_place(tmp_pa
     assert names(job.folder) == ["step-00000007"]
 
 
-def test_what_is_no_parameter_need_not_be_finite(tmp_path):
-    job = Job(tmp_path / "checkpoints", parameters=["model/a/bias"])
-    job.backend.value = -math.inf  # such as the mask of an attention layer
-    job.save(7)
-    assert (job.saver.newest, job.saver.not_finite) == (job.folder / "step-00000007", "")
-
-
 def test_a_complete_checkpoint_is_reported_once(job):
     job.save(7)
     job.saver.poll()
@@ -197,19 +190,6 @@ def test_the_next_save_tries_again(job, disk):
     assert job.saver.newest == job.folder / "step-00000008"
     assert job.saver.failures == ["step 7: No space left on device"]
     assert names(job.folder) == ["step-00000008"]
-
-
-@pytest.mark.parametrize(
-    "error", [RuntimeError("lost the device"), MemoryError("no memory"), ValueError("x")], ids=repr
-)
-def test_a_snapshot_that_cannot_be_read_is_a_failure(job, error):
-    job.backend.error = error
-    job.save(7)
-    assert job.saver.failures == [f"step 7: {type(error).__name__}: {error}"]
-    assert not job.folder.exists() or names(job.folder) == []
-    job.backend.error = None
-    job.save(8)
-    assert job.saver.newest == job.folder / "step-00000008"
 
 
 @pytest.mark.parametrize("stop", [True, False])

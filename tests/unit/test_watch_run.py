@@ -184,4 +184,4 @@ def test_plain_lines_tell_a_run_to_its_end_over_a_resume(tmp_path, capsys, monke
     wait_for("run: completed; 40 steps in 8.0 s")
     followed.join(60)
     assert not followed.is_alive()
-    assert "20  epoch   2.00  loss 0.0500  lr 0.1  samples/s 160  data wait 10%  4 s left" in shown
+    assert "20  epoch   2.00  loss 0.0500  lr 0.1  samples/s 160  data wait 10%  0:00:04 left" in shown

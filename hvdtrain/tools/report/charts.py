@@ -20,7 +20,6 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#
 _DASHES = ((), (8, 4), (2, 3), (9, 3, 2, 3), (14, 4))
 _POINTS = 14_000  # of all curves of a page together: each takes about 40 bytes of it
 _FEWEST, _MOST = 40, 2_000  # points that a curve may have; the library leaves some out of more than 2,000
-_MOST_CHARTS = 60
 _LOGARITHMIC = 30.0  # times the lowest value, from which on losses have a logarithmic axis
 _TOOLS = "pan,box_zoom,wheel_zoom,reset,save"
 _PHASES = {TRAIN: "training", EVAL: "evaluation", CALLBACK: "callback"}
@@ -69,9 +68,6 @@ def plan_charts(logs: Sequence[RunLog]) -> tuple[list[Chart], list[str]]:
     in_order = sorted(groups.items(), key=lambda group: group[0][:2])
     shown = [(title, lines) for (*_, title), lines in in_order if _is_shown(lines)]
     notes = []
-    if len(shown) > _MOST_CHARTS:
-        notes.append(f"Only the first {_MOST_CHARTS} of {len(shown):,} charts are drawn.")
-        shown = shown[:_MOST_CHARTS]
     lengths = [len(line.curve.values) for _, lines in shown for line in lines]
     limit = min(_MOST, max(_FEWEST, _POINTS // max(1, len(lengths))))
     if max(lengths, default=0) > limit:

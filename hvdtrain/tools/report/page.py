@@ -26,7 +26,6 @@ from hvdtrain.reporting.stored_runs import StoredRun, find_runs, metric_text, nu
 from hvdtrain.storage.text import counted
 from hvdtrain.tools.report.run_log import RunEvent, RunLog, history_of, read_log
 
-_LARGE_MB = 2.0
 _MANY = 16  # runs, the configs of which are in the page
 
 
@@ -51,8 +50,6 @@ def write_report(run_dirs: Sequence[Path], output: Path, verified: bool) -> str:
         raise EnvironmentFault(f"cannot write {output}: {error.strerror or error}") from None
     size = len(page.encode()) / 1e6
     lines = [f"{plain(str(output))}: {counted(len(paths), 'run')}, {size:.1f} MB"]
-    if size > _LARGE_MB:
-        lines.append("note: the page is large; of fewer runs it is smaller")
     return "\n".join([*lines, *(f"note: {note}" for note in left_out)])
 
 

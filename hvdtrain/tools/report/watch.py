@@ -4,6 +4,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from datetime import timedelta
 from enum import Enum
 from io import BytesIO
 from pathlib import Path
@@ -38,6 +39,7 @@ _LINE_SECONDS = 5.0  # between lines of progress
 _SILENT_SECONDS = 60.0  # without a record, after which a line says so; likewise between them
 _EVALUATIONS = 100  # that are shown of those before
 _WINDOWS = 50  # of the last windows, how fast training is
+_LONGEST_SECONDS = 1e11  # no training takes 3,000 years
 # of a window, with their labels and formats
 _MEASURES = (
     ("learning_rate", "lr", ".3g"), ("samples_per_second", "samples/s", ",.0f"),
@@ -175,7 +177,7 @@ class FollowedRun:
             return None
         begun, done, since, until = (value or 0.0 for value in values)
         left = (length - done) * (until - since) / (done - begun) if done > begun else math.nan
-        return max(0.0, left) if math.isfinite(left) and until > since else None
+        return max(0.0, left) if until > since and left < _LONGEST_SECONDS else None
 
 
 def follow(run_dir: Path, wait: float | None = None) -> None:
@@ -267,7 +269,7 @@ class View:
         is_silent = standing.kind is Kind.RUNNING and _SILENT_SECONDS <= run.silent_seconds < math.inf
         if is_silent and now - self._silent_seconds >= _SILENT_SECONDS:
             self._silent_seconds = now
-            self._say(f"{self._name}: last record {duration(run.silent_seconds)} ago")
+            self._say(f"{self._name}: last record {timedelta(seconds=round(run.silent_seconds))} ago")
 
     def _say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -279,16 +281,6 @@ def _line_of(run: FollowedRun, standing: Standing) -> str:
         f"train step {window['step']:>6,}", f"epoch {number_text(window.get('epoch'), '6.2f')}",
         metrics_text(metrics_in(window)),
         *(f"{label} {number_text(window[name], form)}" for name, label, form in _MEASURES if name in window),
-        "" if seconds is None else f"{duration(seconds)} left",
+        "" if seconds is None else f"{timedelta(seconds=round(seconds))} left",
     ]  # fmt: skip
     return "  ".join(filter(None, parts))
-
-
-def duration(seconds: float) -> str:
-    """Return a time span as text: "12 s", "3 min 5 s", "2 h 10 min", "3 d 4 h"."""
-    whole = round(seconds)
-    units = ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s"))
-    for size, unit, smaller_size, smaller in units:
-        if whole >= size:
-            return f"{whole // size:,} {unit} {whole % size // smaller_size} {smaller}"
-    return f"{whole} s"
