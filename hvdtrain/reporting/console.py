@@ -17,7 +17,8 @@ from hvdtrain.storage.text import counted
 
 if TYPE_CHECKING:
     import rich.console
-    from rich.progress import Progress
+    from rich.progress import Progress, Task
+    from rich.text import Text
 
 _LINE_SECONDS = 5.0  # between plain lines of progress
 _BAR_SECONDS = 0.1  # between updates of the bar
@@ -153,9 +154,7 @@ class _Bar(_Lines):
             MofNCompleteColumn(table_column=whole[2]),
             TimeRemainingColumn(table_column=whole[3]),
             TextColumn("left", table_column=whole[4]),
-            TextColumn(
-                "{task.fields[values]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
-            ),
+            _values_column(),
             console=self._console,
             refresh_per_second=5,
         )
@@ -222,6 +221,18 @@ class _Cell(_Bar):
         text += f"  {self._status or self._values}"
         bar = f'train <progress value="{self._step}" max="{self._steps}"></progress> {escape(text)}'
         handle.update({"text/plain": f"train {text}", "text/html": bar}, raw=True)
+
+
+def _values_column() -> Any:
+    """Return the column of the values, in one line that is cut if the terminal is too narrow."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class Values(ProgressColumn):
+        def render(self, task: "Task") -> "Text":
+            return Text(task.fields["values"], no_wrap=True, overflow="ellipsis")
+
+    return Values()
 
 
 def describe_means(means: Mapping[str, float]) -> str:
