@@ -85,7 +85,7 @@ def test_a_run_without_a_summary_is_shown_as_far_as_its_log_goes(make, shown):
     assert lines[-1] == "  going  steps 9"
 
 
-@pytest.mark.parametrize("text", ["{", "", "[]", "{}", '{"framework": "torch"}', "[" * 5000])
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 5000])
 def test_a_summary_that_is_none_is_named_and_fails_no_other(make, shown, text):
     bad = make("bad", SUMMARY)
     (bad / "summary.json").write_text(text)

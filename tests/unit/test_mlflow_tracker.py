@@ -1,13 +1,12 @@
 """What MLflow is sent: names that it takes, and the other values if it refuses one."""
 
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from hvdtrain.errors import EnvironmentFault
 from hvdtrain.trackers import services
-from hvdtrain.trackers.services import MlflowTracker, Row, TrackedRun, mlflow_name
+from hvdtrain.trackers.services import MlflowTracker, Row, mlflow_name
 
 ID = "0123456789abcdef"
 ODD_NAMES = [
@@ -89,14 +88,6 @@ def test_where_it_sends_is_checked_before_the_library_is_loaded(monkeypatch, uri
     monkeypatch.setattr("hvdtrain.trackers.services.find_spec", lambda name: None)
     with pytest.raises(EnvironmentFault, match=text):
         MlflowTracker(print)
-
-
-def test_config_fields_that_become_one_name_are_both_sent(tracker):
-    config = {"task_options": {"f(x)": 1, "f[x]": 2, "a/./b": 3}}
-    tracker.open(TrackedRun(ID, 0.0, folder=Path("run"), config=config))
-    sent = tracker._client.sent["params"]
-    assert [param.value for param in sent] == ["1", "2", "3"]
-    assert len({param.key for param in sent}) == 3
 
 
 def test_what_mlflow_refuses_is_left_out_and_noted_once(tracker):

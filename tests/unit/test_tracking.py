@@ -112,13 +112,6 @@ def test_a_line_is_numbers_by_phase():
     assert row.values["train/loss"] != row.values["train/loss"]  # NaN
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "[]", '{"step": "1", "phase": "train"}', '{"phase": 3}', '{"step": 1}']
-)
-def test_what_is_no_line_of_a_run_is_left_out(text):
-    assert row_of(text.encode(), 0.0) is None
-
-
 def test_a_resumed_run_is_one_run_whose_lines_are_sent_once(run_dir, tracker):
     write(run_dir, 10, 20)
     sender_of(run_dir).end("stopped")

@@ -40,10 +40,7 @@ _DROP = "iptables -w -{0} INPUT -j DROP; iptables -w -{0} OUTPUT -j DROP"
 class Drill:
     """Learn a smooth map of random numbers; the curve does not depend on the number of workers.
 
-    Args:
-        disturb: what one worker does to itself, such as "kill@1#60": what ("kill", "freeze", "leave" or
-            "cut", which cuts off its host), the worker's rank, and the step; empty for nothing.
-        step_seconds: how long each step takes at least.
+    ``disturb`` is what one worker does to itself, its rank and the step, such as "kill@1#60".
     """
 
     loss = "mse"
