@@ -6,6 +6,8 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
+from yaml.parser import ParserError
+from yaml.scanner import ScannerError
 
 from hvdtrain.errors import ConfigError
 
@@ -95,4 +97,6 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = f"{source} is not valid YAML{place}: {getattr(error, 'problem', error)}"
-        raise ConfigError(problem) from None
+        is_syntax = isinstance(error, ScannerError | ParserError)  # which may be in the line before
+        shown = text.splitlines()[max(0, mark.line - 1) : mark.line + 1] if mark and is_syntax else []
+        raise ConfigError("\n  ".join([problem, *(line[:80] for line in shown)])) from None

@@ -1,5 +1,6 @@
 """What the launcher sets for a worker: rank, number of workers on its host, the terminal to write to."""
 
+import json
 import os
 import re
 import socket
@@ -154,7 +155,7 @@ def stated_launch(environ: Mapping[str, str] = os.environ) -> Launch | None:
             continue  # srun --mpi=pmi2
         one_per_host = launcher == _UNKNOWN and "LOCAL_RANK" not in environ  # such as pods of Kubernetes
         return Launch(launcher, size_name, int(size), int(rank), not one_per_host)
-    return None if only_worlds else _launch_of_pmix(environ)
+    return None if only_worlds else _launch_of_tensorflow(environ) or _launch_of_pmix(environ)
 
 
 def output_rank() -> int | None:
@@ -205,6 +206,15 @@ def _launch_of_pmix(environ: Mapping[str, str]) -> Launch | None:
     return Launch("a launcher with PMIx", "PMIX_RANK", int(rank) + 1, int(rank))
 
 
+def _launch_of_tensorflow(environ: Mapping[str, str]) -> Launch | None:
+    """Return what TF_CONFIG states, with which somebody starts a process on each host."""
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        config = json.loads(environ.get("TF_CONFIG", ""))
+        size = sum(len(config["cluster"].get(kind) or []) for kind in ("chief", "master", "worker"))
+        return Launch(_UNKNOWN, "TF_CONFIG", size, int(config["task"]["index"]), shares_output=False)
+    return None
+
+
 def _remedy(launch: Launch, build: str) -> str:
     count = launch.size if launch.variable != "PMIX_RANK" else "N"
     start = f"Start with `horovodrun -np {count} python -m hvdtrain ...`"
@@ -218,7 +228,8 @@ def _remedy(launch: Launch, build: str) -> str:
         return "Start with `srun --mpi=pmix`; `hvdtrain docs clusters` says what else works."
     if build:
         start += f", or with the mpirun of {build}, which Horovod was built with"
-    one = " If one worker is meant, unset WORLD_SIZE and RANK." if launch.launcher == _UNKNOWN else ""
+    unset = "TF_CONFIG" if launch.variable == "TF_CONFIG" else "WORLD_SIZE and RANK"
+    one = f" If one worker is meant, unset {unset}." if launch.launcher == _UNKNOWN else ""
     return f"{start}.{one}"
 
 

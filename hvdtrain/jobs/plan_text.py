@@ -300,5 +300,5 @@ def show_plan(run: TrainingRun, session: Session, point: ResumePoint, found: Seq
         limit=memory_limit(session.backend),
     )
     session.services.report.say(text, INDENT)
-    for note in (*point.notes, *found, *of_directory, *run.notes_on_options()):
+    for note in (*point.notes, *found, *of_directory, *run.notes_on_options(plan)):
         session.services.report.note(note)

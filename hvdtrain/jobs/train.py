@@ -154,7 +154,7 @@ def check_job(layers: list[Layer], task_class: Any = None, best: bool | str = Fa
             fresh = config.model_copy(update={"resume": None})
             restore(fresh, backend, len(task_data.train_data), best=best)
             with entered(run, ResumePoint(), with_passes=True) as (session, found):
-                options = run.notes_on_options()
+                options = run.notes_on_options(session.plan())
             notes = (*job.notes, *run.model.notes, *task_data.notes, *task_data.identity.notes)
             found = replace(found, notes=(*notes, *found.notes, *options))
             seconds = time.perf_counter() - begun_seconds

@@ -13,6 +13,7 @@ from hvdtrain.jobs.opening.dry_run_looks import (
     find_broadcast,
     random_note,
     reused_memory,
+    scale_note,
 )
 
 RANDOM = np.random.RandomState(3)
@@ -242,6 +243,13 @@ def test_outputs_that_differ_between_two_evaluations_are_noted_and_rounding_is_n
     note = random_note("evaluation data", once, again)
     assert "a loss of 1 and of 1.2, values that differ by 20.0%" in note
     assert random_note("evaluation data", once, replace(once, outputs={"logits": LOGITS * 1.00001})) == ""
+
+
+@pytest.mark.parametrize(("scale", "is_noted"), [(255, True), (1 / 255, True), (4, False)])
+def test_inputs_of_another_scale_are_noted(scale, is_noted):
+    training = {"inputs": RANDOM.rand(8, 8).astype(np.float32), "targets": np.arange(8)}
+    note = scale_note("evaluation data", {**training, "inputs": training["inputs"] * scale}, training)
+    assert bool(note) == is_noted
 
 
 def broadcast(loss, slope=1.0, padded=0, **arrays) -> str:

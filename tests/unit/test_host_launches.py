@@ -11,6 +11,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "1", "WORLD_SIZE": "4", "LOCAL_R
 MPIRUN = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "PMIX_RANK": "1"}
 PMI = {"PMI_SIZE": "2", "PMI_RANK": "0"}
 STEP = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+TENSORFLOW = {"TF_CONFIG": '{"cluster": {"chief": ["a:1"], "worker": ["b:1"]}, "task": {"index": 1}}'}
 PODS = {"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "pod-0"}
 
 
@@ -25,6 +26,7 @@ PODS = {"WORLD_SIZE": "3", "RANK": "2", "MASTER_ADDR": "pod-0"}
         (STEP, "srun", 2, 1),
         ({**STEP, "PMI_SIZE": "2", "PMI_RANK": "1"}, "srun", 2, 1),
         (PODS, "a launcher", 3, 2),
+        (TENSORFLOW, "a launcher", 2, 1),
         ({"PMIX_RANK": "3"}, "a launcher with PMIx", 4, 3),
     ],
 )
@@ -63,6 +65,7 @@ def test_the_innermost_launcher_counts(environ, launcher):
         {"WORLD_SIZE": "4"},
         {"WORLD_SIZE": "4", "RANK": "4"},
         {"WORLD_SIZE": "many", "RANK": "0"},
+        {"TF_CONFIG": '{"cluster": [], "task": 1}'},
     ],
     ids=str,
 )
@@ -85,7 +88,7 @@ def test_a_batch_script_may_inherit_the_variables_of_a_step(monkeypatch, title, 
     assert (stated_launch(STEP) is not None) == is_step
 
 
-@pytest.mark.parametrize("environ", [TORCHRUN, MPIRUN, PMI, STEP, PODS], ids=str)
+@pytest.mark.parametrize("environ", [TORCHRUN, MPIRUN, PMI, STEP, PODS, TENSORFLOW], ids=str)
 def test_processes_that_horovod_does_not_see_are_refused(environ):
     launch = stated_launch(environ)
     assert launch is not None

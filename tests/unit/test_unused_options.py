@@ -4,8 +4,9 @@ import pytest
 
 from hvdtrain.config import Layer
 from hvdtrain.config.layers import resolve
-from hvdtrain.jobs.opening.limits import unused_options
+from hvdtrain.jobs.opening.limits import unreached_parts, unused_options
 from hvdtrain.jobs.opening.start import given_fields
+from hvdtrain.training_plan import TrainingPlan
 
 TASK = Layer("defaults of task t", {"framework": "torch", "momentum": 0.5, "lr_final_fraction": 0.1})
 
@@ -70,3 +71,22 @@ def test_the_config_of_another_run_is_no_request():
     repeated = Layer("config.yaml", config.model_dump(exclude={"epochs", "batch_size"}), is_file=True)
     found = notes(repeated, Layer("options", {"optimizer": "lars", "momentum": 0.9}))
     assert [note.split()[0] for note in found] == ["adam_beta1", "lr_final_fraction"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"warmup_epochs": 2, "epochs": 2}, ""),
+        ({"warmup_epochs": 5, "epochs": 2, "learning_rate": 0.1}, "ends at 0.04, below its peak of 0.1"),
+        ({"lr_schedule": "step", "lr_step_epochs": [1, 2, 30]}, "lr_step_epochs 2, 30 come after"),
+        ({"lr_schedule": "plateau", "plateau_patience": 1}, "too short for lr_schedule plateau"),
+        ({"lr_schedule": "plateau", "plateau_patience": 1, "epochs": 3}, ""),
+        ({"batch_size": 300}, "a step has 300 samples, 3 times the 100 of the training data; 1 step in all"),
+        ({"profile": "5-90"}, "profile 5-90: training ends after step 7"),
+    ],
+)
+def test_what_the_training_does_not_reach_is_noted(fields, said):
+    config = resolve([TASK, Layer("options", {"epochs": 2, "warmup_epochs": 0, **fields})])
+    found = list(unreached_parts(config, TrainingPlan.of(config, 1, 100)))
+    assert len(found) == bool(said)
+    assert said in "".join(found)

@@ -33,6 +33,7 @@ from hvdtrain.jobs.opening.dry_run_looks import (
     has_row_numbers,
     random_note,
     reused_memory,
+    scale_note,
 )
 from hvdtrain.session import Session
 from hvdtrain.workers.agreement import Workers
@@ -190,7 +191,7 @@ def _look_at(session: Session, task: Any, one: Pass, batch: HostBatch, training:
     if training is not None:
         again = evaluated(replace(batch, step=batch.step + 1))
         random = random_note(what, found, again, is_half=config.precision != "fp32")
-        one.note, one.is_random = random, bool(random)
+        one.note, one.is_random = random or scale_note(what, one.arrays, training.arrays), bool(random)
     elif session.data.evaluation is not None:  # which shows the same of the loss
         return
     # named losses and metrics check shapes themselves

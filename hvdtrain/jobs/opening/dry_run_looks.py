@@ -21,6 +21,7 @@ _SECONDS = 0.03
 _BYTES = 1 << 25
 _BLOCK, _BLOCK_BYTES = 256, 1 << 20  # that are read at once, if the data set can do so
 _COMPARED = 256
+_SCALES = 30  # how much larger or smaller inputs are on average that were not scaled alike
 
 
 def reused_memory(dataset: Any) -> str:
@@ -164,6 +165,26 @@ def random_note(what: str, once: DryRun, again: DryRun, *, is_half: bool = False
         "the evaluation draws random numbers, as a dropout does that is left on. Pass training=self.training "
         "to functional.dropout; in Keras, do not call a layer with training=True"
     )
+
+
+def scale_note(what: str, arrays: Mapping[str, NDArray[Any]], others: Mapping[str, NDArray[Any]]) -> str:
+    """Return the note on inputs that are not scaled as those of the training data; empty if all are."""
+    for name in sorted(_inputs_of(arrays)):
+        array, other = arrays[name], others.get(name)
+        if (
+            other is None
+            or min(array.size, other.size) < 32
+            or "f" not in array.dtype.kind + other.dtype.kind
+        ):
+            continue  # too few, or such as numbers of words
+        here, there = (float(np.abs(np.nan_to_num(a.astype(np.float64))).mean()) for a in (array, other))
+        if min(here, there) > 0 and max(here, there) >= _SCALES * min(here, there):
+            return (
+                f"{name!r} of the {what} lies between {array.min():.4g} and {array.max():.4g}, that of the "
+                f"training data between {other.min():.4g} and {other.max():.4g}, in the first batches: scale "
+                "both alike"
+            )
+    return ""
 
 
 def _are_close(one: Any, other: Any) -> bool:

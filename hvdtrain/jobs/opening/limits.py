@@ -1,7 +1,7 @@
 """What of a config cannot be meant: batches and lengths that are refused, options that change nothing."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from hvdtrain.backends.objective.objective import REGULARIZATION_LOSS
@@ -13,6 +13,7 @@ from hvdtrain.early_stopping import SEPARATOR
 from hvdtrain.errors import ConfigError, TaskError
 from hvdtrain.host.frameworks import FRAMEWORKS
 from hvdtrain.jobs.compatibility import Job
+from hvdtrain.storage.text import counted
 from hvdtrain.training_plan import TrainingPlan
 
 
@@ -108,6 +109,30 @@ def check_batch_sizes(
                 f"Lower {field}: such a batch holds each sample many times, or padding.",
                 everywhere=True,
             )
+
+
+def unreached_parts(config: Config, plan: TrainingPlan) -> Iterator[str]:
+    """Yield notes on what training as long as this does not reach, and on a batch larger than the data."""
+    rate, every = plan.learning_rate, config.eval_every
+    length = counted(rate.total_epochs, "epoch")
+    if plan.batch.global_batch > plan.data_size:
+        yield (
+            f"a step has {plan.batch.global_batch:,} samples, {plan.batch.global_batch / plan.data_size:.3g} "
+            f"times the {plan.data_size:,} of the training data; {counted(plan.steps, 'step')} in all"
+        )
+    if rate.warmup_epochs > rate.total_epochs:
+        yield (
+            f"the warm-up of {counted(rate.warmup_epochs, 'epoch')} is longer than the training of {length}: "
+            f"the learning rate ends at {rate.at(rate.total_epochs):.3g}, below its peak of {rate.peak:g}"
+        )
+    if late := [f"{epoch:g}" for epoch in rate.step_epochs if epoch >= rate.total_epochs]:
+        yield f"lr_step_epochs {', '.join(late)} come after the training of {length}: they do nothing"
+    if config.plateau_goal is not None and every is not None:
+        most = plan.steps if every.unit == "steps" else rate.total_epochs
+        if (config.plateau_patience + 1) * every.every >= most:  # the first evaluation is the best before it
+            yield f"training of {length} is too short for lr_schedule plateau to lower the learning rate"
+    if config.profile is not None and config.profile.last > plan.steps:
+        yield f"profile {config.profile}: training ends after step {plan.steps:,}"
 
 
 # fmt: off

@@ -45,6 +45,7 @@ from hvdtrain.jobs.opening.dry_run import share_findings
 from hvdtrain.jobs.opening.limits import (
     check_batch_sizes,
     check_metrics,
+    unreached_parts,
     unused_options,
     with_learning_rate,
 )
@@ -221,10 +222,11 @@ class TrainingRun:
         """The resolved config."""
         return self.job.config
 
-    def notes_on_options(self) -> list[str]:
-        """Return a note for each option of the job without effect."""
+    def notes_on_options(self, plan: TrainingPlan) -> list[str]:
+        """Return a note for each option of the job without effect, and for what training does not reach."""
         own, has_eval = self.model.own_rates is not None, self.task_data.eval_data is not None
-        return unused_options(self.config, self.job.given, own_optimizer=own, has_eval_data=has_eval)
+        found = unused_options(self.config, self.job.given, own_optimizer=own, has_eval_data=has_eval)
+        return [*found, *unreached_parts(self.config, plan)]
 
     def context(self) -> RunContext:
         """Return what callbacks can use of the run, as far as it is known before the run directory."""
